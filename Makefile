@@ -1,0 +1,37 @@
+# The commands anyone must know. `make up` and `make test` install what they need into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: up test lint format schemas containers clean help
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+up: $(STAMP) ## three regions on this machine, until Ctrl-C
+	$(BIN)/mesh up
+
+test: lint ## every check: style, types, layers, tests
+	$(BIN)/pytest -n 2 --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite to the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files anew from the code
+	$(BIN)/python -m schemas.build
+
+clean: ## remove what the other commands made
+	rm -rf .venv .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

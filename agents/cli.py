@@ -1,0 +1,18 @@
+"""The command `mesh-agent`."""
+
+import click
+
+from infra.lazy_group import LazyGroup
+
+main = click.version_option(package_name="inference-mesh")(
+    LazyGroup(
+        help="The process beside one inference engine.",
+        modules={
+            "run": ("agents.runtime.command", "Serve the work of one engine from the bus."),
+            "engine-sim": ("agents.simserver.command", "A simulated engine behind real HTTP."),
+        },
+    )
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""A click group that imports a subcommand's module only when that subcommand runs."""
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+
+class LazyGroup(click.Group):
+    """`--help` and every start-up stay quick: a module is loaded only for its own command."""
+
+    def __init__(self, *, modules: Mapping[str, tuple[str, str]], help: str) -> None:
+        """`modules`: subcommand → (module that holds it as `command`, one line about it)."""
+        super().__init__(help=help)
+        self._modules = dict(modules)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return None
+        command: click.Command = importlib.import_module(self._modules[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self._modules.items()])

@@ -1,0 +1,20 @@
+"""The command `mesh`."""
+
+import click
+
+from infra.lazy_group import LazyGroup
+
+main = click.version_option(package_name="inference-mesh")(
+    LazyGroup(
+        help="A federated routing mesh for LLM inference.",
+        modules={
+            "up": ("mesh.cli.up", "Run every region on this machine, until Ctrl-C."),
+            "router": ("mesh.cli.router", "Run one region's router."),
+            "infra": ("mesh.cli.infra", "Render configuration for the servers around the mesh."),
+            "replay": ("mesh.cli.replay", "Play a recorded trace against running endpoints."),
+        },
+    )
+)
+
+if __name__ == "__main__":
+    main()

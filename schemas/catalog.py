@@ -1,0 +1,189 @@
+"""Every channel of the bus in one table: who says what to whom, and how it is carried.
+
+Three things are made from this table and from nowhere else: the AsyncAPI document, the
+nats-server permissions of every role, and the allow-lists of the leaf links. To add a subject
+to the mesh is to add a row here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from schemas import exchange, state, subjects
+
+
+class Role(StrEnum):
+    """Who speaks on the bus. A peer role is the same program in another region."""
+
+    AGENT = "agent"  # only for its own replica
+    ROUTER = "router"
+    PEER_AGENT = "peer_agent"
+    PEER_ROUTER = "peer_router"
+
+
+class Carrier(StrEnum):
+    """What of NATS carries a channel."""
+
+    CORE = "core publish"
+    REQUEST = "core request-reply"
+    LAST_VALUE = "core publish, captured by a JetStream last-value stream"
+
+
+class Encoding(StrEnum):
+    """What the bytes are."""
+
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+    FRAMES = "application/vnd.mesh.frame"
+    RAW = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One kind of subject. `template` has `{region}`, `{replica}`, … where names go."""
+
+    name: str
+    template: str
+    carrier: Carrier
+    encoding: Encoding
+    messages: tuple[type[Any], ...]
+    publish: frozenset[Role]
+    subscribe: frozenset[Role]
+    about: str
+    queue: str | None = None
+
+    def subject(self, **names: str) -> str:
+        """The subject with its names filled in; a name not given matches any (`*`)."""
+        known = ("region", "replica", "router", "stream")
+        return self.template.format(**{name: names.get(name, subjects.ANY) for name in known})
+
+
+def _template(builder: Any, *names: str) -> str:
+    return str(builder(*(f"{{{name}}}" for name in names)))
+
+
+AGENT, ROUTER = Role.AGENT, Role.ROUTER
+PEER_AGENT, PEER_ROUTER = Role.PEER_AGENT, Role.PEER_ROUTER
+
+CHANNELS: tuple[Channel, ...] = (
+    Channel(
+        name="heartbeat",
+        template=_template(subjects.heartbeat, "region", "replica"),
+        carrier=Carrier.LAST_VALUE,
+        encoding=Encoding.JSON,
+        messages=(state.Heartbeat,),
+        publish=frozenset({AGENT}),
+        subscribe=frozenset({ROUTER}),
+        about="A replica's state, every 100 ms and at once when it turns full or not full.",
+    ),
+    Channel(
+        name="work",
+        template=_template(subjects.work, "region", "replica"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({AGENT}),
+        queue=subjects.QUEUE_AGENT,
+        about="One request: the client's body as it came, described by Mesh-* headers; "
+        "the reply subject is the inbox its answer streams to.",
+    ),
+    Channel(
+        name="cancel",
+        template=_template(subjects.cancel, "region", "replica"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.MSGPACK,
+        messages=(exchange.Cancel,),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({AGENT}),
+        about="Stop one answer: its client hung up or its deadline passed.",
+    ),
+    Channel(
+        name="credit",
+        template=_template(subjects.credit, "region", "replica"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.MSGPACK,
+        messages=(exchange.Credit,),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({AGENT}),
+        about="Flow control: how far the client has read one long answer.",
+    ),
+    Channel(
+        name="body",
+        template=_template(subjects.body, "region", "replica"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.RAW,
+        messages=(),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({AGENT}),
+        about="A part of a request body too large for one message.",
+    ),
+    Channel(
+        name="ingress",
+        template=_template(subjects.ingress, "region"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(exchange.Sketch,),
+        publish=frozenset({PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        queue=subjects.QUEUE_ROUTERS,
+        about="A peer region asks this one to place a request; the agent chosen here streams "
+        "the answer straight to the asking router's inbox.",
+    ),
+    Channel(
+        name="digest",
+        template=_template(subjects.digest, "region"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.JSON,
+        messages=(state.Digest,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        about="A region's state in one message, every 100 ms and on change.",
+    ),
+    Channel(
+        name="ping",
+        template=_template(subjects.ping, "region"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(),
+        publish=frozenset({PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        queue=subjects.QUEUE_ROUTERS,
+        about="Round-trip probe of 8 bytes, echoed.",
+    ),
+    Channel(
+        name="alive",
+        template=_template(subjects.alive, "region", "router"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.MSGPACK,
+        messages=(exchange.Alive,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({AGENT, PEER_AGENT}),
+        about="A router's sign of life, every 500 ms: agents abort the work of a router that "
+        "has been silent for 3 s.",
+    ),
+    Channel(
+        name="inbox",
+        template=_template(subjects.inbox, "region", "router", "stream"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.FRAMES,
+        messages=(
+            exchange.Placed,
+            exchange.Refused,
+            exchange.BodyWanted,
+            exchange.Head,
+            exchange.End,
+        ),
+        publish=frozenset({AGENT, PEER_AGENT, ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        about="One answer, as numbered frames; the data frames hold the engine's bytes untouched.",
+    ),
+)
+
+
+def channel(name: str) -> Channel:
+    """The channel of that name. Raises KeyError if the table has none."""
+    for row in CHANNELS:
+        if row.name == name:
+            return row
+    raise KeyError(name)

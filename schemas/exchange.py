@@ -1,0 +1,218 @@
+"""One request's life on the bus: work out, frames back, cancel, credit, body parts.
+
+A router publishes the client's body, untouched, on a replica's work subject with the headers
+named here and its answer inbox as reply subject. The agent streams *frames* to that inbox:
+
+    byte 0       kind, one of `Frame`
+    bytes 1..4   number of the frame within this answer, big-endian, from 0
+    bytes 5..    DATA: the engine's bytes as they came; other kinds: one `schemas.wire` message
+
+Frames are numbered because core NATS may drop messages when a reader is slow: a hole must end
+the answer with an error instead of handing the client a text with a gap.
+
+A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for
+a body too large for one message). REFUSED ends it at once: place the request elsewhere.
+PLACED comes from a peer's router: it names the replica that will answer a forwarded request.
+The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import ClassVar, NamedTuple
+
+from schemas.wire import WireError, wire_message
+
+# Headers of work and ingress messages.
+H_REQUEST = "Mesh-Request"  # request id
+H_MODEL = "Mesh-Model"  # encoded by subjects.encode_model: header values must be plain ASCII
+H_PATH = "Mesh-Path"  # HTTP path at the engine, e.g. /v1/chat/completions
+H_ATTEMPT = "Mesh-Attempt"  # 1 for the first placement
+H_FROM = "Mesh-From"  # the router that handed off, a router of the replica's own region
+H_HANDOFF = "Mesh-Handoff"  # its running number for this replica: see Heartbeat.taken
+H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
+H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
+H_HOPS = "Mesh-Hops"  # regions passed so far
+H_ORIGIN = "Mesh-Origin"  # region whose client asks
+# W3C trace context travels as `traceparent` and `tracestate`.
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+# An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
+# of it, so a short answer costs no credit message at all.
+WINDOW_BYTES = 256 * 1024
+FRAME_HEADER = struct.Struct(">BI")
+
+
+class Frame(IntEnum):
+    """Kinds of answer frames."""
+
+    PLACED = ord("P")
+    REFUSED = ord("R")
+    BODY_WANTED = ord("B")
+    HEAD = ord("H")
+    DATA = ord("D")
+    END = ord("E")
+
+
+class FrameView(NamedTuple):
+    """One frame taken apart; `payload` is a view of the message, not a copy."""
+
+    kind: Frame
+    number: int
+    payload: memoryview
+
+
+def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
+    """The bus message of one frame."""
+    return FRAME_HEADER.pack(kind, number) + payload
+
+
+def unpack_frame(data: bytes) -> FrameView:
+    """The frame in a bus message. Raises WireError if it is none."""
+    if len(data) < FRAME_HEADER.size:
+        raise WireError(f"a frame has at least {FRAME_HEADER.size} bytes, got {len(data)}")
+    kind, number = FRAME_HEADER.unpack_from(data)
+    try:
+        return FrameView(Frame(kind), number, memoryview(data)[FRAME_HEADER.size :])
+    except ValueError as error:
+        raise WireError(f"unknown frame kind {kind}") from error
+
+
+class Refusal(StrEnum):
+    """Why a replica or a region did not take work."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    WRONG_MODEL = "wrong_model"
+    ENGINE_DOWN = "engine_down"
+    BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
+    NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
+
+
+class Outcome(StrEnum):
+    """How an answer ended."""
+
+    DONE = "done"
+    ENGINE_LOST = "engine_lost"  # connection refused, reset, or cut inside the answer
+    ENGINE_BROKEN = "engine_broken"  # answered, but not with what HTTP or SSE promise
+    BODY_LOST = "body_lost"  # the parts of the request's body never arrived
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"  # the router asked for it, or the router is gone
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A peer's router found a place: this replica will stream the answer."""
+
+    TAG: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 1
+    region: str
+    replica: str
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not taken, with the refuser's fresh load, so that the next choice is better informed.
+
+    `pending`, `running`: requests, -1 when unknown.
+    """
+
+    TAG: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 1
+    reason: str  # a Refusal
+    region: str
+    replica: str  # empty when a peer's router refuses for its region
+    pending: int
+    running: int
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class BodyWanted:
+    """The agent is ready for the body's parts, at `schemas.subjects.body(region, replica)`."""
+
+    TAG: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 1
+    region: str
+    replica: str
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The engine's status line: sent with the first byte of its answer's body, not before.
+
+    Engines send HTTP headers long before the first token; holding them back keeps the request
+    placeable elsewhere until a client could have seen something.
+    """
+
+    TAG: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 1
+    status: int
+    content_type: str
+    region: str
+    replica: str
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last frame. Token counts are what the engine's `usage` said, -1 when it said nothing."""
+
+    TAG: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 1
+    outcome: str  # an Outcome
+    detail: str  # for people; empty when done
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    ttft_s: float  # at the agent: work taken to first body byte; -1.0 when there was none
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop the answer that streams to `inbox`."""
+
+    TAG: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 1
+    inbox: str
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """The client has taken `consumed_bytes` of the answer to `inbox`, counted from its start."""
+
+    TAG: ClassVar[int] = 7
+    VERSION: ClassVar[int] = 1
+    inbox: str
+    consumed_bytes: int
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A router's sign of life; a new epoch means that it restarted and its old work is orphaned."""
+
+    TAG: ClassVar[int] = 8
+    VERSION: ClassVar[int] = 1
+    epoch: int
+
+
+# Parts of a body carry raw bytes, so they are framed by headers instead of msgpack.
+H_BODY_INBOX = "Mesh-Inbox"  # the answer this part's request belongs to
+H_BODY_OFFSET = "Mesh-Offset"  # byte position of this part in the body
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What a peer needs to place a request whose body is too large for the ingress message."""
+
+    TAG: ClassVar[int] = 9
+    VERSION: ClassVar[int] = 1
+    prompt_tokens: int
+    block_hashes: tuple[int, ...]

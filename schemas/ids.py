@@ -1,0 +1,39 @@
+"""Names of things on the bus, and the one rule for what such a name may look like.
+
+Region, replica and router names become NATS subject tokens, file names and metric labels,
+so they are short lower-case words. Model names come from the world (`meta-llama/Llama-3.1-8B`)
+and are free text; `schemas.subjects` encodes them where a subject token is needed.
+"""
+
+import re
+from typing import NewType
+
+RegionId = NewType("RegionId", str)
+ReplicaId = NewType("ReplicaId", str)
+RouterId = NewType("RouterId", str)
+RequestId = NewType("RequestId", str)
+ModelId = NewType("ModelId", str)
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+_NAME = re.compile(NAME_PATTERN)
+
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+
+
+class NameInvalid(ValueError):
+    """A name that can't be a subject token; the message says what is allowed."""
+
+
+def checked_name(kind: str, text: str) -> str:
+    """Return `text` if it is a legal region, replica or router name, else raise NameInvalid."""
+    if not _NAME.match(text):
+        raise NameInvalid(
+            f"{kind} name {text!r}: use 1 to 32 lower-case letters, digits and inner hyphens"
+        )
+    return text
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a client's own `x-request-id` may be kept: short, printable, safe in logs."""
+    return _REQUEST_ID.match(text) is not None
