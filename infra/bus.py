@@ -1,0 +1,102 @@
+"""Connecting a process to its region's nats-server, the one way all of ours do it.
+
+Never gives up reconnecting: a router or agent outlives a restart of its server. What was
+published while the server was away is *not* replayed by us (see `PENDING_BYTES_MAX`): stale
+heartbeats and frames of answers whose numbering has a hole are worth nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import nats
+from nats.aio.client import Client
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 10.0  # a server may start beside us; longer than that is a mistake
+CONNECT_TIMEOUT_S = 3
+RECONNECT_WAIT_S = 0.25
+PING_INTERVAL_S = 5
+PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
+
+
+class BusUnreachable(ConnectionError):
+    """No server answered, or it turned us away; the message says which and what to check."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusAddress:
+    """Where the server is and who we are there."""
+
+    url: str
+    user: str | None = None
+    password: str | None = None
+
+
+def _nothing() -> None:
+    return None
+
+
+async def connect(
+    address: BusAddress,
+    *,
+    name: str,
+    inbox_prefix: str,
+    on_lost: Callable[[], None] = _nothing,
+    on_back: Callable[[], None] = _nothing,
+    on_error: Callable[[Exception], None] | None = None,
+) -> Client:
+    """Connect, trying for START_TIMEOUT_S, or raise BusUnreachable.
+
+    `name` shows in `nats server report connections`. `on_lost` and `on_back` are called at each
+    loss and return of the connection; `on_error` gets what the server complains of (permissions).
+    The caller drains or closes the client.
+    """
+
+    async def lost() -> None:
+        log.warning("%s: lost the bus at %s, reconnecting", name, address.url)
+        on_lost()
+
+    async def back() -> None:
+        log.info("%s: the bus at %s is back", name, address.url)
+        on_back()
+
+    last_problem: Exception | None = None
+
+    async def error(problem: Exception) -> None:
+        nonlocal last_problem
+        last_problem = problem
+        log.warning("%s: bus: %s", name, problem or type(problem).__name__)
+        if on_error is not None:
+            on_error(problem)
+
+    client = Client()
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await client.connect(
+                servers=address.url,
+                name=name,
+                user=address.user,
+                password=address.password,
+                inbox_prefix=inbox_prefix,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                max_reconnect_attempts=-1,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                pending_size=PENDING_BYTES_MAX,
+                allow_reconnect=True,
+                disconnected_cb=lost,
+                reconnected_cb=back,
+                error_cb=error,
+            )
+    except (OSError, nats.errors.Error) as problem:
+        await client.close()
+        cause = last_problem or problem
+        raise BusUnreachable(
+            f"no bus at {address.url}: {str(cause) or type(cause).__name__}; is nats-server "
+            "running there, and are NATS_USER and NATS_PASSWORD the rendered ones?"
+        ) from cause
+    return client
