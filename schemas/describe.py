@@ -19,7 +19,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 COMPONENT = "#/components/schemas/{model}"
 
 
-class _Untitled(GenerateJsonSchema):
+class Untitled(GenerateJsonSchema):
     """Titles made from field names ("Batch Max") say nothing that the name does not."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
@@ -28,7 +28,7 @@ class _Untitled(GenerateJsonSchema):
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
     """A self-contained JSON Schema of a dataclass; reading is lenient, so extra fields pass."""
-    schema = TypeAdapter(cls).json_schema(schema_generator=_Untitled)
+    schema = TypeAdapter(cls).json_schema(schema_generator=Untitled)
     for name, part in {**schema.get("$defs", {}), cls.__name__: schema}.items():
         _describe(part, _dataclasses_of(cls).get(name))
     return {"$schema": DIALECT, **schema}
@@ -40,7 +40,7 @@ def components(classes: Iterable[type[Any]]) -> dict[str, Any]:
     _, found = TypeAdapter.json_schemas(
         [(cls.__name__, "validation", TypeAdapter(cls)) for cls in wanted],
         ref_template=COMPONENT,
-        schema_generator=_Untitled,
+        schema_generator=Untitled,
     )
     schemas: dict[str, Any] = found["$defs"]
     known = {name: kind for cls in wanted for name, kind in _dataclasses_of(cls).items()}
