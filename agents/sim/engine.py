@@ -84,6 +84,8 @@ class EngineSim:
     @property
     def wake_at(self) -> float | None:
         """When the next step is due; None while there is nothing to do."""
+        if self._events:
+            return self._events[0].at
         if self._stretch is not None:
             if self._watch_tokens:
                 return self._stretch.end_of(self._stretch.done + 1)
