@@ -137,7 +137,7 @@ class Client:
         if response.status != 200:
             return Answer(Outcome.FAILED, f"status_{response.status}", late_s)
         if response.content_type != "text/event-stream":
-            return Answer(Outcome.FAILED, Fault.BAD_STREAM, late_s)
+            return Answer(Outcome.FAILED, Fault.BAD_STREAM.value, late_s)
         stream = ChatStream()
         async for data in response.content.iter_any():
             stream.feed(data, self._clock())
@@ -147,7 +147,7 @@ class Client:
 
     def _answer(self, stream: ChatStream, started_s: float, late_s: float) -> Answer:
         if stream.fault:
-            return Answer(Outcome.FAILED, stream.fault, late_s, usage=stream.usage)
+            return Answer(Outcome.FAILED, stream.fault.value, late_s, usage=stream.usage)
         first_s = stream.first_content_s
         return Answer(
             Outcome.OK,

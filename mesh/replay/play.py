@@ -67,12 +67,13 @@ def make_room_for(streams: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError) as error:
         raise ValueError(
-            f"--max-in-flight {streams} needs {wanted} open files and only {hard} are allowed: "
-            "lower it, or raise `ulimit -Hn`"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            f"--max-in-flight {streams} needs {wanted} open files, more than this process may "
+            "have: lower it, or raise `ulimit -Hn`"
+        ) from error
 
 
 async def play(job: Job, console: Console) -> Played:

@@ -63,7 +63,7 @@ class Settings(BaseModel):
     salt: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     timeout_s: Positive = 600.0
-    max_in_flight: Annotated[int, Field(ge=1)] = 4096
+    max_in_flight: Annotated[int, Field(ge=1, le=10**9)] = 4096
     api_key: SecretStr | None = Field(default=None, exclude=True)
 
     @property
