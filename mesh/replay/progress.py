@@ -17,9 +17,12 @@ LINE_EVERY_S = 10.0
 class ProgressView:
     """`async with ProgressView(replay, console)`: shows the run until the block ends."""
 
-    def __init__(self, replay: Replay, console: Console) -> None:
+    def __init__(
+        self, replay: Replay, console: Console, *, line_every_s: float = LINE_EVERY_S
+    ) -> None:
         self._replay = replay
         self._console = console
+        self._line_every_s = line_every_s
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -55,9 +58,9 @@ class ProgressView:
                 self._draw()
                 await asyncio.sleep(BAR_EVERY_S)
             else:
-                await asyncio.sleep(LINE_EVERY_S)
-                left, planned = self._replay.left, len(self._replay.plan)
-                self._console.print(f"{left} of {planned} left: {self._counts()}", highlight=False)
+                await asyncio.sleep(self._line_every_s)
+                sent, planned = self._replay.sent, len(self._replay.plan)
+                self._console.print(f"{sent} of {planned} sent: {self._counts()}", highlight=False)
 
     def _draw(self) -> None:
         ended = self._replay.ledger.total.requests

@@ -33,7 +33,7 @@ class Replay:
     ) -> None:
         self.plan = plan
         self.ledger = ledger
-        self.left = 0
+        self.sent = 0
         self._ask = ask
         self._body = body
         self._max_in_flight = max_in_flight
@@ -63,7 +63,7 @@ class Replay:
                 if self._stopped.is_set():
                     break
                 self._leave(group, departure, body, due_s)
-        assert self.ledger.total.requests == self.left, "a request was lost or counted twice"
+        assert self.ledger.total.requests == self.sent, "a request was lost or counted twice"
         return self._clock() - started_s
 
     async def _sleep_until(self, due_s: float) -> None:
@@ -80,7 +80,7 @@ class Replay:
     def _leave(
         self, group: asyncio.TaskGroup, departure: Departure, body: bytes, due_s: float
     ) -> None:
-        self.left += 1
+        self.sent += 1
         if len(self._in_flight) >= self._max_in_flight:
             self._count(departure, Answer(Outcome.FAILED, IN_FLIGHT_LIMIT))
             return

@@ -5,6 +5,9 @@ Only what a load generator needs is kept: when content came, how it ended, what 
 sends one. Lines are parsed as JSON (about a microsecond each) rather than searched for byte
 patterns, which differ between engines in spaces and key order.
 
+Times are per chunk with content: a chunk may carry several tokens, and chunks that arrive in one
+read are 0 apart, as they are for any client.
+
 A complete answer has a finish reason and ends with `[DONE]`. Anything less was cut.
 """
 

@@ -79,7 +79,7 @@ async def test_a_stop_ends_what_is_in_flight_and_sends_no_more() -> None:
     replay.stop()
     async with asyncio.timeout(10):
         await running
-    assert replay.left == 5
+    assert replay.sent == 5
     assert replay.ledger.total.failures == {"interrupted": 5}
 
 
@@ -95,5 +95,5 @@ async def test_a_stop_before_a_request_took_its_first_step_still_counts_it() -> 
     replay = Replay(plan_of(2, 0.0), sink.ask, body, ledger, max_in_flight=9)
     await replay.run()
     assert sink.seen == []
-    assert replay.left == 1
+    assert replay.sent == 1
     assert ledger.total.failures == {"interrupted": 1}
