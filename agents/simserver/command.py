@@ -73,8 +73,8 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option(
     "--metrics",
-    type=click.Choice(PageKind),
-    default=PageKind.VLLM,
+    type=click.Choice([kind.value for kind in PageKind]),
+    default=PageKind.VLLM.value,
     show_default=True,
     help="Whose names the page at /metrics uses.",
 )
@@ -108,7 +108,7 @@ def command(
     kv_tokens: int | None,
     max_num_seqs: int | None,
     max_model_len: int | None,
-    metrics: PageKind,
+    metrics: str,
     faults: Faults,
     seed: int,
     ready_file: Path | None,
@@ -129,7 +129,7 @@ def command(
         kv_tokens=kv_tokens,
         max_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        metrics=metrics,
+        metrics=PageKind(metrics),
         seed=seed,
         faults=faults,
     )

@@ -5,7 +5,7 @@ import pytest
 from agents.sim.engine import EngineSim
 from agents.sim.events import FirstToken, SimRequest
 from agents.sim.profile import Profile
-from agents.sim.profiles import A6000_MISTRAL, A100_MISTRAL, L4_LLAMA, PROFILES
+from agents.sim.profiles import A100_MISTRAL, A6000_MISTRAL, L4_LLAMA, PROFILES
 
 
 def ttft_s(profile: Profile, prompt_tokens: int) -> float:
