@@ -119,9 +119,13 @@ def command(
     """
     import uvloop
 
-    from agents.simserver.process import Listen, PortTaken, serve
+    from agents.simserver.process import CannotListen, Listen, serve
     from agents.simserver.server import SimConfig
 
+    if max_model_len and max_model_len > (kv_tokens or profile.kv_tokens):
+        raise click.UsageError(
+            "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
+        )
     config = SimConfig(
         models=models,
         profile=profile,
@@ -140,5 +144,5 @@ def command(
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(config, Listen(host, port, ready_file), announce))
-    except PortTaken as error:
+    except CannotListen as error:
         raise click.ClickException(str(error)) from None

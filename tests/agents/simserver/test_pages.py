@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents.sim.events import EngineStats
-from agents.simserver.meters import Histogram, Meters
+from agents.simserver.meters import Meters
 from agents.simserver.pages import PAGES, PageFacts, PageKind
 
 STATS = EngineStats(
@@ -115,18 +115,3 @@ def test_sglang_values():
     assert values["sglang:num_used_tokens"] == 400
     assert values["sglang:max_total_num_tokens"] == 1600
     assert values["sglang:cache_hit_rate"] == 0.25
-
-
-def test_a_histogram_counts_at_or_below_each_bound():
-    histogram = Histogram((0.1, 0.5))
-    for value in (0.05, 0.1, 0.3, 9.0):
-        histogram.observe(value)
-    assert list(histogram.cumulative()) == [("0.1", 2), ("0.5", 3), ("+Inf", 4)]
-    assert histogram.count == 4
-
-
-def test_throughput_is_the_rate_between_two_looks():
-    meters = Meters()
-    meters.throughput(0, 100.0)
-    assert meters.throughput(50, 100.5) == 0.0, "too soon to say"
-    assert meters.throughput(90, 102.0) == 45.0

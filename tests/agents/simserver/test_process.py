@@ -12,9 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from click.testing import CliRunner
 
-from agents.simserver.command import command
 from agents.simserver.server import CRASH_EXIT_CODE
 from tests.agents.simserver.support import MODEL, chat
 
@@ -100,19 +98,3 @@ async def test_a_taken_port_is_one_clear_line():
         f"Error: can't listen on 127.0.0.1 port {port} (Address already in use): "
         "choose another --port, or 0 for a free one"
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--profile", "h100"], "use l4-llama3.1-8b, a100-mistral-7b"),
-        (["--time-scale", "0"], "time-scale"),
-        (["--kv-tokens", "5"], "kv-tokens"),
-        (["--fault", "slow=0"], "greater than or equal to 1"),
-        (["--metrics", "tgi"], "'vllm', 'sglang', 'none'"),
-    ],
-)
-def test_bad_options_are_usage_errors(options, complaint):
-    result = CliRunner().invoke(command, options)
-    assert result.exit_code == 2
-    assert complaint in result.output

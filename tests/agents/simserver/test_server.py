@@ -90,6 +90,19 @@ async def test_completions_of_text_and_of_token_ids():
     assert text.usage.prompt_tokens == same.usage.prompt_tokens == 2
 
 
+async def test_a_response_is_named_after_the_request_id_that_came_with_it():
+    async with running() as engine, sdk(engine) as client:
+        ask = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        named = await client.chat.completions.create(
+            **ask, extra_headers={"x-request-id": "from-the-mesh-1"}
+        )
+        unsafe = await client.chat.completions.create(**ask, extra_headers={"x-request-id": '"\\'})
+        other = await client.chat.completions.create(**ask)
+    assert named.id == "chatcmpl-from-the-mesh-1"
+    assert len({named.id, unsafe.id, other.id}) == 3
+    assert '"' not in unsafe.id
+
+
 async def test_stop_sequences_end_the_stream_and_are_not_shown():
     async with running() as engine, sdk(engine) as client:
         messages = [{"role": "user", "content": "hi"}]
@@ -183,9 +196,8 @@ async def test_time_scale_is_how_many_times_faster_it_runs():
         took_s = loop.time() - began
     assert status == 200
     assert answer["usage"]["prompt_tokens"] == 512
-    # 301 ms of prefill and nine decode iterations of 45.7 ms, five times faster.
-    assert took_s == pytest.approx((0.301 + 9 * 0.0457) / 5, abs=0.1)
-    assert took_s >= (0.301 + 9 * 0.0457) / 5
+    unscaled_s = 0.301 + 9 * 0.0457  # prefill, and nine decode iterations
+    assert unscaled_s / 5 <= took_s < unscaled_s
 
 
 async def test_sglangs_page_and_no_page():
@@ -272,21 +284,21 @@ async def test_faults_are_set_one_by_one_at_run_time():
 
 async def test_a_hang_stops_a_stream_midway_and_goes_on_when_healed():
     async with running(config(time_scale=5.0)) as engine:
-        body = chat(max_tokens=60, ignore_eos=True, stream=True)
+        body = chat(max_tokens=120, ignore_eos=True, stream=True)
         async with engine.http.post(f"{engine.url}/v1/chat/completions", json=body) as response:
             received = await response.content.readany()
             await engine.post("/sim/faults", {"hang": "engine"})
             tokens = (await engine.metrics())["vllm:generation_tokens_total"]
-            assert tokens < 60
-            # In the time that the rest of the answer would take, nothing comes.
+            assert tokens < 120
+            # A healthy engine would send a token every 9 ms.
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(60 * 0.0457 / 5):
+                async with asyncio.timeout(0.3):
                     while True:
                         received += await response.content.readany()
             assert (await engine.metrics())["vllm:generation_tokens_total"] == tokens
             await engine.post("/sim/faults", {"hang": "off"})
             received += await response.content.read()
-    assert len(contents(received)) == 60
+    assert len(contents(received)) == 120
 
 
 async def test_a_hung_server_answers_nothing_but_its_switches():
