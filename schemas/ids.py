@@ -17,6 +17,8 @@ ModelId = NewType("ModelId", str)
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _NAME = re.compile(NAME_PATTERN)
 
+MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens
+
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
