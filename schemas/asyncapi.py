@@ -29,14 +29,9 @@ FILES: dict[type[Any], str] = {
     Digest: "json/digest.v1.json",
 }
 
-# Payload of each frame kind; a kind without a class carries raw bytes.
+# Payload of each frame kind: the class of its name; a kind without one carries raw bytes.
 FRAMES: dict[Frame, type[Any] | None] = {
-    Frame.PLACED: exchange.Placed,
-    Frame.REFUSED: exchange.Refused,
-    Frame.BODY_WANTED: exchange.BodyWanted,
-    Frame.HEAD: exchange.Head,
-    Frame.DATA: None,
-    Frame.END: exchange.End,
+    kind: getattr(exchange, kind.name.title().replace("_", ""), None) for kind in Frame
 }
 
 ABOUT = (

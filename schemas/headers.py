@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from schemas import exchange
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.subjects import INBOX_ROOT
 
 COUNT_PATTERN = r"^[0-9]+$"
 MODEL_TOKEN_PATTERN = r"^([A-Za-z0-9_-]|=[0-9A-F]{2})+$"
-INBOX_PATTERN = r"^_INBOX\.[^.]+\.[^.]+\.[^.]+$"
+INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
 
 
 @dataclass(frozen=True, slots=True)
