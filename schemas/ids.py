@@ -27,7 +27,7 @@ class NameInvalid(ValueError):
 
 def checked_name(kind: str, text: str) -> str:
     """Return `text` if it is a legal region, replica or router name, else raise NameInvalid."""
-    if not _NAME.match(text):
+    if not _NAME.fullmatch(text):
         raise NameInvalid(
             f"{kind} name {text!r}: use 1 to 32 lower-case letters, digits and inner hyphens"
         )
@@ -36,4 +36,4 @@ def checked_name(kind: str, text: str) -> str:
 
 def is_request_id(text: str) -> bool:
     """Whether a client's own `x-request-id` may be kept: short, printable, safe in logs."""
-    return _REQUEST_ID.match(text) is not None
+    return _REQUEST_ID.fullmatch(text) is not None

@@ -1,0 +1,58 @@
+"""What is wrong with a configuration file, as lines a person can act on: `key: what to do`.
+
+pydantic knows what is wrong; its own text speaks of types and URLs. Here each problem becomes one
+line, an unknown key comes with the nearest known one, and what is wrong only because of something
+already said is left out.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterator
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+Location = tuple[int | str, ...]
+KnownKeys = Callable[[Location], Collection[str]]
+
+
+def problem_lines(error: ValidationError, known_keys: KnownKeys) -> list[str]:
+    """One line a problem; `known_keys` gives the keys allowed beside the one at a location."""
+    return [
+        line for details in _told_once(error.errors()) for line in _explain(details, known_keys)
+    ]
+
+
+def did_you_mean(wrong: str, known: Collection[str]) -> str:
+    """The end of an error line: the known word nearest to `wrong`, or all there are."""
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(known)}"
+
+
+def _told_once(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """Leave out what is wrong only because the table around it has a wrong name."""
+    wrong_names = {details["loc"][:-1] for details in errors if _is_name(details)}
+    for details in errors:
+        loc = details["loc"]
+        if _is_name(details) or not any(loc[: len(name)] == name for name in wrong_names):
+            yield details
+
+
+def _is_name(details: ErrorDetails) -> bool:
+    """Whether the problem is the key of a table of tables, which pydantic marks so."""
+    return details["loc"][-1:] == ("[key]",)
+
+
+def _explain(details: ErrorDetails, known_keys: KnownKeys) -> Iterator[str]:
+    loc, kind, found = details["loc"], details["type"], details["input"]
+    key = ".".join(str(part) for part in loc if part != "[key]")
+    message = details["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        yield f"{key}: unknown key{did_you_mean(str(loc[-1]), known_keys(loc))}"
+    elif kind == "missing":
+        yield f"{key}: missing; add it"
+    elif not key:  # a check across tables, which names its keys itself
+        yield from message.splitlines()
+    elif isinstance(found, dict):
+        yield f"{key}: {message}"
+    else:
+        yield f"{key}: {message[:1].lower()}{message[1:]} (there is {found!r:.60})"

@@ -1,0 +1,260 @@
+"""Every mistake in a mesh.toml is named by file and key, with what to do."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from infra.address import Address
+from infra.topology import DEFAULT_FILE, Topology, TopologyError, load, parse
+
+TWO_REGIONS = """
+[mesh]
+name = "two"
+[regions.us]
+http = "127.0.0.1:8101"
+nats = "127.0.0.1:4101"
+leaf = "127.0.0.1:4201"
+replicas = 2
+[regions.eu]
+http = "127.0.0.1:8102"
+nats = "127.0.0.1:4102"
+leaf = "127.0.0.1:4202"
+replicas = ["a", "b"]
+routers = ["r1", "r2"]
+[[links]]
+between = ["us", "eu"]
+rtt_ms = 80
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(TopologyError) as caught:
+        parse(text, "mesh.toml")
+    return str(caught.value).splitlines()
+
+
+def test_the_packaged_file_is_the_documented_demo():
+    topology = load(DEFAULT_FILE)
+    assert {name: (r.http.port, r.nats.port) for name, r in topology.regions.items()} == {
+        "us": (8101, 4101),
+        "eu": (8102, 4102),
+        "ap": (8103, 4103),
+    }
+    assert [topology.link(*pair).rtt_s for pair in (("us", "eu"), ("ap", "us"), ("ap", "eu"))] == [
+        0.08,
+        0.15,
+        0.22,
+    ]
+
+
+def test_a_number_of_replicas_stands_for_their_names():
+    topology = parse(TWO_REGIONS, "mesh.toml")
+    assert topology.region("us").replicas == ("us-0", "us-1")
+    assert topology.region("eu").replicas == ("a", "b")
+
+
+def test_the_first_region_by_name_accepts_the_link_and_the_other_solicits():
+    link = parse(TWO_REGIONS, "mesh.toml").link("us", "eu")
+    assert (link.acceptor, link.solicitor) == ("eu", "us")
+
+
+def test_peers_are_all_the_others_by_name():
+    assert load(DEFAULT_FILE).peers("eu") == ("ap", "us")
+
+
+def test_a_region_asked_for_by_a_wrong_name_lists_those_there_are():
+    with pytest.raises(TopologyError, match='no region "uk": there are us, eu'):
+        parse(TWO_REGIONS, "mesh.toml").region("uk")
+
+
+def test_a_single_region_needs_no_link():
+    only_us = TWO_REGIONS.split("[regions.eu]")[0]
+    assert parse(only_us, "mesh.toml").peers("us") == ()
+
+
+def test_it_is_frozen():
+    topology = parse(TWO_REGIONS, "mesh.toml")
+    with pytest.raises(ValidationError):
+        topology.regions["us"].nats = Address("127.0.0.1", 1)
+
+
+# One edit to a good file → the one line that must come of it.
+MISTAKES = {
+    "unknown key": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nreplica = 3',
+        'regions.us.replica: unknown key; did you mean "replicas"?',
+    ),
+    "unknown table": ("[mesh]", "[nuts]\n[mesh]", 'nuts: unknown key; did you mean "nats"?'),
+    "missing key": ('http = "127.0.0.1:8101"\n', "", "regions.us.http: missing; add it"),
+    "port taken by another region": (
+        "127.0.0.1:4102",
+        "127.0.0.1:4101",
+        "regions.eu.nats: 127.0.0.1:4101 is also regions.us.nats; give each its own port",
+    ),
+    "port taken by another field": (
+        "127.0.0.1:4202",
+        "localhost:8101",
+        "regions.eu.leaf: 127.0.0.1:8101 is also regions.us.http; give each its own port",
+    ),
+    "region linked with itself and not with its peer": (
+        '["us", "eu"]',
+        '["us", "us"]',
+        'links.0.between: links "us" with itself; name two regions',
+    ),
+    "half a pair": (
+        '["us", "eu"]',
+        '["us"]',
+        'links.0.between: write two region names, like ["eu", "us"] (there is [\'us\'])',
+    ),
+    "bad number": (
+        "rtt_ms = 80",
+        'rtt_ms = "fast"',
+        "links.0.rtt_ms: input should be a valid number (there is 'fast')",
+    ),
+    "infinite number": (
+        "rtt_ms = 80",
+        "rtt_ms = inf",
+        "links.0.rtt_ms: input should be a finite number (there is inf)",
+    ),
+    "negative number": (
+        "rtt_ms = 80",
+        "rtt_ms = -1",
+        "links.0.rtt_ms: input should be greater than or equal to 0 (there is -1)",
+    ),
+    "negative replicas": (
+        "replicas = 2",
+        "replicas = -2",
+        "regions.us.replicas: write a number from 0 to 4096, or a list of names (there is -2)",
+    ),
+    "too many replicas": (
+        "replicas = 2",
+        "replicas = 4097",
+        "regions.us.replicas: write a number from 0 to 4096, or a list of names (there is 4097)",
+    ),
+    "no router": (
+        'routers = ["r1", "r2"]',
+        "routers = []",
+        'regions.eu.routers: write a list of one name or more, like ["r1"] (there is [])',
+    ),
+    "a replica twice": (
+        '["a", "b"]',
+        '["a", "a"]',
+        'regions.eu.replicas: "a" stands there twice; remove one',
+    ),
+    "bad replica name": (
+        '["a", "b"]',
+        '["a", "b.c"]',
+        "regions.eu.replicas.1: replica name 'b.c': use 1 to 32 lower-case letters, "
+        "digits and inner hyphens (there is 'b.c')",
+    ),
+    "bad region name": (
+        "[regions.us]",
+        '[regions."u>s"]',
+        "regions.u>s: region name 'u>s': use 1 to 32 lower-case letters, "
+        "digits and inner hyphens (there is 'u>s')",
+    ),
+    "name that ends in a line break": (
+        'name = "two"',
+        'name = "two\\n"',
+        "mesh.name: mesh name 'two\\n': use 1 to 32 lower-case letters, "
+        "digits and inner hyphens (there is 'two\\n')",
+    ),
+    "name that is no text": (
+        'name = "two"',
+        "name = 2",
+        "mesh.name: write the mesh's name in quotes (there is 2)",
+    ),
+    "bad address": (
+        "127.0.0.1:4101",
+        "127.0.0.1:99999",
+        'regions.us.nats: the port of "127.0.0.1:99999" must be a number from 1 to 65535 '
+        "(there is '127.0.0.1:99999')",
+    ),
+    "a backlog smaller than one message": (
+        "[mesh]",
+        "[nats]\nmax_payload_mib = 9\nmax_pending_mib = 8\n[mesh]",
+        "nats: max_pending_mib must be at least max_payload_mib",
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "line"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_that_says_what_to_do(old: str, new: str, line: str):
+    assert old in TWO_REGIONS
+    assert f"mesh.toml: {line}" in problems_of(TWO_REGIONS.replace(old, new, 1))
+
+
+def test_a_link_to_an_unknown_region_names_the_nearest():
+    lines = problems_of(TWO_REGIONS.replace('["us", "eu"]', '["us", "eur"]'))
+    assert lines[0] == 'mesh.toml: links.0.between: no region "eur"; did you mean "eu"?'
+
+
+def test_an_unlinked_region_gives_the_table_to_add():
+    assert problems_of(TWO_REGIONS.split("[[links]]")[0]) == [
+        'mesh.toml: links: "eu" and "us" are not linked; add [[links]] with '
+        'between = ["eu", "us"] and its rtt_ms (every pair needs one)'
+    ]
+
+
+def test_a_second_link_of_a_pair_is_a_mistake_in_either_order():
+    text = TWO_REGIONS + '[[links]]\nbetween = ["eu", "us"]\nrtt_ms = 1\n'
+    assert problems_of(text) == ["mesh.toml: links.1: the same pair as links.0; remove one"]
+
+
+def test_a_bad_region_name_hides_what_is_wrong_only_because_of_it():
+    text = TWO_REGIONS.split("[[links]]")[0].replace("[regions.us]", "[regions.US]")
+    assert len(problems_of(text)) == 1
+
+
+def test_all_mistakes_are_told_at_once():
+    text = TWO_REGIONS.replace("rtt_ms = 80", "rtt_ms = -1").replace('"two"', '"T"')
+    assert [line.split(": ")[1] for line in problems_of(text)] == ["mesh.name", "links.0.rtt_ms"]
+
+
+def test_broken_toml_says_where():
+    (line,) = problems_of("[mesh]\nname = two\n")
+    assert line.startswith("mesh.toml: not TOML: ")
+    assert "line 2" in line
+
+
+def test_a_missing_file_says_what_to_give_instead(tmp_path):
+    with pytest.raises(TopologyError, match="No such file") as caught:
+        load(tmp_path / "nowhere.toml")
+    assert str(DEFAULT_FILE) in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_a_clear_error(tmp_path):
+    path = tmp_path / "mesh.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TopologyError, match="not UTF-8"):
+        load(path)
+
+
+LINES = TWO_REGIONS.splitlines()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, len(LINES) - 1),
+            st.sampled_from(
+                ["", "replicas = 2", "[regions.eu]", "[[links]]", "nats = 5", "links=3"]
+            )
+            | st.text(max_size=30),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_any_edit_gives_a_topology_or_a_topology_error(edits):
+    lines = list(LINES)
+    for number, line in edits:
+        lines[number] = line
+    try:
+        topology = parse("\n".join(lines), "mesh.toml")
+    except TopologyError as error:
+        assert all(line.startswith("mesh.toml: ") for line in str(error).splitlines())
+    else:
+        assert isinstance(topology, Topology)
