@@ -13,8 +13,9 @@ receiver that stops reading stops the line itself.
 import asyncio
 import logging
 import random
-from typing import NamedTuple, Self
+from typing import Self
 
+from infra.address import Address
 from mesh.demo.delay_line import DelayLine, Item, Mark
 
 logger = logging.getLogger(__name__)
@@ -24,16 +25,6 @@ CONNECTIONS_MAX = 256
 # Event loops keep time in milliseconds: what is due within half of one is delivered now,
 # because a shorter timer would fire at once and spin.
 GRAIN_S = 0.0005
-
-
-class Address(NamedTuple):
-    """Where something listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 ANY_PORT = Address("127.0.0.1", 0)

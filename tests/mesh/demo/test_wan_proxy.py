@@ -8,7 +8,8 @@ import statistics
 
 import pytest
 
-from mesh.demo.wan_proxy import Address, WanProxy
+from infra.address import Address
+from mesh.demo.wan_proxy import WanProxy
 from tests.support.until import until
 
 DEADLINE_S = 20.0
