@@ -8,6 +8,8 @@ import click
 import uvloop
 from rich.console import Console
 
+from infra.nats.passwords import PasswordsUnreadable
+from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, REPLICAS_MAX, TopologyError
 from mesh.demo.child import GaveUp
 from mesh.demo.options import EngineKind, GivenEngine, Options
@@ -110,7 +112,7 @@ def command(
     )
     try:
         uvloop.run(run(options, Console()))
-    except (TopologyError, StateInUse, PortsUnusable) as error:
+    except (TopologyError, ServerUnusable, PasswordsUnreadable, StateInUse, PortsUnusable) as error:
         raise click.ClickException(str(error)) from error
     except GaveUp as error:
         raise click.ClickException(f"{error}, so nothing runs; its log is above") from error

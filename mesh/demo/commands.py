@@ -6,10 +6,12 @@ from pathlib import Path
 
 import orjson
 
+from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
 from mesh.demo.options import EngineKind, GivenEngine, Options
 from mesh.demo.program import FileWritten, Kind, Program, http_ready, speaks_nats
 from mesh.demo.state_directory import StateDirectory
+from schemas.ids import RegionId
 
 PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process said before it died
 
@@ -18,12 +20,19 @@ class Commands:
     """Makes the programs of one demo."""
 
     def __init__(
-        self, topology: Topology, options: Options, state: StateDirectory, nats_server: Path
+        self,
+        topology: Topology,
+        options: Options,
+        state: StateDirectory,
+        nats_server: Path,
+        files: Mapping[RegionId, RegionFiles],
     ) -> None:
+        """`files`: the rendered configuration and credentials of every region."""
         self._topology = topology
         self._options = options
         self._state = state
         self._nats_server = nats_server
+        self._files = files
 
     def nats(self, region: str) -> Program:
         """A region's nats-server."""
@@ -31,7 +40,7 @@ class Commands:
             name=f"nats-{region}",
             kind=Kind.NATS,
             region=region,
-            command=(str(self._nats_server), "-c", str(self._config(region, "nats.conf"))),
+            command=(str(self._nats_server), "-c", str(self._files[RegionId(region)].config)),
             ready=speaks_nats(self._topology.region(region).nats),
         )
 
@@ -80,21 +89,15 @@ class Commands:
             environment=self._as_user(region, f"agent-{replica}"),
         )
 
-    def credentials(self, region: str) -> Path:
-        """The directory of a region's credentials, one file a user."""
-        return self._config(region, "credentials")
-
-    def _config(self, region: str, name: str) -> Path:
-        return self._state.config / region / name
-
     def _as_user(self, region: str, user: str) -> dict[str, str]:
-        return {**PYTHON_ENVIRONMENT, **read_environment(self.credentials(region) / f"{user}.env")}
+        credentials = self._files[RegionId(region)].credentials[user]
+        return {**PYTHON_ENVIRONMENT, **read_environment(credentials)}
 
 
-def engine_port(program: Program) -> int:
+def engine_url(program: Program) -> str:
     """Where a simulated engine that is ready listens."""
     assert isinstance(program.ready, FileWritten)
-    return int(orjson.loads(program.ready.path.read_bytes())["port"])
+    return str(orjson.loads(program.ready.path.read_bytes())["url"])
 
 
 def read_environment(path: Path) -> Mapping[str, str]:

@@ -8,29 +8,56 @@ inside this process, in front of the ports where nats-servers accept leaf connec
 import asyncio
 import contextlib
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
+from infra.address import Address
+from infra.nats import bundle, server
+from infra.nats.bundle import RegionFiles
 from infra.topology import Region, Topology
-from mesh.demo.child import Report
-from mesh.demo.commands import Commands, engine_port
+from mesh.demo.child import Died, Ready
+from mesh.demo.commands import Commands, engine_url
 from mesh.demo.options import EngineKind, GivenEngine, Options
-from mesh.demo.program import Kind
+from mesh.demo.program import Kind, Program
 from mesh.demo.state_directory import StateDirectory
 from mesh.demo.supervisor import Supervisor
 from mesh.demo.wan_proxy import WanProxy
 from schemas.ids import RegionId, ReplicaId
+
+# A given engine may be started after the mesh: nobody waits for it longer than this.
+GIVEN_ENGINE_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSilent:
+    """A given engine does not answer; its agent goes on asking."""
+
+    agent: Program
+    engine: GivenEngine
+
+
+Event = Ready | Died | EngineSilent
 
 
 class LocalMesh:
     """An async context manager: `start` inside, every process and link is ended on exit."""
 
     def __init__(
-        self, topology: Topology, options: Options, state: StateDirectory, report: Report
+        self,
+        topology: Topology,
+        options: Options,
+        state: StateDirectory,
+        report: Callable[[Event], None],
     ) -> None:
+        """Raises ServerUnusable if this machine has no nats-server that will do."""
         self._topology = topology
         self._options = options
         self._state = state
+        self._report = report
+        self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
 
@@ -41,7 +68,7 @@ class LocalMesh:
 
     def credentials(self, region: str) -> Path:
         """The directory of a region's credentials, one file a user."""
-        return self._state.config / region / "credentials"
+        return self._state.config / region / bundle.CREDENTIALS
 
     def sizes(self) -> Counter[Kind]:
         """How many programs of each kind the mesh has."""
@@ -56,7 +83,8 @@ class LocalMesh:
 
     async def start(self) -> None:
         """Start everything and return when all is ready. Raises GaveUp if a program ends."""
-        commands = await self._configure()
+        files = await self._configure()
+        commands = Commands(self._topology, self._options, self._state, self._nats_server, files)
         try:
             async with asyncio.TaskGroup() as group:
                 for name, region in self._topology.regions.items():
@@ -75,15 +103,20 @@ class LocalMesh:
         await self._supervisor.stop()
         await self._links.aclose()
 
-    async def _configure(self) -> Commands:
+    async def _configure(self) -> Mapping[RegionId, RegionFiles]:
         """Raise the links, and tell the nats-servers to dial each other through them."""
-        leaf_urls: dict[tuple[RegionId, RegionId], str] = {}
+        leaf_addresses: dict[tuple[RegionId, RegionId], Address] = {}
         for link in self._topology.links:
             target = self._topology.regions[link.acceptor].leaf
             proxy = WanProxy(target, one_way_s=link.rtt_s / 2)
             await self._links.enter_async_context(proxy)
-            leaf_urls[link.solicitor, link.acceptor] = str(proxy.address)
-        raise NotImplementedError(leaf_urls)
+            leaf_addresses[link.solicitor, link.acceptor] = proxy.address
+        return bundle.write(
+            self._topology,
+            self._state.config,
+            state_directory=self._state.jetstream,
+            leaf_addresses=leaf_addresses,
+        )
 
     async def _start_region(
         self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: Region
@@ -94,17 +127,26 @@ class LocalMesh:
         given = deque(engine for engine in self._options.engines if engine.region == name)
         for replica in region.replicas:
             if given:
-                agent = commands.agent(name, replica, given.popleft(), self._options.engine_kind)
-                group.create_task(self._supervisor.start(agent))
+                group.create_task(self._start_given(commands, name, replica, given.popleft()))
             else:
                 group.create_task(self._start_simulated(commands, name, replica))
+
+    async def _start_given(
+        self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
+    ) -> None:
+        agent = commands.agent(region, replica, engine, self._options.engine_kind)
+        try:
+            async with asyncio.timeout(GIVEN_ENGINE_WITHIN_S):
+                await self._supervisor.start(agent)
+        except TimeoutError:
+            self._report(EngineSilent(agent, engine))
 
     async def _start_simulated(
         self, commands: Commands, region: RegionId, replica: ReplicaId
     ) -> None:
         engine = await self._supervisor.start(commands.engine(region, replica))
-        port = engine_port(engine.program)
+        url = engine_url(engine.program)
         # Started again after a crash, it must be where its agent looks for it.
-        engine.program = commands.engine(region, replica, port=port)
-        given = GivenEngine(region, f"http://127.0.0.1:{port}")
-        await self._supervisor.start(commands.agent(region, replica, given, EngineKind.VLLM))
+        engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
+        agent = commands.agent(region, replica, GivenEngine(region, url), EngineKind.VLLM)
+        await self._supervisor.start(agent)

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.topology import Topology
-from mesh.demo.child import Died, Ready
+from mesh.demo.child import Died
+from mesh.demo.local_mesh import EngineSilent, Event
 from mesh.demo.program import Kind
 
 PROGRESS_ORDER = (Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER)
@@ -32,9 +33,11 @@ class Screen:
         with self._status:
             yield
 
-    def report(self, event: Ready | Died) -> None:
+    def report(self, event: Event) -> None:
         """Show what happened to a program."""
-        if isinstance(event, Died):
+        if isinstance(event, EngineSilent):
+            self._plain(f"{event.engine.url} does not answer yet; {event.agent.name} goes on asking")
+        elif isinstance(event, Died):
             self._died(event)
         elif event.again:
             self._console.print(Text(f"{event.program.name} is back", style="green"))

@@ -13,8 +13,8 @@ from rich.console import Console
 from infra.address import Address
 from infra.topology import Topology, load
 from mesh.demo import ports
-from mesh.demo.child import Died, Ready
-from mesh.demo.local_mesh import LocalMesh
+from mesh.demo.child import Ready
+from mesh.demo.local_mesh import Event, LocalMesh
 from mesh.demo.options import Options, fitted
 from mesh.demo.screen import Screen
 from mesh.demo.state_directory import StateDirectory, write_atomically
@@ -88,7 +88,7 @@ class Session:
         self._record()
         self._screen.up(self._topology, self._models, loop.time() - started)
 
-    def _happened(self, event: Ready | Died) -> None:
+    def _happened(self, event: Event) -> None:
         self._screen.report(event)
         if self._up and isinstance(event, Ready):
             self._record()  # it has another process now

@@ -4,6 +4,7 @@
     config/<region>/        nats.conf and credentials, readable by this user alone
     logs/<program>.log      all that a process printed since the demo started
     run/<program>.json      ready files of processes
+    jetstream/<region>/     what the nats-servers store
     mesh.json               the running demo: endpoints, processes
 
 Everything in it may be stale: a start writes anew what it reads, and keeps only the secrets.
@@ -30,6 +31,7 @@ class StateDirectory:
         self.config = self.path / "config"
         self.logs = self.path / "logs"
         self.run = self.path / "run"
+        self.jetstream = self.path / "jetstream"
         self.running = self.path / "mesh.json"
 
     @contextlib.contextmanager
@@ -48,7 +50,7 @@ class StateDirectory:
                 ) from error
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-            for directory in (self.config, self.logs, self.run):
+            for directory in (self.config, self.logs, self.run, self.jetstream):
                 directory.mkdir(mode=0o700, exist_ok=True)
             self.running.unlink(missing_ok=True)
             yield

@@ -50,7 +50,7 @@ async def simulated_engine(directory: Path):
     )
     try:
         await until(ready.exists)
-        yield f"http://127.0.0.1:{json.loads(ready.read_text())['port']}"
+        yield json.loads(ready.read_text())["url"]
     finally:
         process.terminate()
         await process.wait()
