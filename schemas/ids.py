@@ -29,7 +29,7 @@ class NameInvalid(ValueError):
 
 def checked_name(kind: str, text: str) -> str:
     """Return `text` if it is a legal region, replica or router name, else raise NameInvalid."""
-    if not _NAME.fullmatch(text):
+    if not _NAME.fullmatch(text):  # match() would let a last newline through
         raise NameInvalid(
             f"{kind} name {text!r}: use 1 to 32 lower-case letters, digits and inner hyphens"
         )

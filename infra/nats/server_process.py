@@ -66,7 +66,9 @@ class ServerProcess:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                [self._binary, *self._arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
         while not any(self._log.parent.glob(f"*_{process.pid}.ports")):
