@@ -36,7 +36,9 @@ class Screen:
     def report(self, event: Event) -> None:
         """Show what happened to a program."""
         if isinstance(event, EngineSilent):
-            self._plain(f"{event.engine.url} does not answer yet; {event.agent.name} goes on asking")
+            self._plain(
+                f"{event.engine.url} does not answer yet; {event.agent.name} goes on asking"
+            )
         elif isinstance(event, Died):
             self._died(event)
         elif event.again:
