@@ -5,6 +5,7 @@ under vLLM and SGLang, closes an idle one after 5 s, and a POST that meets the c
 told from an engine that died.
 """
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
 MODELS_MAX = 1024
 PAGE_BYTES_MAX = 8 * 1024 * 1024
+WHOLE_BYTES_MAX = 512 * 1024
 READ_BUFFER_BYTES = 32 * 1024  # aiohttp stops reading the socket at twice this
 
 _AUTOMATIC = ("Accept-Encoding", "User-Agent")  # answers must pass as they come: uncompressed
@@ -36,12 +38,19 @@ class Engine:
     """Looks at one engine, and opens answers on it. Close it at the end."""
 
     def __init__(
-        self, *, api_url: str, metrics_url: str, kind: EngineKind, clock: Callable[[], float]
+        self,
+        *,
+        api_url: str,
+        metrics_url: str,
+        kind: EngineKind,
+        clock: Callable[[], float],
+        look_timeout_s: float = LOOK_TIMEOUT_S,
     ) -> None:
         self._api_url = api_url
         self._metrics_url = metrics_url
         self._kind = kind
         self._clock = clock
+        self._look_timeout = aiohttp.ClientTimeout(total=look_timeout_s)
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
         self._http = aiohttp.ClientSession(
@@ -57,8 +66,10 @@ class Engine:
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
         """An async context manager with the engine's response; its body is not read yet."""
+        # aiohttp warns of large bytes, which it would write in one go; it streams a file in pieces.
+        data = body if len(body) <= WHOLE_BYTES_MAX else io.BytesIO(body)
         return self._http.post(
-            self._api_url + path, data=body, headers=headers, allow_redirects=False
+            self._api_url + path, data=data, headers=headers, allow_redirects=False
         )
 
     def want_models(self) -> None:
@@ -66,7 +77,7 @@ class Engine:
         self._models_due_at = float("-inf")
 
     async def look(self) -> EngineRead | EngineFailed:
-        """One look at the engine, in LOOK_TIMEOUT_S at most a request. Never raises for its sins.
+        """One look at the engine, bounded by the timeout. Never raises for the engine's sins.
 
         Don't begin a look before the last one has ended.
         """
@@ -76,7 +87,7 @@ class Engine:
             models = await self._models() if began_at >= self._models_due_at else None
             return EngineRead(began_at, await self._reading(), models)
         except TimeoutError:
-            timed_out, detail = True, f"no answer within {LOOK_TIMEOUT_S:g} s"
+            timed_out, detail = True, f"no answer within {self._look_timeout.total:g} s"
         except (aiohttp.ClientError, OSError, EngineOdd) as problem:
             detail = str(problem) or type(problem).__name__
         self.want_models()  # what comes back may be another engine
@@ -86,7 +97,7 @@ class Engine:
 
     async def _models(self) -> tuple[ModelId, ...]:
         url = self._api_url + "/v1/models"
-        models = _model_ids(await self._get(url), url)
+        models = model_ids(await self._get(url), url)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         return models
 
@@ -97,8 +108,9 @@ class Engine:
         return self._kind.read(Page(page.decode("utf-8", "replace")))
 
     async def _get(self, url: str) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
-        async with self._http.get(url, timeout=timeout, allow_redirects=False) as response:
+        async with self._http.get(
+            url, timeout=self._look_timeout, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 raise EngineOdd(f"{url} answers HTTP {response.status}")
             page = bytearray()
@@ -109,7 +121,8 @@ class Engine:
             return bytes(page)
 
 
-def _model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
+def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
+    """The names in an answer of `/v1/models`. Raises EngineOdd if it has none."""
     try:
         rows = orjson.loads(data)["data"]
         names = [row["id"] for row in rows]

@@ -71,8 +71,12 @@ class EngineView:
         return Load(pending, running)
 
     def is_unqueued(self, answers: AnswerTable) -> bool:
-        """Whether an answer handed over now has the engine's prefill to itself."""
-        return not self.reading.waiting and answers.unbegun(float("-inf")) == 0
+        """Whether an answer handed over now has the engine's prefill to itself.
+
+        Work is only taken while nothing waits, so all that can stand before it is what was
+        handed over a moment ago.
+        """
+        return answers.unbegun(float("-inf")) == 0
 
     def learn(self, answer: Answer, event: AnswerEnded, now: float) -> None:
         """Take what a finished answer teaches; partial and unstreamed ones teach less."""

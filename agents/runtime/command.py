@@ -84,8 +84,7 @@ def _checked(options: dict[str, Any]) -> AgentConfig:
         return AgentConfig(**options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        options_by_field = {parameter.name: parameter.opts[0] for parameter in command.params}
+        flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
+        field = str(first["loc"][0]) if first["loc"] else ""
         message = first["msg"].removeprefix("Value error, ")
-        if first["loc"]:
-            message = f"{options_by_field[first['loc'][0]]}: {message}"
-        raise click.UsageError(message) from error
+        raise click.UsageError(f"{flags.get(field, field)}: {message}".lstrip(": ")) from error
