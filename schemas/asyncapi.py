@@ -29,7 +29,7 @@ FILES: dict[type[Any], str] = {
     Digest: "json/digest.v1.json",
 }
 
-# Payload of each frame kind: the class of its name; a kind without one carries raw bytes.
+# Payload of each frame kind: the class of its name. DATA carries raw bytes, WORKING nothing.
 FRAMES: dict[Frame, type[Any] | None] = {
     kind: getattr(exchange, kind.name.title().replace("_", ""), None) for kind in Frame
 }
@@ -45,6 +45,8 @@ ABOUT_FRAME = (
     "Byte 0: frame kind {kind!r}. Bytes 1 to 4: number of the frame in this answer, big-endian, "
     "from 0. Then {rest}."
 )
+
+_BARE = {Frame.DATA: "the engine's bytes as they came", Frame.WORKING: "nothing"}
 
 _JSON_TYPES: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -171,7 +173,7 @@ def _headers(rows: tuple[Header, ...]) -> dict[str, Any]:
 
 
 def _frame(kind: Frame, cls: type[Any] | None) -> dict[str, Any]:
-    rest = f"the msgpack array of {cls.__name__}" if cls else "the engine's bytes as they came"
+    rest = f"the msgpack array of {cls.__name__}" if cls else _BARE[kind]
     message: dict[str, Any] = {
         "title": f"frame {kind.name}",
         "contentType": Encoding.FRAMES.value,

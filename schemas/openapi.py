@@ -1,12 +1,13 @@
 """The OpenAPI document of the HTTP face, made from `schemas.http`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from schemas import http
 from schemas.describe import COMPONENT, components
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import ROUTES, Answer, Fault, Route
-from schemas.ids import REQUEST_ID_PATTERN
+from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
 
 VERSION = "1.0.0"
 JSON = "application/json"
@@ -40,13 +41,20 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: ("Name of the request.", {"type": "string", "pattern": REQUEST_ID_PATTERN}),
-    http.H_REGION: ("Region whose replica answered.", {"type": "string"}),
+    http.H_REGION: (
+        "Region whose replica answered; where none did, the region asked.",
+        {"type": "string", "pattern": NAME_PATTERN},
+    ),
     http.H_DECISION: (
         f"Why that replica: json/decision.v1.json, when {http.H_DEBUG} asked for it.",
         {"type": "string", "contentMediaType": JSON},
     ),
     http.H_RETRY_AFTER: ("Seconds to wait before the next try.", {"type": "integer", "minimum": 1}),
 }
+
+
+# Headers of every answer, whatever its status.
+ALWAYS = (http.H_REQUEST_ID, http.H_REGION)
 
 
 def document() -> dict[str, Any]:
@@ -108,12 +116,16 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _answer(route: Route) -> dict[str, Any]:
     if not isinstance(route.answer, type):
-        return {"description": route.about, "content": {route.answer: {}}}
+        return {
+            "description": route.about,
+            "headers": _headers(ALWAYS),
+            "content": {route.answer: {"schema": {"type": "string"}}},
+        }
     content: dict[str, Any] = {JSON: {"schema": _shape(route.answer)}}
-    headers = [http.H_REQUEST_ID]
+    headers = list(ALWAYS)
     if route.answer is Answer:
         content[EVENTS] = {"schema": {"type": "string", "description": ABOUT_STREAM}}
-        headers += [http.H_REGION, http.H_DECISION]
+        headers.append(http.H_DECISION)
     return {"description": route.about, "headers": _headers(headers), "content": content}
 
 
@@ -124,7 +136,7 @@ def _errors(faults: tuple[Fault, ...]) -> dict[str, Any]:
 
 
 def _error(faults: list[Fault]) -> dict[str, Any]:
-    headers = [http.H_REQUEST_ID]
+    headers = list(ALWAYS)
     if any(fault.value.retry_after for fault in faults):
         headers.append(http.H_RETRY_AFTER)
     return {
@@ -134,7 +146,7 @@ def _error(faults: list[Fault]) -> dict[str, Any]:
     }
 
 
-def _headers(names: list[str]) -> dict[str, Any]:
+def _headers(names: Sequence[str]) -> dict[str, Any]:
     return {name: _ref("headers", name) for name in names}
 
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 CODE = ("mesh", "agents", "schemas", "infra")
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
+SMALL_LINES = 60  # a module shorter than this may be tested with the one it serves
 MIRRORED = ("mesh/core", "agents/core", "agents/sim", "schemas")
 
 # Words are written in two halves where this file would otherwise break its own rules.
@@ -126,6 +127,7 @@ def mirrored_modules() -> list[str]:
     return [
         relative(path)
         for path in python_files(*MIRRORED)
+        if len(path.read_text().splitlines()) >= SMALL_LINES
         if path.name != "__init__.py" and list(functions(ast.parse(path.read_text())))
     ]
 

@@ -24,7 +24,7 @@ LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
 MODELS_MAX = 1024
 PAGE_BYTES_MAX = 8 * 1024 * 1024
-WHOLE_BODY_BYTES_MAX = 256 * 1024
+WHOLE_BYTES_MAX = 512 * 1024
 READ_BUFFER_BYTES = 32 * 1024  # aiohttp stops reading the socket at twice this
 
 _AUTOMATIC = ("Accept-Encoding", "User-Agent")  # answers must pass as they come: uncompressed
@@ -66,8 +66,8 @@ class Engine:
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
         """An async context manager with the engine's response; its body is not read yet."""
-        # Large bodies go out in pieces: written whole, one would hold up every other answer.
-        data = body if len(body) <= WHOLE_BODY_BYTES_MAX else io.BytesIO(body)
+        # aiohttp warns of large bytes, which it would write in one go; it streams a file in pieces.
+        data = body if len(body) <= WHOLE_BYTES_MAX else io.BytesIO(body)
         return self._http.post(
             self._api_url + path, data=data, headers=headers, allow_redirects=False
         )

@@ -97,7 +97,7 @@ class Batch:
     def prefill(self, seq: SequenceState, tokens: int) -> bool:
         """Account for a computed chunk. True when that ended the prefill: one token is out."""
         seq.computed += tokens
-        self._publish(seq)
+        self._publish(seq, seq.computed)
         if seq.computed < seq.target:
             return False
         seq.length += 1
@@ -107,16 +107,32 @@ class Batch:
 
     def decode(self, rounds: int) -> None:
         """Account for `rounds` iterations of every decoding sequence: a token each."""
-        block_tokens = self._block_tokens
+        # Blocks fill and are taken in the order of iterations, not of sequences: which of two
+        # equal blocks is shared and what is evicted must not depend on how far one call goes.
+        for after, position in self._block_turns(rounds):
+            seq = self.decoding[position]
+            computed = seq.computed + after
+            blocks = self._blocks_of(computed)
+            self.cache.take(blocks - seq.blocks)
+            seq.blocks = blocks
+            self._publish(seq, computed)
         for seq in self.decoding:
             seq.length += rounds
-            computed = seq.computed = seq.computed + rounds
-            blocks = -(-computed // block_tokens)
-            if blocks > seq.blocks:
-                self.cache.take(blocks - seq.blocks)
-                seq.blocks = blocks
-            if computed // block_tokens > seq.filled:
-                self._publish(seq)
+            seq.computed += rounds
+
+    def _block_turns(self, rounds: int) -> list[tuple[int, int]]:
+        block_tokens = self._block_tokens
+        turns: list[tuple[int, int]] = []
+        for position, seq in enumerate(self.decoding):
+            used = seq.computed % block_tokens
+            if used == 0:
+                turns.append((1, position))
+            for filled in range(block_tokens - used, rounds + 1, block_tokens):
+                turns.append((filled, position))
+                if filled < rounds:
+                    turns.append((filled + 1, position))
+        turns.sort()
+        return turns
 
     def rounds_that_fit(self, most: int) -> int:
         """For how many decode iterations, up to `most`, the memory is enough. May be 0."""
@@ -135,8 +151,8 @@ class Batch:
         self.cache.release(seq.held, seq.blocks - len(seq.held))
         seq.held, seq.blocks, seq.filled, seq.computed, seq.target = [], 0, 0, 0, 0
 
-    def _publish(self, seq: SequenceState) -> None:
-        full = seq.computed // self._block_tokens
+    def _publish(self, seq: SequenceState, computed: int) -> None:
+        full = computed // self._block_tokens
         for key in seq.request.keys[seq.filled : full]:
             if self.cache.publish(key):
                 seq.held.append(key)

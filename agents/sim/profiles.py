@@ -28,22 +28,24 @@ L4_LLAMA = Profile(
 
 # GORGO, table 1: TTFT = 150.72 ms + 0.0938 ms per token (SGLang, Mistral-7B-Instruct-v0.3, a
 # node of A100s, 87 WildChat prompts, R² 0.9863). An intercept of 150 ms can't be GPU time: a
-# decode iteration of this model on this GPU takes about 10 ms. Preble's published time model
+# decode iteration of this model on this GPU takes about 11 ms. Preble's published time model
 # (benchmarks/exp_configs/model_equations.py) has it: 8.96 ms below 64 tokens in the batch,
 # attention 1.86e-4 ms per token of context + 0.159 ms, all over 0.85. So the rest of the
 # intercept is paid once per request, before the scheduler sees it, and the slope that GORGO
-# measured is split between computing a token and attending to it. Ours: an iteration of up to
-# 8,192 tokens, so that the line holds in the range it was fitted in; KV for 400,000 tokens
-# (80 GB, 88% used, 14.5 GB of weights, 128 KiB a token).
+# measured is split between computing a token and attending to it; from 64 tokens on the sum is
+# GORGO's line. Ours: an iteration of up to 8,192 tokens, so that the line holds over the range
+# it was fitted in; KV for 400,000 tokens (80 GB, 88% used, 14.5 GB of weights, 128 KiB a token).
 _A100_FLOOR_S = (8.96 + 0.159) / 0.85 * _MS
+_A100_FLAT_TOKENS = 64
 _A100_CONTEXT_S = 1.86e-4 / 0.85 * _MS
+_A100_TOKEN_S = 0.0938 * _MS - _A100_CONTEXT_S
 A100_MISTRAL = Profile(
     name="a100-mistral-7b",
-    knots=((0, _A100_FLOOR_S),),
-    token_s=0.0938 * _MS - _A100_CONTEXT_S,
+    knots=((_A100_FLAT_TOKENS, _A100_FLOOR_S),),
+    token_s=_A100_TOKEN_S,
     sequence_s=0.0,
     context_s=_A100_CONTEXT_S,
-    arrival_s=150.72 * _MS - _A100_FLOOR_S,
+    arrival_s=150.72 * _MS - _A100_FLOOR_S + _A100_FLAT_TOKENS * _A100_TOKEN_S,
     batch_tokens=8192,
     kv_tokens=400_000,
     max_seqs=256,

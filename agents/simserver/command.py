@@ -73,8 +73,8 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option(
     "--metrics",
-    type=click.Choice(PageKind),
-    default=PageKind.VLLM,
+    type=click.Choice([kind.value for kind in PageKind]),
+    default=PageKind.VLLM.value,
     show_default=True,
     help="Whose names the page at /metrics uses.",
 )
@@ -108,7 +108,7 @@ def command(
     kv_tokens: int | None,
     max_num_seqs: int | None,
     max_model_len: int | None,
-    metrics: PageKind,
+    metrics: str,
     faults: Faults,
     seed: int,
     ready_file: Path | None,
@@ -119,9 +119,13 @@ def command(
     """
     import uvloop
 
-    from agents.simserver.process import Listen, PortTaken, serve
+    from agents.simserver.process import CannotListen, Listen, serve
     from agents.simserver.server import SimConfig
 
+    if max_model_len and max_model_len > (kv_tokens or profile.kv_tokens):
+        raise click.UsageError(
+            "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
+        )
     config = SimConfig(
         models=models,
         profile=profile,
@@ -129,7 +133,7 @@ def command(
         kv_tokens=kv_tokens,
         max_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        metrics=metrics,
+        metrics=PageKind(metrics),
         seed=seed,
         faults=faults,
     )
@@ -140,5 +144,5 @@ def command(
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(config, Listen(host, port, ready_file), announce))
-    except PortTaken as error:
+    except CannotListen as error:
         raise click.ClickException(str(error)) from None

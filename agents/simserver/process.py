@@ -26,12 +26,12 @@ class Listen:
     ready_file: Path | None = None
 
 
-class PortTaken(Exception):
+class CannotListen(Exception):
     """The address can't be bound; the message says which and what to do."""
 
 
 async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises PortTaken."""
+    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,8 +63,11 @@ def _bind(listen: Listen) -> socket.socket:
             backlog=512,
         )
     except OSError as error:
-        raise PortTaken(
-            f"can't listen on {listen.host} port {listen.port} ({os.strerror(error.errno or 0)}): "
+        # A name that can't be resolved comes with a negative number of its own.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else "no such address"
+        raise CannotListen(
+            f"can't listen on {listen.host} port {listen.port} ({reason}): "
             "choose another --port, or 0 for a free one"
         ) from None
 

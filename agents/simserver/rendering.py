@@ -12,7 +12,7 @@ from agents.sim.answers import Answer
 from agents.simserver.asks import Ask
 
 DONE = b"data: [DONE]\n\n"
-_SLOT = "\x00"  # JSON writes it as the six characters below, which no model name contains
+_SLOT = "\x00"  # JSON writes it as the six characters below; nothing after it holds them
 _SLOT_JSON = rb"\u0000"
 
 
@@ -64,7 +64,7 @@ class SseRenderer:
             "model": ask.model,
         }
         delta: dict[str, Any] = {"content": _SLOT}
-        self._before, self._after = self._event(self._choice(delta, _SLOT)).split(_SLOT_JSON)
+        self._before, self._after = self._event(self._choice(delta, _SLOT)).rsplit(_SLOT_JSON, 1)
 
     def opening(self) -> bytes:
         """What precedes the first token: a chat's role."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from agents.simserver.meters import Meters
 from agents.simserver.pages import CONTENT_TYPE, PAGES, PageFacts, PageKind
 from agents.simserver.rendering import SseRenderer, whole
 from agents.simserver.streaming import send_stream
+from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class SimServer:
         )
         self._started_at = time.time()
         self._facts = PageFacts(config.models[0], engine.block_tokens, self._started_at)
+        self._nonce = secrets.token_hex(4)
         self._meters = Meters()
         self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
         self._driver = Driver(engine, self._meters, config.time_scale, self._count_tokens)
@@ -126,7 +129,7 @@ class SimServer:
 
     async def _generate(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         stream = self._submit(ask)
-        response_id = f"{'chatcmpl' if ask.chat else 'cmpl'}-{self._config.seed:x}-{stream.id:x}"
+        response_id = self._response_id(request, ask, stream)
         created = int(time.time())
         ended = "abort"
         try:
@@ -144,6 +147,11 @@ class SimServer:
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
+
+    def _response_id(self, request: web.Request, ask: Ask, stream: TokenStream) -> str:
+        given = request.headers.get("x-request-id", "")
+        own = given if is_request_id(given) else f"{self._nonce}-{stream.id:x}"
+        return f"chatcmpl-{own}" if ask.chat else f"cmpl-{own}"
 
     def _submit(self, ask: Ask) -> TokenStream:
         keys = block_keys(ask.sequence(), self._block_bytes)

@@ -33,6 +33,7 @@ TOOL_INBOXES = (
     f"{subjects.INBOX_ROOT}.{subjects.ANY}",
     f"{subjects.INBOX_ROOT}.{subjects.ANY}.{subjects.ANY}",
 )
+CLIENT_INBOXES = f"{TOOL_INBOXES[-1]}.>"
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
 
 # Subjects of NATS itself that no region has business with in another: services, JetStream,
@@ -68,6 +69,10 @@ class Permissions:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    # What a wildcard subscription must not bring in all the same. To the server, a permission
+    # that ends in `*` also admits a subscription that ends in `>` there [tried, 2.15.1]; what
+    # lies deeper is kept out by a deny, which is checked at each delivery.
+    never_heard: tuple[str, ...] = ()
 
 
 def agent(region: RegionId, replica: ReplicaId) -> Permissions:
@@ -117,6 +122,7 @@ def operator(region: RegionId) -> Permissions:
     return Permissions(
         publish=widest([*_jetstream(region, reads), "$SRV.>"]),
         subscribe=widest([f"{subjects.ROOT}.>", *TOOL_INBOXES, "$JS.EVENT.>"]),
+        never_heard=(CLIENT_INBOXES,),
     )
 
 

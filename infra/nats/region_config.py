@@ -153,7 +153,10 @@ def _user(
         "allowed_connection_types": [connection],
         "permissions": {
             "publish": {"allow": allowed.publish},
-            "subscribe": {"allow": allowed.subscribe},
+            "subscribe": {
+                "allow": allowed.subscribe,
+                **({"deny": allowed.never_heard} if allowed.never_heard else {}),
+            },
         },
     }
 

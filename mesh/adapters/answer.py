@@ -1,8 +1,10 @@
 """One attempt's answer as it comes off the bus: order, buffer, flow control.
 
 Frames go in, core events come out; the HTTP side takes bytes. Nothing is given out before the
-answer is *startable*: an event stream with its first bytes, or a plain answer that is complete
-(or too large to wait for). Until then the attempt can fail and be replaced unseen.
+answer is *startable*: an event stream with its first whole event, or a plain answer that is
+complete (or too large to wait for). Until then the attempt can fail and be replaced unseen. Of
+an event stream only whole events are given out: an answer that breaks inside an event can then
+be ended by an error event that a client can read.
 
 Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited, and one that
 sends more than twice that has its answer broken off.
@@ -22,6 +24,7 @@ PROGRESS_S = 0.5  # how often the core is told that frames keep coming
 STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
+EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,20 @@ class Answer:
         return self.end is not None
 
     @property
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._buffered_bytes
+
+    @property
     def is_startable(self) -> bool:
         """Whether the client may be sent its first byte."""
         if self.head is None or self._is_error:
             return False
         if self.is_complete:
             return True
-        enough = 1 if self.is_event_stream else PLAIN_BYTES_MAX
-        return self._buffered_bytes >= enough
+        if self.is_event_stream:
+            return self._whole_bytes() > 0
+        return self._buffered_bytes >= PLAIN_BYTES_MAX
 
     @property
     def _is_error(self) -> bool:
@@ -76,11 +85,30 @@ class Answer:
         return status >= STATUS_SERVER_ERROR or status == STATUS_TRY_AGAIN
 
     def take(self) -> bytes:
-        """All bytes that have come since the last call; empty when none have."""
-        chunks, self._chunks = self._chunks, deque()
-        self._taken_bytes += self._buffered_bytes
-        self._buffered_bytes = 0
-        return b"".join(chunks)
+        """The bytes that may be given out and have not been; empty when there are none."""
+        if not self._chunks:
+            return b""
+        whole = self._whole_bytes()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        if whole < len(data):
+            self._chunks.append(memoryview(data)[whole:])
+            data = data[:whole]
+        self._taken_bytes += whole
+        self._buffered_bytes -= whole
+        return data
+
+    def _whole_bytes(self) -> int:
+        """How many of the buffered bytes end with a whole event; all of them in other answers."""
+        if not self.is_event_stream or self.is_complete or not self._chunks:
+            return self._buffered_bytes
+        if bytes(self._chunks[-1][-2:]) == b"\n\n":  # nearly always: engines write whole events
+            return self._buffered_bytes
+        data = b"".join(self._chunks)
+        whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+        if len(data) - whole > EVENT_BYTES_MAX:
+            return self._buffered_bytes
+        return whole if whole > 2 else 0
 
     def credit_due(self) -> exchange.Credit | None:
         """What to tell the agent once the taken bytes have left for the client, if it is time.

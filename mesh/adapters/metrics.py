@@ -79,6 +79,11 @@ class RouterMetrics:
             "Those of them that engines had in their prefix caches.",
             registry=registry,
         )
+        self.buffered = Gauge(
+            "mesh_answer_buffer_bytes",
+            "Bytes of answers that wait for slow clients; flow control bounds it.",
+            registry=registry,
+        )
         self.bus_connected = Gauge(
             "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
         )

@@ -68,10 +68,8 @@ async def relay(
 
 
 async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
-    last = b""
     while chunk := await ticket.next_bytes():
         await stream.write(chunk)
-        last = chunk
         door.passed(ticket)
     if ticket.failure is None:
         await stream.write_eof()
@@ -79,9 +77,7 @@ async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
         return
     door.failed(ticket)
     if ticket.answer is not None and ticket.answer.is_event_stream:
-        # Half an event may be out already: the blank line ends it before the error begins.
-        gap = b"" if last.endswith(b"\n\n") else b"\n\n"
-        await stream.write(gap + error_event(ticket.failure.fault, ticket.failure.message))
+        await stream.write(error_event(ticket.failure.fault, ticket.failure.message))
         await stream.write_eof()
     else:
         # A plain answer can't carry an error after its bytes: only the cut tells the client.

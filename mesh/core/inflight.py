@@ -21,6 +21,7 @@ class Inflight:
     started: bool = False
     peer: RegionId | None = None  # region asked in this attempt, None when local
     replica: ReplicaId | None = None  # None while a peer has not said which
+    handoff: int = 0  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     heard_at: float = 0.0  # last frame of this attempt
     held_since: float | None = None

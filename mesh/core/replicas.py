@@ -119,6 +119,15 @@ class ReplicaTable:
         self._replicas[name].on_the_way.append(Handoff(number, now, tokens))
         return number
 
+    def settled(self, name: ReplicaId, number: int) -> None:
+        """A hand-off has begun to answer, or is over: it is no longer on its way."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            for handoff in replica.on_the_way:
+                if handoff.number == number:
+                    replica.on_the_way.remove(handoff)
+                    break
+
     def refused(self, name: ReplicaId, now: float) -> None:
         """Its agent did not take work: it is not available until it says so itself."""
         replica = self._replicas.get(name)

@@ -135,9 +135,11 @@ class RouterCore:
         if place.placement is Placement.LOCAL:
             replica = ReplicaId(place.target)
             record.replica, record.peer = replica, None
-            handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
+            record.handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
             self._placer.placed_on_replica(request, replica)
-            self._effects.append(fx.Dispatch(request.key, record.attempt, replica, handoff, None))
+            self._effects.append(
+                fx.Dispatch(request.key, record.attempt, replica, record.handoff, None)
+            )
         else:
             record.replica, record.peer = None, RegionId(place.target)
             self.peers.forwarded(record.peer, now)
@@ -222,9 +224,14 @@ class RouterCore:
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
+            self._settled(record)
             self._end(record)
 
     # Attempts.
+
+    def _settled(self, record: Inflight) -> None:
+        if record.peer is None and record.replica is not None:
+            self.replicas.settled(record.replica, record.handoff)
 
     def _current(self, key: int, attempt: int) -> Inflight | None:
         """The request, if that attempt is the one under way."""
@@ -247,6 +254,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.started, record.heard_at = True, now
+            self._settled(record)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -255,6 +263,7 @@ class RouterCore:
         if event.region != self.region:
             self.peers.refused(event.region, now)
         elif event.replica is not None:
+            self._settled(record)
             self.replicas.refused(event.replica, now)
         record.refusals += 1
         if event.reason == Refusal.BAD_WORK:
@@ -274,6 +283,7 @@ class RouterCore:
         if record.started:
             self._fail(record, Fault.ENGINE_FAILED, detail)
             return
+        self._settled(record)
         record.failures += 1
         place = record.peer or record.replica
         if place is not None:

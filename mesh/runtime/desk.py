@@ -59,6 +59,7 @@ class Desk:
         self._requests: dict[int, Request] = {}
         self._streams: dict[str, Ticket] = {}  # last token of the inbox → its ticket
         self._ingress = Ingress(config, bus, metrics, self._prompts)
+        metrics.buffered.set_function(self.buffered_bytes)
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
             fx.Forward: self._forward,
@@ -75,6 +76,11 @@ class Desk:
     def open_requests(self) -> int:
         """Clients that have not been answered to the end."""
         return len(self._tickets)
+
+    def buffered_bytes(self) -> int:
+        """Bytes of answers that wait for their clients."""
+        answers = (ticket.answer for ticket in self._tickets.values())
+        return sum(answer.buffered_bytes for answer in answers if answer is not None)
 
     def feed(self, event: ev.Event) -> None:
         """Let the core decide about one event, and do what it says."""

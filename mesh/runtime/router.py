@@ -56,15 +56,15 @@ class Router:
         self._config = config
         self._clock = asyncio.get_running_loop().time
         self._bus = RouterBus(config.region, config.router, config.bus)
-        self._core = RouterCore(
+        self.core = RouterCore(
             region=config.region,
             router=config.router,
             epoch=config.epoch,
             settings=config.settings,
             dice=random.Random(config.seed),
         )
-        self._metrics = RouterMetrics(self._core, CollectorRegistry())
-        self.desk = Desk(config, self._core, self._bus, self._metrics, self._clock)
+        self._metrics = RouterMetrics(self.core, CollectorRegistry())
+        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock)
         self._pings: dict[str, tuple[int, float]] = {}
         self._ping_number = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,6 +86,12 @@ class Router:
         for work in (self._ticks(), self._signs_of_life(), self._ping_peers(), self._stream()):
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
+
+    @property
+    def http_port(self) -> int:
+        """The port that is served: the configured one, or the free one that port 0 became."""
+        assert self._http is not None, "not open"
+        return int(self._http.addresses[0][1])
 
     async def drain(self) -> None:
         """Take nothing new; wait for what is under way, at most `drain_s`."""

@@ -61,7 +61,12 @@ def test_every_wire_message_has_a_golden_line_of_all_its_fields(cls):
     )
 
 
-@pytest.mark.parametrize(("kind", "number", "raw", "payload"), lines("frame.txt"))
+def frames():
+    """Kind, number, bytes and payload; the last is missing where it is empty."""
+    return [(*line, "")[:4] for line in lines("frame.txt")]
+
+
+@pytest.mark.parametrize(("kind", "number", "raw", "payload"), frames())
 def test_old_frames_still_come_apart(kind, number, raw, payload):
     view = unpack_frame(bytes.fromhex(raw))
     assert view == (Frame[kind], int(number), bytes.fromhex(payload))
@@ -69,7 +74,7 @@ def test_old_frames_still_come_apart(kind, number, raw, payload):
 
 
 def test_every_frame_kind_has_a_golden_line():
-    assert {Frame[kind] for kind, *_ in lines("frame.txt")} == set(Frame)
+    assert {Frame[kind] for kind, *_ in frames()} == set(Frame)
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.name)

@@ -1,0 +1,88 @@
+"""What the channel table allows, read back from the permissions made of it."""
+
+import itertools
+
+import pytest
+
+from infra.nats import permissions
+from infra.nats.pattern import covers, overlaps
+from schemas import subjects
+from schemas.catalog import CHANNELS, Channel, Role
+
+REGIONS = ("ap", "eu", "us")
+PAIRS = list(itertools.permutations(REGIONS, 2))
+PEERS = {Role.PEER_AGENT, Role.PEER_ROUTER}
+NAMES = {"region": "us", "replica": "us-0", "router": "r1", "stream": "7"}
+
+
+def may(allowed: tuple[str, ...], subject: str) -> bool:
+    return any(covers(pattern, subject) for pattern in allowed)
+
+
+@pytest.mark.parametrize("row", CHANNELS, ids=lambda row: row.name)
+def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row: Channel):
+    subject = row.subject(**NAMES)
+    agent, router = permissions.agent("us", "us-0"), permissions.router("us")
+    assert may(agent.publish, subject) == bool(row.publish & {Role.AGENT, Role.PEER_AGENT})
+    assert may(agent.subscribe, subject) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
+    assert may(router.publish, subject) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
+    assert may(router.subscribe, subject) == bool(row.subscribe & {Role.ROUTER, Role.PEER_ROUTER})
+
+
+def test_two_agents_share_only_inboxes_services_and_signs_of_life():
+    one, two = permissions.agent("us", "us-0"), permissions.agent("us", "us-1")
+    assert set(one.publish) & set(two.publish) == {"_INBOX.*", "_INBOX.*.*", "_INBOX.*.*.*"}
+    shared = {pattern.split(".")[0] for pattern in set(one.subscribe) & set(two.subscribe)}
+    assert shared == {"$SRV", "mesh"}
+    mine = subjects.work("us", "us-0")
+    assert may(one.subscribe, mine)
+    assert not any(overlaps(pattern, mine) for pattern in two.subscribe)
+
+
+def test_an_agent_hears_no_inbox_and_no_stream():
+    allowed = permissions.agent("us", "us-0")
+    forbidden = ("_INBOX.>", "$JS.>", "$SYS.>")
+    assert not any(overlaps(a, b) for a in allowed.subscribe for b in forbidden)
+    assert not any(overlaps(a, "$JS.>") for a in allowed.publish)
+
+
+def test_a_router_may_keep_its_stream_in_its_own_domain_only():
+    publish = permissions.router("us").publish
+    assert may(publish, "$JS.us.API.STREAM.CREATE.HEARTBEATS")
+    assert not may(publish, "$JS.eu.API.STREAM.CREATE.HEARTBEATS")
+    assert not may(publish, "$JS.API.STREAM.DELETE.HEARTBEATS")
+    assert not may(publish, "$JS.API.STREAM.CREATE.OTHER")
+
+
+def test_an_operator_says_nothing_of_the_mesh_and_hears_no_answer_to_a_client():
+    allowed = permissions.operator("us")
+    assert not any(overlaps(a, b) for a in allowed.publish for b in ("mesh.>", "_INBOX.>"))
+    assert not any(overlaps(a, subjects.inbox("us", "r1", "7")) for a in allowed.subscribe)
+    writes = ("CREATE", "UPDATE", "DELETE", "PURGE", "NEXT", "RESTORE", "SNAPSHOT")
+    assert not any(word in pattern.split(".") for pattern in allowed.publish for word in writes)
+
+
+@pytest.mark.parametrize(("speaker", "listener"), PAIRS)
+def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speaker, listener):
+    spoken = permissions.spoken(speaker, listener)
+    for region, row in itertools.product(REGIONS, CHANNELS):
+        subject = row.subject(**(NAMES | {"region": region}))
+        to_listener = region == listener and bool(row.publish & PEERS)
+        of_itself = region == speaker and bool(row.subscribe & PEERS)
+        assert may(spoken, subject) == (to_listener or of_itself), subject
+
+
+@pytest.mark.parametrize(("speaker", "listener"), PAIRS)
+def test_what_may_not_be_said_is_exactly_the_rest(speaker, listener):
+    spoken = permissions.spoken(speaker, listener)
+    unspoken = permissions.unspoken(speaker, listener, REGIONS)
+    assert not any(overlaps(a, b) for a in spoken for b in unspoken)
+    for region, row in itertools.product(REGIONS, CHANNELS):
+        subject = row.subject(**(NAMES | {"region": region}))
+        assert may(spoken, subject) != may(unspoken, subject), subject
+
+
+@pytest.mark.parametrize(("speaker", "listener"), PAIRS)
+def test_a_third_regions_name_is_refused_whole(speaker, listener):
+    (third,) = set(REGIONS) - {speaker, listener}
+    assert set(subjects.everything(third)) <= set(permissions.unspoken(speaker, listener, REGIONS))

@@ -1,0 +1,141 @@
+"""The nats-servers of a rendered topology on free ports, linked: real files, real processes."""
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import Client
+
+from infra import bus, topology
+from infra.nats import bundle, passwords, server
+from infra.nats.conf import to_text
+from infra.nats.region_config import Site, settings, users
+from infra.nats.server_process import ServerProcess
+from infra.topology import Topology
+
+LINK_TIMEOUT_S = 20.0
+# Below the range that the kernel hands out for outgoing connections.
+PORTS = range(20_000, 32_000)
+
+Edit = Callable[[str, dict[str, Any]], None]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different: held together, then let go together."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                return found
+            holder = held.enter_context(socket.socket())
+            try:
+                holder.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            found.append(port)
+    raise AssertionError(f"not {count} free ports in {PORTS}")
+
+
+def mesh_toml(regions: tuple[str, ...] = ("us", "eu", "ap"), *, replicas: int = 2) -> str:
+    """A mesh.toml on free ports."""
+    ports = iter(free_ports(3 * len(regions)))
+    tables = [
+        f'[regions.{name}]\nhttp = "127.0.0.1:{next(ports)}"\nnats = "127.0.0.1:{next(ports)}"\n'
+        f'leaf = "127.0.0.1:{next(ports)}"\nreplicas = {replicas}\n'
+        for name in regions
+    ]
+    links = [
+        f'[[links]]\nbetween = ["{a}", "{b}"]\nrtt_ms = 1\n'
+        for number, a in enumerate(regions)
+        for b in regions[number + 1 :]
+    ]
+    return "\n".join(['[mesh]\nname = "test"', *tables, *links])
+
+
+class NatsRegions:
+    """One running nats-server a region."""
+
+    def __init__(self, mesh: Topology, directory: Path, *, edit: Edit | None = None) -> None:
+        self.topology = mesh
+        self.files = bundle.write(mesh, directory)
+        if edit is not None:
+            _edit_configs(mesh, directory, self.files, edit)
+        binary = server.find()
+        self._servers = {
+            name: ServerProcess(binary, files.config, log=directory / name / "nats.log")
+            for name, files in self.files.items()
+        }
+
+    async def start(self) -> None:
+        """Start every server and return when every link is up."""
+        for process in self._servers.values():
+            await process.start()
+        async with asyncio.timeout(LINK_TIMEOUT_S):
+            for name in self.topology.regions:
+                await self._until_linked(name)
+
+    async def stop(self) -> None:
+        for process in self._servers.values():
+            await process.stop()
+
+    def address(self, region: str, user: str) -> bus.BusAddress:
+        lines = self.files[region].credentials[user].read_text().splitlines()
+        variables = dict(line.split("=", 1) for line in lines)
+        return bus.BusAddress(
+            variables["NATS_URL"], variables["NATS_USER"], variables["NATS_PASSWORD"]
+        )
+
+    async def connect(
+        self,
+        region: str,
+        user: str,
+        *,
+        inbox_prefix: str = "_INBOX",
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> Client:
+        return await bus.connect(
+            self.address(region, user),
+            name=user,
+            inbox_prefix=inbox_prefix,
+            on_error=on_error,
+        )
+
+    async def _until_linked(self, region: str) -> None:
+        client = await self.connect(region, "system")
+        try:
+            while True:
+                reply = await client.request("$SYS.REQ.SERVER.PING.LEAFZ", timeout=5)
+                if json.loads(reply.data)["data"]["leafnodes"] == len(self.topology.peers(region)):
+                    return
+                await asyncio.sleep(0.02)
+        finally:
+            await client.close()
+
+
+@contextlib.contextmanager
+def running_regions(
+    directory: Path, *, toml: str | None = None, edit: Edit | None = None
+) -> Iterator[NatsRegions]:
+    """Three linked regions, or those of `toml`. `edit` may alter a region's settings first."""
+    mesh = topology.parse(toml or mesh_toml(), "mesh.toml")
+    regions = NatsRegions(mesh, directory, edit=edit)
+    try:
+        asyncio.run(regions.start())
+        yield regions
+    finally:
+        asyncio.run(regions.stop())
+
+
+def _edit_configs(mesh: Topology, directory: Path, files: bundle.Written, edit: Edit) -> None:
+    kept = passwords.keep(
+        directory.absolute() / bundle.PASSWORDS, [user.key for user in users(mesh)]
+    )
+    for name, written in files.items():
+        tree: dict[str, Any] = settings(mesh, name, Site(kept, directory / name / bundle.STATE))
+        edit(name, tree)
+        written.config.write_text(to_text(tree))
