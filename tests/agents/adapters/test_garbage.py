@@ -75,9 +75,9 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             frames.clear()
             inbox = f"_INBOX.us.r1.{number}"
             relay = Relay(
-                Hand(inbox, "/v1/completions", "", b"{}", {}, 0),
+                Hand(inbox, "/v1/completions", "", b"{}", {}),
                 engine=engine,
-                frames=FrameWriter(publish, inbox),
+                frames=FrameWriter(publish, inbox, time.monotonic),
                 region="us",
                 replica="g0",
                 clock=time.monotonic,

@@ -217,6 +217,25 @@ async def test_a_body_with_a_hole_is_lost(nats_server) -> None:
         assert on.engine.requests == []
 
 
+async def test_a_long_prefill_is_not_silent(nats_server, monkeypatch) -> None:
+    monkeypatch.setattr("agents.adapters.frames.WORKING_S", 0.05)
+    monkeypatch.setattr("agents.runtime.agent.SILENCE_CHECK_S", 0.05)
+    go = asyncio.Event()
+
+    async def slow(talk: Conversation) -> None:
+        await go.wait()
+        await hello(talk)
+
+    async with scene(nats_server, slow) as on:
+        inbox = await on.asker.ask(1, b"", **{"Mesh-Body-Bytes": "2"})
+        await on.asker.until(lambda: on.asker.kinds(inbox) == "BWW")
+        await on.asker.part(inbox, 0, b"{}")
+        await on.asker.until(lambda: on.asker.kinds(inbox).startswith("BWWWW"))
+        go.set()
+        await on.asker.answer(inbox)
+        assert on.asker.kinds(inbox).replace("W", "") == "BHDE"
+
+
 async def test_bytes_that_are_no_message_of_ours_do_no_harm(nats_server) -> None:
     async with scene(nats_server, hello) as on:
         for subject in ("cancel", "credit", "body", "work"):
