@@ -11,6 +11,7 @@ from rich.console import Console
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, REPLICAS_MAX, TopologyError
+from mesh.core.policies import POLICIES
 from mesh.demo.child import GaveUp
 from mesh.demo.options import EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
@@ -43,7 +44,7 @@ def _given_engine(text: str) -> GivenEngine:
 )
 @click.option(
     "--replicas",
-    type=click.IntRange(0, REPLICAS_MAX),
+    type=click.IntRange(1, REPLICAS_MAX),
     help="Simulated replicas per region, instead of those in the configuration.",
 )
 @click.option(
@@ -69,7 +70,11 @@ def _given_engine(text: str) -> GivenEngine:
     show_default=True,
     help="Whose metrics the given engines have; openai: none.",
 )
-@click.option("--policy", help="How every router places requests; see mesh router --help.")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    help="How every router places requests, instead of the router's own default.",
+)
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -13,6 +13,9 @@ from mesh.demo.program import FileWritten, Kind, Program, http_ready, speaks_nat
 from mesh.demo.state_directory import StateDirectory
 from schemas.ids import RegionId
 
+# Within the grace that the supervisor gives them (see `supervisor.GRACE_S`).
+ROUTER_DRAIN_S = 8.0
+AGENT_DRAIN_S = 3.0
 PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process said before it died
 
 
@@ -47,12 +50,13 @@ class Commands:
     def router(self, region: str, router: str) -> Program:
         """One of a region's routers."""
         policy = ("--policy", self._options.policy) if self._options.policy else ()
-        where = ("--region", region, "--router", router, "--config", str(self._options.config))
+        who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
+        config = ("--config", str(self._options.config))
         return Program(
             name=f"router-{region}-{router}",
             kind=Kind.ROUTER,
             region=region,
-            command=_python("mesh.cli.main", "router", *where, *policy),
+            command=_python("mesh.cli.main", "router", *who, *config, *policy),
             ready=http_ready(self._topology.region(region).http),
             environment=self._as_user(region, "router"),
         )
@@ -83,7 +87,7 @@ class Commands:
             command=_python(
                 *("agents.cli", "run", "--region", region, "--replica", replica),
                 *("--engine-kind", kind.value, "--engine-url", engine.url, *metrics),
-                *("--ready-file", str(ready_file)),
+                *("--drain-timeout", str(AGENT_DRAIN_S), "--ready-file", str(ready_file)),
             ),
             ready=FileWritten(ready_file),
             environment=self._as_user(region, f"agent-{replica}"),

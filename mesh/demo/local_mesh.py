@@ -27,7 +27,7 @@ from mesh.demo.supervisor import Supervisor
 from mesh.demo.wan_proxy import WanProxy
 from schemas.ids import RegionId, ReplicaId
 
-# A given engine may be started after the mesh: nobody waits for it longer than this.
+# A given engine may still be loading its model. It is waited for, but after this long not silently.
 GIVEN_ENGINE_WITHIN_S = 5.0
 
 
@@ -135,11 +135,13 @@ class LocalMesh:
         self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
     ) -> None:
         agent = commands.agent(region, replica, engine, self._options.engine_kind)
+        child = self._supervisor.launch(agent)
         try:
             async with asyncio.timeout(GIVEN_ENGINE_WITHIN_S):
-                await self._supervisor.start(agent)
+                await child.wait_ready()
         except TimeoutError:
             self._report(EngineSilent(agent, engine))
+            await child.wait_ready()
 
     async def _start_simulated(
         self, commands: Commands, region: RegionId, replica: ReplicaId

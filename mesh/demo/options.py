@@ -46,7 +46,7 @@ def fitted(topology: Topology, options: Options) -> Topology:
 
     Given engines replace all simulated ones, those of regions that got none too: a mesh of real
     and simulated engines would serve different models under one roof. Raises TopologyError for
-    an engine of a region there is not.
+    an engine of a region there is not, and for a mesh without any replica.
     """
     for engine in options.engines:
         if engine.region not in topology.regions:
@@ -61,6 +61,11 @@ def fitted(topology: Topology, options: Options) -> Topology:
         return given[name] if given else options.replicas
 
     regions = {name: _resized(name, table, count(name)) for name, table in topology.regions.items()}
+    if not any(region.replicas for region in regions.values()):
+        raise TopologyError(
+            f"{options.config}: no region has a replica, so nothing could be answered; "
+            "give a region some, or use --replicas"
+        )
     return topology.model_copy(update={"regions": regions})
 
 

@@ -4,9 +4,10 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,15 +22,19 @@ PROGRESS_ORDER = (Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER)
 class Screen:
     """Prints to one console; `report` is told what happens to the programs."""
 
-    def __init__(self, console: Console, sizes: Counter[Kind]) -> None:
+    def __init__(self, console: Console, sizes: Counter[Kind], logs: Path) -> None:
+        """`sizes`: how many programs of each kind there will be; `logs`: where they write."""
         self._console = console
+        self._logs = logs
         self._sizes = sizes
         self._ready: Counter[Kind] = Counter()
+        self._is_up = False
         self._status = console.status(self._progress())
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """Show progress until the block ends."""
+        self._plain(f"starting {self._sizes.total()} processes; their logs: {self._logs}")
         with self._status:
             yield
 
@@ -41,15 +46,19 @@ class Screen:
             )
         elif isinstance(event, Died):
             self._died(event)
-        elif event.again:
-            self._console.print(Text(f"{event.program.name} is back", style="green"))
+        elif event.again or self._is_up:
+            back = "back" if event.again else "ready"
+            self._console.print(Text(f"{event.program.name} is {back}", style="green"))
         else:
             self._ready[event.program.kind] += 1
             self._status.update(self._progress())
 
     def up(self, topology: Topology, models: list[str], took_s: float) -> None:
         """Say where everything is, and give a first request to try."""
+        self._is_up = True
         self._console.print(_regions(topology))
+        if topology.links:
+            self._plain(f"round trips: {_round_trips(topology)}")
         self._console.print(f"ready after {took_s:.1f} s; Ctrl-C ends every process")
         if models:
             self._console.print("try:")
@@ -65,7 +74,8 @@ class Screen:
 
     def _died(self, death: Died) -> None:
         self._console.print(Text(f"{death.program.name} {death.how}", style="bold red"))
-        self._console.print(Padding(Text(death.tail, style="dim"), (0, 0, 0, 2)))
+        for line in death.tail.splitlines():
+            self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
         after = (
             f"is started again in {death.restart_in_s:g} s"
             if death.restart_in_s is not None
@@ -106,14 +116,12 @@ def _quoted(text: str) -> str:
 
 
 def _regions(topology: Topology) -> Table:
-    table = Table("region", "OpenAI endpoint", "NATS", "replicas", "round trips")
+    table = Table("region", "OpenAI endpoint", "NATS", "replicas", box=box.SIMPLE)
     for name, region in topology.regions.items():
-        trips = (f"{peer} {topology.link(name, peer).rtt_ms:g} ms" for peer in topology.peers(name))
-        table.add_row(
-            name,
-            f"http://{region.http}/v1",
-            f"nats://{region.nats}",
-            str(len(region.replicas)),
-            ", ".join(trips),
-        )
+        replicas = str(len(region.replicas))
+        table.add_row(name, f"http://{region.http}/v1", f"nats://{region.nats}", replicas)
     return table
+
+
+def _round_trips(topology: Topology) -> str:
+    return ", ".join(f"{'–'.join(link.between)} {link.rtt_ms:g} ms" for link in topology.links)

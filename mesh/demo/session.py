@@ -10,7 +10,6 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from infra.address import Address
 from infra.topology import Topology, load
 from mesh.demo import ports
 from mesh.demo.child import Ready
@@ -21,7 +20,6 @@ from mesh.demo.state_directory import StateDirectory, write_atomically
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODELS_WITHIN_S = 5.0
-MODELS_EVERY_S = 0.1
 
 
 class PortsUnusable(RuntimeError):
@@ -56,7 +54,7 @@ class Session:
         self._records = [state.running, *([options.ready_file] if options.ready_file else [])]
         self._state = state
         self._mesh = LocalMesh(topology, options, state, self._happened)
-        self._screen = Screen(console, self._mesh.sizes())
+        self._screen = Screen(console, self._mesh.sizes(), state.logs)
         self._models: list[str] = []
         self._up = False
         self._interrupted = False
@@ -83,10 +81,10 @@ class Session:
         self.forget()
         with self._screen.starting():
             await self._mesh.start()
-            self._models = await first_models(self._topology)
+            self._models = await served_models(self._topology)
         self._up = True
-        self._record()
         self._screen.up(self._topology, self._models, loop.time() - started)
+        self._record()
 
     def _happened(self, event: Event) -> None:
         self._screen.report(event)
@@ -137,22 +135,13 @@ class Session:
                 loop.remove_signal_handler(number)
 
 
-async def first_models(topology: Topology) -> list[str]:
-    """The models that the regions serve; empty if none does within some seconds."""
+async def served_models(topology: Topology) -> list[str]:
+    """The models that the routers list; a router that does not answer right now is left out."""
     models: set[str] = set()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(MODELS_WITHIN_S)) as http:
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(MODELS_WITHIN_S):
-                for region in topology.regions.values():
-                    models |= await _served(http, region.http)
+        for region in topology.regions.values():
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with http.get(f"http://{region.http}/v1/models") as response:
+                    listed = orjson.loads(await response.read()).get("data", ())
+                models.update(model["id"] for model in listed)
     return sorted(models)
-
-
-async def _served(http: aiohttp.ClientSession, endpoint: Address) -> set[str]:
-    """What one region's router lists, once it lists anything."""
-    while True:
-        async with http.get(f"http://{endpoint}/v1/models") as response:
-            listed = orjson.loads(await response.read()).get("data", ())
-        if listed:
-            return {model["id"] for model in listed}
-        await asyncio.sleep(MODELS_EVERY_S)

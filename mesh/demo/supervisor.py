@@ -39,6 +39,12 @@ class Supervisor:
 
     async def start(self, program: Program) -> Child:
         """Start a program and return when it is ready. Raises GaveUp if it ends instead."""
+        child = self.launch(program)
+        await child.wait_ready()
+        return child
+
+    def launch(self, program: Program) -> Child:
+        """Start a program; the caller may wait until it is ready."""
         assert program.name not in self._children, f"{program.name} runs already"
         assert len(self._children) < PROGRAMS_MAX
         log = self._logs / f"{program.name}.log"
@@ -46,7 +52,6 @@ class Supervisor:
         child = Child(program, log, self._report)
         self._children[program.name] = child
         self._keepers[program.name] = asyncio.create_task(child.keep(), name=program.name)
-        await child.wait_ready()
         return child
 
     def hurry(self) -> None:

@@ -13,7 +13,7 @@ receiver that stops reading stops the line itself.
 import asyncio
 import logging
 import random
-from typing import Self
+from typing import Self, cast
 
 from infra.address import Address
 from mesh.demo.delay_line import DelayLine, Item, Mark
@@ -45,9 +45,8 @@ class _End(asyncio.Protocol):
         self._eof_written = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._proxy._came_up(self, transport)
+        self.transport = cast(asyncio.Transport, transport)  # what TCP gives, on every event loop
+        self._proxy._came_up(self, self.transport)
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:

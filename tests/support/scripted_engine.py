@@ -137,13 +137,18 @@ def hang(first: bytes = b"", gate: asyncio.Event | None = None) -> Behaviour:
     return behaviour
 
 
-def cut_after(first: bytes) -> Behaviour:
-    """Send `first`, then reset the connection."""
+def cut_after(first: bytes, gate: asyncio.Event | None = None) -> Behaviour:
+    """Send `first`, then, when `gate` opens, reset the connection.
+
+    A reset may overtake bytes before it; only the gate makes sure that they were read.
+    """
 
     async def behaviour(request: web.Request, body: dict) -> web.StreamResponse:
         stream = await opened(request)
         if first:
             await stream.write(first)
+        if gate is not None:
+            await gate.wait()
         assert request.transport is not None
         request.transport.abort()
         return stream

@@ -17,7 +17,11 @@ def test_without_options_the_configuration_decides():
 
 def test_a_number_of_replicas_holds_for_every_region():
     assert replicas(replicas=1) == {"us": ("us-0",), "eu": ("eu-0",), "ap": ("ap-0",)}
-    assert replicas(replicas=0) == {"us": (), "eu": (), "ap": ()}
+
+
+def test_a_mesh_without_any_replica_is_an_error():
+    with pytest.raises(TopologyError, match=r"mesh.toml: no region has a replica.*--replicas"):
+        replicas(replicas=0)
 
 
 def test_given_engines_leave_no_simulated_one_anywhere():

@@ -36,7 +36,6 @@ async def test_a_router_is_ready_when_it_says_200(status, ready):
 
     async with http_server(answer) as address:
         assert await http_ready(address).passes() is ready
-        assert not await speaks_nats(address).passes()
 
 
 async def test_a_probe_is_asked_until_it_passes():

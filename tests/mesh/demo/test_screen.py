@@ -8,10 +8,12 @@ from rich.console import Console
 
 from infra.topology import DEFAULT_FILE, load
 from mesh.demo.child import Died, Ready
-from mesh.demo.options import Options, fitted
+from mesh.demo.local_mesh import EngineSilent
+from mesh.demo.options import GivenEngine, Options, fitted
 from mesh.demo.program import FileWritten, Kind, Program
 from mesh.demo.screen import Screen, first_request
 
+LOGS = Path("/state/logs")
 PROGRAM = Program(
     name="engine-us-0",
     kind=Kind.ENGINE,
@@ -21,9 +23,9 @@ PROGRAM = Program(
 )
 
 
-def shown(act, width=60):
+def shown(act, width=80):
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    act(Screen(console, Counter({Kind.ENGINE: 1})))
+    act(Screen(console, Counter({Kind.ENGINE: 1}), LOGS))
     return console.file.getvalue()
 
 
@@ -37,33 +39,31 @@ def test_the_first_request_survives_a_shell_and_names_a_served_model():
 
 
 def test_the_first_request_goes_to_a_region_with_replicas():
-    options = Options(config=DEFAULT_FILE, state=Path(), replicas=0)
-    topology = load(DEFAULT_FILE)
-    only_eu = fitted(topology, options).model_copy(
-        update={"regions": {**fitted(topology, options).regions, "eu": topology.regions["eu"]}}
-    )
+    engines = (GivenEngine("eu", "http://127.0.0.1:1"),)
+    options = Options(config=DEFAULT_FILE, state=Path(), engines=engines)
+    only_eu = fitted(load(DEFAULT_FILE), options)
     assert "http://127.0.0.1:8102/" in first_request(only_eu, "m")
 
 
 def test_every_region_and_its_round_trips_are_shown_and_the_request_is_one_line():
-    text = shown(lambda screen: screen.up(load(DEFAULT_FILE), ["m"], took_s=4.2), width=120)
+    text = shown(lambda screen: screen.up(load(DEFAULT_FILE), ["m"], took_s=4.2))
     assert "http://127.0.0.1:8103/v1" in text
-    assert "us 150 ms" in text
+    assert "round trips: us–eu 80 ms, us–ap 150 ms, eu–ap 220 ms" in text
     assert "ready after 4.2 s" in text
     assert any(line.startswith("curl") and line.endswith("'") for line in text.splitlines())
 
 
-def test_without_a_model_it_says_so_instead_of_a_request():
-    text = shown(lambda screen: screen.up(load(DEFAULT_FILE), [], took_s=4.2), width=120)
-    assert "no engine serves a model yet" in text
-    assert "curl" not in text
-
-
 def test_a_death_is_shown_with_its_log_and_what_follows():
-    log = Path("/state/logs/engine-us-0.log")
+    log = LOGS / "engine-us-0.log"
     death = Died(PROGRAM, "was ended by SIGKILL", log, "[bold]last words", restart_in_s=0.5)
     text = shown(lambda screen: screen.report(death))
     assert "engine-us-0 was ended by SIGKILL" in text
     assert "[bold]last words" in text
     assert f"it is started again in 0.5 s; its log: {log}" in text
     assert "engine-us-0 is back" in shown(lambda screen: screen.report(Ready(PROGRAM, again=True)))
+
+
+def test_a_silent_engine_is_named_with_the_agent_that_waits_for_it():
+    engine = GivenEngine("us", "http://127.0.0.1:8000")
+    text = shown(lambda screen: screen.report(EngineSilent(PROGRAM, engine)))
+    assert "http://127.0.0.1:8000 does not answer yet; engine-us-0 goes on asking" in text

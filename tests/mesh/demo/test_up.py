@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +13,18 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.support.mesh_up import REGIONS, mesh_up, write_config
+from tests.support.mesh_up import REGIONS, MeshUp, mesh_up, write_config
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
+
+
+DEADLINE_S = 30.0
+# New enough by its own words, and unable to serve.
+FAILING_SERVER = """#!/bin/sh
+[ "$1" = --version ] && exec echo "nats-server: v2.99.0"
+echo "cannot allocate memory" && exit 3
+"""
 
 
 def alive(pid: int) -> bool:
@@ -38,6 +47,24 @@ async def streamed(endpoint: str, model: str) -> str:
         return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
 
 
+async def until_streamed(endpoint: str, model: str) -> str:
+    """Ask until the parts have found each other again; the client repeats what got no answer."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with contextlib.suppress(openai.APIStatusError):
+                if text := await streamed(endpoint, model):
+                    return text
+
+
+async def killed_and_back(mesh: MeshUp, name: str) -> None:
+    """Kill one process and wait until the supervisor has replaced it."""
+    killed = mesh.record["processes"][name]
+    os.kill(killed, signal.SIGKILL)
+    await until(lambda: f"{name} is back" in mesh.output, deadline_s=DEADLINE_S)
+    assert f"{name} was ended by SIGKILL" in mesh.output
+    assert mesh.record["processes"][name] not in (None, killed)
+
+
 @contextlib.asynccontextmanager
 async def simulated_engine(directory: Path):
     """An engine that `mesh up` did not start; its URL."""
@@ -49,23 +76,24 @@ async def simulated_engine(directory: Path):
         stdout=subprocess.DEVNULL,
     )
     try:
-        await until(ready.exists)
+        await until(ready.exists, deadline_s=DEADLINE_S)
         yield json.loads(ready.read_text())["url"]
     finally:
         process.terminate()
         await process.wait()
 
 
-async def refused(*arguments: str) -> str:
-    """What `mesh up` prints when it refuses to start."""
+async def refused(*arguments: str, **environment: str) -> str:
+    """What `mesh up` prints when it does not start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "up", *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
     )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             output, _ = await process.communicate()
     finally:
         if process.returncode is None:
@@ -95,11 +123,12 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
     # What the first one left is no obstacle, and its secrets are kept.
     secrets = {path: path.read_bytes() for path in tmp_path.rglob("*.env")}
     async with mesh_up(tmp_path, config=config) as mesh:
-        assert await streamed(mesh.endpoint("eu"), mesh.model)
         again = str(config), "--state", str(tmp_path / ".mesh")
         assert "is in use by a running mesh" in await refused("--config", *again)
+        await killed_and_back(mesh, "engine-eu-0")
+        await killed_and_back(mesh, "nats-eu")
+        await until_streamed(mesh.endpoint("eu"), mesh.model)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.env")} == secrets
-    assert not any(map(alive, processes.values()))
 
 
 async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back(tmp_path):
@@ -114,11 +143,8 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
         ]
         assert await streamed(mesh.endpoint("ap"), mesh.model)
 
-        os.kill(processes["agent-us-0"], 9)
-        await until(lambda: "agent-us-0 is back" in mesh.output)
-        assert "agent-us-0 was ended by SIGKILL" in mesh.output
-        assert mesh.record["processes"]["agent-us-0"] != processes["agent-us-0"]
-        assert await streamed(mesh.endpoint("us"), mesh.model)
+        await killed_and_back(mesh, "agent-us-0")
+        await until_streamed(mesh.endpoint("us"), mesh.model)
 
         pids = mesh.record["processes"].values()
         mesh.process.kill()  # no time to end its children
@@ -135,6 +161,19 @@ async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_pat
         output = await refused("--config", str(config), "--state", str(tmp_path / ".mesh"))
     assert f"regions.us.nats: 127.0.0.1:{port} is taken" in output
     assert list((tmp_path / ".mesh" / "logs").iterdir()) == []
+
+
+async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh(tmp_path):
+    failing = tmp_path / "bin" / "nats-server"
+    failing.parent.mkdir()
+    failing.write_text(FAILING_SERVER)
+    failing.chmod(0o755)
+    output = await refused(
+        *("--config", str(write_config(tmp_path)), "--state", str(tmp_path / ".mesh")),
+        PATH=f"{failing.parent}:{os.environ['PATH']}",
+    )
+    assert "ended with status 3, so nothing runs" in output
+    assert "cannot allocate memory" in output
 
 
 @pytest.mark.parametrize(
