@@ -32,6 +32,7 @@ format: $(STAMP) ## rewrite to the house format
 
 schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files anew from the code
 	$(BIN)/python -m schemas.build
+	$(BIN)/python -m infra.topology_schema
 
 clean: ## remove what the other commands made
 	rm -rf .venv .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -87,7 +87,6 @@ async def connect(
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=2,
                 pending_size=PENDING_BYTES_MAX,
-                allow_reconnect=True,
                 disconnected_cb=lost,
                 reconnected_cb=back,
                 error_cb=error,

@@ -170,6 +170,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(
             exchange.Placed,
             exchange.Refused,
+            exchange.Lost,
             exchange.BodyWanted,
             exchange.Head,
             exchange.End,

@@ -12,7 +12,10 @@ the answer with an error instead of handing the client a text with a gap.
 
 A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for
 a body too large for one message). REFUSED ends it at once: place the request elsewhere.
-PLACED comes from a peer's router: it names the replica that will answer a forwarded request.
+WORKING, without payload, breaks a silence of WORKING_S at any point: a router that hears nothing
+for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold a client.
+PLACED, REFUSED and LOST may also come from a peer's router, outside the numbering (number 0):
+who will answer a forwarded request, that nobody will, or that the one who answered is gone.
 The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`.
 """
 
@@ -40,6 +43,8 @@ BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
+WORKING_S = 5.0
+SILENCE_S_MAX = 16.0  # three of them missing
 FRAME_HEADER = struct.Struct(">BI")
 
 
@@ -49,6 +54,8 @@ class Frame(IntEnum):
     PLACED = ord("P")
     REFUSED = ord("R")
     BODY_WANTED = ord("B")
+    LOST = ord("L")
+    WORKING = ord("W")
     HEAD = ord("H")
     DATA = ord("D")
     END = ord("E")
@@ -106,6 +113,17 @@ class Placed:
     """A peer's router found a place: this replica will stream the answer."""
 
     TAG: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 1
+    region: str
+    replica: str
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A peer's router has lost the replica that was answering: nothing more will come of it."""
+
+    TAG: ClassVar[int] = 10
     VERSION: ClassVar[int] = 1
     region: str
     replica: str

@@ -17,6 +17,8 @@ ModelId = NewType("ModelId", str)
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _NAME = re.compile(NAME_PATTERN)
 
+MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens
+
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
@@ -27,7 +29,7 @@ class NameInvalid(ValueError):
 
 def checked_name(kind: str, text: str) -> str:
     """Return `text` if it is a legal region, replica or router name, else raise NameInvalid."""
-    if not _NAME.fullmatch(text):
+    if not _NAME.fullmatch(text):  # match() would let a last newline through
         raise NameInvalid(
             f"{kind} name {text!r}: use 1 to 32 lower-case letters, digits and inner hyphens"
         )

@@ -3,7 +3,8 @@
 A field that an engine does not report is null. Null is a tier of its own and never means zero
 (PEERS: routers that read "missing" as 0 herd onto the replica they know least about).
 Versions: `v` rises when a field changes its meaning; new fields alone do not raise it, because
-readers ignore fields they don't know.
+readers ignore fields they don't know. The texts under the fields are the descriptions in
+`schemas/json/`.
 """
 
 from dataclasses import dataclass, field
@@ -13,16 +14,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from schemas.ids import NAME_PATTERN, ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, ModelId, RegionId, ReplicaId, RouterId
 from schemas.wire import WireError
 
 STATE_BYTES_MAX = 256 * 1024
 
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit integer holds
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Region = Annotated[RegionId, Field(pattern=NAME_PATTERN)]
+Replica = Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
+Router = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
+Model = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX)]
 
 
 class ReplicaState(StrEnum):
@@ -42,31 +46,51 @@ class Heartbeat:
     __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
-    region: Annotated[RegionId, Field(pattern=NAME_PATTERN)]
-    replica: Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
-    epoch: Count  # changes at every start of the agent; counters below start anew with it
-    seq: Count  # rises by one a heartbeat inside an epoch
+    """Version of the meaning of these fields."""
+    region: Region
+    replica: Replica
+    epoch: Count
+    """Changes at every start of the agent; the counters below start anew with it."""
+    seq: Count
+    """Rises by one a heartbeat inside an epoch."""
     state: ReplicaState
-    engine: str  # adapter kind: vllm, sglang, llamacpp, openai
-    models: tuple[ModelId, ...]
-    full: bool  # the agent's own verdict: new work would be refused now
-    pending: Count | None  # accepted, not yet in the running batch (SkyWalker 3.3)
-    running: Count | None  # in the running batch
-    outstanding: Count  # taken from the bus and not finished, counted by the agent itself
-    batch_max: Count | None = None  # most requests the engine runs at once
-    batch_occupancy: Ratio | None = None  # running / batch_max
+    engine: str
+    """Kind of the engine: vllm, sglang, llamacpp, openai."""
+    models: tuple[Model, ...]
+    """What the engine serves now."""
+    full: bool
+    """The agent's own verdict: new work would be refused now."""
+    pending: Count | None
+    """Requests accepted and not yet in the running batch (SkyWalker 3.3)."""
+    running: Count | None
+    """Requests in the running batch."""
+    outstanding: Count
+    """Requests taken from the bus and not finished, counted by the agent itself."""
+    batch_max: Count | None = None
+    """Most requests the engine runs at once."""
+    batch_occupancy: Ratio | None = None
+    """running / batch_max."""
     kv_used_ratio: Ratio | None = None
+    """Part of the KV cache in use."""
     kv_capacity_tokens: Count | None = None
-    prefill_s_per_token: Seconds | None = None  # learned slope of TTFT on uncached tokens
-    prefill_base_s: Seconds | None = None  # its intercept
-    decode_tokens_per_s: Rate | None = None  # of one running request, median of late
-    prefix_hit_ratio: Ratio | None = None  # cached / prompt tokens of what this agent served
-    engine_age_s: Seconds | None = None  # age of the engine reading inside this heartbeat
+    """Tokens the KV cache holds."""
+    prefill_s_per_token: Seconds | None = None
+    """Learned slope of TTFT on uncached prompt tokens, in seconds per token."""
+    prefill_base_s: Seconds | None = None
+    """Its intercept, in seconds."""
+    decode_tokens_per_s: Rate | None = None
+    """Of one running request, median of late."""
+    prefix_hit_ratio: Ratio | None = None
+    """Cached tokens / prompt tokens of what this agent served."""
+    engine_age_s: Seconds | None = None
+    """Age of the engine reading inside this heartbeat, in seconds."""
     served_total: Count = 0
+    """Requests answered since the epoch began."""
     refused_total: Count = 0
-    # Highest hand-off number taken from each router of this region: what a router handed off
-    # beyond it is still on its way and must be added to `pending`.
-    taken: dict[RouterId, Count] = field(default_factory=dict)
+    """Requests refused since the epoch began."""
+    taken: dict[Router, Count] = field(default_factory=dict)
+    """Highest hand-off number taken from each router of this region: what a router handed off
+    beyond it is still on its way and must be added to `pending`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +98,9 @@ class ModelCapacity:
     """How many replicas of a region serve one model, and how many of them would take work."""
 
     ready: Count
+    """Replicas that serve it."""
     free: Count
+    """Of those, the ones that are not full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +110,29 @@ class Digest:
     __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
-    region: Annotated[RegionId, Field(pattern=NAME_PATTERN)]
-    router: Annotated[RouterId, Field(pattern=NAME_PATTERN)]
+    """Version of the meaning of these fields."""
+    region: Region
+    router: Router
+    """The router that says so; a region has one or more, each sends its own view."""
     epoch: Count
+    """Changes at every start of the router."""
     seq: Count
-    accepting: bool  # false while the router drains
+    """Rises by one a digest inside an epoch."""
+    accepting: bool
+    """False while the router drains."""
     replicas_ready: Count
-    replicas_free: Count  # ready and not full (SkyWalker 3.3: what makes a region available)
-    queue: Count  # requests held in this router
-    models: dict[ModelId, ModelCapacity]
+    replicas_free: Count
+    """Ready and not full: what makes a region available (SkyWalker 3.3)."""
+    queue: Count
+    """Requests held in this router."""
+    models: dict[Model, ModelCapacity]
+    """Per model, because a peer forwards a request and not a count."""
     requests_per_s: Rate
-    prefill_s_per_token: Seconds | None = None  # median over ready replicas
-    kv_used_ratio: Ratio | None = None  # mean over ready replicas
+    """Requests that arrived at this router, per second, of late."""
+    prefill_s_per_token: Seconds | None = None
+    """Median over ready replicas, in seconds per uncached prompt token."""
+    kv_used_ratio: Ratio | None = None
+    """Mean over ready replicas."""
 
 
 _HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
@@ -111,15 +148,16 @@ def encode_state(message: Heartbeat | Digest) -> bytes:
 
 def decode_heartbeat(data: bytes) -> Heartbeat:
     """The heartbeat in `data`. Raises WireError for anything else."""
-    return _decode(_HEARTBEAT, data)
+    return decode_json(_HEARTBEAT, data)
 
 
 def decode_digest(data: bytes) -> Digest:
     """The digest in `data`. Raises WireError for anything else."""
-    return _decode(_DIGEST, data)
+    return decode_json(_DIGEST, data)
 
 
-def _decode(adapter: TypeAdapter[T], data: bytes) -> T:
+def decode_json(adapter: TypeAdapter[T], data: bytes) -> T:
+    """What `adapter` reads from `data`. Raises WireError that names the first wrong field."""
     if len(data) > STATE_BYTES_MAX:
         raise WireError(f"state of {len(data)} bytes, at most {STATE_BYTES_MAX} are read")
     try:

@@ -1,15 +1,16 @@
 """How machine-read messages become bytes: msgpack arrays `[tag, version, field, …]`.
 
 Arrays instead of maps: half the bytes and a third of the time to unpack. A table maps tags to
-classes, so no class name travels. Unknown tags and versions are errors; extra trailing fields
-are ignored, so a newer sender may add some without breaking older readers.
+classes, so no class name travels. Unknown tags and versions are errors. A message grows at its
+end, by a field with a default: older readers ignore it, newer readers fill it in when it is
+missing. Its version rises only when an old field changes its meaning.
 
 Rejected: pickling class names (a peer could then choose what we construct), protobuf (a
 compiler step for eight small messages).
 """
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import msgpack
@@ -42,6 +43,7 @@ _CHECKS: dict[Any, Check] = {
 
 _CLASSES: dict[int, type[Any]] = {}
 _FIELDS: dict[int, tuple[tuple[str, Check], ...]] = {}
+_REQUIRED: dict[int, int] = {}  # how many fields have no default
 
 M = TypeVar("M")
 
@@ -53,11 +55,12 @@ def wire_message(cls: type[M]) -> type[M]:
     hints = get_type_hints(cls)
     _CLASSES[tag] = cls
     _FIELDS[tag] = tuple((field.name, _CHECKS[hints[field.name]]) for field in fields(cls))
+    _REQUIRED[tag] = sum(field.default is MISSING for field in fields(cls))
     return cls
 
 
 def registered() -> dict[int, type[Any]]:
-    """The tag table, for the documents and the golden tests."""
+    """The tag table: tag → class."""
     return dict(_CLASSES)
 
 
@@ -89,14 +92,14 @@ def decode_as(cls: type[M], data: bytes | memoryview) -> M:
 
 
 def _build(tag: object, version: object, values: tuple[Any, ...]) -> Any:
-    cls = _CLASSES.get(tag) if isinstance(tag, int) else None
+    cls = _CLASSES.get(tag) if type(tag) is int else None
     if cls is None:
         raise WireError(f"unknown message tag {tag!r}")
-    if version != cls.VERSION:
+    if type(version) is not int or version != cls.VERSION:  # True == 1 == 1.0 elsewhere
         raise WireError(f"{cls.__name__} version {version!r}, this side speaks {cls.VERSION}")
     expected = _FIELDS[cls.TAG]
-    if len(values) < len(expected):
-        raise WireError(f"{cls.__name__} has {len(expected)} fields, got {len(values)}")
+    if len(values) < _REQUIRED[cls.TAG]:
+        raise WireError(f"{cls.__name__} needs {_REQUIRED[cls.TAG]} fields, got {len(values)}")
     for (name, accepts), value in zip(expected, values, strict=False):
         if not accepts(value):
             raise WireError(f"{cls.__name__}.{name} can't be {value!r}"[:200])

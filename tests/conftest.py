@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.nats_server import NatsServer, running_nats_server
 
+pytest_plugins = ["tests.support.container_engine"]
+
 
 @pytest.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:

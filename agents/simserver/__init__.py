@@ -1,0 +1,1 @@
+"""The simulated engine as a real HTTP process, `mesh-agent engine-sim`."""

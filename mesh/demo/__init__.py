@@ -1,0 +1,1 @@
+"""Three regions on one machine: wide-area delay, and one supervisor over every process."""

@@ -1,0 +1,26 @@
+"""The policies by name. A dict of functions is our registry."""
+
+from collections.abc import Callable
+from random import Random
+
+from mesh.core.policies.base import Policy
+from mesh.core.policies.least_load import LeastLoad
+from mesh.core.policies.prefix_tree import PrefixTree
+from mesh.core.policies.round_robin import RoundRobin
+from mesh.core.settings import RouterSettings
+
+POLICIES: dict[str, Callable[[RouterSettings, Random], Policy]] = {
+    "round-robin": lambda settings, dice: RoundRobin(),
+    "least-load": lambda settings, dice: LeastLoad(dice),
+    "prefix-tree": lambda settings, dice: PrefixTree(
+        dice, blocks_max=settings.index_blocks_max, explore_below=settings.explore_below
+    ),
+}
+
+
+def make_policy(settings: RouterSettings, dice: Random) -> Policy:
+    """A new instance of the configured policy. Raises ValueError and names the known ones."""
+    maker = POLICIES.get(settings.policy)
+    if maker is None:
+        raise ValueError(f"unknown policy {settings.policy!r}; one of {', '.join(POLICIES)}")
+    return maker(settings, dice)

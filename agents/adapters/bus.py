@@ -1,0 +1,189 @@
+"""The agent's ears and mouth on the bus.
+
+nats-py awaits the callbacks of one subscription one after another, so a callback here decodes,
+hands the event over and returns; generations run in tasks of their own. Bytes that are no
+message of ours are counted and dropped: a peer's mistake must not stop an agent.
+
+Messages from nats-py's own buffers are bounded too: what one subscription holds beyond its limit
+is dropped there, and the exchange's numbering tells the router.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.micro.service import Service, ServiceConfig
+
+from agents.core.events import (
+    AliveArrived,
+    BodyPartArrived,
+    CancelArrived,
+    Event,
+    WorkArrived,
+)
+from infra.bus import BusUnreachable
+from schemas import subjects
+from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.state import Heartbeat, encode_state
+from schemas.wire import WireError, decode_as
+
+log = logging.getLogger(__name__)
+
+SERVICE_VERSION = "0.1.0"
+WORK_MESSAGES_MAX = 4096
+CONTROL_MESSAGES_MAX = 65536
+BYTES_MAX = 64 * 1024 * 1024
+OFFSET_DIGITS_MAX = 10
+CLOSE_TIMEOUT_S = 2
+
+Feed = Callable[[Event], Awaitable[None]]
+M = TypeVar("M")
+
+
+class AgentBus:
+    """One agent's subscriptions and what it publishes. `close` takes the ears off."""
+
+    def __init__(self, client: Client, region: RegionId, replica: ReplicaId) -> None:
+        self._client = client
+        self._region = region
+        self._replica = replica
+        self._heartbeats = subjects.heartbeat(region, replica)
+        self._subscriptions: list[Subscription] = []
+        self._metadata: dict[str, str] = {}
+        self._service: Service | None = None
+        self.strange = 0  # messages that were none of ours
+
+    async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
+        """Begin to hear. Events go to `feed`, credits straight to the relay they belong to."""
+
+        async def work(msg: Msg) -> None:
+            await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
+
+        async def cancel(msg: Msg) -> None:
+            if (message := self._decoded(Cancel, msg)) is not None:
+                await feed(CancelArrived(message.inbox))
+
+        async def credited(msg: Msg) -> None:
+            if (message := self._decoded(Credit, msg)) is not None:
+                credit(message.inbox, message.consumed_bytes)
+
+        async def body(msg: Msg) -> None:
+            if (part := self._body_part(msg)) is not None:
+                await feed(part)
+
+        async def alive(msg: Msg) -> None:
+            if (message := self._decoded(Alive, msg)) is not None:
+                tokens = msg.subject.split(".")
+                await feed(AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), message.epoch))
+
+        me = (self._region, self._replica)
+        await self._subscribe(subjects.alive(subjects.ANY, subjects.ANY), alive)
+        await self._subscribe(subjects.cancel(*me), cancel)
+        await self._subscribe(subjects.credit(*me), credited)
+        await self._subscribe(subjects.body(*me), body)
+        await self._subscribe(
+            subjects.work(*me), work, queue=subjects.QUEUE_AGENT, messages=WORK_MESSAGES_MAX
+        )
+
+    async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
+        """Show this agent in `nats micro ls|info|stats`; again when its models change.
+
+        The service has no endpoint: work must not pass through callbacks that wait for each
+        other, and the replica's state is its heartbeat.
+        """
+        # The service answers with this very dict, so changing it is enough later on.
+        self._metadata |= {
+            "region": self._region,
+            "replica": self._replica,
+            "engine": engine,
+            "models": ", ".join(models),
+        }
+        if self._service is None:
+            config = ServiceConfig(
+                name=subjects.SERVICE_AGENT,
+                version=SERVICE_VERSION,
+                description="The process beside one inference engine",
+                metadata=self._metadata,
+            )
+            self._service = Service(self._client, config)
+            try:
+                await self._service.start()
+            except nats.errors.Error as problem:  # the bus is away; its subscriptions come back
+                log.warning("registering as a service: %s", type(problem).__name__)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Publish bytes. Raises nats.errors.Error while the bus is away and its buffer full."""
+        await self._client.publish(subject, payload)
+
+    async def beat(self, heartbeat: Heartbeat) -> None:
+        """Publish a heartbeat, unless the bus is away: nobody wants a stale one afterwards.
+
+        Raises BusUnreachable once the connection is closed for good.
+        """
+        if self._client.is_closed:
+            raise BusUnreachable("the bus turned this agent away; see the log above")
+        if not self._client.is_connected:
+            return
+        try:
+            await self._client.publish(self._heartbeats, encode_state(heartbeat))
+        except nats.errors.Error as problem:
+            log.warning("a heartbeat is lost: %s", type(problem).__name__)
+
+    async def close(self) -> None:
+        """Take no further message; those already here are still handled before this returns."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while self._subscriptions:
+                    await self._subscriptions.pop().drain()  # type: ignore[no-untyped-call]
+        except (TimeoutError, nats.errors.Error) as problem:
+            log.warning("closing the subscriptions: %s", type(problem).__name__)
+
+    async def flush(self) -> None:
+        """Wait until the server has what was published, for CLOSE_TIMEOUT_S at most."""
+        try:
+            await self._client.flush(timeout=CLOSE_TIMEOUT_S)
+        except nats.errors.Error as problem:
+            log.warning("the last words may be lost: %s", type(problem).__name__)
+
+    async def _subscribe(
+        self,
+        subject: str,
+        callback: Callable[[Msg], Awaitable[None]],
+        *,
+        queue: str = "",
+        messages: int = CONTROL_MESSAGES_MAX,
+    ) -> None:
+        self._subscriptions.append(
+            await self._client.subscribe(
+                subject,
+                queue=queue,
+                cb=callback,
+                pending_msgs_limit=messages,
+                pending_bytes_limit=BYTES_MAX,
+            )
+        )
+
+    def _decoded(self, cls: type[M], msg: Msg) -> M | None:
+        try:
+            return decode_as(cls, msg.data)
+        except WireError as problem:
+            self._dropped(msg, problem)
+            return None
+
+    def _body_part(self, msg: Msg) -> BodyPartArrived | None:
+        headers: dict[str, Any] = msg.headers or {}
+        inbox, offset = headers.get(H_BODY_INBOX), headers.get(H_BODY_OFFSET, "")
+        if inbox and offset.isascii() and offset.isdigit() and len(offset) <= OFFSET_DIGITS_MAX:
+            return BodyPartArrived(inbox, int(offset), msg.data)
+        self._dropped(msg, WireError(f"{H_BODY_INBOX} or {H_BODY_OFFSET} is missing"))
+        return None
+
+    def _dropped(self, msg: Msg, problem: WireError) -> None:
+        self.strange += 1
+        log.warning("%s: dropped a message of %d bytes: %s", msg.subject, len(msg.data), problem)

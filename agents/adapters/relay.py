@@ -1,0 +1,244 @@
+"""One answer: the engine's bytes, untouched, from its HTTP response to the asker's inbox.
+
+HEAD goes out with the first body byte and not before, because until then the router can place
+the request elsewhere and no client is the wiser. For the same reason a stream's first bytes are
+held for a moment until they prove to be events. After that nothing is held back, parsed or put
+together: a chunk in is a frame out.
+
+A relay ends exactly once, with one END frame and one `AnswerEnded`, whatever happens: the engine
+ends well or badly, or `abort` cuts the conversation, which closes the engine's connection and by
+that aborts the generation.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import aiohttp
+from opentelemetry import trace
+
+from agents.adapters.engine import Engine
+from agents.adapters.frames import FrameWriter
+from agents.core.effects import Hand
+from agents.core.events import AnswerBegan, AnswerEnded
+from agents.core.reading import NO_USAGE, Usage
+from agents.core.stream import Tail, ends_events, starts_events
+from agents.core.usage import read_usage
+from agents.core.window import Window
+from infra import tracing
+from schemas.exchange import End, Frame, Head, Outcome
+from schemas.ids import RegionId, ReplicaId
+
+_tracer = tracing.tracer(__name__)
+
+EVENT_STREAM = "text/event-stream"
+TEXT_MAX = 500
+_TRACE = ("traceparent", "tracestate")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an answer ended, and for people why."""
+
+    outcome: Outcome
+    detail: str = ""
+
+
+_DONE = Verdict(Outcome.DONE)
+
+
+class Relay:
+    """One answer in the making. Run `run` in a task of its own; `abort` and `credit` from outside.
+
+    `began` is awaited at the first body byte.
+    """
+
+    def __init__(
+        self,
+        hand: Hand,
+        *,
+        engine: Engine,
+        frames: FrameWriter,
+        region: RegionId,
+        replica: ReplicaId,
+        clock: Callable[[], float],
+        began: Callable[[AnswerBegan], Awaitable[None]],
+    ) -> None:
+        self._inbox, self._path, self._request_id = hand.inbox, hand.path, hand.request_id
+        self._headers = hand.headers
+        self._body = hand.body
+        self._engine = engine
+        self._frames = frames
+        self._region, self._replica = region, replica
+        self._clock = clock
+        self._began = began
+        self._handed_at = clock()
+        self._first_byte_at: float | None = None
+        self._streamed = False
+        self._tail = Tail()
+        self._window = Window()
+        self._credited = asyncio.Event()
+        self._conversation: asyncio.Task[Verdict] | None = None
+        self._aborted: Verdict | None = None
+
+    def credit(self, consumed_bytes: int) -> None:
+        """The client is so far."""
+        self._window.credit(consumed_bytes)
+        if self._window.open:
+            self._credited.set()
+
+    def abort(self, outcome: Outcome, detail: str) -> None:
+        """Cut the conversation at once. Without effect when it is over already."""
+        if self._aborted is None:
+            self._aborted = Verdict(outcome, detail)
+            if self._conversation is not None:
+                self._conversation.cancel()
+
+    async def run(self) -> AnswerEnded:
+        """Relay the answer to its END frame; what came of it."""
+        context = tracing.extract(self._headers)
+        with _tracer.start_as_current_span(
+            "agent.answer",
+            context=context,
+            kind=trace.SpanKind.CONSUMER,
+            attributes={"mesh.region": self._region, "mesh.replica": self._replica},
+        ) as span:
+            verdict = await self._outcome()
+            usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
+            span.set_attributes(_attributes(verdict, usage, self._ttft_s))
+            await self._frames.say(Frame.END, self._end(verdict, usage))
+        return AnswerEnded(
+            inbox=self._inbox,
+            outcome=verdict.outcome,
+            usage=usage,
+            streamed=self._streamed,
+        )
+
+    @property
+    def _ttft_s(self) -> float:
+        return -1.0 if self._first_byte_at is None else self._first_byte_at - self._handed_at
+
+    def _end(self, verdict: Verdict, usage: Usage) -> End:
+        return End(
+            outcome=verdict.outcome,
+            detail=verdict.detail,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            ttft_s=self._ttft_s,
+        )
+
+    async def _outcome(self) -> Verdict:
+        # A task of its own: cancelling it can't hit the END frame, nor a task not yet begun.
+        if (cut := self._cut()) is not None:
+            return cut
+        self._conversation = asyncio.create_task(self._converse())
+        try:
+            return await self._conversation
+        except asyncio.CancelledError:
+            if (cut := self._cut()) is not None:
+                return cut
+            raise  # the whole agent is being cancelled, and the conversation with it
+
+    def _cut(self) -> Verdict | None:
+        return self._aborted
+
+    async def _converse(self) -> Verdict:
+        with _tracer.start_as_current_span("engine.call", kind=trace.SpanKind.CLIENT):
+            try:
+                return await self._exchange(self._request_headers())
+            except (aiohttp.ServerTimeoutError, aiohttp.ClientOSError, OSError) as problem:
+                return Verdict(Outcome.ENGINE_LOST, _described(problem))
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as problem:
+                return Verdict(Outcome.ENGINE_LOST, _described(problem))
+            except aiohttp.ClientError as problem:
+                return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
+
+    def _request_headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._request_id:
+            headers["X-Request-Id"] = self._request_id
+        # The asker's trace reaches the engine even where this process sends no spans.
+        headers |= {name: self._headers[name] for name in _TRACE if name in self._headers}
+        tracing.inject(headers)
+        return headers
+
+    async def _exchange(self, headers: dict[str, str]) -> Verdict:
+        async with self._engine.post(self._path, self._body, headers) as response:
+            self._body = b""  # up to 32 MiB that nobody needs during a long answer
+            try:
+                verdict = await self._relay(response)
+            except BaseException:
+                response.close()
+                raise
+            if not response.content.at_eof():
+                response.close()
+            return verdict
+
+    async def _relay(self, response: aiohttp.ClientResponse) -> Verdict:
+        good = 200 <= response.status < 300
+        self._streamed = good and response.content_type == EVENT_STREAM
+        first = await self._first_bytes(response.content)
+        if self._streamed and not starts_events(first):
+            return Verdict(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
+        if good and not first:
+            return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {response.status} with an empty body")
+        await self._head(response)
+        if first:
+            await self._pass_on(first)
+        while await self._may_read() and (chunk := await response.content.readany()):
+            await self._pass_on(chunk)
+        problem = ends_events(self._tail) if self._streamed else None
+        return _DONE if problem is None else Verdict(Outcome.ENGINE_BROKEN, problem)
+
+    async def _first_bytes(self, content: aiohttp.StreamReader) -> bytes:
+        """The first chunk; of a stream as many as it takes to tell whether it is one."""
+        first = await content.readany()
+        while first and self._streamed and starts_events(first) is None:
+            chunk = await content.readany()
+            if not chunk:
+                break
+            first += chunk
+        return first
+
+    async def _head(self, response: aiohttp.ClientResponse) -> None:
+        self._first_byte_at = self._clock()
+        head = Head(
+            status=response.status,
+            content_type=_text(response.headers.get("Content-Type", "")),
+            region=self._region,
+            replica=self._replica,
+        )
+        await self._frames.say(Frame.HEAD, head)
+        await self._began(AnswerBegan(self._inbox))
+
+    async def _pass_on(self, chunk: bytes) -> None:
+        self._engine.heard_at = self._clock()
+        self._tail.add(chunk)
+        self._window.send(len(chunk))
+        await self._frames.data(chunk)
+
+    async def _may_read(self) -> bool:
+        while not self._window.open:
+            self._credited.clear()
+            await self._credited.wait()
+        return True
+
+
+def _described(problem: BaseException) -> str:
+    return _text(str(problem) or type(problem).__name__)
+
+
+def _text(text: str) -> str:
+    """An engine's text, fit for the wire: aiohttp keeps bytes that are no UTF-8 as surrogates."""
+    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
+
+
+def _attributes(verdict: Verdict, usage: Usage, ttft_s: float) -> dict[str, str | int | float]:
+    return {
+        "mesh.outcome": verdict.outcome,
+        "mesh.ttft_s": ttft_s,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "mesh.cached_tokens": usage.cached_tokens,
+    }

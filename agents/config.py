@@ -1,0 +1,88 @@
+"""What an operator may say about one agent, checked: each error says what to do."""
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
+
+Kind = Literal["vllm", "sglang", "llamacpp", "openai"]
+
+
+class AgentConfig(BaseModel):
+    """One agent's configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    region: RegionId
+    replica: ReplicaId
+    engine_kind: Kind
+    engine_url: str  # where /v1/… is; kept without a trailing slash
+    metrics_url: str = ""  # the whole page's URL; engine_url + /metrics when not given
+    nats_url: str
+    nats_user: str | None = None
+    nats_password: SecretStr | None = None
+    # None: 256 for engines that show their queue, 8 for those that don't (see adapters.kinds).
+    outstanding_max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    batch_max: Annotated[int, Field(ge=1, le=65536)] | None = None
+    # Three failed readings mean DOWN, so this also says how soon a dead engine is noticed.
+    read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
+    heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
+    drain_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    metrics_host: str = "127.0.0.1"  # an agent opens nothing to the network unasked
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no page
+    ready_file: str | None = None
+
+    @field_validator("region", "replica")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        try:
+            return checked_name("this", value)
+        except NameInvalid as error:
+            raise ValueError(str(error)) from error
+
+    @field_validator("engine_url")
+    @classmethod
+    def _engine_at(cls, value: str) -> str:
+        base = _http_url(value)
+        if urlsplit(base).path.endswith("/v1"):
+            raise ValueError("give it without /v1: the agent adds the path of each request")
+        return base
+
+    @field_validator("metrics_url")
+    @classmethod
+    def _metrics_at(cls, value: str) -> str:
+        if not value:
+            return value
+        url = _http_url(value)
+        return url if urlsplit(url).path else url + "/metrics"
+
+    @field_validator("nats_url")
+    @classmethod
+    def _bus_at(cls, value: str) -> str:
+        if not value.startswith(("nats://", "tls://")):
+            raise ValueError("give it as nats://host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "AgentConfig":
+        if (self.nats_user is None) != (self.nats_password is None):
+            raise ValueError("give a NATS user and its password (NATS_PASSWORD), or neither")
+        return self
+
+    @property
+    def metrics_page(self) -> str:
+        return self.metrics_url or self.engine_url + "/metrics"
+
+
+def _http_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        good = good and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment:
+        raise ValueError("give it as http://host:port")
+    return value.rstrip("/")

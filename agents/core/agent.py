@@ -1,0 +1,282 @@
+"""AgentCore: every decision of an agent. See the package docstring for the theory."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agents.core import effects, events, load
+from agents.core.answers import HELD_BYTES_MAX, Answer, AnswerTable
+from agents.core.beat import Replica, Told, compose
+from agents.core.bodies import Bodies, BodyLost
+from agents.core.cadence import Cadence
+from agents.core.effects import Effect
+from agents.core.routers import RouterName, RouterWatch
+from agents.core.taken import Taken
+from agents.core.view import EngineView
+from agents.core.work import BadWork, Work, parse_handoff, parse_work
+from schemas import subjects
+from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
+from schemas.ids import ModelId, NameInvalid, checked_name
+from schemas.state import Heartbeat, ReplicaState
+
+# States in which work is refused, and what the router is told.
+_CLOSED = {
+    ReplicaState.STARTING: Refusal.ENGINE_DOWN,
+    ReplicaState.DOWN: Refusal.ENGINE_DOWN,
+    ReplicaState.DRAINING: Refusal.DRAINING,
+    ReplicaState.GONE: Refusal.DRAINING,
+}
+
+
+class AgentCore:
+    """Decide; never do. Feed events with `handle`, perform the effects in order.
+
+    Call `handle(Tick(), now)` at `wake_at` at the latest.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._answers = AnswerTable()
+        self._bodies = Bodies()
+        self._routers = RouterWatch()
+        self._taken = Taken()
+        self._engine = EngineView(batch_max=replica.batch_max, counts_own=replica.counts_own)
+        self._cadence = Cadence(replica.heartbeat_s)
+        self._leaving: ReplicaState | None = None  # DRAINING, then GONE
+        self._seq = 0
+        self._served_total = 0
+        self._refused_total = 0
+        self._told: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
+        self._handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
+            events.WorkArrived: self._on_work,
+            events.BodyPartArrived: self._on_body_part,
+            events.CancelArrived: self._on_cancel,
+            events.AliveArrived: self._on_alive,
+            events.AnswerBegan: self._on_began,
+            events.AnswerEnded: self._on_ended,
+            events.EngineRead: self._on_engine_read,
+            events.EngineFailed: self._on_engine_failed,
+            events.DrainAsked: self._on_drain,
+            events.StopAsked: self._on_stop,
+            events.Left: self._on_left,
+            events.Tick: self._on_tick,
+        }
+
+    def handle(self, event: events.Event, now: float) -> list[Effect]:
+        """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
+        if self._leaving is ReplicaState.GONE:
+            return []
+        return [*self._handlers[type(event)](event, now), *self._beat(now)]
+
+    @property
+    def wake_at(self) -> float:
+        """When the next `Tick` is wanted at the latest."""
+        return self._cadence.due_at
+
+    @property
+    def outstanding(self) -> int:
+        """Answers taken from the bus and not finished."""
+        return len(self._answers)
+
+    @property
+    def state(self) -> ReplicaState:
+        return self._leaving or self._engine.health.state
+
+    @property
+    def models(self) -> tuple[ModelId, ...]:
+        """What the engine said it serves."""
+        return self._engine.models
+
+    def heartbeat(self, now: float) -> Heartbeat:
+        """The replica as it is now, under the number of the last heartbeat published."""
+        return compose(
+            self._replica,
+            self._engine,
+            self._answers,
+            Told(
+                self._seq,
+                self.state,
+                self._full(),
+                self._served_total,
+                self._refused_total,
+                self._taken.snapshot(),
+            ),
+            now,
+        )
+
+    def _on_work(self, event: events.WorkArrived, now: float) -> list[Effect]:
+        handoff = parse_handoff(event.headers)
+        if handoff is not None:
+            self._taken.note(handoff)
+        router = _router_of(event.inbox)
+        if router is None or event.inbox in self._answers:
+            return []  # nobody to answer, or frames of two answers would mix
+        try:
+            work = parse_work(event.headers, event.body)
+        except BadWork as problem:
+            return [self._refuse(event.inbox, Refusal.BAD_WORK, str(problem))]
+        size = len(event.body) if work.body_bytes is None else work.body_bytes
+        reason = self._reason_against(work, size)
+        if reason is not None:
+            return [self._refuse(event.inbox, reason)]
+        answer = Answer(event.inbox, router, work, event.headers, size, now)
+        self._answers.add(answer)
+        self._routers.join(router, now)
+        return self._take(answer, event.body, now)
+
+    def _take(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
+        if answer.work.deadline_s <= 0.0:
+            return self._finish(answer, Outcome.DEADLINE, "no time was left on arrival")
+        if answer.work.body_bytes is None:
+            return self._hand(answer, body, now)
+        self._bodies.open(answer.inbox, answer.work.body_bytes, now)
+        wanted = BodyWanted(self._replica.region, self._replica.replica)
+        return [effects.AskBody(answer.inbox, wanted)]
+
+    def _reason_against(self, work: Work, size: int) -> Refusal | None:
+        if self.state in _CLOSED:
+            return _CLOSED[self.state]
+        if work.model not in self._engine.models:
+            return Refusal.WRONG_MODEL
+        over = self._answers.held_bytes + size > HELD_BYTES_MAX
+        return Refusal.FULL if over or self._full() else None
+
+    def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> Effect:
+        self._refused_total += 1
+        fresh = self._engine.load(self._answers)
+        message = Refused(
+            reason=reason,
+            region=self._replica.region,
+            replica=self._replica.replica,
+            pending=-1 if fresh.pending is None else fresh.pending,
+            running=-1 if fresh.running is None else fresh.running,
+        )
+        return effects.Refuse(inbox, message, detail)
+
+    def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
+        answer.unqueued = self._engine.is_unqueued(self._answers)
+        answer.handed_at = now
+        work = answer.work
+        return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
+
+    def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
+        answer = self._answers.get(event.inbox)
+        if answer is None:
+            return []
+        try:
+            body = self._bodies.add(event.inbox, event.offset, event.data, now)
+        except BodyLost as problem:
+            return self._finish(answer, Outcome.BODY_LOST, str(problem))
+        return [] if body is None else self._hand(answer, body, now)
+
+    def _on_cancel(self, event: events.CancelArrived, now: float) -> list[Effect]:
+        answer = self._answers.get(event.inbox)
+        return [] if answer is None else self._end(answer, Outcome.CANCELLED, "cancelled")
+
+    def _on_alive(self, event: events.AliveArrived, now: float) -> list[Effect]:
+        name = RouterName(event.region, event.router)
+        if not self._routers.seen(name, event.epoch, now):
+            return []
+        if event.region == self._replica.region:
+            self._taken.forget(event.router)
+        return self._orphan(name, "the asking router restarted")
+
+    def _orphan(self, name: RouterName, why: str) -> list[Effect]:
+        asked = [answer for answer in self._answers if answer.router == name]
+        return self._end_all(asked, Outcome.CANCELLED, why)
+
+    def _on_began(self, event: events.AnswerBegan, now: float) -> list[Effect]:
+        answer = self._answers.get(event.inbox)
+        if answer is not None:
+            self._answers.begin(answer, now)
+        return []
+
+    def _on_ended(self, event: events.AnswerEnded, now: float) -> list[Effect]:
+        answer = self._answers.get(event.inbox)
+        assert answer is not None, "a relay ended that was never handed over, or twice"
+        self._engine.learn(answer, event, now)
+        self._forget(answer)
+        if event.outcome is Outcome.DONE:
+            self._served_total += 1
+        return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
+
+    def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
+        self._engine.read(event)
+        return []
+
+    def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
+        self._engine.failed(event, now)
+        return []
+
+    def _on_drain(self, event: events.DrainAsked, now: float) -> list[Effect]:
+        self._leaving = ReplicaState.DRAINING
+        return []
+
+    def _on_stop(self, event: events.StopAsked, now: float) -> list[Effect]:
+        self._leaving = ReplicaState.DRAINING
+        return self._end_all(self._answers, Outcome.ENGINE_LOST, "the replica stopped")
+
+    def _on_left(self, event: events.Left, now: float) -> list[Effect]:
+        self._leaving = ReplicaState.GONE
+        return []
+
+    def _on_tick(self, event: events.Tick, now: float) -> list[Effect]:
+        done: list[Effect] = []
+        overdue = [answer for answer in self._answers if answer.deadline_at <= now]
+        done += self._end_all(overdue, Outcome.DEADLINE, "the deadline passed")
+        for name in self._routers.silent(now):
+            done += self._orphan(name, "the asking router is silent")
+        lost = [found for inbox in self._bodies.late(now) if (found := self._answers.get(inbox))]
+        done += self._end_all(lost, Outcome.BODY_LOST, "the next part of the body never came")
+        if self._engine.health.lost(now):
+            done += self._end_all(self._answers, Outcome.ENGINE_LOST, "the engine fell silent")
+        return done
+
+    def _end_all(self, answers: Iterable[Answer], outcome: Outcome, why: str) -> list[Effect]:
+        return [effect for answer in answers for effect in self._end(answer, outcome, why)]
+
+    def _end(self, answer: Answer, outcome: Outcome, why: str) -> list[Effect]:
+        """End an answer that has not ended by itself: abort its relay, if it has one."""
+        if answer.handed_at is None:
+            return self._finish(answer, outcome, why)
+        if answer.aborted:
+            return []
+        answer.aborted = True
+        return [effects.Abort(answer.inbox, outcome, why)]
+
+    def _finish(self, answer: Answer, outcome: Outcome, why: str) -> list[Effect]:
+        self._forget(answer)
+        return [effects.Finish(answer.inbox, outcome, why)]
+
+    def _forget(self, answer: Answer) -> None:
+        self._answers.remove(answer.inbox)
+        self._bodies.close(answer.inbox)
+        self._routers.leave(answer.router)
+
+    def _full(self) -> bool:
+        pending = self._engine.load(self._answers).pending
+        return load.full(pending, len(self._answers), self._replica.outstanding_max)
+
+    def _beat(self, now: float) -> list[Effect]:
+        verdict = (self.state, self._full(), self._engine.models)
+        if verdict != self._told:
+            self._cadence.hurry()
+        last_word = self._leaving is ReplicaState.GONE
+        if now < self._cadence.due_at and not last_word:
+            return []
+        self._told = verdict
+        self._cadence.sent(now)
+        self._seq += 1
+        return [effects.Beat(self.heartbeat(now))]
+
+
+def _router_of(inbox: str) -> RouterName | None:
+    """Whose inbox this is, or None for a reply subject that no router of ours has."""
+    address = subjects.parse_inbox(inbox)
+    if address is None or address.stream in ("*", ">"):
+        return None
+    try:
+        checked_name("region", address.region)
+        checked_name("router", address.router)
+    except NameInvalid:
+        return None
+    return RouterName(address.region, address.router)

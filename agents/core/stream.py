@@ -1,0 +1,66 @@
+"""Is this answer whole? Judged from its first and last bytes, never by parsing each token.
+
+A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a
+line end, and ends after a blank line. That is enough to tell an engine that streams from one
+that prints a stack trace or dies in the middle of an event. Some engines never send `[DONE]`;
+an end on an event boundary is an end all the same.
+"""
+
+from collections import deque
+
+TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
+_FIELDS = (b"data", b"event", b"id", b"retry")
+_BOM = b"\xef\xbb\xbf"
+_BOUNDARIES = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
+
+
+class Tail:
+    """The last TAIL_BYTES or a little more of what passed, kept without copying."""
+
+    __slots__ = ("_chunks", "_held", "total")
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._held = 0
+        self.total = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        size = len(chunk)
+        self.total += size
+        self._held += size
+        while self._held - len(self._chunks[0]) >= TAIL_BYTES:
+            self._held -= len(self._chunks.popleft())
+
+    def read(self) -> bytes:
+        """The tail, at most TAIL_BYTES of it."""
+        return b"".join(self._chunks)[-TAIL_BYTES:]
+
+
+def starts_events(head: bytes) -> bool | None:
+    """Whether an answer that begins with `head` can be an event stream; None: too early to say."""
+    if len(head) < len(_BOM) and _BOM.startswith(head):
+        return None
+    text = head.removeprefix(_BOM).lstrip(b"\r\n")
+    if not text:
+        return None if len(head) < _GATE_BYTES_MAX else False
+    if text[:1] == b":":
+        return True
+    for field in _FIELDS:
+        if text.startswith(field):
+            after = text[len(field) : len(field) + 1]
+            return after in b":\r\n" if after else None
+        if field.startswith(text):
+            return None
+    return False
+
+
+def ends_events(tail: Tail) -> str | None:
+    """None when the stream ended whole, else what is wrong, for people."""
+    end = tail.read()
+    if tail.total <= len(end) and b"data:" not in end:
+        return "the stream ended without one event"
+    if end.endswith(_BOUNDARIES) or end.rstrip().endswith(b"[DONE]"):
+        return None
+    return "the stream ended in the middle of an event"

@@ -1,0 +1,94 @@
+"""What the agent knows of its engine: the last reading, its models, its health, its speeds."""
+
+from dataclasses import dataclass, replace
+
+from agents.core import load
+from agents.core.answers import Answer, AnswerTable
+from agents.core.events import AnswerEnded, EngineFailed, EngineRead
+from agents.core.health import EngineHealth
+from agents.core.prefill import PrefillEstimator, PrefillLine
+from agents.core.reading import NOTHING_KNOWN, EngineReading
+from agents.core.served import Served
+from schemas.exchange import Outcome
+from schemas.ids import ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The replica's load at one moment; None where the engine does not show it."""
+
+    pending: int | None
+    running: int | None
+
+
+class EngineView:
+    """Fed with looks at the engine and with finished answers."""
+
+    def __init__(self, *, batch_max: int | None, counts_own: bool) -> None:
+        """`batch_max`: the operator's word, where the metrics don't say it.
+
+        `counts_own`: the engine shows no counts; what it runs is what it was handed.
+        """
+        self._batch_max = batch_max
+        self._counts_own = counts_own
+        self._prefill = PrefillEstimator()
+        self.health = EngineHealth()
+        self.served = Served()
+        self.reading: EngineReading = NOTHING_KNOWN
+        self.read_at: float | None = None
+        self.models: tuple[ModelId, ...] = ()
+
+    @property
+    def line(self) -> PrefillLine | None:
+        return self._prefill.line()
+
+    @property
+    def prefix_hit_ratio(self) -> float | None:
+        """Of what this agent served, else of the engine's whole life."""
+        ours = self.served.prefix_hit_ratio
+        return self.reading.prefix_hit_ratio if ours is None else ours
+
+    def read(self, event: EngineRead) -> None:
+        reading = event.reading
+        if reading.batch_max is None:
+            reading = replace(reading, batch_max=self._batch_max)
+        self.reading = reading
+        self.read_at = event.began_at
+        if event.models is not None:
+            self.models = event.models
+        self.health.succeeded()
+
+    def failed(self, event: EngineFailed, now: float) -> None:
+        self.health.failed(event, now)
+
+    def load(self, answers: AnswerTable) -> Load:
+        """Pending and running by the rules in `load`."""
+        handed_since = 0
+        if self.reading.waiting is not None and self.read_at is not None:
+            handed_since = answers.unbegun(self.read_at)
+        pending = load.pending(self.reading, handed_since, self.served.tokens_per_answer)
+        running = answers.handed() if self._counts_own else self.reading.running
+        return Load(pending, running)
+
+    def is_unqueued(self, answers: AnswerTable) -> bool:
+        """Whether an answer handed over now has the engine's prefill to itself.
+
+        Work is only taken while nothing waits, so all that can stand before it is what was
+        handed over a moment ago.
+        """
+        return answers.unbegun(float("-inf")) == 0
+
+    def learn(self, answer: Answer, event: AnswerEnded, now: float) -> None:
+        """Take what a finished answer teaches; partial and unstreamed ones teach less."""
+        if event.outcome is not Outcome.DONE or answer.handed_at is None:
+            return
+        streamed = event.streamed and answer.began_at is not None
+        decode_s = now - answer.began_at if streamed and answer.began_at is not None else None
+        self.served.add(event.usage, decode_s)
+        usage = event.usage
+        if not streamed or not answer.unqueued or answer.began_at is None:
+            return
+        if usage.prompt_tokens < 0 or usage.cached_tokens < 0:
+            return
+        uncached = max(0, usage.prompt_tokens - usage.cached_tokens)
+        self._prefill.add(uncached, answer.began_at - answer.handed_at)

@@ -1,0 +1,213 @@
+"""Performing what AgentCore decides: the one place where events and effects meet the world."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agents.adapters.bus import AgentBus
+from agents.adapters.engine import Engine
+from agents.adapters.frames import FrameWriter
+from agents.adapters.relay import Relay
+from agents.config import AgentConfig
+from agents.core import effects
+from agents.core.agent import AgentCore
+from agents.core.events import (
+    DrainAsked,
+    EngineFailed,
+    EngineRead,
+    Event,
+    Left,
+    StopAsked,
+    Tick,
+)
+from schemas.exchange import End, Frame
+from schemas.ids import ModelId
+from schemas.state import Heartbeat, ReplicaState
+
+log = logging.getLogger(__name__)
+
+IDLE_READ_INTERVAL_S = 0.1
+SILENCE_CHECK_S = 1.0
+LOOK_GAP_MIN_S = 0.01  # between looks that something asked for
+ABORT_TIMEOUT_S = 2.0  # for END frames of aborted answers to go out
+
+
+class Agent:
+    """The core with its hands. Start `read_engine` and `keep_time` in tasks, then feed it."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        core: AgentCore,
+        bus: AgentBus,
+        engine: Engine,
+        clock: Callable[[], float],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._bus = bus
+        self._engine = engine
+        self._clock = clock
+        self._tasks = tasks
+        self._writers: dict[str, FrameWriter] = {}  # of answers that have not ended
+        self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
+        self._hurry = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._waking_at = float("inf")
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.ready = asyncio.Event()  # set when the replica first takes work
+        self._state: ReplicaState | None = None
+        self._registered: tuple[ModelId, ...] | None = None
+        self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
+            effects.Refuse: self._refuse,
+            effects.AskBody: self._ask_body,
+            effects.Hand: self._hand,
+            effects.Abort: self._abort,
+            effects.Finish: self._finish,
+            effects.Beat: self._beat,
+            effects.LookNow: self._look,
+        }
+
+    async def feed(self, event: Event) -> None:
+        """Let the core decide about an event, and do what it says. Never waits for an answer."""
+        for effect in self._core.handle(event, self._clock()):
+            await self._performers[type(effect)](effect)
+        if self._core.wake_at < self._waking_at:
+            self._hurry.set()
+        if self._core.outstanding:
+            self._quiet.clear()
+        else:
+            self._quiet.set()
+
+    def credit(self, inbox: str, consumed_bytes: int) -> None:
+        """The client of one answer has come so far."""
+        if (found := self._relays.get(inbox)) is not None:
+            found[0].credit(consumed_bytes)
+
+    def heartbeat(self) -> Heartbeat:
+        """The replica as it is now."""
+        return self._core.heartbeat(self._clock())
+
+    async def keep_time(self) -> None:
+        """Tick whenever the core wants it. Runs for ever."""
+        while True:
+            await self.feed(Tick())
+            self._hurry.clear()
+            self._waking_at = self._core.wake_at
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._waking_at - self._clock())):
+                    await self._hurry.wait()
+
+    async def read_engine(self) -> None:
+        """Look at the engine, again and again, one look at a time. Runs for ever."""
+        while True:
+            self._look_now.clear()
+            look = await self._engine.look()
+            await self.feed(look)
+            self._tell_state(look)
+            if self._core.models != self._registered and self._core.models:
+                self._registered = self._core.models
+                await self._bus.register(self._config.engine_kind, self._registered)
+            await self._pause(look.began_at)
+
+    async def keep_working(self) -> None:
+        """Tell routers of long silent answers that they are still worked on. Runs for ever."""
+        while True:
+            await asyncio.sleep(SILENCE_CHECK_S)
+            for writer in list(self._writers.values()):
+                await writer.break_silence()
+
+    async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
+        """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
+        await self.feed(DrainAsked())
+        log.info("draining: %d answers to finish", self._core.outstanding)
+        hasty = asyncio.create_task(at_once.wait())
+        quiet = asyncio.create_task(self._quiet.wait())
+        await asyncio.wait((hasty, quiet), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        hasty.cancel()
+        quiet.cancel()
+        await self.feed(StopAsked())
+        await self._bus.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._quiet.wait()
+        for _, task in self._relays.values():
+            task.cancel()
+        await self.feed(Left())
+        await self._bus.flush()
+
+    async def _refuse(self, effect: effects.Refuse) -> None:
+        log.info("refused: %s %s", effect.message.reason, effect.detail)
+        await self._writer(effect.inbox).say(Frame.REFUSED, effect.message)
+
+    async def _ask_body(self, effect: effects.AskBody) -> None:
+        writer = self._writers[effect.inbox] = self._writer(effect.inbox)
+        await writer.say(Frame.BODY_WANTED, effect.message)
+
+    async def _hand(self, effect: effects.Hand) -> None:
+        writer = self._writers.setdefault(effect.inbox, self._writer(effect.inbox))
+        relay = Relay(
+            effect,
+            engine=self._engine,
+            frames=writer,
+            region=self._config.region,
+            replica=self._config.replica,
+            clock=self._clock,
+            began=self.feed,
+        )
+        task = self._tasks.create_task(self._serve(effect.inbox, relay))
+        self._relays[effect.inbox] = relay, task
+
+    async def _serve(self, inbox: str, relay: Relay) -> None:
+        ended = await relay.run()
+        del self._relays[inbox], self._writers[inbox]
+        await self.feed(ended)
+
+    async def _abort(self, effect: effects.Abort) -> None:
+        if (found := self._relays.get(effect.inbox)) is not None:
+            found[0].abort(effect.outcome, effect.detail)
+
+    async def _finish(self, effect: effects.Finish) -> None:
+        end = End(
+            outcome=effect.outcome,
+            detail=effect.detail,
+            prompt_tokens=-1,
+            cached_tokens=-1,
+            completion_tokens=-1,
+            ttft_s=-1.0,
+        )
+        writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
+        await writer.say(Frame.END, end)
+
+    async def _beat(self, effect: effects.Beat) -> None:
+        await self._bus.beat(effect.heartbeat)
+
+    async def _look(self, effect: effects.LookNow) -> None:
+        self._engine.want_models()
+        self._look_now.set()
+
+    def _writer(self, inbox: str) -> FrameWriter:
+        return FrameWriter(self._bus.publish, inbox, self._clock)
+
+    def _tell_state(self, look: EngineRead | EngineFailed) -> None:
+        state = self._core.state
+        if state is not self._state:
+            why = look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+            log.info("%s/%s is %s: %s", self._config.region, self._config.replica, state, why)
+            self._state = state
+        if state is ReplicaState.READY:
+            self.ready.set()
+
+    async def _pause(self, began_at: float) -> None:
+        """Until the next look is due, or at once when something asks for it."""
+        interval_s = self._config.read_interval_ms / 1000
+        idle = not self._core.outstanding
+        until = began_at + (max(interval_s, IDLE_READ_INTERVAL_S) if idle else interval_s)
+        await asyncio.sleep(LOOK_GAP_MIN_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - self._clock())):
+                await self._look_now.wait()

@@ -1,0 +1,90 @@
+"""`mesh-agent run`: parse, check, wire, and serve until told to stop."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import uvloop
+from pydantic import ValidationError
+
+from agents.config import AgentConfig, Kind
+from agents.runtime.process import Stop, run
+from infra import tracing
+from infra.bus import BusUnreachable
+
+
+@click.command("run", context_settings={"show_default": True})
+@click.option("--region", required=True, help="Region of this replica.")
+@click.option("--replica", required=True, help="Name of this replica, unique in its region.")
+@click.option("--engine-url", required=True, help="The engine's API, http://host:port.")
+@click.option(
+    "--metrics-url", default="", help="Its metrics page.", show_default="engine-url + /metrics"
+)
+@click.option("--engine-kind", type=click.Choice(get_args(Kind)), default="vllm")
+@click.option("--nats-url", envvar="NATS_URL", required=True, help="The region's bus. [NATS_URL]")
+@click.option("--nats-user", envvar="NATS_USER", help="User on the bus. [NATS_USER]")
+@click.option(
+    "--nats-password-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the password; or set NATS_PASSWORD. Never on the command line.",
+)
+@click.option(
+    "--max-outstanding",
+    "outstanding_max",
+    type=int,
+    help="Most requests to hold at once.",
+    show_default="256; 8 for openai",
+)
+@click.option("--batch-max", type=int, help="Most requests the engine runs at once, if known.")
+@click.option("--read-interval-ms", type=int, default=50, help="Between looks at a busy engine.")
+@click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
+@click.option(
+    "--drain-timeout", "drain_timeout_s", type=float, default=30.0, help="Seconds to finish in."
+)
+@click.option("--metrics-host", default="127.0.0.1", help="Where the own metrics page listens.")
+@click.option("--metrics-port", type=int, default=0, help="Own Prometheus page; 0 for none.")
+@click.option("--ready-file", help="Written when the replica first takes work.")
+def command(nats_password_file: Path | None, **options: Any) -> None:
+    """Serve the work of one engine from the bus.
+
+    SIGTERM drains: nothing new is taken, what runs is finished. A second one stops at once.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config = _checked({**options, "nats_password": _password(nats_password_file)})
+    tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
+    try:
+        uvloop.run(_main(config))
+    except* (BusUnreachable, OSError) as problems:
+        raise click.ClickException(str(problems.exceptions[0])) from problems
+    finally:
+        tracing.shut_down()
+
+
+async def _main(config: AgentConfig) -> None:
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.ask)
+    await run(config, time.monotonic, time.time_ns() // 1_000_000, stop)
+
+
+def _password(file: Path | None) -> str | None:
+    if file is not None:
+        return file.read_text().strip()
+    return os.environ.get("NATS_PASSWORD")
+
+
+def _checked(options: dict[str, Any]) -> AgentConfig:
+    try:
+        return AgentConfig(**options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
+        field = str(first["loc"][0]) if first["loc"] else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise click.UsageError(f"{flags.get(field, field)}: {message}".lstrip(": ")) from error

@@ -1,0 +1,110 @@
+"""The agent as a function: `run(config, clock, epoch, stop)`."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+from nats.aio.client import Client
+
+from agents.adapters.bus import AgentBus
+from agents.adapters.engine import Engine
+from agents.adapters.kinds import KINDS
+from agents.config import AgentConfig
+from agents.core.agent import AgentCore
+from agents.core.beat import Replica
+from agents.runtime.agent import Agent
+from agents.runtime.metrics import serve_metrics
+from infra import bus
+from schemas import subjects
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How a process is asked to end: `drain` first, `at_once` when patience is over."""
+
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    at_once: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ask(self) -> None:
+        """The first time: drain. The second time: at once."""
+        (self.at_once if self.drain.is_set() else self.drain).set()
+
+
+async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop: Stop) -> None:
+    """Serve one engine's work from the bus until `stop`.
+
+    `epoch` must rise with every start. Raises BusUnreachable when there is no bus to serve from;
+    an engine that is not there yet is waited for.
+    """
+    async with AsyncExitStack() as opened:
+        client = await _connected(config)
+        opened.push_async_callback(client.close)
+        engine = Engine(
+            api_url=config.engine_url,
+            metrics_url=config.metrics_page,
+            kind=KINDS[config.engine_kind],
+            clock=clock,
+        )
+        opened.push_async_callback(engine.close)
+        ears = AgentBus(client, config.region, config.replica)
+        async with asyncio.TaskGroup() as tasks:
+            agent = Agent(config, AgentCore(_replica(config, epoch)), ears, engine, clock, tasks)
+            if config.metrics_port:
+                await serve_metrics(
+                    opened, config.metrics_host, config.metrics_port, agent.heartbeat
+                )
+            await ears.listen(agent.feed, agent.credit)
+            background = [
+                tasks.create_task(agent.keep_time()),
+                tasks.create_task(agent.read_engine()),
+                tasks.create_task(agent.keep_working()),
+                tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
+            ]
+            await stop.drain.wait()
+            await agent.drain(config.drain_timeout_s, stop.at_once)
+            for task in background:
+                task.cancel()
+
+
+async def _connected(config: AgentConfig) -> Client:
+    password = config.nats_password
+    address = bus.BusAddress(
+        config.nats_url,
+        config.nats_user,
+        None if password is None else password.get_secret_value(),
+    )
+    return await bus.connect(
+        address,
+        name=f"agent {config.region}/{config.replica}",
+        inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
+    )
+
+
+def _replica(config: AgentConfig, epoch: int) -> Replica:
+    kind = KINDS[config.engine_kind]
+    return Replica(
+        region=config.region,
+        replica=config.replica,
+        epoch=epoch,
+        engine=config.engine_kind,
+        outstanding_max=config.outstanding_max or kind.outstanding_max,
+        heartbeat_s=config.heartbeat_ms / 1000,
+        batch_max=config.batch_max,
+        counts_own=not kind.has_metrics,
+    )
+
+
+async def _tell_ready(path: str | None, ready: asyncio.Event) -> None:
+    """Write the ready file when the replica first takes work."""
+    await ready.wait()
+    log.info("ready")
+    if path is not None:
+        whole = Path(path + ".part")
+        whole.write_bytes(orjson.dumps({"ready": True}))
+        whole.rename(path)

@@ -1,0 +1,282 @@
+"""One inference engine as a model of time: continuous batching, chunked prefill, paged KV.
+
+Theory of operation. Requests arrive, and `arrival_s` later the scheduler sees them in the
+waiting queue, first come first served. The engine runs iterations. Each gives one token to
+every decoding sequence and spends what is left of its token budget on prefill, oldest first,
+admitting from the queue while the batch and the memory have room. What waits is *pending*.
+An iteration that has begun is never changed: who comes during it joins the next one.
+
+The engine plans a *stretch*: one iteration if anything is in prefill, else as many decode
+iterations as nothing can happen in (nobody finishes, memory is enough, no known arrival). An
+arrival or an abort cuts the stretch after the running iteration. So a driver may step at every
+token (`watch_tokens`, the HTTP server) or from one change to the next (a simulator with
+thousands of engines), with the same times in both.
+
+The driver's duty: call `step` at `wake_at`, or a little later; call everything else with a
+`now` that never runs backwards.
+"""
+
+from collections import deque
+
+from agents.sim.batch import Batch, Chunk, SequenceState
+from agents.sim.blocks import BLOCK_TOKENS
+from agents.sim.events import (
+    Decoded,
+    DuplicateId,
+    EngineStats,
+    Finished,
+    FirstToken,
+    NeverFits,
+    Preempted,
+    Progress,
+    QueueFull,
+    SimEvent,
+    SimRequest,
+)
+from agents.sim.kv_cache import KvCache
+from agents.sim.profile import Profile
+from agents.sim.stretch import Stretch
+
+QUEUE_LIMIT = 4096
+
+
+class EngineSim:
+    """submit, abort, step, stats: all at a `now` in the engine's own seconds."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        kv_tokens: int | None = None,
+        max_seqs: int | None = None,
+        block_tokens: int = BLOCK_TOKENS,
+        queue_limit: int = QUEUE_LIMIT,
+        watch_tokens: bool = False,
+    ) -> None:
+        """`kv_tokens` and `max_seqs` replace the profile's own."""
+        self.profile = profile
+        self.block_tokens = block_tokens
+        blocks = (kv_tokens or profile.kv_tokens) // block_tokens
+        if blocks < 2:
+            raise ValueError(f"kv_tokens is less than two blocks of {block_tokens} tokens")
+        self.cache = KvCache(blocks)
+        self._batch = Batch(self.cache, block_tokens, max_seqs or profile.max_seqs)
+        self._queue_limit = queue_limit
+        self._watch_tokens = watch_tokens
+
+        self._arriving: deque[SequenceState] = deque()
+        self._waiting: deque[SequenceState] = deque()
+        self._sequences: dict[int, SequenceState] = {}
+        self._stretch: Stretch | None = None
+        self._chunks: list[Chunk] = []
+        self._stalled = False  # the head of the queue didn't fit and nothing changed since
+        self._decoding_ids: tuple[int, ...] | None = None  # until the batch changes
+        self._events: list[SimEvent] = []
+
+        self._preemptions = self._prompt_tokens = self._generated_tokens = 0
+        self._queried_tokens = self._hit_tokens = self._finished = self._aborted = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest sequence, prompt and answer, that can ever run here."""
+        return self.cache.capacity * self.block_tokens
+
+    @property
+    def wake_at(self) -> float | None:
+        """When the next step is due; None while there is nothing to do."""
+        if self._events:
+            return self._events[0].at
+        if self._stretch is not None:
+            if self._watch_tokens:
+                return self._stretch.end_of(self._stretch.done + 1)
+            return self._stretch.end_s
+        return self._arriving[0].ready_at if self._arriving else None
+
+    def submit(self, request: SimRequest, now: float) -> None:
+        """Queue a request. Raises NeverFits, QueueFull or DuplicateId, and keeps nothing then.
+
+        `wake_at` may be earlier afterwards.
+        """
+        if request.total_tokens > self.capacity_tokens:
+            raise NeverFits(
+                f"prompt ({request.prompt_tokens} tokens) and answer ({request.output_tokens}) "
+                f"exceed the KV memory of {self.capacity_tokens} tokens"
+            )
+        if request.id in self._sequences:
+            raise DuplicateId(f"request {request.id} is still in the engine")
+        if len(self._waiting) + len(self._arriving) >= self._queue_limit:
+            raise QueueFull(f"{self._queue_limit} requests are waiting already")
+        self._settle(now)
+        seq = SequenceState(request, ready_at=now + self.profile.arrival_s)
+        self._sequences[request.id] = seq
+        self._arriving.append(seq)
+        if self._stretch is not None:
+            self._stretch.cut(seq.ready_at)
+        self._settle(now)
+
+    def abort(self, request_id: int, now: float) -> bool:
+        """Drop a request and free its memory at once. False if it is not here (any more)."""
+        self._settle(now)
+        seq = self._sequences.pop(request_id, None)
+        if seq is None:
+            return False
+        self._aborted += 1
+        if seq.blocks:
+            self._leave(seq)
+            self._chunks = [chunk for chunk in self._chunks if chunk[0] is not seq]
+        elif seq in self._waiting:
+            self._waiting.remove(seq)
+            self._stalled = False
+        else:
+            self._arriving.remove(seq)
+        if self._stretch is not None:
+            self._stretch.cut(now)
+        return True
+
+    def step(self, now: float) -> Progress:
+        """Let everything up to `now` happen. Call again at the returned `wake_at`."""
+        self._settle(now)
+        events, self._events = self._events, []
+        return Progress(events, self.wake_at)
+
+    def stats(self, now: float) -> EngineStats:
+        """The engine's numbers at `now`. What happened up to then stays for the next step."""
+        self._settle(now)
+        return EngineStats(
+            running=self._batch.size,
+            waiting=len(self._waiting),
+            kv_used_tokens=self.cache.used * self.block_tokens,
+            kv_capacity_tokens=self.capacity_tokens,
+            preemptions=self._preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            finished=self._finished,
+            aborted=self._aborted,
+        )
+
+    def _settle(self, now: float) -> None:
+        while True:
+            stretch = self._stretch
+            if stretch is None:
+                if not self._arriving or self._arriving[0].ready_at > now:
+                    return
+                self._plan(self._arriving[0].ready_at)
+                continue
+            self._run(stretch, stretch.rounds_by(now))
+            if stretch.done < stretch.rounds:
+                self._arrive(now)
+                return
+            self._plan(stretch.end_s)
+
+    def _run(self, stretch: Stretch, rounds: int) -> None:
+        fresh = rounds - stretch.done
+        if fresh <= 0:
+            return
+        at = stretch.end_of(rounds)
+        gap_s = (at - stretch.end_of(stretch.done)) / fresh
+        stretch.done = rounds
+        batch = self._batch
+        if batch.decoding:
+            if self._decoding_ids is None:
+                self._decoding_ids = tuple(seq.request.id for seq in batch.decoding)
+            batch.decode(fresh)
+            self._generated_tokens += fresh * len(batch.decoding)
+            self._events.append(Decoded(at, self._decoding_ids, fresh, gap_s))
+        for seq, tokens in self._chunks:
+            if batch.prefill(seq, tokens):
+                self._first_token(seq, at, gap_s)
+        if rounds == stretch.rounds:
+            self._finish(at)
+
+    def _first_token(self, seq: SequenceState, at: float, gap_s: float) -> None:
+        self._decoding_ids = None
+        self._stalled = False  # what it published may be what the head of the queue needs
+        self._generated_tokens += 1
+        request = seq.request
+        if seq.length > request.prompt_tokens + 1:
+            self._events.append(Decoded(at, (request.id,), 1, gap_s))
+            return
+        cached_tokens = seq.cached_tokens or 0
+        self._prompt_tokens += request.prompt_tokens
+        self._events.append(FirstToken(at, request.id, cached_tokens))
+
+    def _finish(self, at: float) -> None:
+        for seq in [seq for seq in self._batch.decoding if seq.remaining == 0]:
+            self._leave(seq)
+            del self._sequences[seq.request.id]
+            self._finished += 1
+            self._events.append(Finished(at, seq.request.id))
+
+    def _leave(self, seq: SequenceState) -> None:
+        self._batch.remove(seq)
+        self._decoding_ids = None
+        self._stalled = False
+
+    def _arrive(self, now: float) -> None:
+        while self._arriving and self._arriving[0].ready_at <= now:
+            self._waiting.append(self._arriving.popleft())
+
+    def _plan(self, at: float) -> None:
+        """Choose what the iterations from `at` on compute."""
+        self._arrive(at)
+        self._stretch = None
+        self._chunks = []
+        batch = self._batch
+        self._make_room(at)
+        budget = max(self.profile.batch_tokens - len(batch.decoding), 1)
+        for seq in batch.prefilling:
+            budget -= self._add_chunk(seq, budget)
+        self._admit(budget)
+        if not batch.size:
+            return
+        if self._chunks:
+            self._stretch = Stretch(at, self._mixed_s(), 0.0, 1)
+        else:
+            self._stretch = self._decode_stretch(at)
+
+    def _make_room(self, at: float) -> None:
+        # Who gives way here is not admitted again at once: a newcomer must leave everyone a
+        # block to grow, which is more than what giving way made free.
+        while self._batch.rounds_that_fit(1) < 1:
+            seq = self._batch.newest()
+            self._leave(seq)
+            self._waiting.appendleft(seq)
+            self._preemptions += 1
+            self._events.append(Preempted(at, seq.request.id))
+
+    def _add_chunk(self, seq: SequenceState, budget: int) -> int:
+        if budget <= 0:
+            return 0
+        chunk = self._batch.chunk(seq, budget)
+        self._chunks.append(chunk)
+        return chunk[1]
+
+    def _admit(self, budget: int) -> None:
+        while budget > 0 and self._waiting and not self._stalled:
+            seq = self._waiting[0]
+            first_time = seq.cached_tokens is None
+            if not self._batch.admit(seq):
+                self._stalled = True
+                return
+            self._waiting.popleft()
+            if first_time:
+                self._queried_tokens += seq.request.prompt_tokens
+                self._hit_tokens += seq.computed
+            budget -= self._add_chunk(seq, budget)
+
+    def _mixed_s(self) -> float:
+        batch = self._batch
+        chunks = tuple((tokens, seq.computed + tokens) for seq, tokens in self._chunks)
+        return self.profile.iteration_s(chunks, len(batch.decoding), batch.context_tokens)
+
+    def _decode_stretch(self, at: float) -> Stretch:
+        batch = self._batch
+        sequences = len(batch.decoding)
+        rounds = batch.rounds_that_fit(min(seq.remaining for seq in batch.decoding))
+        first_s = self.profile.decode_s(sequences, batch.context_tokens)
+        stretch = Stretch(at, first_s, self.profile.context_s * sequences, rounds)
+        if self._arriving:
+            stretch.cut(self._arriving[0].ready_at)
+        return stretch

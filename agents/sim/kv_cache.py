@@ -1,0 +1,110 @@
+"""Paged KV memory with a prefix cache, counted block by block and never touched.
+
+A full block has a key, the chained hash of everything up to its end, so equal keys mean equal
+prefixes. A block is in one of four places:
+
+    free      blank
+    private   owned by one sequence, content not shared (yet)
+    shared    published under its key, with the number of sequences that hold it
+    idle      published, held by nobody: still a cache hit, and first to be evicted
+
+    free + private + shared + idle = capacity, always.
+
+Two sequences that prefill the same prefix at the same time both pay: a block can be found only
+after it was computed and published, and the second copy stays private. Idle blocks leave in
+least-recently-used order, and of one sequence the deepest goes first, since a block without
+its parents can't be found.
+
+Rejected: numbered blocks and block tables. A simulation never looks inside a block, so its key
+is identity enough. Source: vLLM's automatic prefix caching; PagedAttention (Kwon et al.,
+SOSP 2023).
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class KvCache:
+    """The blocks of one engine. Callers keep what they hold and give it back by `release`."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.capacity = capacity_blocks
+        self.free = capacity_blocks
+        self.private = 0
+        self._shared: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be taken now, by eviction if need be."""
+        return self.free + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks that running sequences hold."""
+        return self.private + len(self._shared)
+
+    @property
+    def idle(self) -> int:
+        """Blocks held by nobody that a later request may hit."""
+        return len(self._idle)
+
+    def matched(self, keys: Sequence[int]) -> int:
+        """How many leading blocks of `keys` are cached."""
+        shared, idle = self._shared, self._idle
+        for count, key in enumerate(keys):
+            if key not in shared and key not in idle:
+                return count
+        return len(keys)
+
+    def reserve(self, keys: Sequence[int], blocks: int, *, spare: int) -> list[int] | None:
+        """Take `blocks` for a sequence whose cacheable prefix is `keys`.
+
+        Returns the keys of the blocks it now shares; the rest are private. None, and nothing
+        taken, if fewer than `spare` blocks would be left available.
+        """
+        hits = list(keys[: self.matched(keys)])
+        waking = sum(key in self._idle for key in hits)
+        if self.available - waking - (blocks - len(hits)) < spare:
+            return None
+        for key in hits:
+            self._hold(key)
+        self.take(blocks - len(hits))
+        return hits
+
+    def take(self, blocks: int) -> None:
+        """Take blank private blocks. The caller has seen that as many are available."""
+        assert blocks <= self.available, "KV memory overrun: check `available` first"
+        while self.free < blocks:
+            self._idle.popitem(last=False)
+            self.free += 1
+        self.free -= blocks
+        self.private += blocks
+
+    def publish(self, key: int) -> bool:
+        """Share a private block that was filled. False if the key exists: it stays private."""
+        if key in self._shared or key in self._idle:
+            return False
+        self.private -= 1
+        self._shared[key] = 1
+        return True
+
+    def release(self, held: Sequence[int], private: int) -> None:
+        """Give back a sequence's blocks: `held` keys in prefix order, and its private ones."""
+        self.private -= private
+        self.free += private
+        shared = self._shared
+        for key in reversed(held):
+            holders = shared[key] - 1
+            if holders:
+                shared[key] = holders
+            else:
+                del shared[key]
+                self._idle[key] = None
+
+    def _hold(self, key: int) -> None:
+        if key in self._idle:
+            del self._idle[key]
+            self._shared[key] = 1
+        else:
+            self._shared[key] += 1

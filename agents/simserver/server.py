@@ -1,0 +1,232 @@
+"""The HTTP face of a simulated engine: OpenAI's paths, health, metrics and fault switches.
+
+aiohttp cancels a handler when its client hangs up; the `finally` that closes the stream is
+then what aborts the request in the engine.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import orjson
+from aiohttp import web
+
+from agents.sim.blocks import block_keys
+from agents.sim.engine import EngineSim
+from agents.sim.events import NeverFits, QueueFull
+from agents.sim.profile import Profile
+from agents.sim.tokens import TOKEN_BYTES
+from agents.simserver.asks import Ask, Asker
+from agents.simserver.driver import Driver, TokenStream
+from agents.simserver.errors import ApiError, invalid
+from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
+from agents.simserver.meters import Meters
+from agents.simserver.pages import CONTENT_TYPE, PAGES, PageFacts, PageKind
+from agents.simserver.rendering import SseRenderer, whole
+from agents.simserver.streaming import send_stream
+from schemas.ids import is_request_id
+
+logger = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+CRASH_EXIT_CODE = 70
+# Tokens that came out just before a crash get this long to leave the process.
+_CRASH_DELAY_S = 0.005
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """One simulated engine. None takes the profile's own value."""
+
+    models: tuple[str, ...]
+    profile: Profile
+    time_scale: float = 1.0
+    kv_tokens: int | None = None
+    max_seqs: int | None = None
+    max_model_len: int | None = None
+    metrics: PageKind = PageKind.VLLM
+    seed: int = 0
+    faults: Faults = field(default_factory=Faults)
+
+
+class SimServer:
+    """Routes and handlers around one engine. Make it on the loop that will serve it."""
+
+    def __init__(self, config: SimConfig) -> None:
+        self._config = config
+        engine = EngineSim(
+            config.profile,
+            kv_tokens=config.kv_tokens,
+            max_seqs=config.max_seqs,
+            watch_tokens=True,
+        )
+        self._block_bytes = engine.block_tokens * TOKEN_BYTES
+        self._asker = Asker(
+            models=config.models,
+            max_model_len=min(config.max_model_len or 10**9, engine.capacity_tokens),
+            seed=config.seed,
+        )
+        self._started_at = time.time()
+        self._facts = PageFacts(config.models[0], engine.block_tokens, self._started_at)
+        self._nonce = secrets.token_hex(4)
+        self._meters = Meters()
+        self._faults = FaultSwitchboard(config.faults, random.Random(config.seed))
+        self._driver = Driver(engine, self._meters, config.time_scale, self._count_tokens)
+        self._thawed = asyncio.Event()
+        self._apply_faults()
+
+    def app(self) -> web.Application:
+        """The application; run it with `handler_cancellation`, or hang-ups go unnoticed."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._shape_errors])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completion),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics),
+                web.get("/sim/faults", self._show_faults),
+                web.post("/sim/faults", self._set_faults),
+                web.delete("/sim/faults", self._heal),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _shape_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not request.path.startswith("/sim/"):
+            await self._thawed.wait()
+        try:
+            return await handler(request)
+        except ApiError as error:
+            refusal = error
+        except web.HTTPRequestEntityTooLarge:
+            refusal = ApiError(413, f"the body exceeds the limit of {BODY_BYTES_MAX} bytes")
+        except web.HTTPException as error:
+            refusal = ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
+        return web.Response(
+            status=refusal.status, body=refusal.body(), content_type="application/json"
+        )
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        return await self._generate(request, self._asker.chat(await request.read()))
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        self._maybe_fail()
+        return await self._generate(request, self._asker.completion(await request.read()))
+
+    def _maybe_fail(self) -> None:
+        if self._faults.request_fails():
+            raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
+
+    async def _generate(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+        stream = self._submit(ask)
+        response_id = self._response_id(request, ask, stream)
+        created = int(time.time())
+        ended = "abort"
+        try:
+            if ask.stream:
+                events = SseRenderer(ask, response_id, created)
+                response = await send_stream(request, stream, events, self._faults)
+            else:
+                await stream.wait(0)
+                response = web.Response(
+                    body=whole(ask, response_id, created, stream.cached_tokens),
+                    content_type="application/json",
+                )
+            ended = ask.answer.finish_reason
+            return response
+        finally:
+            self._driver.close(stream)
+            self._meters.ended[ended] += 1
+
+    def _response_id(self, request: web.Request, ask: Ask, stream: TokenStream) -> str:
+        given = request.headers.get("x-request-id", "")
+        own = given if is_request_id(given) else f"{self._nonce}-{stream.id:x}"
+        return f"chatcmpl-{own}" if ask.chat else f"cmpl-{own}"
+
+    def _submit(self, ask: Ask) -> TokenStream:
+        keys = block_keys(ask.sequence(), self._block_bytes)
+        try:
+            return self._driver.open(
+                ask.prompt_tokens, ask.answer.tokens, keys, whole=not ask.stream
+            )
+        except NeverFits as error:
+            raise invalid(str(error), "messages", "context_length_exceeded") from None
+        except QueueFull as error:
+            raise ApiError(503, f"{error}: try again later", code="queue_full") from None
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": model,
+                        "object": "model",
+                        "created": int(self._started_at),
+                        "owned_by": "engine-sim",
+                        "max_model_len": self._asker.max_model_len,
+                    }
+                    for model in self._config.models
+                ],
+            }
+        )
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        write = PAGES.get(self._config.metrics)
+        if write is None:
+            raise web.HTTPNotFound(reason="this engine shows no metrics (--metrics none)")
+        now = asyncio.get_running_loop().time()
+        page = write(self._driver.stats(), self._meters, self._facts, now)
+        return web.Response(body=page.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _show_faults(self, request: web.Request) -> web.Response:
+        return _json(self._faults.now.model_dump(mode="json"))
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        try:
+            changes = orjson.loads(await request.read())
+        except orjson.JSONDecodeError as error:
+            raise invalid(f"the body is not JSON: {error}") from None
+        if not isinstance(changes, dict):
+            raise invalid("the body must be a JSON object of fault switches")
+        try:
+            self._faults.set(self._faults.now.changed(changes))
+        except FaultsInvalid as error:
+            raise invalid(str(error)) from None
+        self._apply_faults()
+        return await self._show_faults(request)
+
+    async def _heal(self, request: web.Request) -> web.Response:
+        self._faults.set(Faults())
+        self._apply_faults()
+        return await self._show_faults(request)
+
+    def _apply_faults(self) -> None:
+        if self._faults.now.hang is Hang.SERVER:
+            self._thawed.clear()
+        else:
+            self._thawed.set()
+        self._driver.set_slowdown(self._faults.slowdown)
+        self._count_tokens(0)
+
+    def _count_tokens(self, tokens: int) -> None:
+        if self._faults.crash_is_due(tokens):
+            logger.error("crash: a fault switch ends this process")
+            asyncio.get_running_loop().call_later(_CRASH_DELAY_S, os._exit, CRASH_EXIT_CODE)
+
+
+def _json(content: object) -> web.Response:
+    return web.Response(body=orjson.dumps(content), content_type="application/json")

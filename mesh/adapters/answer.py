@@ -1,0 +1,197 @@
+"""One attempt's answer as it comes off the bus: order, buffer, flow control.
+
+Frames go in, core events come out; the HTTP side takes bytes. Nothing is given out before the
+answer is *startable*: an event stream with its first whole event, or a plain answer that is
+complete (or too large to wait for). Until then the attempt can fail and be replaced unseen. Of
+an event stream only whole events are given out: an answer that breaks inside an event can then
+be ended by an error event that a client can read.
+
+Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited, and one that
+sends more than twice that has its answer broken off.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from mesh.core import events as ev
+from schemas import exchange, wire
+from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
+from schemas.ids import RegionId, ReplicaId
+
+PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
+ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
+PROGRESS_S = 0.5  # how often the core is told that frames keep coming
+STATUS_TRY_AGAIN = 429
+STATUS_SERVER_ERROR = 500
+EVENT_STREAM = "text/event-stream"
+EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """An engine's own error answer."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Answer:
+    """The answer of attempt number `attempt` of request `key`, from its first frame to its end."""
+
+    def __init__(self, key: int, attempt: int, inbox: str) -> None:
+        self.key, self.attempt, self.inbox = key, attempt, inbox
+        self.head: exchange.Head | None = None
+        self.end: exchange.End | None = None
+        self.engine_error: EngineError | None = None
+        self.region: RegionId | None = None  # who answers, as soon as it is known
+        self.replica: ReplicaId | None = None
+        self._chunks: deque[memoryview] = deque()
+        self._buffered_bytes = 0
+        self._taken_bytes = 0
+        self._credited_bytes = 0
+        self._next_number = 0
+        self._progress_told_at = float("-inf")
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the bytes are server-sent events, so that an error event may end them."""
+        return self.head is not None and self.head.content_type.startswith(EVENT_STREAM)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine's whole answer is here."""
+        return self.end is not None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._buffered_bytes
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the client may be sent its first byte."""
+        if self.head is None or self._is_error:
+            return False
+        if self.is_complete:
+            return True
+        if self.is_event_stream:
+            return self._whole_bytes() > 0
+        return self._buffered_bytes >= PLAIN_BYTES_MAX
+
+    @property
+    def _is_error(self) -> bool:
+        status = self.head.status if self.head is not None else 0
+        return status >= STATUS_SERVER_ERROR or status == STATUS_TRY_AGAIN
+
+    def take(self) -> bytes:
+        """The bytes that may be given out and have not been; empty when there are none."""
+        if not self._chunks:
+            return b""
+        whole = self._whole_bytes()
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        if whole < len(data):
+            self._chunks.append(memoryview(data)[whole:])
+            data = data[:whole]
+        self._taken_bytes += whole
+        self._buffered_bytes -= whole
+        return data
+
+    def _whole_bytes(self) -> int:
+        """How many of the buffered bytes end with a whole event; all of them in other answers."""
+        if not self.is_event_stream or self.is_complete or not self._chunks:
+            return self._buffered_bytes
+        if bytes(self._chunks[-1][-2:]) == b"\n\n":  # nearly always: engines write whole events
+            return self._buffered_bytes
+        data = b"".join(self._chunks)
+        whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+        if len(data) - whole > EVENT_BYTES_MAX:
+            return self._buffered_bytes
+        return whole if whole > 2 else 0
+
+    def credit_due(self) -> exchange.Credit | None:
+        """What to tell the agent once the taken bytes have left for the client, if it is time.
+
+        Short answers never need it: half a window must have gone by.
+        """
+        waiting = 0 if self.is_event_stream else self._buffered_bytes
+        passed = self._taken_bytes + min(waiting, PLAIN_BYTES_MAX)
+        if self.is_complete or passed - self._credited_bytes < WINDOW_BYTES // 2:
+            return None
+        self._credited_bytes = passed
+        return exchange.Credit(self.inbox, passed)
+
+    def feed(self, frame: FrameView, now: float) -> ev.Event | None:
+        """Take in one frame. Returns what the core must hear, if anything.
+
+        Raises WireError for frames that no sender of ours makes.
+        """
+        if frame.kind in (Frame.PLACED, Frame.REFUSED, Frame.LOST):
+            return self._feed_about_place(frame)
+        if frame.number != self._next_number:
+            return self._failed(f"frame {self._next_number} of the answer was lost")
+        self._next_number += 1
+        if frame.kind is Frame.DATA:
+            return self._feed_data(frame.payload, now)
+        if frame.kind is Frame.HEAD:
+            self.head = wire.decode_as(exchange.Head, frame.payload)
+            self._from(self.head.region, self.head.replica)
+            return self._progressed(now)
+        if frame.kind is Frame.END:
+            return self._feed_end(wire.decode_as(exchange.End, frame.payload))
+        return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
+
+    def _from(self, region: str, replica: str) -> None:
+        self.region, self.replica = RegionId(region), ReplicaId(replica)
+
+    def _feed_about_place(self, frame: FrameView) -> ev.Event:
+        if frame.kind is Frame.PLACED:
+            placed = wire.decode_as(exchange.Placed, frame.payload)
+            self._from(placed.region, placed.replica)
+            return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
+        if frame.kind is Frame.LOST:
+            lost = wire.decode_as(exchange.Lost, frame.payload)
+            return self._failed(f"replica {lost.replica} of region {lost.region} was lost")
+        refused = wire.decode_as(exchange.Refused, frame.payload)
+        return ev.AttemptRefused(
+            self.key,
+            self.attempt,
+            refused.reason,
+            RegionId(refused.region),
+            ReplicaId(refused.replica) if refused.replica else None,
+            refused.pending,
+            refused.running,
+        )
+
+    def _feed_data(self, payload: memoryview, now: float) -> ev.Event | None:
+        if self.head is None:
+            return self._failed("the answer began without its head")
+        if self._is_error and self._buffered_bytes >= ERROR_BYTES_MAX:
+            self._taken_bytes += len(payload)  # an error page that long is not worth keeping
+            return self._progressed(now)
+        self._chunks.append(payload)
+        self._buffered_bytes += len(payload)
+        if self._buffered_bytes > 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX):
+            return self._failed("the replica sent more than flow control allows")
+        return self._progressed(now)
+
+    def _feed_end(self, end: exchange.End) -> ev.Event:
+        if end.outcome != Outcome.DONE:
+            return self._failed(end.detail or end.outcome)
+        if self.head is None:
+            return self._failed("the answer ended without a head")
+        if self._is_error:
+            self.engine_error = EngineError(self.head.status, self.head.content_type, self.take())
+            return self._failed(f"the engine answered {self.head.status}", answered=True)
+        self.end = end
+        return ev.AnswerEnded(self.key, self.attempt)
+
+    def _failed(self, detail: str, *, answered: bool = False) -> ev.AttemptFailed:
+        return ev.AttemptFailed(self.key, self.attempt, detail, answered)
+
+    def _progressed(self, now: float) -> ev.AttemptProgressed | None:
+        if now - self._progress_told_at < PROGRESS_S:
+            return None
+        self._progress_told_at = now
+        return ev.AttemptProgressed(self.key, self.attempt)

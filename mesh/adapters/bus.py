@@ -1,0 +1,248 @@
+"""The router's side of the bus: what it listens to, what it says, and the outbox between.
+
+`publish` never waits: effects of the core are performed in order and at once, so messages go
+into a bounded outbox that one task empties into nats-py. After a reconnect nats-py restores the
+subscriptions by itself; the heartbeat stream lives in the server's memory and is made again here.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.micro import add_service
+from nats.micro.service import Service, ServiceConfig
+
+from infra.bus import BusAddress, connect
+from schemas import subjects, wire
+from schemas.ids import RegionId, ReplicaId, RouterId
+
+log = logging.getLogger(__name__)
+
+OUTBOX_MAX = 65_536
+STREAM_RETRY_S = 1.0
+SERVICE = "mesh-router"
+SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
+CLOSE_S = 2.0  # for what is still in the outbox
+HEADER_BYTES_RESERVE = 4096  # of max_payload, which counts headers too
+
+
+class _Outgoing(NamedTuple):
+    subject: str
+    payload: bytes
+    reply: str
+    headers: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who hears what. Called on the event loop, one message after another; they never wait."""
+
+    heartbeat: Callable[[bytes], None]
+    digest: Callable[[bytes], None]
+    answer: Callable[[Msg], None]
+    ingress: Callable[[Msg], None]
+    lost: Callable[[], None]
+    back: Callable[[], None]
+
+
+class RouterBus:
+    """One router's connection. Use `open`, then `publish` freely, then `close`."""
+
+    def __init__(
+        self,
+        region: RegionId,
+        router: RouterId,
+        peers: tuple[RegionId, ...],
+        address: BusAddress,
+    ) -> None:
+        self.region, self.router = region, router
+        self._peers = peers
+        self._address = address
+        self._client: Client | None = None
+        self._service: Service | None = None
+        self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
+        self._sender: asyncio.Task[None] | None = None
+        self._returned = asyncio.Event()
+
+    @property
+    def client(self) -> Client:
+        """The open connection."""
+        assert self._client is not None, "the bus is not open"
+        return self._client
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached at this moment."""
+        return self._client is not None and self._client.is_connected
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest body that fits one message beside its headers."""
+        return self.client.max_payload - HEADER_BYTES_RESERVE
+
+    async def open(self, listeners: Listeners) -> None:
+        """Connect, subscribe, and start emptying the outbox. Raises infra.bus.BusUnreachable."""
+
+        def back() -> None:
+            self._returned.set()
+            listeners.back()
+
+        self._client = await connect(
+            self._address,
+            name=f"router {self.region}/{self.router}",
+            inbox_prefix=subjects.inbox_prefix(self.region, self.router),
+            on_lost=listeners.lost,
+            on_back=back,
+        )
+        await self._subscribe(listeners)
+        await self._register()
+        self._sender = asyncio.create_task(self._send(), name="bus outbox")
+
+    async def close(self) -> None:
+        """Send what is in the outbox, then leave."""
+        if self._sender is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._outbox.join()
+            self._sender.cancel()
+        if self._client is not None:
+            if self._service is not None and self._client.is_connected:
+                await self._service.stop()
+            if self._client.is_connected:
+                await self._client.flush()
+            await self._client.close()
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+    ) -> bool:
+        """Send soon, in order. False if the outbox is full: then the bus has been gone for long."""
+        try:
+            self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def _send(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await self.client.publish(
+                    message.subject, message.payload, message.reply, message.headers
+                )
+            except nats.errors.Error as error:
+                log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
+            finally:
+                self._outbox.task_done()
+
+    async def _subscribe(self, listeners: Listeners) -> None:
+        region = self.region
+
+        async def echo(msg: Msg) -> None:
+            self.publish(msg.reply, msg.data)
+
+        routers = subjects.QUEUE_ROUTERS
+        listen = self.client.subscribe
+        await listen(subjects.heartbeat(region, subjects.ANY), cb=_data(listeners.heartbeat))
+        for peer in self._peers:
+            await listen(subjects.digest(peer), cb=_data(listeners.digest))
+        await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
+        await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
+        await listen(subjects.ping(region), queue=routers, cb=echo)
+        await self.client.flush()
+
+    async def _register(self) -> None:
+        """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""
+        metadata = {"region": self.region, "router": self.router}
+        config = ServiceConfig(
+            name=SERVICE,
+            version=SERVICE_VERSION,
+            description="A region's front door and brain",
+            metadata=metadata,
+        )
+        self._service = await add_service(self.client, config)
+
+    async def keep_heartbeat_stream(self, take: Callable[[bytes], None]) -> None:
+        """Make the last-value stream, hand its heartbeats to `take`, and again at every return.
+
+        Runs until cancelled. Without JetStream the router works on: only its start is slower,
+        until each replica's next heartbeat.
+        """
+        while True:
+            self._returned.clear()
+            try:
+                await self._ensure_stream()
+                for beat in await self._last_heartbeats():
+                    take(beat)
+            except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
+                log.warning("heartbeat stream: %s", error or type(error).__name__)
+                await asyncio.sleep(STREAM_RETRY_S)
+                continue
+            await self._returned.wait()
+
+    async def _ensure_stream(self) -> None:
+        stream = self.client.jetstream()
+        await stream.add_stream(
+            StreamConfig(
+                name=subjects.STREAM_HEARTBEATS,
+                subjects=[subjects.heartbeat(self.region, subjects.ANY)],
+                storage=StorageType.MEMORY,
+                retention=RetentionPolicy.LIMITS,
+                discard=DiscardPolicy.OLD,
+                max_msgs_per_subject=1,
+                no_ack=True,
+                allow_direct=True,
+            )
+        )
+
+    async def _last_heartbeats(self) -> list[bytes]:
+        manager = self.client.jsm()
+        info = await manager.stream_info(
+            subjects.STREAM_HEARTBEATS, subjects_filter=subjects.heartbeat(self.region, ">")
+        )
+        beats = []
+        for subject in info.state.subjects or {}:
+            last = await manager.get_last_msg(subjects.STREAM_HEARTBEATS, subject, direct=True)
+            if last.data is not None:
+                beats.append(last.data)
+        return beats
+
+    # What routers say beside answers.
+
+    def send_cancel(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
+        """Tell an agent to stop one answer."""
+        self.publish(subjects.cancel(region, replica), wire.encode(message))
+
+    def send_credit(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
+        """Tell an agent how far its answer has got."""
+        self.publish(subjects.credit(region, replica), wire.encode(message))
+
+
+def _data(listener: Callable[[bytes], None]) -> Callable[[Msg], Awaitable[None]]:
+    async def callback(msg: Msg) -> None:
+        listener(msg.data)
+
+    return callback
+
+
+def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
+    async def callback(msg: Msg) -> None:
+        listener(msg)
+
+    return callback
+
+
+def is_no_responders(headers: Mapping[str, str] | None) -> bool:
+    """Whether the server itself answers that nobody listens on the subject asked."""
+    return headers is not None and headers.get("Status") == "503"

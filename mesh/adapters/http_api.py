@@ -1,0 +1,168 @@
+"""The OpenAI-compatible face of a region: routes, error shapes, answers relayed to sockets.
+
+A handler reads and checks, asks the front door for a ticket, waits, and relays. It decides
+nothing about placement. A client that hangs up cancels its handler, whatever it is waiting for;
+the ticket is then left, and the front door tells whoever is still working for it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import orjson
+from aiohttp import web
+from opentelemetry.context import Context
+from prometheus_client import CollectorRegistry, generate_latest
+
+from infra import tracing
+from mesh.adapters.read_request import Problem, read_ask, request_id
+from mesh.adapters.relay import Door, relay
+from mesh.adapters.ticket import Ask, Ticket
+from schemas import http
+from schemas.decision import header_value
+from schemas.http import Fault
+from schemas.ids import ModelId, RegionId, RequestId
+
+Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
+
+
+class FrontDoor(Door, Protocol):
+    """What the face needs from the router behind it."""
+
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that can be asked for."""
+        ...
+
+    def not_ready_because(self) -> tuple[Fault, str] | None:
+        """Why requests can't be placed at present, or None if they can."""
+        ...
+
+    def admit(self, ask: Ask, parent: Context | None) -> Ticket:
+        """Take a request in; it is being placed from this moment."""
+        ...
+
+
+class HttpApi:
+    """All routes of one router."""
+
+    def __init__(self, region: RegionId, door: FrontDoor, registry: CollectorRegistry) -> None:
+        self._region = region
+        self._door = door
+        self._registry = registry
+        self._handlers: dict[str, Handler] = {
+            "createChatCompletion": self._ask,
+            "createCompletion": self._ask,
+            "listModels": self._models,
+            "health": self._health,
+            "ready": self._ready,
+            "metrics": self._metrics,
+        }
+        self._by_path: dict[str, dict[str, Handler]] = {}
+        for route in http.ROUTES:
+            if route.path != http.MODEL:  # the one path with a variable part
+                methods = self._by_path.setdefault(route.path, {})
+                methods[route.method] = self._handlers[route.name]
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, whatever it is."""
+        known_id = request_id(request)
+        try:
+            return await self._handler(request)(request, known_id)
+        except Problem as problem:
+            return self._error(known_id, problem.fault, problem.message, param=problem.param)
+
+    def _handler(self, request: web.BaseRequest) -> Handler:
+        prefix = http.MODEL.partition("{")[0]
+        methods = self._by_path.get(request.path)
+        if methods is None and request.path.startswith(prefix):
+            methods = {"GET": self._model}
+        if methods is None:
+            known = ", ".join(route.path for route in http.ROUTES)
+            raise Problem(Fault.PATH_UNKNOWN, f"no path {request.path}; there are {known}")
+        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            raise Problem(Fault.METHOD_WRONG, f"{request.path} takes {allowed}")
+        return handler
+
+    async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        ask = await read_ask(request, known_id)
+        models = self._door.models()
+        if models and ask.model not in models:
+            raise Problem(
+                Fault.MODEL_UNKNOWN,
+                f"the model {ask.model!r} is not served here; known: {', '.join(models)}",
+                "model",
+            )
+        ticket = self._door.admit(ask, tracing.extract(request.headers))
+        try:
+            await ticket.until_startable()
+            return await self._answer(request, ticket)
+        except (asyncio.CancelledError, ConnectionError):
+            self._door.leave(ticket)
+            raise
+
+    async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
+        headers = self._headers(ticket.ask.request_id)
+        if request.headers.get(http.H_DEBUG) == "1" and ticket.decision is not None:
+            headers[http.H_DECISION] = header_value(ticket.decision)
+        failure = ticket.failure
+        if failure is not None:
+            self._door.failed(ticket)
+            retry_after_s = round(failure.retry_after_s or 1.0)
+            headers.update(http.error_headers(failure.fault, retry_after_s))
+            return _json(
+                failure.fault.value.status, http.error_body(failure.fault, failure.message), headers
+            )
+        if ticket.pass_engine_error:
+            error = ticket.engine_error
+            assert error is not None, "told to pass on an error answer that never came"
+            self._door.failed(ticket)
+            headers["content-type"] = error.content_type
+            return web.Response(status=error.status, body=error.body, headers=headers)
+        return await relay(request, ticket, self._door, headers)
+
+    async def _models(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        models = tuple(http.Model(id=model) for model in self._door.models())
+        return self._json(known_id, http.ModelList(data=models))
+
+    async def _model(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        asked = request.path.removeprefix(http.MODEL.partition("{")[0])
+        if asked not in self._door.models():
+            known = ", ".join(self._door.models()) or "none at present"
+            raise Problem(
+                Fault.MODEL_UNKNOWN, f"the model {asked!r} is not served here; known: {known}"
+            )
+        return self._json(known_id, http.Model(id=asked))
+
+    async def _health(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        return web.Response(text="ok\n", headers=self._headers(known_id))
+
+    async def _ready(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        problem = self._door.not_ready_because()
+        if problem is not None:
+            return self._error(known_id, *problem)
+        return web.Response(text="ready\n", headers=self._headers(known_id))
+
+    async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        page = generate_latest(self._registry)
+        headers = self._headers(known_id) | {"content-type": "text/plain; version=0.0.4"}
+        return web.Response(body=page, headers=headers)
+
+    def _headers(self, known_id: RequestId) -> dict[str, str]:
+        return {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
+
+    def _json(self, known_id: RequestId, value: object) -> web.Response:
+        return _json(200, orjson.dumps(value), self._headers(known_id))
+
+    def _error(
+        self, known_id: RequestId, fault: Fault, message: str, *, param: str | None = None
+    ) -> web.Response:
+        headers = self._headers(known_id) | dict(http.error_headers(fault))
+        return _json(fault.value.status, http.error_body(fault, message, param), headers)
+
+
+def _json(status: int, body: bytes, headers: dict[str, str]) -> web.Response:
+    return web.Response(
+        status=status, body=body, headers=headers | {"content-type": "application/json"}
+    )

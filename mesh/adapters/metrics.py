@@ -1,0 +1,163 @@
+"""The router's Prometheus metrics: every name stands here, and only here.
+
+Counters and histograms are raised where things happen; gauges of replicas and peers are read
+from the core when somebody scrapes, so a fleet of thousands costs nothing between scrapes.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mesh.core.router import RouterCore
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
+
+
+class RouterMetrics:
+    """One router's metrics in a registry of its own."""
+
+    def __init__(self, core: RouterCore, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._requests(registry)
+        self._placements(registry)
+        self.buffered = Gauge(
+            "mesh_answer_buffer_bytes",
+            "Bytes of answers that wait for slow clients; flow control bounds it.",
+            registry=registry,
+        )
+        self.bus_connected = Gauge(
+            "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
+        )
+        registry.register(_CoreState(core))
+
+    def _requests(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "mesh_requests",
+            "Requests by how they ended: ok, shed, failed, client_gone.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "mesh_request_ttft_seconds",
+            "From a client's request to the first byte of its answer.",
+            ["served"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "mesh_request_duration_seconds",
+            "From a client's request to the last byte of its answer.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "mesh_prompt_tokens",
+            "Prompt tokens of finished requests, as their engines counted them.",
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "mesh_cached_tokens",
+            "Those of them that engines had in their prefix caches.",
+            registry=registry,
+        )
+
+    def _placements(self, registry: CollectorRegistry) -> None:
+        self.hold = Histogram(
+            "mesh_hold_seconds",
+            "Time placed requests had waited for a free replica.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.placements = Counter(
+            "mesh_placements",
+            "Placements of this region's requests: local, peer, hold, shed.",
+            ["placement"],
+            registry=registry,
+        )
+        self.forwards = Counter(
+            "mesh_forwards",
+            "Requests sent to a peer, by what it said: placed, refused.",
+            ["peer", "result"],
+            registry=registry,
+        )
+        self.ingress = Counter(
+            "mesh_ingress",
+            "Requests of peers, by result: placed, refused.",
+            ["origin", "result"],
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "mesh_refusals", "Placements not taken, by reason.", ["reason"], registry=registry
+        )
+        self.failures = Counter(
+            "mesh_attempt_failures", "Attempts that were lost or failed.", registry=registry
+        )
+
+    def ended(self, outcome: str, arrived_at: float, now: float) -> None:
+        """Count one client's request that is over."""
+        self.requests.labels(outcome).inc()
+        if outcome == "ok":
+            self.duration.observe(now - arrived_at)
+
+
+class _CoreState(Collector):
+    """Gauges read from the core's tables at scrape time."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        core = self._core
+        yield GaugeMetricFamily(
+            "mesh_hold_queue_length", "Requests held by this router.", value=len(core.held)
+        )
+        yield GaugeMetricFamily(
+            "mesh_inflight", "Clients' requests held or under way.", value=len(core.inflight)
+        )
+        yield from self._replicas()
+        yield from self._peers()
+
+    def _replicas(self) -> Iterator[Metric]:
+        pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")
+        running = _gauge("mesh_replica_running", "Requests in the running batch.", "replica")
+        kv = _gauge("mesh_replica_kv_used_ratio", "Share of KV memory in use.", "replica")
+        prefill = _gauge(
+            "mesh_replica_prefill_seconds_per_token", "Learned from its answers.", "replica"
+        )
+        states = _gauge("mesh_replicas", "Replicas by state; full ones apart.", "state")
+        counts: dict[str, int] = {}
+        for replica in self._core.replicas:
+            beat = replica.heartbeat
+            _add(pending, beat.replica, beat.pending)
+            _add(running, beat.replica, beat.running)
+            _add(kv, beat.replica, beat.kv_used_ratio)
+            _add(prefill, beat.replica, beat.prefill_s_per_token)
+            state = "full" if beat.full and beat.state == "ready" else beat.state.value
+            counts[state] = counts.get(state, 0) + 1
+        for state, count in sorted(counts.items()):
+            states.add_metric([state], count)
+        yield from (pending, running, kv, prefill, states)
+
+    def _peers(self) -> Iterator[Metric]:
+        rtt = _gauge("mesh_peer_rtt_seconds", "Round trip on the bus.", "peer")
+        free = _gauge("mesh_peer_replicas_free", "Replicas a peer says are free.", "peer")
+        queue = _gauge("mesh_peer_queue", "Requests held in the peer region.", "peer")
+        for region, peer in self._core.peers:
+            _add(rtt, region, peer.rtt_s)
+            _add(queue, region, peer.queue)
+            _add(free, region, max((d.replicas_free for d in peer.digests.values()), default=0))
+        yield from (rtt, free, queue)
+
+
+def _gauge(name: str, about: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, about, labels=[label])
+
+
+def _add(family: GaugeMetricFamily, label: str, value: float | None) -> None:
+    if value is not None:  # what is not known has no sample
+        family.add_metric([label], value)

@@ -1,0 +1,90 @@
+"""From a client's HTTP request to an `Ask`, or to a problem that says what to change."""
+
+import asyncio
+import uuid
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from mesh.adapters.ticket import Ask
+from mesh.core.prompt import PromptInvalid, prompt_text
+from schemas.exchange import BODY_BYTES_MAX
+from schemas.http import CHAT, H_REQUEST_ID, H_TIMEOUT_S, Fault
+from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
+
+UPLOAD_S_MAX = 120.0  # for a client to send its body
+TIMEOUT_S_MAX = 3600.0
+
+
+class Problem(Exception):
+    """A request that can't be served as it is."""
+
+    def __init__(self, fault: Fault, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.fault, self.message, self.param = fault, message, param
+
+
+def request_id(request: web.BaseRequest) -> RequestId:
+    """The client's own id if it is fit to be kept, else a new one."""
+    given = request.headers.get(H_REQUEST_ID, "")
+    return RequestId(given if is_request_id(given) else uuid.uuid4().hex)
+
+
+async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
+    """Read and check the body. Raises Problem for anything an engine should not see."""
+    body = await _read_body(request)
+    fields = _json_object(body)
+    model = fields.get("model")
+    if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS_MAX:
+        raise Problem(Fault.INVALID, "model must be the name of a model, as a string", "model")
+    if not isinstance(fields.get("stream"), bool | None):
+        raise Problem(Fault.INVALID, "stream must be true or false", "stream")
+    try:
+        text = prompt_text(fields, chat=request.path == CHAT)
+    except PromptInvalid as error:
+        raise Problem(Fault.INVALID, str(error), error.param) from error
+    return Ask(known_id, ModelId(model), request.path, body, text, _timeout_s(request))
+
+
+async def _read_body(request: web.BaseRequest) -> bytes:
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(UPLOAD_S_MAX):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_large() from error
+    except TimeoutError as error:
+        message = f"the body did not arrive within {UPLOAD_S_MAX:g} s"
+        raise Problem(Fault.INVALID, message) from error
+
+
+def _too_large() -> Problem:
+    return Problem(
+        Fault.BODY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at once"
+    )
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(Fault.INVALID, f"the body is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise Problem(Fault.INVALID, "the body must be a JSON object")
+    return fields
+
+
+def _timeout_s(request: web.BaseRequest) -> float | None:
+    given = request.headers.get(H_TIMEOUT_S)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = float("nan")
+    if not 0.0 < seconds <= TIMEOUT_S_MAX:
+        message = f"{H_TIMEOUT_S} must be seconds, more than 0 and at most {TIMEOUT_S_MAX:g}"
+        raise Problem(Fault.INVALID, message, H_TIMEOUT_S)
+    return seconds

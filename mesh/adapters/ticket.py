@@ -1,0 +1,81 @@
+"""One client's request at the edge: its body on the way in, its answer on the way out.
+
+The HTTP handler waits on the ticket; the runtime changes it and wakes the handler. A ticket is
+settled once: with bytes to stream, with an engine's own error, or with a failure of ours.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from mesh.adapters.answer import Answer, EngineError
+from mesh.adapters.spans import RequestSpans
+from schemas.decision import Decision
+from schemas.http import Fault
+from schemas.ids import ModelId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a client asks for, read and checked."""
+
+    request_id: RequestId
+    model: ModelId
+    path: str
+    body: bytes
+    text: bytes  # of the prompt
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer, or no more of it."""
+
+    fault: Fault
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(slots=True)
+class Ticket:
+    """See the module. Times are seconds on the event loop's clock."""
+
+    key: int
+    ask: Ask
+    deadline: float
+    arrived_at: float
+    spans: RequestSpans
+    answer: Answer | None = None  # of the attempt under way
+    decision: Decision | None = None  # the last one, for the debug header
+    failure: Failure | None = None
+    engine_error: EngineError | None = None  # of the last attempt that had one
+    pass_engine_error: bool = False
+    first_byte_at: float | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the client may be told something: an answer, an error, anything."""
+        if self.failure is not None or self.pass_engine_error:
+            return True
+        return self.answer is not None and self.answer.is_startable
+
+    def wake(self) -> None:
+        """Something changed; the handler looks again."""
+        self._wake.set()
+
+    async def until_startable(self) -> None:
+        """Wait until the client may be told something."""
+        while not self.is_startable:
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def next_bytes(self) -> bytes:
+        """The next bytes of the answer; empty at its end or when `failure` is set."""
+        assert self.answer is not None, "asked for bytes before an answer was there"
+        while True:
+            if chunk := self.answer.take():
+                return chunk
+            if self.answer.is_complete or self.failure is not None:
+                return b""
+            self._wake.clear()
+            await self._wake.wait()

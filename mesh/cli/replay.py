@@ -1,0 +1,148 @@
+"""`mesh replay`: play a recorded trace against running endpoints, and say what came of it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from pydantic import ValidationError
+from rich.console import Console
+
+from mesh.replay.client import EndpointError
+from mesh.replay.play import Played, play, prepare
+from mesh.replay.report import Report, print_report, write_report
+from mesh.replay.schedule import ASSIGNMENTS
+from mesh.replay.settings import Settings
+from mesh.replay.trace import FORMATS
+
+TABLE_COLUMNS = 100  # where the output is no terminal
+EXIT_ALL_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_SIGNAL = 128  # and the signal's number, as shells do
+
+
+class Unusable(click.ClickException):
+    """One line that says what to change."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+def _option(name: str, help: str, **kwargs: Any) -> Callable[..., Any]:
+    """An option named and defaulted after its field in Settings."""
+    field = Settings.model_fields[name.strip("-").replace("-", "_")]
+    if not kwargs.get("multiple") and not field.is_required() and field.default is not None:
+        kwargs |= {"default": field.default, "show_default": field.default != ""}
+    return click.option(name, help=help, **kwargs)
+
+
+_OPTIONS = (
+    _option(
+        "--url",
+        "An endpoint to play against. Repeat for more regions.",
+        metavar="REGION=URL",
+        multiple=True,
+        required=True,
+    ),
+    _option("--trace", "The recorded trace.", type=click.Path(path_type=Path), required=True),
+    _option("--format", f"How the trace is written: {', '.join(FORMATS)}."),
+    _option("--speed", "How many times as fast as recorded."),
+    _option("--limit", "Play only this many requests, the first ones.", type=int),
+    _option("--out", "Write the results as JSON to this file.", type=click.Path(path_type=Path)),
+    _option("--model", "Model to ask for.  [default: the first that /v1/models names]"),
+    _option(
+        "--assign",
+        f"How requests are given to regions: {', '.join(ASSIGNMENTS)}. `hash` keeps a "
+        "conversation in one region, `round-robin` tears it apart.",
+    ),
+    _option(
+        "--weight",
+        "A region's share of the requests, where it is not 1.",
+        metavar="REGION=NUMBER",
+        multiple=True,
+    ),
+    _option("--scale-lengths", "Shrink prompts and answers by this factor, for small engines."),
+    _option("--bytes-per-token", "Prompt text per token, to fit the engines' tokenizer."),
+    _option("--salt", "Any word: makes all prompts new to caches that are warm."),
+    _option("--seed", "Fixes what chance decides: arrivals inside a coarse timestamp."),
+    _option("--timeout-s", "A request that takes longer has failed."),
+    _option("--max-in-flight", "Requests due while so many are open count as failed."),
+    _option("--api-key", "Sent as a bearer token.", envvar="MESH_REPLAY_API_KEY", show_envvar=True),
+)
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command()
+@_with_options
+@click.pass_context
+def command(
+    ctx: click.Context, /, url: Sequence[str], weight: Sequence[str], **rest: object
+) -> None:
+    """Play a recorded trace against running OpenAI endpoints.
+
+    Requests leave when the trace says, whatever the endpoints do (an open loop). Every request
+    ends as ok (a complete answer), shed (429 or 503) or failed (anything else). Times are those
+    of complete answers.
+
+    Exit code 0: the trace was played, though single requests may have failed; 1: all of them
+    failed, or the results can't be written; 2: bad input, nothing was sent; 130, 143:
+    interrupted, the results so far are given.
+    """
+    settings = _settings(
+        {**rest, "url": _pairs("--url", url), "weight": _pairs("--weight", weight)}
+    )
+    played = _played(settings)
+    _hand_over(played.report, settings.out)
+    if played.stopped_by is not None:
+        ctx.exit(EXIT_SIGNAL + played.stopped_by)
+    if played.report["failed"] == played.report["requests"]:
+        ctx.exit(EXIT_ALL_FAILED)
+
+
+def _pairs(option: str, values: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for value in values:
+        region, _, text = value.partition("=")
+        if region in pairs:
+            raise Unusable(f"{option} names region {region} twice")
+        pairs[region] = text
+    return pairs
+
+
+def _settings(options: dict[str, object]) -> Settings:
+    try:
+        return Settings.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        # Our own ValueErrors come with a prefix of pydantic's, and name what they are about.
+        message = first["msg"].removeprefix("Value error, ")
+        option = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
+        raise Unusable(f"{option}{message}") from error
+
+
+def _played(settings: Settings) -> Played:
+    try:
+        job = prepare(settings)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    try:
+        return uvloop.run(play(job, Console(stderr=True)))
+    except EndpointError as error:
+        raise Unusable(str(error)) from error
+
+
+def _hand_over(report: Report, out: Path | None) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=TABLE_COLUMNS, color_system=None)
+    print_report(report, console)
+    try:
+        if out:
+            write_report(out, report)
+    except OSError as error:
+        raise click.ClickException(f"can't write {out}: {error.strerror}") from error

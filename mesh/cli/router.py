@@ -1,0 +1,172 @@
+"""`mesh router`: one region's router, from mesh.toml and the environment."""
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import click
+import uvloop
+
+from infra import tracing
+from infra.address import Address, parse_address
+from infra.bus import BusAddress, BusUnreachable
+from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
+from mesh.core.policies import POLICIES
+from mesh.core.settings import RouterSettings
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.router import PortTaken, run
+from schemas.ids import RegionId, RouterId
+
+EXIT_BAD_USE = 2
+
+
+@click.command()
+@click.option("--region", required=True, help="The region to serve, as named in mesh.toml.")
+@click.option("--router", default="r1", show_default=True, help="This router's name in the region.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    help="mesh.toml; the packaged three-region one if absent.",
+)
+@click.option("--http", help="HOST:PORT of the OpenAI endpoint, instead of the one in mesh.toml.")
+@click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]")
+@click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
+@click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    default=RouterSettings().policy,
+    show_default=True,
+)
+@click.option(
+    "--hold-max",
+    type=click.IntRange(1),
+    default=RouterSettings().hold_max,
+    show_default=True,
+    help="Most requests held while every replica is full.",
+)
+@click.option(
+    "--hold-s",
+    type=click.FloatRange(0, min_open=True),
+    default=RouterSettings().hold_s_max,
+    show_default=True,
+    help="Longest a request is held, in seconds.",
+)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=RouterSettings().request_s_max,
+    show_default=True,
+    help="Deadline of requests that name none, in seconds.",
+)
+@click.option(
+    "--drain-s",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="For requests under way when asked to stop.",
+)
+@click.option(
+    "--log-level",
+    default="WARNING",
+    show_default=True,
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="INFO logs every placement.",
+)
+def command(
+    region: str,
+    router: str,
+    config_file: Path,
+    http: str | None,
+    nats_url: str | None,
+    nats_user: str | None,
+    nats_password: str | None,
+    policy: str,
+    hold_max: int,
+    hold_s: float,
+    timeout_s: float,
+    drain_s: float,
+    log_level: str,
+) -> None:
+    """Run one region's router.
+
+    SIGTERM or Ctrl-C: takes nothing new, finishes what is under way, then leaves; a second one
+    leaves at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
+    """
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    topology = _topology(config_file)
+    if region not in topology.regions:
+        _refuse(f"no region {region!r} in {config_file}; there are {', '.join(topology.regions)}")
+    own = topology.regions[RegionId(region)]
+    if router not in own.routers:
+        _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
+    address = _address(http) if http is not None else own.http
+    config = RouterConfig(
+        region=RegionId(region),
+        router=RouterId(router),
+        peers=tuple(topology.peers(RegionId(region))),
+        http_host=address.host,
+        http_port=address.port,
+        bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
+        settings=RouterSettings(
+            policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s
+        ),
+        hash_key=topology.mesh.name,
+        epoch=time.time_ns() // 1_000_000,
+        seed=random.SystemRandom().getrandbits(64),
+        drain_s=drain_s,
+    )
+    tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
+    try:
+        uvloop.run(_until_signal(config))
+    except (BusUnreachable, PortTaken) as error:
+        _refuse(str(error))
+    finally:
+        tracing.shut_down()
+
+
+async def _until_signal(config: RouterConfig) -> None:
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def on_signal() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await run(config, stop)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+
+
+def _topology(config_file: Path) -> Topology:
+    try:
+        return load(config_file)
+    except TopologyError as error:
+        _refuse(str(error))
+        raise
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        _refuse(f"--http: {error}")
+        raise
+
+
+def _refuse(message: str) -> None:
+    click.echo(f"mesh router: {message}", err=True)
+    sys.exit(EXIT_BAD_USE)

@@ -1,0 +1,123 @@
+"""`mesh up`: every region on this machine, until Ctrl-C."""
+
+import logging
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import uvloop
+from rich.console import Console
+
+from infra.nats.passwords import PasswordsUnreadable
+from infra.nats.server import ServerUnusable
+from infra.topology import DEFAULT_FILE, REPLICAS_MAX, TopologyError
+from mesh.core.policies import POLICIES
+from mesh.demo.child import GaveUp
+from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.session import PortsUnusable, run
+from mesh.demo.state_directory import StateInUse
+
+
+def _given_engines(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[GivenEngine, ...]:
+    return tuple(_given_engine(value) for value in values)
+
+
+def _given_engine(text: str) -> GivenEngine:
+    """Parse `REGION=URL[,METRICS_URL]`."""
+    region, _, urls = text.partition("=")
+    url, comma, metrics_url = urls.partition(",")
+    for given in (url, metrics_url) if comma else (url,):
+        parts = urlsplit(given)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise click.BadParameter(f"{text!r}: write REGION=URL or REGION=URL,METRICS_URL")
+    return GivenEngine(region, url.rstrip("/"), metrics_url or None)
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=DEFAULT_FILE,
+    help="The mesh.toml to run; without it us, eu and ap on 127.0.0.1:8101 to 8103.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="Simulated replicas per region, instead of those in the configuration.",
+)
+@click.option(
+    "--time-scale",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How many times faster than their hardware the simulated engines run.",
+)
+@click.option(
+    "--engine",
+    "engines",
+    callback=_given_engines,
+    multiple=True,
+    metavar="REGION=URL[,METRICS_URL]",
+    help="A server that runs already, as the engine of one replica; repeat it for more. With "
+    "any given, none is simulated: a region without one has a router and no replica.",
+)
+@click.option(
+    "--engine-kind",
+    type=click.Choice([kind.value for kind in EngineKind]),
+    default=EngineKind.VLLM.value,
+    show_default=True,
+    help="Whose metrics the given engines have; openai: none.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    help="How every router places requests, instead of the router's own default.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write endpoints, credentials and process ids here (JSON) once every region is ready.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".mesh"),
+    show_default=True,
+    help="Where configuration, secrets and logs are kept; one mesh at a time.",
+)
+def command(
+    config: Path,
+    replicas: int | None,
+    time_scale: float,
+    engines: tuple[GivenEngine, ...],
+    engine_kind: str,
+    policy: str | None,
+    ready_file: Path | None,
+    state: Path,
+) -> None:
+    """Run every region on this machine, until Ctrl-C.
+
+    Each region gets a nats-server, a router with an OpenAI endpoint, and replicas with simulated
+    engines; the links between regions have the round trips that the configuration says.
+    """
+    if engines and replicas is not None:
+        raise click.UsageError("each --engine is one replica: leave out --replicas")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = Options(
+        config=config.absolute(),
+        state=state,
+        replicas=replicas,
+        time_scale=time_scale,
+        engines=engines,
+        engine_kind=EngineKind(engine_kind),
+        policy=policy,
+        ready_file=ready_file,
+    )
+    try:
+        uvloop.run(run(options, Console()))
+    except (TopologyError, ServerUnusable, PasswordsUnreadable, StateInUse, PortsUnusable) as error:
+        raise click.ClickException(str(error)) from error
+    except GaveUp as error:
+        raise click.ClickException(f"{error}, so nothing runs; its log is above") from error

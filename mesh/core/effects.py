@@ -1,0 +1,104 @@
+"""Everything a router may want done. The edge performs effects in order and decides nothing."""
+
+from dataclasses import dataclass
+
+from schemas.decision import Decision
+from schemas.http import Fault
+from schemas.ids import RegionId, ReplicaId
+from schemas.state import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Publish the request on a replica's work subject.
+
+    For a client's request the answer comes to this attempt's own inbox; for a peer's request it
+    goes to the inbox the peer gave, and the peer is told who will send it.
+    """
+
+    key: int
+    attempt: int
+    replica: ReplicaId
+    handoff: int
+    answer_inbox: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Ask a peer region to place the request."""
+
+    key: int
+    attempt: int
+    peer: RegionId
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """Tell the replica, if it is known yet, that nobody waits for this attempt's answer."""
+
+    key: int
+    attempt: int
+    region: RegionId
+    replica: ReplicaId | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusePeer:
+    """Tell the asking peer that this region does not take its request."""
+
+    key: int
+    answer_inbox: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    """Tell a peer that the replica answering its request is gone."""
+
+    answer_inbox: str
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the request with an error. After its first byte: an error event inside the stream."""
+
+    key: int
+    fault: Fault
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassEngineError:
+    """End the request with the error answer that the last engine gave."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The receipt of one placement, for the trace, the log and the debug header."""
+
+    key: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class PublishDigest:
+    """Tell the peers how this region is."""
+
+    digest: Digest
+
+
+Effect = (
+    Dispatch
+    | Forward
+    | CancelAttempt
+    | RefusePeer
+    | TellLost
+    | Fail
+    | PassEngineError
+    | Decided
+    | PublishDigest
+)

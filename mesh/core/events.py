@@ -1,0 +1,135 @@
+"""Everything that may happen to a router. Times are not in events: `handle` is given `now`."""
+
+from dataclasses import dataclass
+
+from mesh.core.request import Request
+from schemas.ids import RegionId, ReplicaId
+from schemas.state import Digest, Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client, or a peer's router, wants an answer."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """Nobody waits for this answer any more."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    """A replica of this region spoke."""
+
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class DigestSeen:
+    """A peer region's router spoke."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class RttMeasured:
+    """A ping to a peer region came back."""
+
+    region: RegionId
+    rtt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedByPeer:
+    """A peer's router found a place for a forwarded request."""
+
+    key: int
+    attempt: int
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRefused:
+    """Not taken. `replica` is None when a whole peer region refuses. -1: count unknown."""
+
+    key: int
+    attempt: int
+    reason: str
+    region: RegionId
+    replica: ReplicaId | None
+    pending: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptProgressed:
+    """Frames of the answer arrive: the replica lives, whatever its heartbeats say."""
+
+    key: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStarted:
+    """The client has been sent a first byte: from here on nothing may be placed again."""
+
+    key: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """Taken, or never delivered, and no answer came of it.
+
+    `answered`: the engine did answer, with an error status that the edge keeps to pass on.
+    """
+
+    key: int
+    attempt: int
+    detail: str
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnded:
+    """The engine's whole answer is here."""
+
+    key: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusReturned:
+    """The bus was away: work sent and answers under way may have been lost with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take nothing new; finish what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: at least ten times a second."""
+
+
+Event = (
+    RequestArrived
+    | ClientGone
+    | HeartbeatSeen
+    | DigestSeen
+    | RttMeasured
+    | PlacedByPeer
+    | AttemptRefused
+    | AttemptProgressed
+    | AnswerStarted
+    | AttemptFailed
+    | AnswerEnded
+    | BusReturned
+    | Drain
+    | Tick
+)

@@ -1,0 +1,51 @@
+"""A client's request from arrival to its one end.
+
+States: held (no attempt under way), tried (an attempt is under way, its client has seen nothing,
+so it may still be placed elsewhere) and started (the client has a first byte: this attempt or an
+error). `attempt` names the attempt under way; news of an earlier one is not about this request
+any more and is ignored by everyone.
+"""
+
+from dataclasses import dataclass, field
+
+from mesh.core.request import Request
+from schemas.ids import RegionId, ReplicaId
+
+
+@dataclass(slots=True)
+class Inflight:
+    """One request and what has become of it so far."""
+
+    request: Request
+    attempt: int = 0
+    started: bool = False
+    peer: RegionId | None = None  # region asked in this attempt, None when local
+    replica: ReplicaId | None = None  # None while a peer has not said which
+    handoff: int = 0  # number of this attempt's hand-off, when local
+    attempted_at: float = 0.0
+    heard_at: float = 0.0  # last frame of this attempt
+    held_since: float | None = None
+    held_s: float = 0.0
+    failures: int = 0
+    refusals: int = 0
+    avoid: set[str] = field(default_factory=set)  # places that failed it; membership only
+    engine_answered: bool = False  # the edge keeps an engine's error answer to pass on
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether an attempt is under way that may still be replaced by another."""
+        return self.held_since is None and not self.started
+
+    def hold(self, now: float) -> None:
+        """No attempt is under way; it waits from `now`, or goes on waiting."""
+        if self.held_since is None:
+            self.held_since = now
+        self.peer = self.replica = None
+
+    def release(self, now: float) -> None:
+        """The next attempt begins."""
+        if self.held_since is not None:
+            self.held_s += now - self.held_since
+            self.held_since = None
+        self.attempt += 1
+        self.attempted_at = self.heard_at = now

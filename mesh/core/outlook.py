@@ -1,0 +1,50 @@
+"""What can still be hoped for: of an attempt under way, and of places not tried yet."""
+
+from mesh.core.inflight import Inflight
+from mesh.core.peers import PeerTable
+from mesh.core.replicas import ReplicaTable
+from mesh.core.settings import RouterSettings
+from schemas.exchange import SILENCE_S_MAX
+
+
+class Outlook:
+    """Reads the tables; changes nothing."""
+
+    def __init__(self, replicas: ReplicaTable, peers: PeerTable, settings: RouterSettings) -> None:
+        self._replicas = replicas
+        self._peers = peers
+        self._settings = settings
+
+    def others_serve(self, record: Inflight) -> bool:
+        """Whether a place that has not failed this request serves its model, free or not."""
+        request = record.request
+        for replica in self._replicas:
+            name = replica.heartbeat.replica
+            if name not in record.avoid and self._replicas.serves(replica, request.model):
+                return True
+        return request.hops < self._settings.hops_max and any(
+            region not in record.avoid and peer.ready(request.model) > 0
+            for region, peer in self._peers
+        )
+
+    def lost_because(self, record: Inflight, now: float) -> str | None:
+        """Why no answer can be expected of the attempt under way, or None."""
+        silent_s = now - record.heard_at
+        if silent_s > SILENCE_S_MAX:
+            return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
+        if record.peer is not None:
+            return self._lost_at_peer_because(record, silent_s)
+        gone = record.replica is not None and self._replicas.get(record.replica) is None
+        if gone and silent_s > self._settings.heartbeat_lost_s:
+            return f"replica {record.replica} was lost: no heartbeat and no answer"
+        return None
+
+    def _lost_at_peer_because(self, record: Inflight, silent_s: float) -> str | None:
+        assert record.peer is not None
+        peer = self._peers.get(record.peer)
+        reply_s = self._settings.peer_reply_s + (peer.rtt_s or 0.0)
+        if record.replica is None and not record.started and silent_s > reply_s:
+            return f"region {record.peer} did not say where it placed the request"
+        if not peer.digests and silent_s > self._settings.heartbeat_lost_s:
+            return f"region {record.peer} can't be reached"
+        return None

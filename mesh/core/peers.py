@@ -1,0 +1,120 @@
+"""The other regions as this router sees them: round-trip time, digest, what was just sent.
+
+A peer is available (SkyWalker 3.3 and Algorithm 1) while it has replicas that are not full and
+its hold queue is at most tau. Digests are older than heartbeats by half a round trip, so what
+was forwarded since the last one is counted against the replicas it said were free.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mesh.core.settings import RouterSettings
+from schemas.ids import ModelId, RegionId, RouterId
+from schemas.state import Digest
+
+RTT_WEIGHT = 0.3  # of a new sample in the running average
+RTT_SAMPLES = 5  # the median of so many enters the average: one late ping is not a trend
+
+
+@dataclass(slots=True)
+class Peer:
+    """One peer region. Several routers may speak for it; each one's digest stands by itself."""
+
+    digests: dict[RouterId, Digest] = field(default_factory=dict)
+    seen_at: float = float("-inf")
+    rtt_s: float | None = None
+    forwarded_at: deque[float] = field(default_factory=deque)
+    refused_at: float | None = None
+    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=RTT_SAMPLES))
+
+    def measured(self, rtt_s: float) -> None:
+        """Take in one ping: median of the last few, then a running average."""
+        self._samples.append(rtt_s)
+        median = sorted(self._samples)[len(self._samples) // 2]
+        self.rtt_s = (
+            median if self.rtt_s is None else self.rtt_s + RTT_WEIGHT * (median - self.rtt_s)
+        )
+
+    @property
+    def queue(self) -> int:
+        """Requests held in the region, over all its routers."""
+        return sum(digest.queue for digest in self.digests.values())
+
+    @property
+    def accepting(self) -> bool:
+        """Whether any of its routers takes requests."""
+        return any(digest.accepting for digest in self.digests.values())
+
+    def free(self, model: ModelId) -> int:
+        """Replicas that serve the model and are not full, by the latest digest."""
+        capacities = (digest.models.get(model) for digest in self.digests.values())
+        return max((capacity.free for capacity in capacities if capacity is not None), default=0)
+
+    def ready(self, model: ModelId) -> int:
+        """Replicas that serve the model, full or not."""
+        capacities = (digest.models.get(model) for digest in self.digests.values())
+        return max((capacity.ready for capacity in capacities if capacity is not None), default=0)
+
+
+ROUTERS_MAX = 64  # routers of one peer region that are remembered
+
+
+class PeerTable:
+    """All peers that were heard of."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._peers: dict[RegionId, Peer] = {}
+
+    def __iter__(self) -> Iterator[tuple[RegionId, Peer]]:
+        return iter(self._peers.items())
+
+    def get(self, region: RegionId) -> Peer:
+        """The peer of that name, known from now on."""
+        return self._peers.setdefault(region, Peer())
+
+    def see(self, digest: Digest, now: float) -> None:
+        """Take in a digest; older ones of the same router are ignored."""
+        peer = self.get(digest.region)
+        known = peer.digests.get(digest.router)
+        if known is not None and (digest.epoch, digest.seq) <= (known.epoch, known.seq):
+            return
+        if known is None and len(peer.digests) >= ROUTERS_MAX:
+            return
+        peer.digests[digest.router] = digest
+        peer.seen_at, peer.refused_at = now, None
+        # The digest left half a round trip ago: what was forwarded since can't be in it.
+        while peer.forwarded_at and peer.forwarded_at[0] < now - (peer.rtt_s or 0.0):
+            peer.forwarded_at.popleft()
+
+    def forwarded(self, region: RegionId, now: float) -> None:
+        """Count a request that is being sent there."""
+        self.get(region).forwarded_at.append(now)
+
+    def refused(self, region: RegionId, now: float) -> None:
+        """It had nobody free: not available until its next digest."""
+        self.get(region).refused_at = now
+
+    def expire(self, now: float) -> None:
+        """Forget digests of peers that fell silent, so that their models are unknown again."""
+        for peer in self._peers.values():
+            if now - peer.seen_at > self._settings.digest_lost_s:
+                peer.digests.clear()
+                peer.forwarded_at.clear()
+
+    def unavailable_because(self, peer: Peer, model: ModelId, now: float) -> str | None:
+        """Why this peer should not be asked now, or None if it may be."""
+        if now - peer.seen_at > self._settings.digest_lost_s:
+            return "silent"
+        if not peer.accepting:
+            return "draining"
+        if not peer.ready(model):
+            return "other model"
+        if peer.refused_at is not None:
+            return "refused"
+        if peer.queue > self._settings.peer_queue_max:
+            return "queue"
+        if peer.free(model) <= len(peer.forwarded_at):
+            return "full"
+        return None

@@ -1,0 +1,101 @@
+"""The prefix index: which owners hold the KV of which prompt prefixes (SkyWalker 3.2).
+
+Logically a trie: every node has the set of owners of the prefix that ends there. Because block
+hashes are chained, a hash already names its whole path, so the trie is one dict from hash to
+owners and walking it is one look-up a block. Owners are bits of an int: "is any *available*
+owner here" is one `&`.
+
+A match stops at the first block without an available owner: a child's owners are a subset of
+its parent's, so none can come deeper. Memory is bounded per owner, oldest insertion out first;
+an insertion touches its path leaf first and root last, so a parent is always younger than its
+children and eviction never leaves a gap in a path.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+Owner = TypeVar("Owner", bound=Hashable)
+
+
+class Match(NamedTuple):
+    """How many leading blocks some available owner holds, and who the deepest owners are."""
+
+    blocks: int
+    owners: tuple[object, ...]
+
+
+class PrefixIndex(Generic[Owner]):
+    """Owners of prompt prefixes; at most `blocks_max` blocks per owner."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
+        self._blocks_of: dict[Owner, dict[int, None]] = {}  # oldest insertion first
+        self._bit_of: dict[Owner, int] = {}
+        self._owner_at: dict[int, Owner] = {}  # bit -> owner
+        self._free_bits: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._owners_of)
+
+    def insert(self, owner: Owner, hashes: Sequence[int]) -> None:
+        """`owner` is about to hold the KV of this prompt."""
+        bit = self._bit(owner)
+        blocks = self._blocks_of[owner]
+        for block in reversed(hashes[: self._blocks_max]):
+            blocks.pop(block, None)
+            blocks[block] = None
+            self._owners_of[block] = self._owners_of.get(block, 0) | bit
+        while len(blocks) > self._blocks_max:
+            self._drop(next(iter(blocks)), owner)
+
+    def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
+        """The longest prefix of `hashes` that an available owner holds."""
+        mask = 0
+        for owner in available:
+            mask |= self._bit_of.get(owner, 0)
+        deepest, blocks = 0, 0
+        for block in hashes:
+            here = self._owners_of.get(block, 0) & mask
+            if not here:
+                break
+            deepest, blocks = here, blocks + 1
+        return Match(blocks, self._names(deepest))
+
+    def matched_blocks(self, owner: Owner, hashes: Iterable[int]) -> int:
+        """How many leading blocks this one owner holds."""
+        return self.match(hashes, (owner,)).blocks
+
+    def forget(self, owner: Owner) -> None:
+        """`owner` is gone, and its KV with it."""
+        if owner not in self._bit_of:
+            return
+        for block in list(self._blocks_of[owner]):
+            self._drop(block, owner)
+        bit = self._bit_of.pop(owner)
+        del self._blocks_of[owner], self._owner_at[bit]
+        self._free_bits.append(bit)
+
+    def _bit(self, owner: Owner) -> int:
+        bit = self._bit_of.get(owner)
+        if bit is None:
+            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._bit_of)
+            self._bit_of[owner], self._owner_at[bit] = bit, owner
+            self._blocks_of[owner] = {}
+        return bit
+
+    def _drop(self, block: int, owner: Owner) -> None:
+        del self._blocks_of[owner][block]
+        left = self._owners_of[block] & ~self._bit_of[owner]
+        if left:
+            self._owners_of[block] = left
+        else:
+            del self._owners_of[block]
+
+    def _names(self, bits: int) -> tuple[Owner, ...]:
+        names = []
+        while bits:
+            bit = bits & -bits
+            names.append(self._owner_at[bit])
+            bits ^= bit
+        return tuple(names)

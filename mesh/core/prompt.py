@@ -1,0 +1,114 @@
+"""A prompt as chained block hashes: what the prefix index knows of it.
+
+The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash is seeded with the hash
+before it, so one hash stands for the whole prefix up to its block's end, and equal hashes mean
+equal prefixes. The first seed comes from a key and the model: prefixes of different models
+never meet, and without the key nothing can be said about the text.
+
+Text instead of tokens, because a router that tokenised would need every model's tokenizer and
+its CPU (SkyWalker's tree is over characters for the same reason). Tokens are estimated from
+bytes with a ratio learned from what engines report.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from schemas.ids import ModelId
+
+BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to tell chats apart, 8 bytes each
+BLOCKS_MAX = 8192  # 2 MiB of text; what lies beyond is not needed to tell prompts apart
+BYTES_PER_TOKEN_START = 4.0
+BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
+
+
+class PromptInvalid(ValueError):
+    """The body has no prompt where its endpoint wants one; the message says what is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What placement needs to know of a prompt. `hashes`: one a full block, each of its prefix."""
+
+    tokens: int
+    hashes: tuple[int, ...]
+
+
+class TokenRatio:
+    """Bytes per prompt token of one model, learned from engines' `usage`."""
+
+    def __init__(self) -> None:
+        self._bytes_per_token = BYTES_PER_TOKEN_START
+
+    def tokens(self, text_bytes: int) -> int:
+        """The estimate for a text of that many bytes."""
+        return max(1, round(text_bytes / self._bytes_per_token))
+
+    def observe(self, text_bytes: int, prompt_tokens: int) -> None:
+        """Learn from one finished request. Counts of 0 or less teach nothing."""
+        if prompt_tokens > 0 and text_bytes > 0:
+            sample = min(64.0, max(0.25, text_bytes / prompt_tokens))
+            self._bytes_per_token += BYTES_PER_TOKEN_WEIGHT * (sample - self._bytes_per_token)
+
+
+def prompt_text(body: Mapping[str, Any], *, chat: bool) -> bytes:
+    """The bytes of a request's prompt, in the order the engine will see them.
+
+    Raises PromptInvalid when `messages` (chat) or `prompt` (completions) is missing or misshapen.
+    """
+    pieces = _chat_pieces(body) if chat else _completion_pieces(body)
+    return b"".join(pieces)
+
+
+def block_hashes(text: bytes, *, key: str, model: ModelId) -> tuple[int, ...]:
+    """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX."""
+    chained = xxhash.xxh3_64_intdigest(model.encode(), seed=xxhash.xxh3_64_intdigest(key.encode()))
+    view = memoryview(text)
+    hashes = []
+    end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
+    for start in range(0, end, BLOCK_BYTES):
+        chained = xxhash.xxh3_64_intdigest(view[start : start + BLOCK_BYTES], seed=chained)
+        hashes.append(chained)
+    return tuple(hashes)
+
+
+def _chat_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise PromptInvalid("messages must be a non-empty array", "messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise PromptInvalid(f"messages[{number}] must be an object", "messages")
+        yield f"\x00{message.get('role')}\x00".encode("utf-8", "surrogatepass")
+        yield from _content_pieces(message.get("content"), f"messages[{number}].content")
+
+
+def _content_pieces(content: Any, where: str) -> Iterator[bytes]:
+    if content is None:  # an assistant turn that only called tools
+        return
+    if isinstance(content, str):
+        yield content.encode("utf-8", "surrogatepass")
+    elif isinstance(content, list):
+        for part in content:
+            # Images and other parts count by their whole text: equal parts, equal prefix.
+            text = part.get("text") if isinstance(part, dict) else None
+            yield (text if isinstance(text, str) else repr(part)).encode("utf-8", "surrogatepass")
+    else:
+        raise PromptInvalid(f"{where} must be a string or an array of parts", "messages")
+
+
+def _completion_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        yield prompt.encode("utf-8", "surrogatepass")
+    elif isinstance(prompt, list) and prompt:
+        for item in prompt:  # several prompts, or one prompt as token ids
+            yield repr(item).encode("utf-8", "surrogatepass") + b"\x00"
+    else:
+        raise PromptInvalid("prompt must be a string or a non-empty array", "prompt")

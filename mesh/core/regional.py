@@ -1,0 +1,101 @@
+"""This region's own digest: what its router tells the peers, and when."""
+
+from collections.abc import Callable
+from statistics import median
+
+from mesh.core.hold_queue import HoldQueue
+from mesh.core.rate import Rate
+from mesh.core.replicas import Replica, ReplicaTable
+from mesh.core.settings import RouterSettings
+from schemas.ids import ModelId, RegionId, RouterId
+from schemas.state import Digest, ModelCapacity
+
+RATE_S = 5.0  # time constant of the request rate's running average
+
+
+class RegionalDigest:
+    """Builds digests every `digest_s`, and at once when what matters to peers has changed."""
+
+    def __init__(
+        self, region: RegionId, router: RouterId, epoch: int, settings: RouterSettings
+    ) -> None:
+        self._region, self._router, self._epoch = region, router, epoch
+        self._settings = settings
+        self._seq = 0
+        self._published_at = float("-inf")
+        self._last: tuple[object, ...] = ()
+        self._arrivals = Rate(RATE_S)
+
+    def arrived(self, now: float) -> None:
+        """Count one client's request."""
+        self._arrivals.count(now)
+
+    def due(
+        self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float
+    ) -> Digest | None:
+        """The digest to publish now, if one is due."""
+        models = _capacities(replicas, now)
+        crossed = len(held) > self._settings.peer_queue_max
+        telling = (models, crossed, accepting)
+        if telling == self._last and now - self._published_at < self._settings.digest_s:
+            return None
+        self._last, self._published_at = telling, now
+        self._seq += 1
+        return self._digest(models, replicas, held, accepting, now)
+
+    def _digest(
+        self,
+        models: dict[ModelId, ModelCapacity],
+        replicas: ReplicaTable,
+        held: HoldQueue,
+        accepting: bool,
+        now: float,
+    ) -> Digest:
+        ready = [replica for replica in replicas if replica.heartbeat.models]
+        ready = [replica for replica in ready if _is_ready(replicas, replica)]
+        return Digest(
+            region=self._region,
+            router=self._router,
+            epoch=self._epoch,
+            seq=self._seq,
+            accepting=accepting,
+            replicas_ready=len(ready),
+            replicas_free=sum(_is_free(replicas, replica, now) for replica in ready),
+            queue=len(held),
+            models=models,
+            requests_per_s=self._arrivals.per_s(now),
+            prefill_s_per_token=_known(
+                median, [replica.heartbeat.prefill_s_per_token for replica in ready]
+            ),
+            kv_used_ratio=_known(_mean, [replica.heartbeat.kv_used_ratio for replica in ready]),
+        )
+
+
+def _capacities(replicas: ReplicaTable, now: float) -> dict[ModelId, ModelCapacity]:
+    ready: dict[ModelId, int] = {}
+    free: dict[ModelId, int] = {}
+    for replica in replicas:
+        for model in replica.heartbeat.models:
+            if replicas.serves(replica, model):
+                ready[model] = ready.get(model, 0) + 1
+                is_free = replicas.unavailable_because(replica, model, now) is None
+                free[model] = free.get(model, 0) + is_free
+    return {model: ModelCapacity(ready=ready[model], free=free[model]) for model in sorted(ready)}
+
+
+def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:
+    return replicas.serves(replica, replica.heartbeat.models[0])
+
+
+def _is_free(replicas: ReplicaTable, replica: Replica, now: float) -> bool:
+    return replicas.unavailable_because(replica, replica.heartbeat.models[0], now) is None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _known(summary: Callable[[list[float]], float], values: list[float | None]) -> float | None:
+    """The summary of the values that are there; None, not 0, when none is."""
+    there = [value for value in values if value is not None]
+    return summary(there) if there else None

@@ -1,0 +1,381 @@
+"""RouterCore: the life of every request, as events in and effects out.
+
+Theory of operation. A client's request is held, tried, started, ended (`inflight.py`). It is
+tried on a local replica or through one peer; whatever goes wrong before its client has seen a
+byte (refusal, loss, error) leads to another try or to one clear error, and after that byte only
+to an error event. A peer's request is placed on a local replica or refused at once; its answer
+goes straight to the asking router, so nothing of it is kept here but a note to tell that router
+if the replica is lost.
+
+Every client's request ends in exactly one of: AnswerEnded or ClientGone (from outside), Fail or
+PassEngineError (from here). Attempts are numbered; events of an attempt that is not the current
+one change nothing.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.hold_queue import HoldQueue
+from mesh.core.inflight import Inflight
+from mesh.core.outlook import Outlook
+from mesh.core.peers import PeerTable
+from mesh.core.placement import Place, Placer
+from mesh.core.rate import Rate
+from mesh.core.regional import RegionalDigest
+from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request
+from mesh.core.settings import RouterSettings
+from schemas.decision import Decision, Placement
+from schemas.exchange import Refusal
+from schemas.http import Fault
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+
+RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
+
+
+class RouterCore:
+    """Decides; never does. Same events, same times, same seed: same effects."""
+
+    def __init__(
+        self,
+        *,
+        region: RegionId,
+        router: RouterId,
+        epoch: int,
+        settings: RouterSettings,
+        dice: Random,
+    ) -> None:
+        self.region = region
+        self.replicas = ReplicaTable(router, settings)
+        self.peers = PeerTable(settings)
+        self.held = HoldQueue(settings.hold_max)
+        self.inflight: dict[int, Inflight] = {}
+        self.draining = False
+        self._settings = settings
+        self._placer = Placer(settings, self.replicas, self.peers, dice)
+        self._outlook = Outlook(self.replicas, self.peers, settings)
+        self._digest = RegionalDigest(region, router, epoch, settings)
+        self._releases = Rate(window_s=10.0)
+        self._effects: list[fx.Effect] = []
+        self._handlers: dict[type, Callable[[Any, float], None]] = {
+            ev.RequestArrived: self._on_request,
+            ev.ClientGone: self._on_client_gone,
+            ev.HeartbeatSeen: self._on_heartbeat,
+            ev.DigestSeen: self._on_digest,
+            ev.RttMeasured: self._on_rtt,
+            ev.PlacedByPeer: self._on_placed_by_peer,
+            ev.AttemptRefused: self._on_refused,
+            ev.AttemptProgressed: self._on_progressed,
+            ev.AnswerStarted: self._on_started,
+            ev.AttemptFailed: self._on_failed,
+            ev.AnswerEnded: self._on_ended,
+            ev.BusReturned: self._on_bus_returned,
+            ev.Drain: self._on_drain,
+            ev.Tick: self._on_tick,
+        }
+
+    def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """What to do about one event, in order. `now`: seconds, never going back."""
+        self._handlers[type(event)](event, now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that somebody in the mesh serves, as far as this router knows."""
+        known = {model for replica in self.replicas for model in replica.heartbeat.models}
+        for _, peer in self.peers:
+            for digest in peer.digests.values():
+                known.update(digest.models)
+        return tuple(sorted(known))
+
+    # Requests.
+
+    def _on_request(self, event: ev.RequestArrived, now: float) -> None:
+        request = event.request
+        if request.answer_inbox is not None:
+            self._place_for_peer(request, request.answer_inbox, now)
+            return
+        self._digest.arrived(now)
+        record = Inflight(request)
+        self.inflight[request.key] = record
+        if self.draining:
+            self._fail(record, Fault.DRAINING, "this router is shutting down", 1.0)
+        elif self.held.waiting(request.model):
+            self._hold(record, (), "others wait for this model", now)
+        else:
+            self._place(record, now)
+
+    def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
+        own_wait_first = self.draining or bool(self.held.waiting(request.model))
+        place = None if own_wait_first else self._placer.place(request, (), now)
+        if place is None or place.placement is not Placement.LOCAL or place.target is None:
+            reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
+            self._effects.append(fx.RefusePeer(request.key, inbox, reason))
+            return
+        replica = ReplicaId(place.target)
+        handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
+        self.replicas.relay(replica, inbox)
+        self._placer.placed_on_replica(request, replica)
+        self._decided(request, place, attempt=1, held_s=0.0)
+        self._effects.append(fx.Dispatch(request.key, 1, replica, handoff, inbox))
+
+    def _place(self, record: Inflight, now: float) -> bool:
+        """Try the request now, or hold it. Returns whether it is being tried."""
+        request = record.request
+        place = self._placer.place(request, record.avoid, now)
+        if place.target is None:
+            self._hold(record, place.candidates, place.reason, now)
+            return False
+        record.release(now)
+        self._releases.count(now)
+        self._decided(request, place, attempt=record.attempt, held_s=record.held_s)
+        if place.placement is Placement.LOCAL:
+            replica = ReplicaId(place.target)
+            record.replica, record.peer = replica, None
+            record.handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
+            self._placer.placed_on_replica(request, replica)
+            self._effects.append(
+                fx.Dispatch(request.key, record.attempt, replica, record.handoff, None)
+            )
+        else:
+            record.replica, record.peer = None, RegionId(place.target)
+            self.peers.forwarded(record.peer, now)
+            self._placer.placed_on_peer(request, record.peer)
+            self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
+        return True
+
+    def _hold(self, record: Inflight, candidates: Any, reason: str, now: float) -> None:
+        if record.held_since is not None:  # it stands in the queue already
+            return
+        is_new = record.attempt == 0
+        shed = is_new and self.held.is_full
+        placement = Placement.SHED if shed else Placement.HOLD
+        if is_new:
+            self._decided(record.request, Place(placement, None, reason, tuple(candidates)), 1, 0.0)
+        if shed:
+            self._saturated(record, "the hold queue is full", now)
+            return
+        record.hold(now)
+        self.held.put(record.request)
+
+    def _try_held(self, now: float) -> None:
+        """Place those who wait, in order, as far as there is room."""
+        for model in self.held.models():
+            while (request := self.held.first(model)) is not None:
+                if not self._place(self.inflight[request.key], now):
+                    break
+                self.held.remove(request)
+
+    def _decided(self, request: Request, place: Place, attempt: int, held_s: float) -> None:
+        local = place.placement is Placement.LOCAL
+        decision = Decision(
+            request=request.request_id,
+            region=self.region,
+            policy=self._settings.policy,
+            placement=place.placement,
+            replica=place.target if local else None,
+            peer=None if local else place.target,
+            hops=request.hops + (place.placement is Placement.PEER),
+            attempt=attempt,
+            held_s=held_s,
+            reason=place.reason,
+            candidates=place.candidates,
+            considered=len(place.candidates),
+        )
+        self._effects.append(fx.Decided(request.key, decision))
+
+    # Ends.
+
+    def _end(self, record: Inflight) -> None:
+        del self.inflight[record.request.key]
+        if record.held_since is not None:
+            self.held.remove(record.request)
+
+    def _fail(
+        self, record: Inflight, fault: Fault, message: str, retry_after_s: float | None = None
+    ) -> None:
+        self._end(record)
+        self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
+
+    def _saturated(self, record: Inflight, why: str, now: float) -> None:
+        """Shed with the time that the queue before it will need at the present pace."""
+        pace = self._releases.per_s(now)
+        wait_s = len(self.held) / pace if pace > 0.0 else RETRY_AFTER_S_MAX
+        retry_after_s = min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
+        self._fail(record, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
+
+    def _cancel(self, record: Inflight) -> None:
+        region = record.peer or self.region
+        self._effects.append(
+            fx.CancelAttempt(record.request.key, record.attempt, region, record.replica)
+        )
+
+    def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
+        record = self.inflight.get(event.key)
+        if record is None:
+            return
+        if record.held_since is None:
+            self._cancel(record)
+        self._end(record)
+
+    def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is not None:
+            self._settled(record)
+            self._end(record)
+
+    # Attempts.
+
+    def _settled(self, record: Inflight) -> None:
+        if record.peer is None and record.replica is not None:
+            self.replicas.settled(record.replica, record.handoff)
+
+    def _current(self, key: int, attempt: int) -> Inflight | None:
+        """The request, if that attempt is the one under way."""
+        record = self.inflight.get(key)
+        if record is None or record.attempt != attempt or record.held_since is not None:
+            return None
+        return record
+
+    def _on_placed_by_peer(self, event: ev.PlacedByPeer, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is not None:
+            record.replica, record.heard_at = event.replica, now
+
+    def _on_progressed(self, event: ev.AttemptProgressed, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is not None:
+            record.heard_at = now
+
+    def _on_started(self, event: ev.AnswerStarted, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is not None:
+            record.started, record.heard_at = True, now
+            self._settled(record)
+
+    def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is None or record.started:
+            return
+        if event.region != self.region:
+            self.peers.refused(event.region, now)
+        elif event.replica is not None:
+            self._settled(record)
+            self.replicas.refused(event.replica, now)
+        record.refusals += 1
+        if event.reason == Refusal.BAD_WORK:
+            self._fail(record, Fault.ENGINE_FAILED, "the replica could not read the request")
+        elif record.refusals >= self._settings.refusals_max:
+            self._saturated(record, f"refused {record.refusals} times", now)
+        else:
+            self._place(record, now)
+
+    def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
+        record = self._current(event.key, event.attempt)
+        if record is not None:
+            record.engine_answered = event.answered
+            self._attempt_failed(record, event.detail, now)
+
+    def _attempt_failed(self, record: Inflight, detail: str, now: float) -> None:
+        if record.started:
+            self._fail(record, Fault.ENGINE_FAILED, detail)
+            return
+        self._settled(record)
+        record.failures += 1
+        place = record.peer or record.replica
+        if place is not None:
+            record.avoid.add(place)
+        if record.failures < self._settings.failures_max and self._outlook.others_serve(record):
+            self._place(record, now)
+        elif record.engine_answered:
+            self._end(record)
+            self._effects.append(fx.PassEngineError(record.request.key))
+        else:
+            self._fail(record, Fault.ENGINE_FAILED, detail)
+
+    # The fleet.
+
+    def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
+        beat = event.heartbeat
+        news = self.replicas.see(beat, now)
+        if news.restarted:
+            self._placer.forget_replica(beat.replica)
+            self._replica_lost(beat.replica, news.orphans, "the agent restarted or left", now)
+        if len(self.held):
+            replica = self.replicas.get(beat.replica)
+            if replica is not None and any(
+                self.replicas.unavailable_because(replica, model, now) is None
+                for model in self.held.models()
+            ):
+                self._try_held(now)
+        if news.changed:
+            self._tell_peers(now)
+
+    def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
+        self.peers.see(event.digest, now)
+        if len(self.held) and event.digest.replicas_free:
+            self._try_held(now)
+
+    def _on_rtt(self, event: ev.RttMeasured, now: float) -> None:
+        self.peers.get(event.region).measured(event.rtt_s)
+
+    def _replica_lost(
+        self, name: ReplicaId, orphans: tuple[str, ...] | list[str], why: str, now: float
+    ) -> None:
+        for inbox in orphans:
+            self._effects.append(fx.TellLost(inbox, name))
+        for record in list(self.inflight.values()):
+            if record.peer is None and record.replica == name and record.held_since is None:
+                self._attempt_failed(record, f"replica {name} was lost: {why}", now)
+
+    def _tell_peers(self, now: float) -> None:
+        digest = self._digest.due(self.replicas, self.held, not self.draining, now)
+        if digest is not None:
+            self._effects.append(fx.PublishDigest(digest))
+
+    def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
+        # Started answers show a loss by their numbering or their silence.
+        for record in list(self.inflight.values()):
+            if record.is_tried:
+                self._cancel(record)
+                self._place(record, now)
+
+    def _on_drain(self, event: ev.Drain, now: float) -> None:
+        self.draining = True
+        self._tell_peers(now)
+
+    # Time.
+
+    def _on_tick(self, event: ev.Tick, now: float) -> None:
+        for name, orphans in self.replicas.expire(now):
+            self._placer.forget_replica(name)
+            for inbox in orphans:
+                self._effects.append(fx.TellLost(inbox, name))
+        self.peers.expire(now)
+        for record in list(self.inflight.values()):
+            self._check(record, now)
+        self._try_held(now)
+        self._tell_peers(now)
+
+    def _check(self, record: Inflight, now: float) -> None:
+        """Has this request's time, or its attempt's, run out?"""
+        if now >= record.request.deadline:
+            if record.held_since is None:
+                self._cancel(record)
+            self._fail(record, Fault.DEADLINE, "the request's deadline has passed")
+        elif record.held_since is not None:
+            if now - record.held_since >= self._settings.hold_s_max:
+                self._hold_expired(record, now)
+        elif (lost := self._outlook.lost_because(record, now)) is not None:
+            self._cancel(record)
+            self._attempt_failed(record, lost, now)
+
+    def _hold_expired(self, record: Inflight, now: float) -> None:
+        if self._outlook.others_serve(record):
+            self._saturated(record, f"held for {self._settings.hold_s_max:g} s", now)
+        else:
+            message = f"no replica serves {record.request.model!r} at present"
+            self._fail(record, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)

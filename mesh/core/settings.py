@@ -1,0 +1,44 @@
+"""The router's tunables. Each says its unit, where its default comes from, and what it trades."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """Validated at construction: a value out of range raises ValueError and says what fits."""
+
+    policy: str = "prefix-tree"
+    # Peers with a longer hold queue are not available (SkyWalker Algorithm 1, tau: "small
+    # buffer for newly arriving requests"; 10 is what its authors' balancer uses).
+    peer_queue_max: int = 10
+    hops_max: int = 1  # a forwarded request is never forwarded again
+    hold_max: int = 1000  # requests held per router; beyond it new ones are shed at once
+    hold_s_max: float = 60.0  # a held request is shed after this long
+    request_s_max: float = 600.0  # default deadline, from arrival to last byte
+    failures_max: int = 3  # attempts that may fail under one request before its client hears of it
+    refusals_max: int = 32  # refusals cost a millisecond, but not for ever
+    # Three heartbeats late: choose others first. Twenty: the replica is lost, and what it has
+    # not begun to answer is placed again.
+    heartbeat_late_s: float = 0.3
+    heartbeat_lost_s: float = 2.0
+    digest_lost_s: float = 1.0  # ten digests; a peer that silent gets no work
+    peer_reply_s: float = 2.0  # beyond the round trip: a peer must place or refuse in this time
+    # A hand-off that no heartbeat has confirmed after this long was lost or has been served.
+    handoff_s_max: float = 1.0
+    # Engines that don't say how large their batch is get this many hand-offs per heartbeat.
+    handoffs_blind_max: int = 4
+    index_blocks_max: int = 262_144  # per owner: 64 MiB of prompt text at 256 bytes a block
+    relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
+    digest_s: float = 0.1
+    explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
+
+    def __post_init__(self) -> None:
+        for name in ("peer_queue_max", "hops_max"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name not in ("policy", "peer_queue_max", "hops_max") and value <= 0:
+                raise ValueError(f"{name} must be more than 0, not {value}")
+        if self.heartbeat_late_s > self.heartbeat_lost_s:
+            raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")

@@ -1,0 +1,114 @@
+"""The command line and environment of every process of a demo; nothing else knows them."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+
+from infra.nats.bundle import RegionFiles
+from infra.topology import Topology
+from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.program import FileWritten, Kind, Program, http_ready, speaks_nats
+from mesh.demo.state_directory import StateDirectory
+from schemas.ids import RegionId
+
+# Within the grace that the supervisor gives them (see `supervisor.GRACE_S`).
+ROUTER_DRAIN_S = 8.0
+AGENT_DRAIN_S = 3.0
+PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process said before it died
+
+
+class Commands:
+    """Makes the programs of one demo."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        state: StateDirectory,
+        nats_server: Path,
+        files: Mapping[RegionId, RegionFiles],
+    ) -> None:
+        """`files`: the rendered configuration and credentials of every region."""
+        self._topology = topology
+        self._options = options
+        self._state = state
+        self._nats_server = nats_server
+        self._files = files
+
+    def nats(self, region: str) -> Program:
+        """A region's nats-server."""
+        return Program(
+            name=f"nats-{region}",
+            kind=Kind.NATS,
+            region=region,
+            command=(str(self._nats_server), "-c", str(self._files[RegionId(region)].config)),
+            ready=speaks_nats(self._topology.region(region).nats),
+        )
+
+    def router(self, region: str, router: str) -> Program:
+        """One of a region's routers."""
+        policy = ("--policy", self._options.policy) if self._options.policy else ()
+        who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
+        config = ("--config", str(self._options.config))
+        return Program(
+            name=f"router-{region}-{router}",
+            kind=Kind.ROUTER,
+            region=region,
+            command=_python("mesh.cli.main", "router", *who, *config, *policy),
+            ready=http_ready(self._topology.region(region).http),
+            environment=self._as_user(region, "router"),
+        )
+
+    def engine(self, region: str, replica: str, *, port: int = 0) -> Program:
+        """The simulated engine of a replica; port 0: one that is free, see `engine_port`."""
+        name = f"engine-{replica}"
+        ready_file = self._state.run / f"{name}.json"
+        settings = ("--port", str(port), "--time-scale", str(self._options.time_scale))
+        return Program(
+            name=name,
+            kind=Kind.ENGINE,
+            region=region,
+            command=_python("agents.cli", "engine-sim", *settings, "--ready-file", str(ready_file)),
+            ready=FileWritten(ready_file),
+            environment=PYTHON_ENVIRONMENT,
+        )
+
+    def agent(self, region: str, replica: str, engine: GivenEngine, kind: EngineKind) -> Program:
+        """The agent beside an engine."""
+        name = f"agent-{replica}"
+        ready_file = self._state.run / f"{name}.json"
+        metrics = ("--metrics-url", engine.metrics_url) if engine.metrics_url else ()
+        return Program(
+            name=name,
+            kind=Kind.AGENT,
+            region=region,
+            command=_python(
+                *("agents.cli", "run", "--region", region, "--replica", replica),
+                *("--engine-kind", kind.value, "--engine-url", engine.url, *metrics),
+                *("--drain-timeout", str(AGENT_DRAIN_S), "--ready-file", str(ready_file)),
+            ),
+            ready=FileWritten(ready_file),
+            environment=self._as_user(region, f"agent-{replica}"),
+        )
+
+    def _as_user(self, region: str, user: str) -> dict[str, str]:
+        credentials = self._files[RegionId(region)].credentials[user]
+        return {**PYTHON_ENVIRONMENT, **read_environment(credentials)}
+
+
+def engine_url(program: Program) -> str:
+    """Where a simulated engine that is ready listens."""
+    assert isinstance(program.ready, FileWritten)
+    return str(orjson.loads(program.ready.path.read_bytes())["url"])
+
+
+def read_environment(path: Path) -> Mapping[str, str]:
+    """The variables in a file of `NAME=value` lines."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def _python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments)

@@ -1,0 +1,154 @@
+"""Every region of a topology on this machine, with the wide area between them.
+
+All that can start together does: a region's routers and engines start once its nats-server
+speaks, an agent once its engine listens; no region waits for another. The delaying links run
+inside this process, in front of the ports where nats-servers accept leaf connections.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from infra.address import Address
+from infra.nats import bundle, server
+from infra.nats.bundle import RegionFiles
+from infra.topology import Region, Topology
+from mesh.demo.child import Died, Ready
+from mesh.demo.commands import Commands, engine_url
+from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.program import Kind, Program
+from mesh.demo.state_directory import StateDirectory
+from mesh.demo.supervisor import Supervisor
+from mesh.demo.wan_proxy import WanProxy
+from schemas.ids import RegionId, ReplicaId
+
+# A given engine may still be loading its model. It is waited for, but after this long not silently.
+GIVEN_ENGINE_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSilent:
+    """A given engine does not answer; its agent goes on asking."""
+
+    agent: Program
+    engine: GivenEngine
+
+
+Event = Ready | Died | EngineSilent
+
+
+class LocalMesh:
+    """An async context manager: `start` inside, every process and link is ended on exit."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        state: StateDirectory,
+        report: Callable[[Event], None],
+    ) -> None:
+        """Raises ServerUnusable if this machine has no nats-server that will do."""
+        self._topology = topology
+        self._options = options
+        self._state = state
+        self._report = report
+        self._nats_server = server.find()
+        self._supervisor = Supervisor(state.logs, report)
+        self._links = contextlib.AsyncExitStack()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of every program that runs now, by its name."""
+        return self._supervisor.pids
+
+    def credentials(self, region: str) -> Path:
+        """The directory of a region's credentials, one file a user."""
+        return self._state.config / region / bundle.CREDENTIALS
+
+    def sizes(self) -> Counter[Kind]:
+        """How many programs of each kind the mesh has."""
+        sizes: Counter[Kind] = Counter()
+        for region in self._topology.regions.values():
+            engines = 0 if self._options.engines else len(region.replicas)
+            sizes[Kind.NATS] += 1
+            sizes[Kind.ENGINE] += engines
+            sizes[Kind.AGENT] += len(region.replicas)
+            sizes[Kind.ROUTER] += len(region.routers)
+        return sizes
+
+    async def start(self) -> None:
+        """Start everything and return when all is ready. Raises GaveUp if a program ends."""
+        files = await self._configure()
+        commands = Commands(self._topology, self._options, self._state, self._nats_server, files)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, region in self._topology.regions.items():
+                    group.create_task(self._start_region(group, commands, name, region))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others ended because of the first
+
+    def hurry(self) -> None:
+        """Let nothing drain any more: kill at once."""
+        self._supervisor.hurry()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._supervisor.stop()
+        await self._links.aclose()
+
+    async def _configure(self) -> Mapping[RegionId, RegionFiles]:
+        """Raise the links, and tell the nats-servers to dial each other through them."""
+        leaf_addresses: dict[tuple[RegionId, RegionId], Address] = {}
+        for link in self._topology.links:
+            target = self._topology.regions[link.acceptor].leaf
+            proxy = WanProxy(target, one_way_s=link.rtt_s / 2)
+            await self._links.enter_async_context(proxy)
+            leaf_addresses[link.solicitor, link.acceptor] = proxy.address
+        return bundle.write(
+            self._topology,
+            self._state.config,
+            state_directory=self._state.jetstream,
+            leaf_addresses=leaf_addresses,
+        )
+
+    async def _start_region(
+        self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: Region
+    ) -> None:
+        await self._supervisor.start(commands.nats(name))
+        for router in region.routers:
+            group.create_task(self._supervisor.start(commands.router(name, router)))
+        given = deque(engine for engine in self._options.engines if engine.region == name)
+        for replica in region.replicas:
+            if given:
+                group.create_task(self._start_given(commands, name, replica, given.popleft()))
+            else:
+                group.create_task(self._start_simulated(commands, name, replica))
+
+    async def _start_given(
+        self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
+    ) -> None:
+        agent = commands.agent(region, replica, engine, self._options.engine_kind)
+        child = self._supervisor.launch(agent)
+        try:
+            async with asyncio.timeout(GIVEN_ENGINE_WITHIN_S):
+                await child.wait_ready()
+        except TimeoutError:
+            self._report(EngineSilent(agent, engine))
+            await child.wait_ready()
+
+    async def _start_simulated(
+        self, commands: Commands, region: RegionId, replica: ReplicaId
+    ) -> None:
+        engine = await self._supervisor.start(commands.engine(region, replica))
+        url = engine_url(engine.program)
+        # Started again after a crash, it must be where its agent looks for it.
+        engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
+        agent = commands.agent(region, replica, GivenEngine(region, url), EngineKind.VLLM)
+        await self._supervisor.start(agent)

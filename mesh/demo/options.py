@@ -1,0 +1,76 @@
+"""What was asked of `mesh up`, and the topology that follows from it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from infra.topology import Region, Topology, TopologyError
+from schemas.ids import RegionId, ReplicaId
+
+
+class EngineKind(StrEnum):
+    """Whose HTTP face and metrics an engine has."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+    OPENAI = "openai"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenEngine:
+    """A server that runs already and is to serve as a replica's engine."""
+
+    region: str
+    url: str
+    metrics_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line of `mesh up`, checked."""
+
+    config: Path
+    state: Path
+    replicas: int | None = None  # per region; None: as the configuration says
+    time_scale: float = 1.0
+    engines: tuple[GivenEngine, ...] = ()
+    engine_kind: EngineKind = EngineKind.VLLM
+    policy: str | None = None  # None: the router's own default
+    ready_file: Path | None = None
+
+
+def fitted(topology: Topology, options: Options) -> Topology:
+    """The topology with the replicas that the options ask for.
+
+    Given engines replace all simulated ones, those of regions that got none too: a mesh of real
+    and simulated engines would serve different models under one roof. Raises TopologyError for
+    an engine of a region there is not, and for a mesh without any replica.
+    """
+    for engine in options.engines:
+        if engine.region not in topology.regions:
+            known = ", ".join(topology.regions)
+            raise TopologyError(
+                f'--engine {engine.region}={engine.url}: no region "{engine.region}": '
+                f"there are {known}"
+            )
+    given = Counter(engine.region for engine in options.engines)
+
+    def count(name: RegionId) -> int | None:
+        return given[name] if given else options.replicas
+
+    regions = {name: _resized(name, table, count(name)) for name, table in topology.regions.items()}
+    if not any(region.replicas for region in regions.values()):
+        raise TopologyError(
+            f"{options.config}: no region has a replica, so nothing could be answered; "
+            "give a region some, or use --replicas"
+        )
+    return topology.model_copy(update={"regions": regions})
+
+
+def _resized(name: RegionId, region: Region, count: int | None) -> Region:
+    if count is None:
+        return region
+    names = tuple(ReplicaId(f"{name}-{number}") for number in range(count))
+    return region.model_copy(update={"replicas": names})

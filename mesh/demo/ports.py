@@ -1,0 +1,32 @@
+"""Whether every port a topology names is free, asked before anything is started."""
+
+import errno
+import socket
+
+from infra.address import Address
+from infra.topology import Topology
+
+
+def unusable(topology: Topology) -> list[str]:
+    """A line for each address that can't be listened on: the key, why, and what to do."""
+    return [
+        f"regions.{name}.{key}: {problem}"
+        for name, region in topology.regions.items()
+        for key, address in region.addresses()
+        if (problem := _problem(address))
+    ]
+
+
+def _problem(address: Address) -> str | None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+        # Servers set this too: a port that merely rests after its last connections is free.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(address.listen)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"{address} is taken; end what listens there, or give another port"
+            reason = f"{address} can't be listened on ({error.strerror})"
+            return f"{reason}; give an address of this machine"
+    return None

@@ -1,0 +1,127 @@
+"""What a person sees of a demo: progress while it starts, how to use it, and what breaks."""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from infra.topology import Topology
+from mesh.demo.child import Died
+from mesh.demo.local_mesh import EngineSilent, Event
+from mesh.demo.program import Kind
+
+PROGRESS_ORDER = (Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER)
+
+
+class Screen:
+    """Prints to one console; `report` is told what happens to the programs."""
+
+    def __init__(self, console: Console, sizes: Counter[Kind], logs: Path) -> None:
+        """`sizes`: how many programs of each kind there will be; `logs`: where they write."""
+        self._console = console
+        self._logs = logs
+        self._sizes = sizes
+        self._ready: Counter[Kind] = Counter()
+        self._is_up = False
+        self._status = console.status(self._progress())
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Show progress until the block ends."""
+        self._plain(f"starting {self._sizes.total()} processes; their logs: {self._logs}")
+        with self._status:
+            yield
+
+    def report(self, event: Event) -> None:
+        """Show what happened to a program."""
+        if isinstance(event, EngineSilent):
+            self._plain(
+                f"{event.engine.url} does not answer yet; {event.agent.name} goes on asking"
+            )
+        elif isinstance(event, Died):
+            self._died(event)
+        elif event.again or self._is_up:
+            back = "back" if event.again else "ready"
+            self._console.print(Text(f"{event.program.name} is {back}", style="green"))
+        else:
+            self._ready[event.program.kind] += 1
+            self._status.update(self._progress())
+
+    def up(self, topology: Topology, models: list[str], took_s: float) -> None:
+        """Say where everything is, and give a first request to try."""
+        self._is_up = True
+        self._console.print(_regions(topology))
+        if topology.links:
+            self._plain(f"round trips: {_round_trips(topology)}")
+        self._console.print(f"ready after {took_s:.1f} s; Ctrl-C ends every process")
+        if models:
+            self._console.print("try:")
+            self._plain(first_request(topology, models[0]))
+        else:
+            self._console.print(
+                "no engine serves a model yet: requests are answered 404 until then"
+            )
+
+    def ending(self) -> None:
+        """Say that the end has begun."""
+        self._console.print("ending: routers finish what they have; Ctrl-C again ends at once")
+
+    def _died(self, death: Died) -> None:
+        self._console.print(Text(f"{death.program.name} {death.how}", style="bold red"))
+        for line in death.tail.splitlines():
+            self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+        after = (
+            f"is started again in {death.restart_in_s:g} s"
+            if death.restart_in_s is not None
+            else "is not started again"
+        )
+        self._plain(f"  it {after}; its log: {death.log}")
+
+    def _progress(self) -> str:
+        counts = (
+            f"{kind.label} {self._ready[kind]}/{self._sizes[kind]}"
+            for kind in PROGRESS_ORDER
+            if self._sizes[kind]
+        )
+        return "starting: " + ", ".join(counts)
+
+    def _plain(self, text: str) -> None:
+        """Print what people copy: neither wrapped nor coloured."""
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def first_request(topology: Topology, model: str) -> str:
+    """A curl command that streams one answer from the first region that has a replica."""
+    regions = topology.regions
+    name = next((name for name, region in regions.items() if region.replicas), next(iter(regions)))
+    body = {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": f"Hello from {name}"}],
+    }
+    return (
+        f"curl -N http://{regions[name].http}/v1/chat/completions "
+        f"-H 'content-type: application/json' -d '{_quoted(json.dumps(body))}'"
+    )
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "'\\''")
+
+
+def _regions(topology: Topology) -> Table:
+    table = Table("region", "OpenAI endpoint", "NATS", "replicas", box=box.SIMPLE)
+    for name, region in topology.regions.items():
+        replicas = str(len(region.replicas))
+        table.add_row(name, f"http://{region.http}/v1", f"nats://{region.nats}", replicas)
+    return table
+
+
+def _round_trips(topology: Topology) -> str:
+    return ", ".join(f"{'–'.join(link.between)} {link.rtt_ms:g} ms" for link in topology.links)

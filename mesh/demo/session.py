@@ -1,0 +1,147 @@
+"""One run of `mesh up`, from the configuration to the end of the last process."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import aiohttp
+import orjson
+from rich.console import Console
+
+from infra.topology import Topology, load
+from mesh.demo import ports
+from mesh.demo.child import Ready
+from mesh.demo.local_mesh import Event, LocalMesh
+from mesh.demo.options import Options, fitted
+from mesh.demo.screen import Screen
+from mesh.demo.state_directory import StateDirectory, write_atomically
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MODELS_WITHIN_S = 5.0
+
+
+class PortsUnusable(RuntimeError):
+    """The mesh can't listen where it should; the message has a line for each address."""
+
+
+async def run(options: Options, console: Console) -> None:
+    """Run a mesh until a signal ends it.
+
+    Raises TopologyError, StateInUse or PortsUnusable before anything is started, and GaveUp if
+    a program ends before the mesh is ready.
+    """
+    topology = fitted(load(options.config), options)
+    state = StateDirectory(options.state)
+    with state.held():
+        if problems := ports.unusable(topology):
+            raise PortsUnusable("\n".join(f"{options.config}: {line}" for line in problems))
+        session = Session(topology, options, state, console)
+        try:
+            await session.run()
+        finally:
+            session.forget()
+
+
+class Session:
+    """A mesh, the screen it is shown on, and the file that says where it runs."""
+
+    def __init__(
+        self, topology: Topology, options: Options, state: StateDirectory, console: Console
+    ) -> None:
+        self._topology = topology
+        self._records = [state.running, *([options.ready_file] if options.ready_file else [])]
+        self._state = state
+        self._mesh = LocalMesh(topology, options, state, self._happened)
+        self._screen = Screen(console, self._mesh.sizes(), state.logs)
+        self._models: list[str] = []
+        self._up = False
+        self._interrupted = False
+
+    async def run(self) -> None:
+        """Start, show, and wait for a signal; then end every process."""
+        with self._signals():
+            try:
+                async with self._mesh:
+                    await self._start()
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+
+    def forget(self) -> None:
+        """Remove the files that say where the mesh runs."""
+        for record in self._records:
+            record.unlink(missing_ok=True)
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self.forget()
+        with self._screen.starting():
+            await self._mesh.start()
+            self._models = await served_models(self._topology)
+        self._up = True
+        self._screen.up(self._topology, self._models, loop.time() - started)
+        self._record()
+
+    def _happened(self, event: Event) -> None:
+        self._screen.report(event)
+        if self._up and isinstance(event, Ready):
+            self._record()  # it has another process now
+
+    def _record(self) -> None:
+        regions = {
+            name: {
+                "endpoint": f"http://{region.http}",
+                "nats": f"nats://{region.nats}",
+                "credentials": str(self._mesh.credentials(name)),
+                "replicas": region.replicas,
+                "routers": region.routers,
+            }
+            for name, region in self._topology.regions.items()
+        }
+        record = {
+            "pid": os.getpid(),
+            "state": str(self._state.path),
+            "models": self._models,
+            "regions": regions,
+            "processes": self._mesh.pids,
+        }
+        for path in self._records:
+            write_atomically(path, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first signal ends the mesh in order, a second one at once."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def interrupt() -> None:
+            if self._interrupted:
+                self._mesh.hurry()
+                return
+            self._interrupted = True
+            self._screen.ending()
+            task.cancel()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+async def served_models(topology: Topology) -> list[str]:
+    """The models that the routers list; a router that does not answer right now is left out."""
+    models: set[str] = set()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(MODELS_WITHIN_S)) as http:
+        for region in topology.regions.values():
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with http.get(f"http://{region.http}/v1/models") as response:
+                    listed = orjson.loads(await response.read()).get("data", ())
+                models.update(model["id"] for model in listed)
+    return sorted(models)

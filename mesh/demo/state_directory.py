@@ -1,0 +1,65 @@
+"""`.mesh/`: what a demo leaves on disk, and the lock that keeps two demos out of one directory.
+
+    lock                    held while a demo runs; its process's id is in it
+    config/<region>/        nats.conf and credentials, readable by this user alone
+    logs/<program>.log      all that a process printed since the demo started
+    run/<program>.json      ready files of processes
+    jetstream/<region>/     what the nats-servers store
+    mesh.json               the running demo: endpoints, processes
+
+Everything in it may be stale: a start writes anew what it reads, and keeps only the secrets.
+The lock is the kernel's (`flock`), so a supervisor that was killed leaves none behind; a file of
+process ids, the usual way, outlives its process and then lies.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class StateInUse(RuntimeError):
+    """Another demo runs on this directory; the message says which process."""
+
+
+class StateDirectory:
+    """The places of one demo's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.config = self.path / "config"
+        self.logs = self.path / "logs"
+        self.run = self.path / "run"
+        self.jetstream = self.path / "jetstream"
+        self.running = self.path / "mesh.json"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the directory, and keep others out meanwhile. Raises StateInUse."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.read(lock, 32).decode("ascii", "replace").strip()
+                raise StateInUse(
+                    f"{self.path} is in use by a running mesh (process {holder or 'unknown'}): "
+                    "end that one, or give this one another directory with --state"
+                ) from error
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            for directory in (self.config, self.logs, self.run, self.jetstream):
+                directory.mkdir(mode=0o700, exist_ok=True)
+            self.running.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(lock)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)

@@ -1,0 +1,233 @@
+"""A wide-area link in one process: a TCP proxy that delays both directions, and can be cut.
+
+The demo and the tests put one on every leaf link, because a region pair's round trip decides
+placement and loopback has none. Kernel emulation (`tc netem`) needs root and a kernel module;
+this needs a port. Only the handshake of a new connection is quicker than on a real link.
+
+Sockets are handled by bare asyncio protocols rather than streams: one timer and no task per
+direction, so a token that crosses the link costs microseconds. Memory is bounded per direction:
+past `held_bytes_max` the sending socket is not read until the line has half emptied, and a
+receiver that stops reading stops the line itself.
+"""
+
+import asyncio
+import logging
+import random
+from typing import Self, cast
+
+from infra.address import Address
+from mesh.demo.delay_line import DelayLine, Item, Mark
+
+logger = logging.getLogger(__name__)
+
+HELD_BYTES_MAX = 16 * 1024 * 1024  # 1 Gbit/s over a 110 ms way is 14 MB in flight
+CONNECTIONS_MAX = 256
+# Event loops keep time in milliseconds: what is due within half of one is delivered now,
+# because a shorter timer would fire at once and spin.
+GRAIN_S = 0.0005
+
+
+ANY_PORT = Address("127.0.0.1", 0)
+
+
+class _End(asyncio.Protocol):
+    """One socket of a joined pair. What it reads travels its line to the other end."""
+
+    def __init__(self, proxy: "WanProxy") -> None:
+        self.other: _End = self
+        self.transport: asyncio.Transport | None = None
+        self._proxy = proxy
+        self._line = DelayLine(proxy.one_way_s, proxy.jitter_s, proxy.rng)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading = True
+        self._writable = False  # until its socket is there
+        self._eof_written = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # what TCP gives, on every event loop
+        self._proxy._came_up(self, self.transport)
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        self._enter(data)
+        if self._line.held_bytes >= self._proxy.held_bytes_max:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._enter(Mark.EOF)
+        return True  # the other direction may still have much to say
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._proxy._went_down(self)
+        self._enter(Mark.RESET)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.other._arm()
+
+    @property
+    def held_bytes(self) -> int:
+        """What this end has read and the other has not been given yet."""
+        return self._line.held_bytes
+
+    def resume_reading(self) -> None:
+        """Read the socket again, if it is still there."""
+        self._reading = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Leave what the sender sends in its own buffers."""
+        self._reading = False
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def abort(self) -> None:
+        """Drop the socket and everything on its way, now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._line = DelayLine(0.0)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _enter(self, item: Item) -> None:
+        self._line.push(item, self._loop.time())
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self._line.next_due
+        if self._timer is None and due is not None and self.other._writable:
+            self._timer = self._loop.call_at(due, self._deliver)
+
+    def _deliver(self) -> None:
+        self._timer = None
+        for item in self._line.pop_due(self._loop.time() + GRAIN_S):
+            self.other._receive(item)
+        if not self._reading and self._line.held_bytes <= self._proxy.held_bytes_max // 2:
+            self.resume_reading()
+        self._arm()
+
+    def _receive(self, item: Item) -> None:
+        if self.transport is None:
+            return
+        if isinstance(item, bytes):
+            self.transport.write(item)
+        elif item is Mark.RESET:
+            # Everything sent before the break was written already: let it flush.
+            self.transport.close()
+        else:
+            self._receive_eof(self.transport)
+
+    def _receive_eof(self, transport: asyncio.Transport) -> None:
+        self._eof_written = True
+        if self.other._eof_written:
+            transport.close()
+            if self.other.transport is not None:
+                self.other.transport.close()
+        elif transport.can_write_eof():
+            transport.write_eof()
+
+
+class WanProxy:
+    """Listens, and joins every connection to the target over a delaying link.
+
+    An async context manager; or call `start` and, whatever happens, `close`.
+    """
+
+    def __init__(
+        self,
+        target: Address,
+        *,
+        one_way_s: float,
+        listen: Address = ANY_PORT,
+        jitter_s: float = 0.0,
+        rng: random.Random | None = None,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
+        """`one_way_s`: seconds each direction takes; half the round trip."""
+        self.target = target
+        self.one_way_s = one_way_s
+        self.jitter_s = jitter_s
+        self.held_bytes_max = held_bytes_max
+        self.rng = rng or random.Random(0)
+        self._listen = listen
+        self._server: asyncio.Server | None = None
+        self._ends: set[_End] = set()
+        self._dials: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> Address:
+        """Where the near side connects to; the same through every cut and heal."""
+        return self._listen
+
+    @property
+    def connections(self) -> int:
+        """Connections that are up or coming up."""
+        return len(self._dials) + len(self._ends)
+
+    @property
+    def held_bytes(self) -> int:
+        """What is on its way in all connections and both directions, with its overhead."""
+        return sum(end.held_bytes for end in self._ends)
+
+    async def start(self) -> None:
+        """Begin to listen. Raises OSError if the port is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, *self._listen)
+        self._listen = Address(*self._server.sockets[0].getsockname()[:2])
+
+    def cut(self) -> None:
+        """The link fails: connections drop with what was on its way, new ones are refused."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for dial in self._dials:
+            dial.cancel()
+        for end in list(self._ends):
+            end.abort()
+
+    async def heal(self) -> None:
+        """The link is back, on the same port. Raises OSError if another took it meanwhile."""
+        if self._server is None:
+            await self.start()
+
+    async def close(self) -> None:
+        """Cut for good, and wait until nothing of it runs."""
+        self.cut()
+        await asyncio.gather(*self._dials, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _accept(self) -> _End:
+        near, far = _End(self), _End(self)
+        near.other, far.other = far, near
+        dial = asyncio.get_running_loop().create_task(self._dial(near, far))
+        self._dials.add(dial)
+        dial.add_done_callback(self._dials.discard)
+        return near
+
+    def _came_up(self, end: _End, transport: asyncio.Transport) -> None:
+        if self._server is None or len(self._ends) >= 2 * CONNECTIONS_MAX:
+            transport.abort()
+        self._ends.add(end)
+
+    def _went_down(self, end: _End) -> None:
+        self._ends.discard(end)
+
+    async def _dial(self, near: _End, far: _End) -> None:
+        """Join an accepted socket to the target; what it says meanwhile waits in its line."""
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: far, *self.target)
+        except OSError as error:
+            logger.debug("link to %s: %s", self.target, error)
+            near.abort()

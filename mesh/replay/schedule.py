@@ -1,0 +1,136 @@
+"""Departures: when each recorded request leaves, and for which region.
+
+Time. Recorders round their clocks: Mooncake's traces come in three-second steps, and played as
+they stand they would be a burst of ten every three seconds that no real front door saw. Where
+most requests share their timestamp with another, the clock was coarse, and each group is spread
+uniformly (seeded) over its step, in its order. A trace with a fine clock is left alone.
+
+Place. No public trace says which region a request came from, so a rule must, the same in every
+run. `hash` keeps a conversation in one region, as a person is: the key is the first block that
+is not *common*, and a hash of the key picks the region by weight. A block is common when every
+request has it, or more than `COMMON_SHARE` of them (and more than `COMMON_LEAST`) do: those are
+system prompts and tool instructions, which all regions have. `round-robin` deals requests out
+by weight and tears conversations apart: the worst case for caches.
+
+Both are worked out over the whole trace, so a limited run plays the beginning of the full one.
+"""
+
+import hashlib
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from statistics import median
+
+from mesh.replay.trace import Trace, TraceRequest
+
+COMMON_SHARE = 0.05  # a tool family's prompt is in 15% or more, the hottest session below 1%
+COMMON_LEAST = 8  # in a short trace a session of eight turns is still a session
+
+Weights = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """One request to send `due_s` after the start, to `region`. `number`: its place, from 0."""
+
+    number: int
+    due_s: float
+    region: str
+    request: TraceRequest
+
+
+def departures(
+    trace: Trace,
+    weights: Weights,
+    *,
+    assign: str,
+    speed: float,
+    limit: int | None,
+    rng: random.Random,
+) -> tuple[Departure, ...]:
+    """The plan of a run: the first at 0, `speed` times as fast as recorded, at most `limit`."""
+    times = spread([request.at_s for request in trace.requests], rng)
+    regions = ASSIGNMENTS[assign](trace, weights)
+    rows = zip(times, regions, trace.requests, strict=True)
+    return tuple(
+        Departure(number, (at_s - times[0]) / speed, region, request)
+        for number, (at_s, region, request) in enumerate(rows)
+        if limit is None or number < limit
+    )
+
+
+def clock_step_s(times: Sequence[float]) -> float:
+    """How coarse the recorder's clock was, in seconds; 0 for a clock fine enough to play as is."""
+    groups = Counter(times)
+    together = sum(size for size in groups.values() if size > 1)
+    if len(groups) < 2 or together * 2 <= len(times):
+        return 0.0
+    return median(later - sooner for sooner, later in pairwise(sorted(groups)))
+
+
+def spread(times: Sequence[float], rng: random.Random) -> list[float]:
+    """Sorted `times` with each coarse step's requests spread uniformly inside it, order kept."""
+    step_s = clock_step_s(times)
+    if not step_s:
+        return list(times)
+    groups = [(at_s, sum(1 for _ in group)) for at_s, group in groupby(times)]
+    nexts = [at_s for at_s, _ in groups[1:]] + [groups[-1][0] + step_s]
+    result: list[float] = []
+    for (at_s, size), next_s in zip(groups, nexts, strict=True):
+        room_s = min(step_s, next_s - at_s)
+        result += sorted(at_s + room_s * rng.random() for _ in range(size))
+    return result
+
+
+def by_hash(trace: Trace, weights: Weights) -> list[str]:
+    """Each request's region by its conversation: see the module's text for the rule."""
+    common = common_blocks(trace.requests)
+    return [
+        _pick(session_key(request, common, number), weights)
+        for number, request in enumerate(trace.requests)
+    ]
+
+
+def common_blocks(requests: Sequence[TraceRequest]) -> frozenset[int]:
+    """Blocks that belong to an application rather than to a conversation."""
+    holders = Counter(block for request in requests for block in set(request.blocks))
+    most = min(max(COMMON_SHARE * len(requests), COMMON_LEAST), len(requests) - 1)
+    return frozenset(block for block, count in holders.items() if count > most)
+
+
+def session_key(request: TraceRequest, common: frozenset[int], number: int) -> str:
+    """What a conversation's requests have in common and others have not."""
+    if not request.blocks:
+        return f"request {number}"
+    own = (block for block in request.blocks if block not in common)
+    return f"block {next(own, request.blocks[-1])}"
+
+
+def _pick(key: str, weights: Weights) -> str:
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    regions, bounds = list(weights), list(accumulate(weights.values()))
+    point = int.from_bytes(digest, "big") / 2**64 * bounds[-1]
+    return regions[min(bisect_right(bounds, point), len(regions) - 1)]
+
+
+def in_turn(trace: Trace, weights: Weights) -> list[str]:
+    """Requests dealt out one by one, each region getting its weight's share as evenly as can be."""
+    total = sum(weights.values())
+    credit = dict.fromkeys(weights, 0.0)
+    result: list[str] = []
+    for _ in trace.requests:
+        for region, weight in weights.items():
+            credit[region] += weight
+        richest = max(credit, key=credit.__getitem__)
+        credit[richest] -= total
+        result.append(richest)
+    return result
+
+
+ASSIGNMENTS: Mapping[str, Callable[[Trace, Weights], list[str]]] = {
+    "hash": by_hash,
+    "round-robin": in_turn,
+}

@@ -1,0 +1,24 @@
+"""What one router process needs to know; made by the command line, from mesh.toml and options."""
+
+from dataclasses import dataclass
+
+from infra.bus import BusAddress
+from mesh.core.settings import RouterSettings
+from schemas.ids import RegionId, RouterId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """One router of one region."""
+
+    region: RegionId
+    router: RouterId
+    peers: tuple[RegionId, ...]
+    http_host: str
+    http_port: int
+    bus: BusAddress
+    settings: RouterSettings
+    hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing
+    epoch: int  # differs at every start
+    seed: int
+    drain_s: float = 30.0  # for requests under way when asked to stop

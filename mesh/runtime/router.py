@@ -1,0 +1,172 @@
+"""The router process as a function: bus, core, HTTP face, and what happens by the clock."""
+
+import asyncio
+import logging
+import random
+import struct
+from collections.abc import Callable
+
+from aiohttp import web
+from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry
+
+from mesh.adapters.bus import Listeners, RouterBus
+from mesh.adapters.http_api import HttpApi
+from mesh.adapters.http_server import HttpServer
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core import events as ev
+from mesh.core.router import RouterCore
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.desk import Desk
+from schemas import exchange, subjects, wire
+from schemas.ids import RegionId
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+ALIVE_S = 0.5
+PING_S = 1.0
+DRAIN_POLL_S = 0.02
+PING = struct.Struct(">Q")
+PING_PREFIX = "ping-"
+
+
+class PortTaken(OSError):
+    """The HTTP address can't be had; the message names it and the key in mesh.toml."""
+
+
+async def run(
+    config: RouterConfig, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None
+) -> None:
+    """Serve until `stop` is set, then drain. Raises BusUnreachable or PortTaken at start."""
+    router = Router(config)
+    await router.open()
+    try:
+        on_ready()
+        await stop.wait()
+        await router.drain()
+    finally:
+        await router.close()
+
+
+class Router:
+    """One router: `open`, then `drain` and `close`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._clock = asyncio.get_running_loop().time
+        self._bus = RouterBus(config.region, config.router, config.peers, config.bus)
+        self.core = RouterCore(
+            region=config.region,
+            router=config.router,
+            epoch=config.epoch,
+            settings=config.settings,
+            dice=random.Random(config.seed),
+        )
+        self._metrics = RouterMetrics(self.core, CollectorRegistry())
+        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock)
+        self._pings: dict[str, tuple[int, float]] = {}
+        self._ping_number = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: web.ServerRunner | None = None
+
+    async def open(self) -> None:
+        """Join the bus, then open the door."""
+        await self._bus.open(
+            Listeners(
+                heartbeat=self.desk.hear_heartbeat,
+                digest=self.desk.hear_digest,
+                answer=self._hear_answer,
+                ingress=self.desk.hear_ingress,
+                lost=lambda: self._metrics.bus_connected.set(0),
+                back=self._bus_is_back,
+            )
+        )
+        self._metrics.bus_connected.set(1)
+        for work in (self._ticks(), self._signs_of_life(), self._ping_peers(), self._stream()):
+            self._tasks.append(asyncio.create_task(work))
+        await self._open_http()
+
+    @property
+    def http_port(self) -> int:
+        """The port that is served: the configured one, or the free one that port 0 became."""
+        assert self._http is not None, "not open"
+        return int(self._http.addresses[0][1])
+
+    async def drain(self) -> None:
+        """Take nothing new; wait for what is under way, at most `drain_s`."""
+        self.desk.feed(ev.Drain())
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                while self.desk.open_requests:  # noqa: ASYNC110 - counts down in many places
+                    await asyncio.sleep(DRAIN_POLL_S)
+        except TimeoutError:
+            log.warning("%d requests cut off by the drain limit", self.desk.open_requests)
+
+    async def close(self) -> None:
+        """Leave at once."""
+        if self._http is not None:
+            await self._http.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._bus.close()
+
+    async def _open_http(self) -> None:
+        api = HttpApi(self._config.region, self.desk, self._metrics.registry)
+        self._http = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=1.0)
+        await self._http.setup()
+        host, port = self._config.http_host, self._config.http_port
+        try:
+            await web.TCPSite(self._http, host, port, backlog=1024).start()
+        except OSError as error:
+            raise PortTaken(
+                f"can't listen on {host}:{port} ({error.strerror}); "
+                f"free it, or change http of [regions.{self._config.region}] in mesh.toml"
+            ) from error
+        log.info("region %s serves http://%s:%d", self._config.region, host, port)
+
+    # The bus.
+
+    def _bus_is_back(self) -> None:
+        self._metrics.bus_connected.set(1)
+        self.desk.feed(ev.BusReturned())
+
+    def _hear_answer(self, msg: Msg) -> None:
+        token = msg.subject.rpartition(".")[2]
+        if token.startswith(PING_PREFIX):
+            self._hear_pong(token.removeprefix(PING_PREFIX), msg.data)
+        else:
+            self.desk.hear_answer(msg)
+
+    def _hear_pong(self, peer: str, data: bytes) -> None:
+        number, sent_at = self._pings.get(peer, (0, 0.0))
+        if data == PING.pack(number):
+            self.desk.feed(ev.RttMeasured(RegionId(peer), self._clock() - sent_at))
+
+    async def _stream(self) -> None:
+        await self._bus.keep_heartbeat_stream(self.desk.hear_heartbeat)
+
+    # The clock.
+
+    async def _ticks(self) -> None:
+        while True:
+            self.desk.feed(ev.Tick())
+            await asyncio.sleep(TICK_S)
+
+    async def _signs_of_life(self) -> None:
+        subject = subjects.alive(self._config.region, self._config.router)
+        sign = wire.encode(exchange.Alive(self._config.epoch))
+        while True:
+            self._bus.publish(subject, sign)
+            await asyncio.sleep(ALIVE_S)
+
+    async def _ping_peers(self) -> None:
+        while True:
+            for peer in self._config.peers:
+                self._ping_number += 1
+                self._pings[peer] = (self._ping_number, self._clock())
+                inbox = subjects.inbox(self._config.region, self._config.router, PING_PREFIX + peer)
+                payload = PING.pack(self._ping_number)
+                self._bus.publish(subjects.ping(peer), payload, reply=inbox)
+            await asyncio.sleep(PING_S)

@@ -1,0 +1,43 @@
+"""The messages that carry a request: headers, payload, and the body in parts."""
+
+from collections.abc import Iterator
+
+from mesh.adapters.ticket import Ticket
+from mesh.core.prompt import Prompt
+from schemas import exchange, subjects, wire
+from schemas.ids import RegionId, RouterId
+
+SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
+
+
+def request_headers(
+    ticket: Ticket, attempt: int, hops: int, origin: RegionId, now: float
+) -> dict[str, str]:
+    """The headers that work and ingress messages share."""
+    remaining_ms = max(1, round((ticket.deadline - now) * 1000))
+    return {
+        exchange.H_REQUEST: ticket.ask.request_id,
+        exchange.H_MODEL: subjects.encode_model(ticket.ask.model),
+        exchange.H_PATH: ticket.ask.path,
+        exchange.H_ATTEMPT: str(attempt),
+        exchange.H_DEADLINE_MS: str(remaining_ms),
+        exchange.H_HOPS: str(hops),
+        exchange.H_ORIGIN: origin,
+    }
+
+
+def handoff_headers(router: RouterId, handoff: int) -> dict[str, str]:
+    """The headers by which heartbeats tell this router what has been taken."""
+    return {exchange.H_FROM: router, exchange.H_HANDOFF: str(handoff)}
+
+
+def sketch(prompt: Prompt) -> bytes:
+    """What stands in for a body too large for one ingress message."""
+    return wire.encode(exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX]))
+
+
+def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """The body cut into messages of at most `part_bytes`, each with its headers."""
+    for offset in range(0, len(body), part_bytes):
+        headers = {exchange.H_BODY_INBOX: inbox, exchange.H_BODY_OFFSET: str(offset)}
+        yield body[offset : offset + part_bytes], headers

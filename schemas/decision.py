@@ -1,0 +1,126 @@
+"""The decision receipt: who was considered for a request, at what price in seconds, and why.
+
+A placement that nobody can explain can't be trusted or repaired. So every decision is one value
+with its candidates and its reason; the same value goes on the trace, into the log and, when the
+client asks with `x-mesh-debug: 1`, into the response header `x-mesh-decision`.
+
+Scores are seconds of expected time to first token wherever a policy computes them, because
+seconds of different causes add up and a person can check them. A policy that computes none
+leaves `seconds` null instead of inventing a number. Rejected: opaque scores from 0 to 1, which
+no one can compare with a measured TTFT.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Literal
+
+import orjson
+from pydantic import ConfigDict, TypeAdapter
+
+from schemas.state import Count, Region, Seconds, decode_json
+from schemas.wire import WireError
+
+# Common HTTP clients refuse a header line above 8 KiB (aiohttp: 8190 bytes with its name).
+HEADER_BYTES_MAX = 7 * 1024
+
+
+class Placement(StrEnum):
+    """What became of the request."""
+
+    LOCAL = "local"  # handed to a replica of this region
+    PEER = "peer"  # handed to another region
+    HOLD = "hold"  # waits in this router's queue
+    SHED = "shed"  # refused: 429 or 503 with Retry-After
+
+
+class CandidateKind(StrEnum):
+    """What kind of place a candidate is."""
+
+    REPLICA = "replica"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One place that was considered."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    name: str
+    """Replica or region."""
+    kind: CandidateKind
+    available: bool
+    """Whether it could have been chosen."""
+    why: str | None = None
+    """Why it could not; null when available."""
+    seconds: Seconds | None = None
+    """Expected TTFT in seconds, where the policy computes it."""
+    terms: Mapping[str, float | None] = field(default_factory=dict)
+    """What `seconds` adds up from, e.g. rtt_s, queue_s, prefill_s; null where unknown."""
+    matched_tokens: Count = 0
+    """Prompt tokens whose KV it is believed to hold."""
+    pending: Count | None = None
+    """Requests accepted there and not yet running, hand-offs on their way included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Why one request was placed where it was."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    v: Literal[1] = 1
+    """Version of the meaning of these fields."""
+    request: str
+    """The id in `x-request-id`."""
+    region: Region
+    """The region that decided."""
+    policy: str
+    placement: Placement
+    replica: str | None = None
+    """The replica that answers; null while none does."""
+    peer: str | None = None
+    """The region that the request was forwarded to."""
+    hops: Count = 0
+    """Regions passed between the asking one and the answering one."""
+    attempt: Count = 1
+    """1 for the first placement; rises when a replica refused or was lost before a token."""
+    held_s: Seconds = 0.0
+    """Time in the hold queue, in seconds."""
+    reason: str
+    """One sentence for people."""
+    candidates: tuple[Candidate, ...] = ()
+    """Who was considered, the best first; a header may leave out the last ones."""
+    considered: Count = 0
+    """How many were considered, whether listed or not."""
+
+
+_DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+
+
+def encode_decision(decision: Decision) -> bytes:
+    """The JSON of a decision."""
+    return orjson.dumps(decision)
+
+
+def decode_decision(data: bytes) -> Decision:
+    """The decision in `data`. Raises WireError for anything else."""
+    return decode_json(_DECISION, data)
+
+
+def header_value(decision: Decision, bytes_max: int = HEADER_BYTES_MAX) -> str:
+    """The decision as an HTTP header value: JSON in plain ASCII of at most `bytes_max`.
+
+    The last candidates are left out until it fits. Raises WireError if it doesn't fit with none.
+    """
+    kept = decision.candidates
+    while True:
+        plain = orjson.loads(encode_decision(replace(decision, candidates=kept)))
+        text = json.dumps(plain, separators=(",", ":"))  # orjson writes UTF-8, headers are ASCII
+        if len(text) <= bytes_max:
+            return text
+        if not kept:
+            raise WireError(f"a decision of {len(text)} bytes does not fit {bytes_max}")
+        kept = kept[: len(kept) // 2]

@@ -1,0 +1,76 @@
+"""The headers of raw messages: what each bus header means and what it may hold.
+
+Work, ingress and body messages carry a client's bytes untouched, so what describes them stands
+in NATS headers. The names are constants in `schemas.exchange`, next to the story they belong to;
+here each gets its meaning and its form, for the AsyncAPI document and for readers of the bus.
+"""
+
+from dataclasses import dataclass
+
+from schemas import exchange
+from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.subjects import INBOX_ROOT
+
+COUNT_PATTERN = r"^[0-9]+$"
+MODEL_TOKEN_PATTERN = r"^([A-Za-z0-9_-]|=[0-9A-F]{2})+$"
+INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One header. Header values are text: a count is decimal digits."""
+
+    name: str
+    pattern: str
+    about: str
+    required: bool = True
+
+
+TRACE = (
+    Header(
+        "traceparent",
+        r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$",
+        "W3C trace context of the span that sent this.",
+        required=False,
+    ),
+    Header("tracestate", r"^.*$", "W3C trace state.", required=False),
+)
+
+REQUEST = (
+    Header(exchange.H_REQUEST, REQUEST_ID_PATTERN, "Request id."),
+    Header(
+        exchange.H_MODEL,
+        MODEL_TOKEN_PATTERN,
+        "Model name; every byte outside A-Z a-z 0-9 _ - is written =XX.",
+    ),
+    Header(exchange.H_PATH, r"^/.+$", "HTTP path at the engine."),
+    Header(exchange.H_ATTEMPT, COUNT_PATTERN, "Placement attempt, 1 for the first."),
+    Header(exchange.H_DEADLINE_MS, COUNT_PATTERN, "Milliseconds left when sent."),
+    Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
+    Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
+    Header(
+        exchange.H_BODY_BYTES,
+        COUNT_PATTERN,
+        "Size of a body that is to be fetched in parts; the message's own payload is not the body.",
+        required=False,
+    ),
+)
+
+# Channel name → headers of its messages.
+HEADERS: dict[str, tuple[Header, ...]] = {
+    "work": (
+        *REQUEST,
+        Header(exchange.H_FROM, NAME_PATTERN, "The router that handed off."),
+        Header(
+            exchange.H_HANDOFF,
+            COUNT_PATTERN,
+            "Its running number for this replica: the heartbeat's `taken` answers it.",
+        ),
+        *TRACE,
+    ),
+    "ingress": (*REQUEST, *TRACE),
+    "body": (
+        Header(exchange.H_BODY_INBOX, INBOX_PATTERN, "Answer inbox of the request it belongs to."),
+        Header(exchange.H_BODY_OFFSET, COUNT_PATTERN, "Byte position of this part in the body."),
+    ),
+}

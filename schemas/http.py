@@ -1,0 +1,216 @@
+"""The HTTP face as data: routes, headers, request and answer shapes, errors.
+
+The router serves what stands here and `schemas.openapi` documents it. Requests are OpenAI's.
+The router reads the few fields that it needs and passes the body on as it came, so the engine
+decides what other fields mean; answers are the engine's bytes. Only errors, the model list and
+the probes are the router's own words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, NamedTuple
+
+import orjson
+from pydantic import ConfigDict, Field
+
+from schemas.exchange import BODY_BYTES_MAX
+from schemas.state import Count
+
+H_REQUEST_ID = "x-request-id"
+H_DEBUG = "x-mesh-debug"
+H_TIMEOUT_S = "x-mesh-timeout-s"
+H_REGION = "x-mesh-region"
+H_DECISION = "x-mesh-decision"
+H_RETRY_AFTER = "retry-after"
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MODELS = "/v1/models"
+MODEL = "/v1/models/{model}"
+HEALTH = "/health"
+READY = "/ready"
+METRICS = "/metrics"
+
+# The paths that an agent may call at its engine for a client.
+ENGINE_PATHS = frozenset({CHAT, COMPLETIONS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A chat completion, as OpenAI defines it. Every other field passes to the engine untouched."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: tuple[dict[str, Any], ...]
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """A text completion, as OpenAI defines it. Every other field passes to the engine untouched."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: str | tuple[str | int | tuple[int, ...], ...]
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The engine's answer, byte for byte; OpenAI's objects where the engine speaks OpenAI."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")
+
+    choices: tuple[dict[str, Any], ...]
+    usage: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model that some ready replica of the mesh serves."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Count = 0
+    owned_by: str = "mesh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelList:
+    """Every model that can be asked for here."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Model, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorDetail:
+    """What went wrong and what to do about it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """An error in OpenAI's shape, so that OpenAI's clients raise the right exception."""
+
+    error: ErrorDetail
+
+
+class FaultKind(NamedTuple):
+    """How one kind of error looks to a client."""
+
+    status: int
+    type: str
+    code: str
+    retry_after: bool
+    about: str
+
+
+BAD, LIMITED, BROKEN = "invalid_request_error", "rate_limit_error", "server_error"
+
+
+class Fault(Enum):
+    """Every error that the router itself answers with. Engines' own errors pass as they come."""
+
+    INVALID = FaultKind(
+        400, BAD, "invalid_request", False, "The body is not a request: the message says why."
+    )
+    MODEL_UNKNOWN = FaultKind(
+        404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
+    )
+    PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", False, "No such path.")
+    METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", False, "Wrong method for the path.")
+    BODY_TOO_LARGE = FaultKind(
+        413, BAD, "body_too_large", False, f"The body has more than {BODY_BYTES_MAX} bytes."
+    )
+    HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", False, "Too many header bytes.")
+    SATURATED = FaultKind(
+        429, LIMITED, "saturated", True, "Every replica is full and the hold queue is, too."
+    )
+    INTERNAL = FaultKind(500, BROKEN, "internal_error", False, "A fault of the router's own.")
+    ENGINE_FAILED = FaultKind(
+        502, BROKEN, "engine_failed", False, "Engines failed to answer on every attempt."
+    )
+    NO_REPLICA = FaultKind(
+        503, BROKEN, "no_replica", True, "No replica that serves the model is ready."
+    )
+    DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
+    DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")
+
+
+class Route(NamedTuple):
+    """One path of the face."""
+
+    method: str
+    path: str
+    name: str
+    about: str
+    request: type[Any] | None
+    answer: type[Any] | str  # a media type when it is no JSON of ours
+    faults: tuple[Fault, ...]
+
+
+_WORK_FAULTS = (
+    Fault.INVALID,
+    Fault.MODEL_UNKNOWN,
+    Fault.BODY_TOO_LARGE,
+    Fault.SATURATED,
+    Fault.HEADERS_TOO_LARGE,
+    Fault.INTERNAL,
+    Fault.ENGINE_FAILED,
+    Fault.NO_REPLICA,
+    Fault.DRAINING,
+    Fault.DEADLINE,
+)
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST", CHAT, "createChatCompletion", "Answer a chat.", ChatRequest, Answer, _WORK_FAULTS
+    ),
+    Route(
+        "POST",
+        COMPLETIONS,
+        "createCompletion",
+        "Continue a text.",
+        CompletionRequest,
+        Answer,
+        _WORK_FAULTS,
+    ),
+    Route("GET", MODELS, "listModels", "The models served here.", None, ModelList, ()),
+    Route("GET", MODEL, "retrieveModel", "One of them.", None, Model, (Fault.MODEL_UNKNOWN,)),
+    Route("GET", HEALTH, "health", "200 while the process lives.", None, "text/plain", ()),
+    Route(
+        "GET",
+        READY,
+        "ready",
+        "200 while requests can be placed: on the bus, not draining, some replica known.",
+        None,
+        "text/plain",
+        (Fault.NO_REPLICA, Fault.DRAINING),
+    ),
+    Route("GET", METRICS, "metrics", "Prometheus metrics.", None, "text/plain", ()),
+)
+
+
+def error_body(fault: Fault, message: str, param: str | None = None) -> bytes:
+    """The JSON of an error. `message` says what to do; `param` names the field at fault."""
+    kind = fault.value
+    detail = ErrorDetail(message=message, type=kind.type, param=param, code=kind.code)
+    return orjson.dumps(ErrorBody(error=detail))
+
+
+def error_event(fault: Fault, message: str) -> bytes:
+    """The event that ends a stream which broke after its first token; no `[DONE]` follows it."""
+    return b"data: " + error_body(fault, message) + b"\n\n"
+
+
+def error_headers(fault: Fault, retry_after_s: int = 1) -> Mapping[str, str]:
+    """The headers that go with an error's status."""
+    return {H_RETRY_AFTER: str(max(1, retry_after_s))} if fault.value.retry_after else {}

@@ -1,0 +1,168 @@
+"""The OpenAPI document of the HTTP face, made from `schemas.http`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from schemas import http
+from schemas.describe import COMPONENT, components
+from schemas.exchange import BODY_BYTES_MAX
+from schemas.http import ROUTES, Answer, Fault, Route
+from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+
+VERSION = "1.0.0"
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+ABOUT = (
+    "OpenAI's API in front of every replica of the mesh, the same in every region. Request bodies "
+    "pass to the engine as they came, and answers come back byte for byte; an answer with a "
+    "status that is not listed is the engine's own."
+)
+
+ABOUT_STREAM = (
+    "OpenAI's server-sent events, as the engine sends them. A stream that breaks after its first "
+    'token ends with one event `data: {"error": {…}}` and no `data: [DONE]`.'
+)
+
+REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    http.H_REQUEST_ID: (
+        "Names the request in answers, logs and traces; one is made when it is missing.",
+        {"type": "string", "pattern": REQUEST_ID_PATTERN},
+    ),
+    http.H_DEBUG: (
+        f"Ask for the decision receipt in {http.H_DECISION}.",
+        {"type": "string", "enum": ["1"]},
+    ),
+    http.H_TIMEOUT_S: (
+        "Seconds after which nobody waits for the answer any more.",
+        {"type": "number", "exclusiveMinimum": 0},
+    ),
+}
+
+ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    http.H_REQUEST_ID: ("Name of the request.", {"type": "string", "pattern": REQUEST_ID_PATTERN}),
+    http.H_REGION: (
+        "Region whose replica answered; where none did, the region asked.",
+        {"type": "string", "pattern": NAME_PATTERN},
+    ),
+    http.H_DECISION: (
+        f"Why that replica: json/decision.v1.json, when {http.H_DEBUG} asked for it.",
+        {"type": "string", "contentMediaType": JSON},
+    ),
+    http.H_RETRY_AFTER: ("Seconds to wait before the next try.", {"type": "integer", "minimum": 1}),
+}
+
+
+# Headers of every answer, whatever its status.
+ALWAYS = (http.H_REQUEST_ID, http.H_REGION)
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "The HTTP face of the mesh",
+            "version": VERSION,
+            "description": ABOUT,
+            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components(_shapes()),
+            "parameters": {name: _parameter(name) for name in REQUEST_HEADERS},
+            "headers": {name: _header(name) for name in ANSWER_HEADERS},
+        },
+    }
+
+
+def _shapes() -> list[type[Any]]:
+    shapes: dict[type[Any], None] = {http.ErrorBody: None}
+    for route in ROUTES:
+        shapes |= {
+            shape: None for shape in (route.request, route.answer) if isinstance(shape, type)
+        }
+    return list(shapes)
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.about,
+        "parameters": _parameters(route),
+    }
+    if route.request is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "description": f"At most {BODY_BYTES_MAX} bytes.",
+            "content": {JSON: {"schema": _shape(route.request)}},
+        }
+    operation["responses"] = {"200": _answer(route)} | _errors(route.faults)
+    return operation
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    names = list(REQUEST_HEADERS) if route.request is not None else [http.H_REQUEST_ID]
+    found: list[dict[str, Any]] = [_ref("parameters", name) for name in names]
+    if "{model}" in route.path:
+        about = "Model name; its slashes may stand as they are."
+        found.append({"name": "model", "in": "path", "required": True, "description": about,
+                      "schema": {"type": "string"}})  # fmt: skip
+    return found
+
+
+def _answer(route: Route) -> dict[str, Any]:
+    if not isinstance(route.answer, type):
+        return {
+            "description": route.about,
+            "headers": _headers(ALWAYS),
+            "content": {route.answer: {"schema": {"type": "string"}}},
+        }
+    content: dict[str, Any] = {JSON: {"schema": _shape(route.answer)}}
+    headers = list(ALWAYS)
+    if route.answer is Answer:
+        content[EVENTS] = {"schema": {"type": "string", "description": ABOUT_STREAM}}
+        headers.append(http.H_DECISION)
+    return {"description": route.about, "headers": _headers(headers), "content": content}
+
+
+def _errors(faults: tuple[Fault, ...]) -> dict[str, Any]:
+    statuses = sorted({fault.value.status for fault in faults})
+    return {str(status): _error([f for f in faults if f.value.status == status])
+            for status in statuses}  # fmt: skip
+
+
+def _error(faults: list[Fault]) -> dict[str, Any]:
+    headers = list(ALWAYS)
+    if any(fault.value.retry_after for fault in faults):
+        headers.append(http.H_RETRY_AFTER)
+    return {
+        "description": " ".join(f"`{fault.value.code}`: {fault.value.about}" for fault in faults),
+        "headers": _headers(headers),
+        "content": {JSON: {"schema": _shape(http.ErrorBody)}},
+    }
+
+
+def _headers(names: Sequence[str]) -> dict[str, Any]:
+    return {name: _ref("headers", name) for name in names}
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    about, schema = REQUEST_HEADERS[name]
+    return {"name": name, "in": "header", "description": about, "schema": schema}
+
+
+def _header(name: str) -> dict[str, Any]:
+    about, schema = ANSWER_HEADERS[name]
+    return {"description": about, "schema": schema}
+
+
+def _shape(cls: type[Any]) -> dict[str, str]:
+    return {"$ref": COMPONENT.format(model=cls.__name__)}
+
+
+def _ref(kind: str, name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/{kind}/{name}"}

@@ -1,0 +1,108 @@
+"""Looks at an engine over real HTTP."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agents.adapters.engine import Engine, EngineOdd, model_ids
+from agents.adapters.kinds import KINDS
+from agents.core.events import EngineFailed, EngineRead
+from agents.core.reading import NOTHING_KNOWN
+from tests.agents.scripted_engine import Conversation, ScriptedEngine, running
+
+
+async def _no_answers(talk: Conversation) -> None:
+    raise AssertionError("nobody asks")
+
+
+@contextlib.asynccontextmanager
+async def looking(
+    kind="vllm", metrics_path="/metrics", look_timeout_s=1.0
+) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
+    async with running(_no_answers) as server:
+        client = Engine(
+            api_url=server.url,
+            metrics_url=server.url + metrics_path,
+            kind=KINDS[kind],
+            clock=time.monotonic,
+            look_timeout_s=look_timeout_s,
+        )
+        try:
+            yield client, server
+        finally:
+            await client.close()
+
+
+async def test_a_look_brings_models_and_metrics() -> None:
+    async with looking() as (client, _):
+        look = await client.look()
+    assert isinstance(look, EngineRead)
+    assert look.models == ("org/llama",)
+    assert (look.reading.waiting, look.reading.running) == (0, 0)
+
+
+async def test_models_are_read_less_often_and_again_when_wanted() -> None:
+    async with looking() as (client, server):
+        await client.look()
+        server.models = ["other"]
+        assert (await client.look()).models is None
+        client.want_models()
+        assert (await client.look()).models == ("other",)
+
+
+async def test_an_engine_without_metrics_is_never_asked_for_them() -> None:
+    async with looking("openai") as (client, server):
+        server.metrics = "never read"
+        look = await client.look()
+    assert look.reading is NOTHING_KNOWN
+
+
+async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
+    async with looking() as (client, server):
+        await client.look()
+        await server.stop()
+        failed = await client.look()
+        assert isinstance(failed, EngineFailed)
+        assert not failed.timed_out
+        assert failed.detail
+        server.models = ["other"]
+        await server.start()
+        assert (await client.look()).models == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda server: server.models.clear(), "no model"),
+        (lambda server: setattr(server, "models", [None, 7]), "no model"),
+        (lambda server: setattr(server, "metrics", "x" * 9_000_000), "more than"),
+    ],
+)
+async def test_odd_engines(change, complaint) -> None:
+    async with looking() as (client, server):
+        change(server)
+        look = await client.look()
+    assert isinstance(look, EngineFailed)
+    assert complaint in look.detail
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": 7}', b'{"data": ["x"]}', b"<html>"])
+def test_what_is_no_list_of_models(body) -> None:
+    with pytest.raises(EngineOdd):
+        model_ids(body, "http://engine/v1/models")
+
+
+async def test_a_page_that_is_not_there() -> None:
+    async with looking(metrics_path="/nowhere") as (client, _):
+        look = await client.look()
+    assert "/nowhere answers HTTP 404" in look.detail
+
+
+async def test_a_hanging_engine_times_out() -> None:
+    async with looking(look_timeout_s=0.05) as (client, server):
+        server.hangs = True
+        look = await client.look()
+    assert isinstance(look, EngineFailed)
+    assert look.timed_out

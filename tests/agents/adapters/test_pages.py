@@ -1,0 +1,151 @@
+"""Engines' metrics pages: recorded ones, and what versions and ranks do to them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.adapters import llamacpp, openai, sglang, vllm
+from agents.adapters.page import Page
+from agents.core.reading import NOTHING_KNOWN, EngineReading
+
+RECORDED = Path(__file__).parents[2] / "data" / "server_metrics"
+
+
+def recorded(name: str) -> Page:
+    return Page((RECORDED / name).read_text())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "name", "expected"),
+    [
+        (
+            vllm,
+            "vllm_datadog_opt125m_excerpt.txt",
+            EngineReading(
+                waiting=0,
+                running=0,
+                kv_used_ratio=0.0,
+                kv_capacity_tokens=16 * 7281,
+                prefix_hit_ratio=64 / 117,
+            ),
+        ),
+        (
+            vllm,
+            "vllm_v1_openshift_idle_excerpt.txt",
+            EngineReading(waiting=0, running=0, kv_used_ratio=0.0),
+        ),
+        (
+            vllm,
+            "vllm_v1_prefix_counters_4090_excerpt.txt",
+            EngineReading(prefix_hit_ratio=202736 / 230400),
+        ),
+        (
+            sglang,
+            "sglang_docs_production_metrics.txt",
+            EngineReading(
+                waiting=2826,
+                running=162,
+                kv_used_ratio=0.28,
+                prefix_hit_ratio=0.007507552643049313,
+            ),
+        ),
+        (
+            sglang,
+            "sglang_0.5.10_datadog_condensed.txt",
+            EngineReading(
+                waiting=0,
+                running=0,
+                kv_used_ratio=0.25,
+                kv_capacity_tokens=430839,
+                prefix_hit_ratio=0.2,
+            ),
+        ),
+        (llamacpp, "llamacpp_metrics_real.txt", EngineReading(waiting=0, running=0)),
+    ],
+)
+def test_recorded_pages(adapter, name, expected) -> None:
+    assert adapter.read(recorded(name)) == expected
+
+
+@pytest.mark.parametrize("adapter", [vllm, sglang, llamacpp, openai])
+@pytest.mark.parametrize("text", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n"])
+def test_a_page_without_the_series_says_nothing_rather_than_zero(adapter, text) -> None:
+    assert adapter.read(Page(text)) == NOTHING_KNOWN
+
+
+def test_ranks_are_summed_and_shares_are_averaged() -> None:
+    page = Page(
+        'vllm:num_requests_waiting{engine="0"} 1.0\n'
+        'vllm:num_requests_waiting{engine="1"} 2.0\n'
+        'vllm:num_requests_running{engine="0"} 3.0\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.2\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0.6\n'
+        'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\n'
+        'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n'
+    )
+    assert vllm.read(page) == EngineReading(
+        waiting=3, running=3, kv_used_ratio=pytest.approx(0.4), kv_capacity_tokens=480
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"),
+    [
+        ("vllm:gpu_cache_usage_perc 0.5\n", 0.5),
+        ("vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.7\n", 0.7),
+        ("vllm:kv_cache_usage_perc 1.0000001\n", 1.0),
+        ("vllm:kv_cache_usage_perc NaN\n", None),
+    ],
+)
+def test_both_names_of_the_kv_gauge(text, ratio) -> None:
+    assert vllm.read(Page(text)).kv_used_ratio == ratio
+
+
+def test_capacity_is_unknown_until_every_engine_has_measured_its_memory() -> None:
+    page = Page(
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="10"} 1.0\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
+    )
+    assert vllm.read(page).kv_capacity_tokens is None
+
+
+def test_llamacpp_with_its_older_and_newer_series() -> None:
+    page = Page(
+        "llamacpp:prompt_tokens_total 75\nllamacpp:prompt_tokens_cached_total 25\n"
+        "llamacpp:kv_cache_usage_ratio 0.5\nllamacpp:requests_processing 2\n"
+        "llamacpp:requests_deferred 1"
+    )
+    expected = EngineReading(waiting=1, running=2, kv_used_ratio=0.5, prefix_hit_ratio=0.25)
+    assert llamacpp.read(page) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "value"),
+    [
+        ("a 1", "", 1.0),
+        ("a{} 1", "", 1.0),
+        ("a\t1.5e3", "", 1500.0),
+        ("a 1 1700000000", "", 1.0),
+        ('a{m="x} 9"} 2', 'm="x} 9"', 2.0),
+        (r'a{m="q\"} 9"} 2', r'm="q\"} 9"', 2.0),
+        ('a{m="x"} 2 # {trace_id="y"} 0.5', 'm="x"', 2.0),
+    ],
+)
+def test_lines(line, labels, value) -> None:
+    (series,) = Page(line).series("a")
+    assert (series.labels_text, series.value) == (labels, value)
+
+
+@pytest.mark.parametrize(
+    "line", ["ab 1", "a", "a{", 'a{m="x} 1', "a x", "a +Inf", "# a 1", "b a 1"]
+)
+def test_what_is_no_line_of_that_name(line) -> None:
+    assert Page(line).series("a") == []
+
+
+@given(st.text(max_size=300))
+def test_any_page_is_survived(text) -> None:
+    vllm.read(Page("vllm:num_requests_waiting" + text))
+    vllm.read(Page("vllm:cache_config_info{" + text))

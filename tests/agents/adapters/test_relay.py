@@ -1,0 +1,297 @@
+"""One answer over real HTTP: every way an engine can end it, and every way we can."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agents.adapters.engine import Engine
+from agents.adapters.frames import FrameWriter
+from agents.adapters.kinds import KINDS
+from agents.adapters.relay import Relay
+from agents.core.effects import Hand
+from agents.core.events import AnswerBegan, AnswerEnded
+from agents.core.reading import Usage
+from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, unpack_frame
+from schemas.wire import decode_as
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    LAST_CHUNK,
+    Conversation,
+    Script,
+    ScriptedEngine,
+    chunk,
+    plain,
+    running,
+)
+
+INBOX = "_INBOX.us.r1.1"
+USAGE = (
+    b'{"usage":{"prompt_tokens":9,"completion_tokens":2,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}'
+)
+
+
+class Call:
+    """A relay to a scripted engine, and the frames it sent."""
+
+    def __init__(self, engine: ScriptedEngine, client: Engine, headers) -> None:
+        self.frames: list[tuple[Frame, int, bytes]] = []
+        self.began: list[AnswerBegan] = []
+        self.sent = asyncio.Condition()
+        hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
+        self.relay = Relay(
+            hand,
+            engine=client,
+            frames=FrameWriter(self._publish, INBOX, time.monotonic),
+            region="us",
+            replica="g0",
+            clock=time.monotonic,
+            began=self._began,
+        )
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        assert subject == INBOX
+        view = unpack_frame(payload)
+        async with self.sent:
+            self.frames.append((view.kind, view.number, bytes(view.payload)))
+            self.sent.notify_all()
+
+    async def _began(self, event: AnswerBegan) -> None:
+        self.began.append(event)
+
+    async def until(self, condition) -> None:
+        async with self.sent:
+            await self.sent.wait_for(condition)
+
+    @property
+    def kinds(self) -> str:
+        return "".join(chr(kind) for kind, _, _ in self.frames)
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(data for kind, _, data in self.frames if kind is Frame.DATA)
+
+    @property
+    def head(self) -> Head:
+        return decode_as(Head, next(data for kind, _, data in self.frames if kind is Frame.HEAD))
+
+    @property
+    def end(self) -> End:
+        assert self.frames[-1][0] is Frame.END
+        return decode_as(End, self.frames[-1][2])
+
+
+@contextlib.asynccontextmanager
+async def calling(script: Script, **headers: str) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
+    async with running(script) as engine:
+        client = Engine(
+            api_url=engine.url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic
+        )
+        try:
+            yield Call(engine, client, headers), engine
+        finally:
+            await client.close()
+
+
+async def call(script: Script, **headers: str) -> tuple[Call, AnswerEnded, ScriptedEngine]:
+    async with calling(script, **headers) as (made, engine):
+        ended = await made.relay.run()
+    assert [number for _, number, _ in made.frames] == list(range(len(made.frames)))
+    assert made.kinds.count("E") == 1
+    assert ended.outcome == made.end.outcome
+    return made, ended, engine
+
+
+async def test_a_stream_passes_untouched() -> None:
+    parts = [b"data: 1\n\n", b"data: 2\n\nda", b"ta: " + USAGE + b"\n\n", b"data: [DONE]\n\n"]
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED)
+        for part in parts:
+            await talk.send(chunk(part))
+        await talk.send(LAST_CHUNK)
+
+    made, ended, engine = await call(script, traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    assert made.text == b"".join(parts)
+    assert (made.head.status, made.head.content_type) == (200, "text/event-stream")
+    assert (made.head.region, made.head.replica) == ("us", "g0")
+    assert (ended.outcome, ended.usage, ended.streamed) == (Outcome.DONE, Usage(9, 4, 2), True)
+    assert (made.end.prompt_tokens, made.end.cached_tokens, made.end.completion_tokens) == (9, 4, 2)
+    assert made.end.ttft_s > 0
+    assert made.began == [AnswerBegan(INBOX)]
+    request = engine.requests[0]
+    assert (request.path, request.body) == ("/v1/completions", b'{"prompt": "hi"}')
+    assert request.headers["x-request-id"] == "q-1"
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["traceparent"].startswith("00-" + "a" * 32)
+    assert "accept-encoding" not in request.headers
+
+
+async def test_the_head_waits_for_the_first_byte() -> None:
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED)
+        reached.set()
+        await go.wait()
+        await talk.send(chunk(b"d"))
+        await talk.send(chunk(b"ata: 1\n\n") + LAST_CHUNK)
+
+    async with calling(script) as (made, _):
+        running_relay = asyncio.create_task(made.relay.run())
+        await reached.wait()
+        assert made.frames == []
+        go.set()
+        ended = await running_relay
+    assert ended.outcome is Outcome.DONE
+    assert made.text == b"data: 1\n\n"
+
+
+def whole(response: bytes) -> Script:
+    async def script(talk: Conversation) -> None:
+        await talk.send(response)
+
+    return script
+
+
+def cut_after(response: bytes) -> Script:
+    async def script(talk: Conversation) -> None:
+        await talk.send(response)
+        talk.cut()
+
+    return script
+
+
+def events(*parts: bytes) -> bytes:
+    return CHUNKED + b"".join(map(chunk, parts)) + LAST_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "kinds", "status"),
+    [
+        (whole(plain(200, b'{"a":' + USAGE + b"}")), Outcome.DONE, "HDE", 200),
+        (whole(plain(400, b'{"error":{}}')), Outcome.DONE, "HDE", 400),
+        (whole(plain(503, b"overloaded", "text/html")), Outcome.DONE, "HDE", 503),
+        (whole(plain(500, b"")), Outcome.DONE, "HE", 500),
+        (whole(plain(429, b"not events", "text/event-stream")), Outcome.DONE, "HDE", 429),
+        (whole(plain(307, b"elsewhere")), Outcome.DONE, "HDE", 307),
+        (whole(events(b"data: 1\n\n")), Outcome.DONE, "HDE", 200),
+        (whole(plain(200, b"")), Outcome.ENGINE_BROKEN, "E", None),
+        (whole(events()), Outcome.ENGINE_BROKEN, "E", None),
+        (whole(events(b"Traceback (most")), Outcome.ENGINE_BROKEN, "E", None),
+        (whole(events(b"{}")), Outcome.ENGINE_BROKEN, "E", None),
+        (whole(events(b"dat")), Outcome.ENGINE_BROKEN, "E", None),
+        (whole(events(b"data: 1\n\ndata: 2")), Outcome.ENGINE_BROKEN, "HDE", 200),
+        (whole(events(b": ping\n\n")), Outcome.ENGINE_BROKEN, "HDE", 200),
+        (whole(b"SSH-2.0-OpenSSH\r\n\r\n"), Outcome.ENGINE_BROKEN, "E", None),
+        (cut_after(b""), Outcome.ENGINE_LOST, "E", None),
+        (cut_after(b"HTTP/1.1 200 OK\r\nContent-"), Outcome.ENGINE_LOST, "E", None),
+        (cut_after(CHUNKED), Outcome.ENGINE_LOST, "E", None),
+    ],
+)
+async def test_endings(script, outcome, kinds, status) -> None:
+    made, ended, _ = await call(script)
+    assert (ended.outcome, made.kinds) == (outcome, kinds)
+    assert (made.end.detail == "") is (outcome is Outcome.DONE)
+    if status is not None:
+        assert made.head.status == status
+        assert len(made.began) == 1
+    else:
+        assert (made.began, made.end.ttft_s) == ([], -1.0)
+
+
+async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:
+    first = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
+        await first.wait()
+        talk.cut()
+
+    async with calling(script) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        await made.until(lambda: made.text)
+        first.set()
+        ended = await relay
+    assert ended.outcome is Outcome.ENGINE_LOST
+    assert made.text == b"data: 1\n\n"
+    assert made.end.detail
+
+
+async def test_an_engine_that_is_not_there_is_lost() -> None:
+    async with calling(whole(b"")) as (made, engine):
+        await engine.stop()
+        ended = await made.relay.run()
+    assert (ended.outcome, made.kinds) == (Outcome.ENGINE_LOST, "E")
+
+
+@pytest.mark.parametrize("sent", [b"", CHUNKED, CHUNKED + chunk(b"data: 1\n\n")])
+async def test_an_abort_reaches_the_engine(sent) -> None:
+    """A hanging engine, at every point of the answer: it sees its client hang up."""
+    reached, hung_up = asyncio.Event(), asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(sent)
+        reached.set()
+        await talk.hung_up()
+        hung_up.set()
+
+    async with calling(script) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        await reached.wait()
+        if b"data" in sent:
+            await made.until(lambda: made.text)
+        made.relay.abort(Outcome.DEADLINE, "too late")
+        made.relay.abort(Outcome.CANCELLED, "a second abort changes nothing")
+        ended = await relay
+        await hung_up.wait()
+    assert ended.outcome is Outcome.DEADLINE
+    assert (made.end.outcome, made.end.detail) == (Outcome.DEADLINE, "too late")
+
+
+async def test_an_abort_before_the_relay_runs_still_ends_it() -> None:
+    async with calling(whole(plain(200, b"{}"))) as (made, engine):
+        relay = asyncio.create_task(made.relay.run())
+        made.relay.abort(Outcome.CANCELLED, "gone")
+        ended = await relay
+    assert (ended.outcome, made.kinds, engine.requests) == (Outcome.CANCELLED, "E", [])
+
+
+async def test_a_flood_stops_at_the_window_until_credit_comes() -> None:
+    piece, count = b"data: " + b"x" * 8186 + b"\n\n", 400
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED)
+        for _ in range(count):
+            await talk.send(chunk(piece))
+        await talk.send(LAST_CHUNK)
+
+    async with calling(script) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        largest = 256 * 1024  # what aiohttp may hand over at once
+        await made.until(lambda: len(made.text) >= WINDOW_BYTES)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(relay), 0.3)
+        assert WINDOW_BYTES <= len(made.text) <= WINDOW_BYTES + largest
+        while not relay.done():
+            sent = len(made.text)
+            made.relay.credit(sent)
+            await asyncio.wait([relay], timeout=0.005)
+            assert len(made.text) <= sent + WINDOW_BYTES + largest
+        assert (await relay).outcome is Outcome.DONE
+    assert made.text == piece * count
+
+
+async def test_a_large_plain_answer_is_cut_into_frames() -> None:
+    body = b'{"a":"' + bytes(range(48, 58)) * 60_000 + b'"}'
+
+    async with calling(whole(plain(200, body))) as (made, _):
+        relay = asyncio.create_task(made.relay.run())
+        while not relay.done():
+            made.relay.credit(len(made.text))
+            await asyncio.wait([relay], timeout=0.005)
+    assert made.text == body
+    assert max(len(data) for kind, _, data in made.frames if kind is Frame.DATA) <= 128 * 1024

@@ -1,0 +1,53 @@
+"""An AgentCore on a bench: a clock to turn, events to feed, and what it asked for by kind."""
+
+from agents.core import effects, events
+from agents.core.agent import AgentCore
+from agents.core.beat import Replica
+from agents.core.reading import EngineReading
+from schemas.exchange import Outcome
+
+MODEL = "org/llama"
+HEADERS = {"Mesh-Model": "org=2Fllama", "Mesh-Path": "/v1/completions", "Mesh-Deadline-Ms": "5000"}
+IDLE = EngineReading(waiting=0, running=0)
+
+
+def inbox(number: int, router: str = "r1", region: str = "us") -> str:
+    return f"_INBOX.{region}.{router}.{number}"
+
+
+class Bench:
+    """A core with a clock, and what it asked for by kind."""
+
+    def __init__(self, **replica) -> None:
+        values = {"outstanding_max": 4, "heartbeat_s": 0.1, "engine": "vllm", **replica}
+        self.core = AgentCore(Replica(region="us", replica="g0", epoch=7, **values))
+        self.now = 100.0
+        self.beats = []
+
+    def feed(self, event) -> list:
+        done = self.core.handle(event, self.now)
+        self.beats += [effect.heartbeat for effect in done if isinstance(effect, effects.Beat)]
+        return [effect for effect in done if not isinstance(effect, effects.Beat)]
+
+    def read(self, reading=IDLE, models=(MODEL,)) -> list:
+        return self.feed(events.EngineRead(self.now, reading, models))
+
+    def work(self, number: int, body=b"{}", **headers) -> list:
+        return self.feed(events.WorkArrived(inbox(number), {**HEADERS, **headers}, body))
+
+    def end(self, number: int, outcome=Outcome.DONE, **more) -> list:
+        return self.feed(events.AnswerEnded(inbox=inbox(number), outcome=outcome, **more))
+
+    def fail(self, times=3) -> None:
+        for _ in range(times):
+            self.feed(
+                events.EngineFailed(began_at=self.now, heard_at=0, timed_out=False, detail="")
+            )
+
+    def tick(self, seconds: float) -> list:
+        self.now += seconds
+        return self.feed(events.Tick())
+
+    @property
+    def beat(self):
+        return self.core.heartbeat(self.now)

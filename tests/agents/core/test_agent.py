@@ -1,0 +1,303 @@
+"""AgentCore: rows of events, and what comes of each."""
+
+import pytest
+
+from agents.core import effects, events
+from agents.core.answers import HELD_BYTES_MAX
+from agents.core.bodies import PART_TIMEOUT_S
+from agents.core.cadence import GAP_MIN_S
+from agents.core.reading import NOTHING_KNOWN, EngineReading, Usage
+from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
+from schemas.state import ReplicaState
+from tests.agents.core.bench import HEADERS, Bench, inbox
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.read()
+    return bench
+
+
+def only(found: list, kind: type):
+    assert [type(effect) for effect in found] == [kind]
+    return found[0]
+
+
+def test_good_work_is_handed_over_untouched(bench) -> None:
+    hand = only(bench.work(1, body=b'{"a":1}', **{"Mesh-Request": "q-1"}), effects.Hand)
+    assert (hand.inbox, hand.path, hand.body) == (inbox(1), "/v1/completions", b'{"a":1}')
+    assert hand.request_id == "q-1"
+    assert bench.core.outstanding == 1
+
+
+@pytest.mark.parametrize(
+    ("prepare", "headers", "reason"),
+    [
+        (lambda b: b.feed(events.DrainAsked()), {}, Refusal.DRAINING),
+        (lambda b: b.fail(), {}, Refusal.ENGINE_DOWN),
+        (lambda b: b.read(models=("other",)), {}, Refusal.WRONG_MODEL),
+        (lambda b: b.read(EngineReading(waiting=1, running=3)), {}, Refusal.FULL),
+        (lambda b: [b.work(n) for n in range(10, 14)], {}, Refusal.FULL),
+        (lambda b: None, {"Mesh-Path": "/metrics"}, Refusal.BAD_WORK),
+    ],
+)
+def test_refusals(bench, prepare, headers, reason) -> None:
+    prepare(bench)
+    refuse = only(bench.work(1, **headers), effects.Refuse)
+    assert refuse.message.reason == reason
+    assert (refuse.message.region, refuse.message.replica) == ("us", "g0")
+    assert bench.beat.refused_total == 1
+
+
+def test_a_refusal_tells_the_fresh_load(bench) -> None:
+    bench.read(EngineReading(waiting=2, running=5))
+    message = only(bench.work(1), effects.Refuse).message
+    assert (message.pending, message.running) == (2, 5)
+    bench.read(NOTHING_KNOWN, models=("other",))
+    message = only(bench.work(1), effects.Refuse).message
+    assert (message.pending, message.running) == (-1, -1)
+
+
+def test_before_the_engine_answers_work_is_refused() -> None:
+    bench = Bench()
+    assert only(bench.work(1), effects.Refuse).message.reason == Refusal.ENGINE_DOWN
+    assert bench.beats[0].state is ReplicaState.STARTING
+    assert bench.beats[0].pending is None
+
+
+@pytest.mark.parametrize(
+    "reply", ["", "_INBOX.us.r1", "_INBOX.us.r1.>", "_INBOX.us.*.1", "mesh.us.r1.1", "_INBOX.U.r.1"]
+)
+def test_work_that_nobody_could_get_an_answer_to_is_dropped(bench, reply) -> None:
+    assert bench.feed(events.WorkArrived(reply, HEADERS, b"{}")) == []
+    assert bench.core.outstanding == 0
+
+
+def test_a_second_request_for_the_same_inbox_is_dropped(bench) -> None:
+    bench.work(1)
+    assert bench.work(1) == []
+    assert bench.core.outstanding == 1
+
+
+def test_no_time_left_on_arrival(bench) -> None:
+    finish = only(bench.work(1, **{"Mesh-Deadline-Ms": "0"}), effects.Finish)
+    assert finish.outcome is Outcome.DEADLINE
+    assert bench.core.outstanding == 0
+
+
+def test_a_cancel_aborts_once(bench) -> None:
+    bench.work(1)
+    abort = only(bench.feed(events.CancelArrived(inbox(1))), effects.Abort)
+    assert (abort.inbox, abort.outcome) == (inbox(1), Outcome.CANCELLED)
+    assert bench.feed(events.CancelArrived(inbox(1))) == []
+    assert bench.core.outstanding == 1
+    bench.end(1, Outcome.CANCELLED)
+    assert bench.core.outstanding == 0
+    assert bench.feed(events.CancelArrived(inbox(1))) == []
+
+
+def test_a_silent_router_is_given_up(bench) -> None:
+    bench.work(1)
+    bench.tick(2.9)
+    abort = only(bench.tick(0.1), effects.Abort)
+    assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, "the asking router is silent")
+
+
+def test_a_deadline_passes_while_the_router_is_alive(bench) -> None:
+    bench.work(1)
+    bench.now += 2.5
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    assert bench.tick(2.4) == []
+    abort = only(bench.tick(0.1), effects.Abort)
+    assert abort.outcome is Outcome.DEADLINE
+
+
+def test_a_restarted_router_orphans_only_its_own_answers(bench) -> None:
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    bench.work(1)
+    bench.feed(events.WorkArrived(inbox(2, "r1", "eu"), HEADERS, b"{}"))
+    abort = only(bench.feed(events.AliveArrived("us", "r1", 2)), effects.Abort)
+    assert abort.inbox == inbox(1)
+
+
+def test_taken_counts_refused_work_and_starts_anew_with_its_router(bench) -> None:
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    bench.work(1, **{"Mesh-From": "r1", "Mesh-Handoff": "4"})
+    bench.work(2, **{"Mesh-From": "r1", "Mesh-Handoff": "5", "Mesh-Path": "/nowhere"})
+    assert bench.beat.taken == {"r1": 5}
+    bench.feed(events.AliveArrived("us", "r1", 2))
+    assert bench.beat.taken == {}
+
+
+def test_a_body_in_parts(bench) -> None:
+    only(bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"}), effects.AskBody)
+    assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abc")) == []
+    hand = only(bench.feed(events.BodyPartArrived(inbox(1), 3, b"def")), effects.Hand)
+    assert hand.body == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome"),
+    [
+        (lambda b: b.feed(events.BodyPartArrived(inbox(1), 2, b"x")), Outcome.BODY_LOST),
+        (lambda b: b.feed(events.CancelArrived(inbox(1))), Outcome.CANCELLED),
+        (lambda b: b.feed(events.StopAsked()), Outcome.ENGINE_LOST),
+    ],
+)
+def test_a_body_that_never_gets_whole(bench, ending, outcome) -> None:
+    bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"})
+    finish = only(ending(bench), effects.Finish)
+    assert finish.outcome is outcome
+    assert bench.core.outstanding == 0
+    assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abcdef")) == []
+
+
+def test_an_overdue_part_loses_the_body(bench) -> None:
+    bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6", "Mesh-Deadline-Ms": "60000"})
+    ended = []
+    for _ in range(int(PART_TIMEOUT_S)):
+        bench.feed(events.AliveArrived("us", "r1", 1))
+        ended += bench.tick(1.0)
+    assert only(ended, effects.Finish).outcome is Outcome.BODY_LOST
+
+
+def test_bodies_waiting_for_a_first_byte_are_bounded() -> None:
+    bench = Bench(outstanding_max=100)
+    bench.read()
+    for number in range(HELD_BYTES_MAX // BODY_BYTES_MAX):
+        only(bench.work(number, b"", **{"Mesh-Body-Bytes": str(BODY_BYTES_MAX)}), effects.AskBody)
+    assert only(bench.work(99), effects.Refuse).message.reason == Refusal.FULL
+    bench.feed(events.CancelArrived(inbox(0)))
+    only(bench.work(99), effects.Hand)
+
+
+def test_a_dead_engine_is_told_at_once_and_its_answers_given_up_after_silence(bench) -> None:
+    bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
+    bench.now += 1.0
+    bench.fail()
+    bench.tick(GAP_MIN_S)
+    assert bench.beats[-1].state is ReplicaState.DOWN
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    assert bench.tick(2.9) == []
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    assert only(bench.tick(0.1), effects.Abort).outcome is Outcome.ENGINE_LOST
+
+
+def test_a_lost_engine_is_looked_at_at_once(bench) -> None:
+    bench.work(1)
+    only(bench.end(1, Outcome.ENGINE_LOST), effects.LookNow)
+    bench.work(2)
+    assert bench.end(2) == []
+    assert bench.beat.served_total == 1
+
+
+def test_heartbeats_keep_the_beat_and_count(bench) -> None:
+    count = len(bench.beats)
+    for _ in range(30):
+        bench.tick(0.05)
+    assert len(bench.beats) - count == 15
+    assert [beat.seq for beat in bench.beats] == list(range(1, len(bench.beats) + 1))
+    assert {beat.epoch for beat in bench.beats} == {7}
+
+
+def test_turning_full_is_told_at_once_but_never_faster_than_the_gap(bench) -> None:
+    bench.tick(0.05)
+    count = len(bench.beats)
+    bench.read(EngineReading(waiting=1, running=8))
+    assert [beat.full for beat in bench.beats[count:]] == [True]
+    bench.now += 0.002
+    bench.read(EngineReading(waiting=0, running=8))
+    assert len(bench.beats) == count + 1
+    assert bench.core.wake_at == pytest.approx(bench.now + 0.008)
+    bench.tick(GAP_MIN_S)
+    assert [beat.full for beat in bench.beats[count:]] == [True, False]
+
+
+def test_another_model_is_told_at_once(bench) -> None:
+    bench.tick(0.05)
+    bench.read(models=("other",))
+    assert bench.beats[-1].models == ("other",)
+    bench.read(models=None)
+    assert bench.beat.models == ("other",)
+
+
+def test_what_was_handed_over_since_the_reading_counts_beyond_the_room() -> None:
+    bench = Bench(batch_max=2)
+    bench.read()
+    for number in range(2):
+        bench.now += 0.001
+        only(bench.work(number), effects.Hand)
+    assert (bench.beat.pending, bench.beat.full) == (0, False)
+    bench.now += 0.001
+    bench.work(3)
+    assert (bench.beat.pending, bench.beat.full) == (1, True)
+    bench.feed(events.AnswerBegan(inbox(3)))
+    assert (bench.beat.pending, bench.beat.full) == (0, False)
+
+
+def test_an_engine_without_counts_is_bounded_by_what_it_was_handed() -> None:
+    bench = Bench(counts_own=True, engine="openai", outstanding_max=2)
+    bench.read(NOTHING_KNOWN)
+    bench.work(1)
+    assert (bench.beat.pending, bench.beat.running, bench.beat.full) == (None, 1, False)
+    bench.work(2)
+    assert (bench.beat.pending, bench.beat.running, bench.beat.full) == (None, 2, True)
+
+
+def test_missing_counts_are_not_zero(bench) -> None:
+    bench.read(NOTHING_KNOWN)
+    beat = bench.beat
+    unknown = (beat.pending, beat.running, beat.kv_used_ratio, beat.batch_occupancy)
+    assert unknown == (None, None, None, None)
+
+
+def test_speeds_are_learned_from_unqueued_streamed_answers() -> None:
+    bench = Bench()
+    for number in range(40):
+        bench.read()
+        uncached = 100 * (number % 7 + 1)
+        bench.work(number)
+        bench.now += 0.05 + 0.0002 * uncached
+        bench.feed(events.AnswerBegan(inbox(number)))
+        bench.now += 1.0
+        bench.end(number, usage=Usage(uncached + 50, 50, 101), streamed=True)
+    beat = bench.beat
+    assert beat.prefill_s_per_token == pytest.approx(0.0002)
+    assert beat.prefill_base_s == pytest.approx(0.05)
+    assert beat.decode_tokens_per_s == pytest.approx(100.0)
+    assert 0.0 < beat.prefix_hit_ratio < 0.5
+
+
+@pytest.mark.parametrize(("companion", "streamed", "cached"), [(1, 1, 0), (0, 0, 0), (0, 1, -1)])
+def test_answers_that_tell_nothing_of_prefill_are_not_learned_from(
+    companion, streamed, cached
+) -> None:
+    bench = Bench(outstanding_max=1000)
+    for number in range(40):
+        bench.read()
+        if companion:
+            only(bench.work(1000 + number), effects.Hand)
+        uncached = 100 * (number % 7 + 1)
+        only(bench.work(number), effects.Hand)
+        bench.now += 0.0002 * uncached
+        bench.feed(events.AnswerBegan(inbox(number)))
+        bench.end(number, usage=Usage(uncached, cached, 5), streamed=bool(streamed))
+        if companion:
+            bench.end(1000 + number)
+    assert bench.beat.prefill_s_per_token is None
+
+
+def test_draining_finishes_what_runs_and_says_a_last_word(bench) -> None:
+    bench.work(1)
+    bench.now += 1.0
+    bench.feed(events.DrainAsked())
+    assert bench.beats[-1].state is ReplicaState.DRAINING
+    assert bench.beats[-1].outstanding == 1
+    bench.end(1)
+    bench.feed(events.Left())
+    assert bench.beats[-1].state is ReplicaState.GONE
+    count = len(bench.beats)
+    assert bench.tick(10.0) == []
+    assert bench.work(2) == []
+    assert len(bench.beats) == count

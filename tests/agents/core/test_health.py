@@ -1,0 +1,57 @@
+"""Is the engine there?"""
+
+from agents.core.events import EngineFailed
+from agents.core.health import SILENCE_S, EngineHealth
+from schemas.state import ReplicaState
+
+
+def fail(health: EngineHealth, now: float, *, heard_at=-1.0, timed_out=False) -> None:
+    failed = EngineFailed(began_at=now - 0.1, heard_at=heard_at, timed_out=timed_out, detail="x")
+    health.failed(failed, now)
+
+
+def test_an_engine_that_never_answered_is_starting() -> None:
+    health = EngineHealth()
+    for now in range(10):
+        fail(health, now)
+    assert health.state is ReplicaState.STARTING
+    health.succeeded()
+    assert health.state is ReplicaState.READY
+
+
+def test_three_failures_in_a_row_are_down_and_one_good_look_is_up() -> None:
+    health = EngineHealth()
+    health.succeeded()
+    fail(health, 1.0)
+    fail(health, 1.1)
+    health.succeeded()
+    fail(health, 1.2)
+    fail(health, 1.3)
+    assert health.state is ReplicaState.READY
+    fail(health, 1.4)
+    assert health.state is ReplicaState.DOWN
+    health.succeeded()
+    assert health.state is ReplicaState.READY
+
+
+def test_a_busy_engine_that_times_out_is_not_dead() -> None:
+    health = EngineHealth()
+    health.succeeded()
+    for now in (1.0, 2.0, 3.0, 4.0):
+        fail(health, now, heard_at=now - 0.05, timed_out=True)
+    assert health.state is ReplicaState.READY
+    for now in (5.0, 6.0, 7.0):
+        fail(health, now, heard_at=4.0, timed_out=True)
+    assert health.state is ReplicaState.DOWN
+
+
+def test_answers_are_given_up_after_silence_on_all_of_them() -> None:
+    health = EngineHealth()
+    health.succeeded()
+    assert not health.lost(100.0)
+    for now in (1.0, 1.1, 1.2):
+        fail(health, now)
+    assert not health.lost(1.2 + SILENCE_S - 0.01)
+    fail(health, 4.0, heard_at=3.9)  # refuses looks, but its streams still flow
+    assert not health.lost(6.8)
+    assert health.lost(3.9 + SILENCE_S)

@@ -1,0 +1,56 @@
+"""Which asking routers are gone."""
+
+from agents.core.routers import ROUTERS_MAX, SILENCE_S, RouterName, RouterWatch
+
+US = RouterName("us", "r1")
+
+
+def test_a_router_never_heard_gets_its_time_from_the_first_work() -> None:
+    watch = RouterWatch()
+    watch.join(US, 10.0)
+    assert watch.silent(10.0 + SILENCE_S - 0.01) == []
+    assert watch.silent(10.0 + SILENCE_S) == [US]
+
+
+def test_signs_keep_a_router_alive_until_its_last_answer() -> None:
+    watch = RouterWatch()
+    watch.join(US, 0.0)
+    watch.join(US, 0.0)
+    watch.seen(US, 1, 2.5)
+    assert watch.silent(5.0) == []
+    assert watch.silent(5.5) == [US]
+    watch.leave(US)
+    assert watch.silent(5.5) == [US]
+    watch.leave(US)
+    assert watch.silent(99.0) == []
+
+
+def test_a_long_silent_router_that_asks_again_starts_anew() -> None:
+    watch = RouterWatch()
+    watch.seen(US, 1, 0.0)
+    watch.join(US, 100.0)
+    assert watch.silent(101.0) == []
+
+
+def test_a_new_epoch_is_a_restart() -> None:
+    watch = RouterWatch()
+    watch.join(US, 0.0)
+    assert not watch.seen(US, 1, 0.1)
+    assert not watch.seen(US, 1, 0.2)
+    assert watch.seen(US, 2, 0.3)
+
+
+def test_the_epoch_is_known_before_the_first_work() -> None:
+    watch = RouterWatch()
+    watch.seen(US, 1, 0.0)
+    watch.join(US, 0.1)
+    assert watch.seen(US, 2, 0.2)
+
+
+def test_the_table_is_bounded_and_keeps_routers_with_answers() -> None:
+    watch = RouterWatch()
+    watch.join(US, 0.0)
+    for number in range(2 * ROUTERS_MAX):
+        watch.seen(RouterName("eu", f"r{number}"), 1, 1.0 + number)
+    assert len(watch._signs) == ROUTERS_MAX
+    assert watch.silent(10.0) == [US]

@@ -1,0 +1,31 @@
+"""What finished answers teach."""
+
+import pytest
+
+from agents.core.reading import NO_USAGE, Usage
+from agents.core.served import Served
+
+
+def test_nothing_known_at_first_nor_from_answers_without_usage() -> None:
+    served = Served()
+    served.add(NO_USAGE, 1.0)
+    assert served.decode_tokens_per_s is None
+    assert served.prefix_hit_ratio is None
+    assert served.tokens_per_answer is None
+
+
+def test_the_median_rate_ignores_one_odd_answer() -> None:
+    served = Served()
+    for seconds in (1.0, 1.0, 50.0):
+        served.add(Usage(10, 0, 41), seconds)
+    assert served.decode_tokens_per_s == 40.0
+
+
+def test_ratio_and_size() -> None:
+    served = Served()
+    for _ in range(1000):
+        served.add(Usage(100, 75, 50), None)
+    assert served.prefix_hit_ratio == pytest.approx(0.75)
+    assert served.tokens_per_answer == pytest.approx(150)
+    served.add(Usage(100, -1, 50), None)
+    assert served.prefix_hit_ratio == pytest.approx(0.75)

@@ -1,0 +1,65 @@
+"""Headers of work: what is readable, and what each mistake is called."""
+
+import pytest
+
+from agents.core.work import BadWork, Handoff, Work, parse_handoff, parse_work
+
+GOOD = {"Mesh-Model": "org=2Fllama", "Mesh-Path": "/v1/completions", "Mesh-Request": "r-1"}
+
+
+def test_readable_work() -> None:
+    assert parse_work({**GOOD, "Mesh-Deadline-Ms": "1500"}, b"{}") == Work(
+        model="org/llama", path="/v1/completions", request_id="r-1", deadline_s=1.5, body_bytes=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "deadline_s"),
+    [
+        ({}, 600.0),
+        ({"Mesh-Deadline-Ms": "0"}, 0.0),
+        ({"Mesh-Deadline-Ms": "-20"}, 0.0),
+        ({"Mesh-Deadline-Ms": "999999999"}, 3600.0),
+    ],
+)
+def test_deadlines_are_bounded(headers, deadline_s) -> None:
+    assert parse_work({**GOOD, **headers}, b"{}").deadline_s == deadline_s
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "complaint"),
+    [
+        ({"Mesh-Path": "/v1/load_lora_adapter"}, b"{}", "Mesh-Path"),
+        ({"Mesh-Path": "/v1/completions/../x"}, b"{}", "Mesh-Path"),
+        ({"Mesh-Model": ""}, b"{}", "Mesh-Model"),
+        ({"Mesh-Model": "a/b"}, b"{}", "Mesh-Model"),
+        ({"Mesh-Model": "ü"}, b"{}", "Mesh-Model"),
+        ({"Mesh-Deadline-Ms": "soon"}, b"{}", "Mesh-Deadline-Ms"),
+        ({"Mesh-Deadline-Ms": "9" * 5000}, b"{}", "Mesh-Deadline-Ms"),
+        ({"Mesh-Body-Bytes": "0"}, b"", "Mesh-Body-Bytes"),
+        ({"Mesh-Body-Bytes": str(32 * 1024 * 1024 + 1)}, b"", "Mesh-Body-Bytes"),
+        ({"Mesh-Body-Bytes": "٣"}, b"", "Mesh-Body-Bytes"),
+        ({}, b"", "empty body"),
+    ],
+)
+def test_unreadable_work_says_which_header(headers, body, complaint) -> None:
+    with pytest.raises(BadWork, match=complaint):
+        parse_work({**GOOD, **headers}, body)
+
+
+def test_a_wild_request_id_is_left_out() -> None:
+    assert parse_work({**GOOD, "Mesh-Request": "a\r\nEvil: 1"}, b"{}").request_id == ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Mesh-From": "r1", "Mesh-Handoff": "7"}, Handoff("r1", 7)),
+        ({"Mesh-From": "r1"}, None),
+        ({"Mesh-From": "R 1", "Mesh-Handoff": "7"}, None),
+        ({"Mesh-From": "r1", "Mesh-Handoff": "-7"}, None),
+        ({}, None),
+    ],
+)
+def test_handoffs(headers, expected) -> None:
+    assert parse_handoff(headers) == expected

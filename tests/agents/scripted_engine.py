@@ -1,0 +1,145 @@
+"""A real HTTP server on a free port that answers exactly what a test tells it to, byte by byte."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import orjson
+
+MODEL = "org/llama"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def plain(status: int, body: bytes, content_type: str = "application/json") -> bytes:
+    """A whole response with its length."""
+    return (
+        b"HTTP/1.1 %d Odd\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+        % (status, content_type.encode(), len(body))
+    ) + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@dataclass(slots=True)
+class Request:
+    """What a client sent."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Conversation:
+    """One POST as the script sees it."""
+
+    def __init__(self, request: Request, reader, writer) -> None:
+        self.request = request
+        self._reader, self._writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def cut(self) -> None:
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def hung_up(self) -> None:
+        """Return when the client has closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            assert await self._reader.read(1) == b""
+
+
+Script = Callable[[Conversation], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class ScriptedEngine:
+    """Its models, its metrics page and what it does with a POST."""
+
+    script: Script
+    models: list[str] = field(default_factory=lambda: [MODEL])
+    metrics: str = (
+        "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
+    )
+    requests: list[Request] = field(default_factory=list)
+    port: int = 0
+    hangs: bool = False  # takes looks and never answers them
+    odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
+    _server: asyncio.Server | None = None
+    _writers: set = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Refuse connections and cut the open ones."""
+        if self._server is not None:
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            self._server = None
+
+    async def _serve(self, reader, writer) -> None:
+        self._writers.add(writer)
+        try:
+            while (request := await _read_request(reader)) is not None:
+                await self._answer(request, reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, request: Request, reader, writer) -> None:
+        if request.method == "POST":
+            self.requests.append(request)
+            await self.script(Conversation(request, reader, writer))
+        elif self.hangs:
+            await reader.read()
+        elif self.odd_looks is not None:
+            writer.write(self.odd_looks())
+            writer.close()
+        elif request.path == "/v1/models":
+            rows = [{"id": name} for name in self.models]
+            writer.write(plain(200, orjson.dumps({"data": rows})))
+        elif request.path == "/metrics":
+            writer.write(plain(200, self.metrics.encode(), "text/plain"))
+        else:
+            writer.write(plain(404, b"{}"))
+
+
+async def _read_request(reader) -> Request | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode().split("\r\n")[:-2]
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, path, headers, body)
+
+
+@contextlib.asynccontextmanager
+async def running(script: Script) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(script)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()

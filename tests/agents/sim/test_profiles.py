@@ -1,0 +1,83 @@
+"""Each profile gives back the numbers of its source."""
+
+import pytest
+
+from agents.sim.engine import EngineSim
+from agents.sim.events import FirstToken, SimRequest
+from agents.sim.profile import Profile
+from agents.sim.profiles import A100_MISTRAL, A6000_MISTRAL, L4_LLAMA, PROFILES
+
+
+def ttft_s(profile: Profile, prompt_tokens: int) -> float:
+    engine = EngineSim(profile)
+    engine.submit(SimRequest(1, prompt_tokens, 2), now=0.0)
+    while engine.wake_at is not None:
+        for event in engine.step(engine.wake_at).events:
+            if isinstance(event, FirstToken):
+                return event.at
+    raise AssertionError("no first token")
+
+
+def outstanding_at_most(profile: Profile, tokens: int) -> int:
+    engine = EngineSim(profile)
+    for request_id in range(200):
+        engine.submit(SimRequest(request_id, tokens - 100, 100), now=0.0)
+    most = 0
+    for _ in range(400):
+        most = max(most, engine.stats(engine.wake_at).running)
+        engine.step(engine.wake_at)
+    return most
+
+
+def test_l4_prefills_512_tokens_in_about_300_ms():
+    assert ttft_s(L4_LLAMA, 512) == pytest.approx(0.300, rel=0.01)
+
+
+def test_l4_decodes_in_45_ms_alone_and_66_ms_with_thirty():
+    assert L4_LLAMA.decode_s(1, 500) == pytest.approx(0.045, rel=0.02)
+    assert L4_LLAMA.decode_s(30, 15_000) == pytest.approx(0.066, rel=0.01)
+
+
+def test_l4_has_20_to_50_requests_in_its_batch():
+    assert 18 <= outstanding_at_most(L4_LLAMA, 1900) <= 21
+    assert 45 <= outstanding_at_most(L4_LLAMA, 760) <= 53
+
+
+@pytest.mark.parametrize("tokens", [64, 100, 1000, 4000, 8000])
+def test_a100_is_the_line_of_gorgo_table_1(tokens):
+    assert ttft_s(A100_MISTRAL, tokens) * 1e3 == pytest.approx(150.72 + 0.0938 * tokens, abs=0.001)
+
+
+def test_a100_decodes_as_preble_measured():
+    assert A100_MISTRAL.decode_s(1, 1000) * 1e3 == pytest.approx(
+        (8.96 + 0.159 + 0.186) / 0.85, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "linear_ms"), [(1, 22.0), (191, 22.0), (384, 45.845), (512, 59.724)]
+)
+def test_a6000_is_prebles_regression(tokens, linear_ms):
+    expected = (linear_ms + 1.86e-4 * tokens + 0.159) / 0.9
+    assert A6000_MISTRAL.iteration_s(((tokens, tokens),), 0, 0) * 1e3 == pytest.approx(
+        expected, abs=0.01
+    )
+
+
+def test_a6000_pays_for_long_context_in_prefill():
+    e, s = 512, 4097
+    expected = 0.10842571 * e + 4.209777 + 1.86e-4 * s + 0.159
+    expected += 1.13e-3 * e + 1.75e-3 * s + 2.19e-6 * e * s
+    assert A6000_MISTRAL.iteration_s(((e, s),), 0, 0) * 1e3 == pytest.approx(expected / 0.9)
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
+def test_more_work_never_takes_less_time(profile):
+    times = [profile.iteration_s(((tokens, tokens),), 0, 0) for tokens in range(1, 1200)]
+    assert times == sorted(times)
+    assert profile.decode_s(1, 1) < profile.decode_s(2, 5000)
+
+
+def test_a_profile_without_time_is_refused():
+    with pytest.raises(ValueError, match="above zero"):
+        Profile("x", ((0, 0.0),), 1.0, 0.0, 0.0, 0.0, 1, 1, 1)

@@ -1,0 +1,100 @@
+"""The command as its own process: it says where it serves, and ends when it must."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agents.simserver.server import CRASH_EXIT_CODE
+from tests.agents.simserver.support import MODEL, chat
+
+
+@contextlib.asynccontextmanager
+async def engine_process(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Process, str]]:
+    ready = tmp_path / "ready.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agents.cli", "engine-sim"),
+        *("--model", MODEL, "--time-scale", "20", "--ready-file", str(ready), *options),
+        stdout=PIPE,
+    )
+    try:
+        async with asyncio.timeout(30):
+            said = await process.stdout.readline()
+        told = json.loads(ready.read_text())
+        assert told["pid"] == process.pid
+        assert told["url"] in said.decode()
+        yield process, told["url"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_it_serves_on_a_free_port_and_ends_at_sigterm_even_with_open_streams(tmp_path):
+    async with (
+        engine_process(tmp_path, "--metrics", "sglang") as (process, url),
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"{url}/v1/chat/completions",
+            json=chat(max_tokens=30_000, ignore_eos=True, stream=True),
+        ) as response,
+    ):
+        assert url.startswith("http://127.0.0.1:")
+        assert await response.content.readany()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+
+
+async def test_a_crash_takes_the_process_away_after_that_many_tokens(tmp_path):
+    async with (
+        engine_process(tmp_path, "--fault", "crash_after_tokens=3") as (process, url),
+        aiohttp.ClientSession() as http,
+    ):
+        received = b""
+        with pytest.raises(aiohttp.ClientError):
+            async with http.post(
+                f"{url}/v1/chat/completions",
+                json=chat(max_tokens=5000, ignore_eos=True, stream=True),
+            ) as response:
+                async for part in response.content.iter_any():
+                    received += part
+        async with asyncio.timeout(5):
+            assert await process.wait() == CRASH_EXIT_CODE
+        assert received.count(b'"content":') >= 3
+
+
+async def test_a_crash_at_run_time(tmp_path):
+    async with (
+        engine_process(tmp_path) as (process, url),
+        aiohttp.ClientSession() as http,
+    ):
+        with contextlib.suppress(aiohttp.ClientError):
+            await http.post(f"{url}/sim/faults", json={"crash_after_tokens": 0})
+        async with asyncio.timeout(5):
+            assert await process.wait() == CRASH_EXIT_CODE
+
+
+async def test_a_taken_port_is_one_clear_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agents.cli", "engine-sim", "--port", str(port)),
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        async with asyncio.timeout(30):
+            _, complaint = await process.communicate()
+    assert process.returncode == 1
+    assert complaint.decode().splitlines() == [
+        f"Error: can't listen on 127.0.0.1 port {port} (Address already in use): "
+        "choose another --port, or 0 for a free one"
+    ]

@@ -1,0 +1,208 @@
+"""dashboards/mesh.json can be imported, and asks only for what the code exports.
+
+The metric names, types and labels come from the router's own collectors; labels that operators
+add while scraping come from the Prometheus configuration of infra/compose.yaml.
+"""
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core.router import RouterCore
+from mesh.core.settings import RouterSettings
+from schemas.ids import RegionId, RouterId
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "dashboards" / "README.md").read_text()
+GRID_COLUMNS = 24
+# What Grafana puts in place of its own variables, as far as PromQL's grammar cares.
+BUILT_IN = {"$__rate_interval": "1m", "$__interval": "1m", "$__range": "15m"}
+SERIES_SUFFIXES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+}
+
+dashboard: dict[str, Any] = json.loads((ROOT / "dashboards" / "mesh.json").read_text())
+panels: list[dict[str, Any]] = dashboard["panels"]
+rows = [panel for panel in panels if panel["type"] == "row"]
+graphs = [panel for panel in panels if panel["type"] != "row"]
+variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+
+
+class Family(NamedTuple):
+    """One metric of the code."""
+
+    name: str
+    type: str
+    labels: frozenset[str]
+
+
+def exported_series() -> dict[str, Family]:
+    """Every series a router's page can have, by the name that queries use."""
+    core = RouterCore(
+        region=RegionId("us"),
+        router=RouterId("r1"),
+        epoch=1,
+        settings=RouterSettings(),
+        dice=random.Random(1),
+    )
+    metrics = RouterMetrics(core, CollectorRegistry())
+    labels = {
+        metric._name: metric._labelnames
+        for metric in vars(metrics).values()
+        if isinstance(metric, MetricWrapperBase)
+    }
+    series = {}
+    for found in metrics.registry.collect():
+        names = labels.get(found.name) or getattr(found, "_labelnames", ())
+        family = Family(found.name, found.type, frozenset(names))
+        for suffix in SERIES_SUFFIXES[found.type]:
+            series[found.name + suffix] = family
+    return series
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression, with the title of its panel."""
+    for panel in graphs:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def parsed(expression: str) -> Any:
+    """The expression as Prometheus would read it. Raises ValueError if it would not."""
+    for variable, value in BUILT_IN.items():
+        expression = expression.replace(variable, value)
+    return promql.parse(expression)
+
+
+def parts(expression: str) -> list[Any]:
+    """Every node of the expression's syntax tree."""
+    found: list[Any] = []
+    promql.walk(parsed(expression), found.append)
+    return found
+
+
+def selectors(expression: str) -> list[Any]:
+    return [part for part in parts(expression) if isinstance(part, promql.VectorSelector)]
+
+
+def labels_asked(expression: str) -> set[str]:
+    """Labels that matchers and `by` clauses of the expression name."""
+    matched = {m.name for selector in selectors(expression) for m in selector.matchers.matchers}
+    grouped = (
+        part.modifier for part in parts(expression) if isinstance(part, promql.AggregateExpr)
+    )
+    return matched.union(*(modifier.labels for modifier in grouped if modifier))
+
+
+def scrape_labels() -> set[str]:
+    """Labels that Prometheus adds: its own, and those of the scrape configuration."""
+    config = yaml.safe_load((ROOT / "infra" / "compose" / "prometheus.yml").read_text())
+    targets = [target for job in config["scrape_configs"] for target in job["static_configs"]]
+    return {"job", "instance"}.union(*(target["labels"] for target in targets))
+
+
+EXPORTED = exported_series()
+QUERIES = list(queries())
+each_query = pytest.mark.parametrize(("title", "expression"), QUERIES)
+
+
+@each_query
+def test_asks_only_for_series_that_the_code_exports(title, expression):
+    unknown = [s.name for s in selectors(expression) if s.name not in EXPORTED]
+    assert not unknown, f"{title}: no such series; there are {', '.join(sorted(EXPORTED))}"
+
+
+@each_query
+def test_asks_only_for_labels_that_the_series_have(title, expression):
+    has = scrape_labels()
+    for selector in selectors(expression):
+        has |= EXPORTED[selector.name].labels
+        has |= {"le"} if selector.name.endswith("_bucket") else set()
+    assert labels_asked(expression) <= has, f"{title}: {labels_asked(expression) - has}"
+
+
+@each_query
+def test_rates_are_of_what_only_grows(title, expression):
+    calls = [part for part in parts(expression) if isinstance(part, promql.Call)]
+    ranges = [call for call in calls if call.func.name in ("rate", "increase")]
+    rated = {call.args[0].vector_selector.name for call in ranges}
+    growing = {s.name for s in selectors(expression) if EXPORTED[s.name].type != "gauge"}
+    assert rated == growing, title
+
+
+@each_query
+def test_legends_use_labels_that_the_result_has(title, expression):
+    legends = {t["legendFormat"] for p in graphs for t in p["targets"] if t["expr"] == expression}
+    (legend,) = legends
+    used = set(re.findall(r"{{(\w+)}}", legend))
+    assert used, f"{title}: lines without a name"
+    assert used <= labels_asked(expression)
+
+
+def test_every_metric_of_the_code_is_shown():
+    shown = {EXPORTED[s.name] for _, query in QUERIES for s in selectors(query)}
+    assert shown == set(EXPORTED.values())
+
+
+def test_is_a_dashboard_that_grafana_imports():
+    assert dashboard["uid"] and dashboard["title"] and dashboard["schemaVersion"] >= 36
+    assert "id" not in dashboard, "an id belongs to one Grafana's database"
+    identifiers = [panel["id"] for panel in panels]
+    assert len(set(identifiers)) == len(identifiers)
+    for panel in graphs:
+        assert panel["title"] and panel["description"] and panel["targets"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+
+
+def test_every_source_of_data_is_the_one_chosen_at_the_top():
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    others = [variable for name, variable in variables.items() if name != "datasource"]
+    targets = [target for panel in graphs for target in panel["targets"]]
+    assert all(each["datasource"] == chosen for each in (*graphs, *targets, *others))
+
+
+def test_variables_are_defined_and_used():
+    used = {name for _, query in QUERIES for name in re.findall(r"\$\w+", query)}
+    assert used - set(BUILT_IN) == {f"${name}" for name in variables if name != "datasource"}
+
+
+def test_panels_fill_the_grid_without_covering_each_other():
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= GRID_COLUMNS, panel["title"]
+        columns = range(place["x"], place["x"] + place["w"])
+        covered = set(itertools.product(columns, range(place["y"], place["y"] + place["h"])))
+        assert not cells & covered, panel["title"]
+        cells |= covered
+    assert panels[0]["type"] == "row"
+    assert [panel["gridPos"]["y"] for panel in panels] == sorted(p["gridPos"]["y"] for p in panels)
+
+
+def test_readme_explains_the_rows_in_order():
+    titles = [row["title"] for row in rows]
+    assert re.findall(r"^## (.+\?)$", README, re.MULTILINE) == titles
+
+
+def test_readme_speaks_of_panels_that_are_there():
+    named = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", README)
+    titles = [panel["title"] for panel in graphs]
+    missing = [name for name in named if not any(title.startswith(name) for title in titles)]
+    assert named and not missing

@@ -1,0 +1,61 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.demo.delay_line import CHUNK_COST_BYTES, DelayLine, Mark
+
+SENDS = st.lists(
+    st.tuples(st.floats(0.0, 0.2), st.one_of(st.binary(max_size=20), st.sampled_from(Mark))),
+    max_size=40,
+)
+
+
+def test_an_item_comes_out_after_the_delay_and_not_before():
+    line = DelayLine(0.040)
+    line.push(b"token", now=10.0)
+    assert line.next_due == 10.040
+    assert line.pop_due(10.039) == []
+    assert line.pop_due(10.040) == [b"token"]
+    assert line.next_due is None
+
+
+def test_items_overlap_in_flight():
+    line = DelayLine(0.100)
+    for n in range(50):
+        line.push(bytes([n]), now=n / 1000)
+    assert line.pop_due(0.1495) == [bytes([n]) for n in range(50)]
+
+
+def test_what_is_held_is_counted_with_its_overhead():
+    line = DelayLine(1.0)
+    line.push(b"12345", now=0.0)
+    line.push(Mark.EOF, now=0.0)
+    assert line.held_bytes == 2 * CHUNK_COST_BYTES + 5
+    line.pop_due(1.0)
+    assert line.held_bytes == 0
+
+
+@given(sends=SENDS, seed=st.integers(0, 2**32), jitter_s=st.floats(0.0, 0.5))
+def test_jitter_keeps_order_loses_nothing_and_stays_in_its_range(sends, seed, jitter_s):
+    line = DelayLine(0.040, jitter_s, random.Random(seed))
+    now, entered = 0.0, []
+    for gap_s, item in sends:
+        now += gap_s
+        line.push(item, now)
+        entered.append((now, item))
+    assert line.next_due is None or line.next_due >= entered[0][0] + 0.040
+    assert line.pop_due(now + 0.040 + jitter_s) == [item for _, item in entered]
+    assert line.held_bytes == 0
+
+
+@given(sends=SENDS, seed=st.integers(0, 2**32))
+def test_no_item_is_early(sends, seed):
+    line = DelayLine(0.040, 0.030, random.Random(seed))
+    waiting, now = [], 0.0
+    for gap_s, item in sends:
+        now += gap_s
+        for _ in line.pop_due(now):
+            assert now >= waiting.pop(0) + 0.040
+        line.push(item, now)
+        waiting.append(now)

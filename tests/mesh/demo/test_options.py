@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from infra.topology import DEFAULT_FILE, TopologyError, load
+from mesh.demo.options import GivenEngine, Options, fitted
+
+
+def replicas(**asked):
+    topology = fitted(load(DEFAULT_FILE), Options(config=DEFAULT_FILE, state=Path(), **asked))
+    return {name: region.replicas for name, region in topology.regions.items()}
+
+
+def test_without_options_the_configuration_decides():
+    assert replicas()["eu"] == ("eu-0", "eu-1", "eu-2", "eu-3")
+
+
+def test_a_number_of_replicas_holds_for_every_region():
+    assert replicas(replicas=1) == {"us": ("us-0",), "eu": ("eu-0",), "ap": ("ap-0",)}
+
+
+def test_a_mesh_without_any_replica_is_an_error():
+    with pytest.raises(TopologyError, match=r"mesh.toml: no region has a replica.*--replicas"):
+        replicas(replicas=0)
+
+
+def test_given_engines_leave_no_simulated_one_anywhere():
+    engines = tuple(GivenEngine(region, "http://127.0.0.1:1") for region in ("us", "ap", "us"))
+    assert replicas(engines=engines) == {"us": ("us-0", "us-1"), "eu": (), "ap": ("ap-0",)}
+
+
+def test_an_engine_of_no_region_is_an_error_that_names_the_regions():
+    with pytest.raises(TopologyError, match=r'--engine mars=.*no region "mars": there are us, eu'):
+        replicas(engines=(GivenEngine("mars", "http://127.0.0.1:1"),))

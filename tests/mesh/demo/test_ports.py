@@ -1,0 +1,43 @@
+import socket
+
+from infra import topology
+from mesh.demo.ports import unusable
+
+
+def one_region(http: str) -> topology.Topology:
+    return topology.parse(
+        f"""
+        [mesh]
+        name = "test"
+        [regions.us]
+        http = "{http}"
+        nats = "127.0.0.1:{free_port()}"
+        leaf = "127.0.0.1:{free_port()}"
+        replicas = 1
+        """,
+        "test",
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_free_ports_are_no_problem():
+    assert unusable(one_region(f"127.0.0.1:{free_port()}")) == []
+
+
+def test_a_taken_port_is_named_with_its_key():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        lines = unusable(one_region(f"127.0.0.1:{port}"))
+    assert lines == [
+        f"regions.us.http: 127.0.0.1:{port} is taken; end what listens there, or give another port"
+    ]
+
+
+def test_an_address_of_another_machine_is_named():
+    (line,) = unusable(one_region("203.0.113.7:8101"))
+    assert line.startswith("regions.us.http: 203.0.113.7:8101 can't be listened on")

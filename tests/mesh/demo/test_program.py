@@ -1,0 +1,58 @@
+import asyncio
+import contextlib
+
+import pytest
+from aiohttp import web
+
+from infra.address import Address
+from mesh.demo.program import FileWritten, http_ready, passed, speaks_nats
+
+
+@contextlib.asynccontextmanager
+async def http_server(handler):
+    app = web.Application()
+    app.router.add_get("/ready", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield Address(*runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_nats_server_is_ready_when_it_speaks(nats_server):
+    address = Address("127.0.0.1", nats_server.port)
+    assert await speaks_nats(address).passes()
+    nats_server.stop()
+    assert not await speaks_nats(address).passes()
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (503, False), (404, False)])
+async def test_a_router_is_ready_when_it_says_200(status, ready):
+    async def answer(_):
+        return web.Response(status=status)
+
+    async with http_server(answer) as address:
+        assert await http_ready(address).passes() is ready
+
+
+async def test_a_probe_is_asked_until_it_passes():
+    statuses = iter([503, 503, 200])
+
+    async def answer(_):
+        return web.Response(status=next(statuses))
+
+    async with http_server(answer) as address, asyncio.timeout(10):
+        await passed(http_ready(address))
+    assert list(statuses) == []
+
+
+async def test_a_file_of_an_earlier_run_does_not_count(tmp_path):
+    probe = FileWritten(tmp_path / "ready")
+    probe.path.touch()
+    probe.forget()
+    assert not await probe.passes()
+    probe.path.touch()
+    assert await probe.passes()

@@ -1,0 +1,69 @@
+import io
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+from infra.topology import DEFAULT_FILE, load
+from mesh.demo.child import Died, Ready
+from mesh.demo.local_mesh import EngineSilent
+from mesh.demo.options import GivenEngine, Options, fitted
+from mesh.demo.program import FileWritten, Kind, Program
+from mesh.demo.screen import Screen, first_request
+
+LOGS = Path("/state/logs")
+PROGRAM = Program(
+    name="engine-us-0",
+    kind=Kind.ENGINE,
+    region="us",
+    command=("true",),
+    ready=FileWritten(Path("/dev/null")),
+)
+
+
+def shown(act, width=80):
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    act(Screen(console, Counter({Kind.ENGINE: 1}), LOGS))
+    return console.file.getvalue()
+
+
+def test_the_first_request_survives_a_shell_and_names_a_served_model():
+    command = first_request(load(DEFAULT_FILE), "o'brien/model-7b")
+    words = shlex.split(command)
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8101/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == "o'brien/model-7b"
+    assert body["stream"] is True
+
+
+def test_the_first_request_goes_to_a_region_with_replicas():
+    engines = (GivenEngine("eu", "http://127.0.0.1:1"),)
+    options = Options(config=DEFAULT_FILE, state=Path(), engines=engines)
+    only_eu = fitted(load(DEFAULT_FILE), options)
+    assert "http://127.0.0.1:8102/" in first_request(only_eu, "m")
+
+
+def test_every_region_and_its_round_trips_are_shown_and_the_request_is_one_line():
+    text = shown(lambda screen: screen.up(load(DEFAULT_FILE), ["m"], took_s=4.2))
+    assert "http://127.0.0.1:8103/v1" in text
+    assert "round trips: us–eu 80 ms, us–ap 150 ms, eu–ap 220 ms" in text
+    assert "ready after 4.2 s" in text
+    assert any(line.startswith("curl") and line.endswith("'") for line in text.splitlines())
+
+
+def test_a_death_is_shown_with_its_log_and_what_follows():
+    log = LOGS / "engine-us-0.log"
+    death = Died(PROGRAM, "was ended by SIGKILL", log, "[bold]last words", restart_in_s=0.5)
+    text = shown(lambda screen: screen.report(death))
+    assert "engine-us-0 was ended by SIGKILL" in text
+    assert "[bold]last words" in text
+    assert f"it is started again in 0.5 s; its log: {log}" in text
+    assert "engine-us-0 is back" in shown(lambda screen: screen.report(Ready(PROGRAM, again=True)))
+
+
+def test_a_silent_engine_is_named_with_the_agent_that_waits_for_it():
+    engine = GivenEngine("us", "http://127.0.0.1:8000")
+    text = shown(lambda screen: screen.report(EngineSilent(PROGRAM, engine)))
+    assert "http://127.0.0.1:8000 does not answer yet; engine-us-0 goes on asking" in text

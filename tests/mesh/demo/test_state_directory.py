@@ -1,0 +1,33 @@
+import os
+import stat
+
+import pytest
+
+from mesh.demo.state_directory import StateDirectory, StateInUse, write_atomically
+
+
+def test_two_demos_can_not_hold_one_directory(tmp_path):
+    state = StateDirectory(tmp_path / ".mesh")
+    in_use = pytest.raises(StateInUse, match=rf"process {os.getpid()}\).*--state")
+    with state.held(), in_use, StateDirectory(state.path).held():
+        pass
+    with StateDirectory(state.path).held():
+        pass
+
+
+def test_what_an_earlier_demo_left_is_stale_but_no_obstacle(tmp_path):
+    state = StateDirectory(tmp_path)
+    (tmp_path / "lock").write_text("999999999\n")
+    state.running.write_text("{}")
+    with state.held():
+        assert not state.running.exists()
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+        assert stat.S_IMODE(state.config.stat().st_mode) == 0o700
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    target = tmp_path / "mesh.json"
+    write_atomically(target, b"first, longer")
+    write_atomically(target, b"second")
+    assert target.read_bytes() == b"second"
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,185 @@
+"""Supervision of real processes: readiness, restarts, order of the end, nothing left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.demo.child import Died, GaveUp, Ready
+from mesh.demo.program import FileWritten, Kind, Program
+from mesh.demo.supervisor import GRACE_S, Supervisor
+from tests.support.until import until
+
+PRELUDE = "import os, pathlib, signal, sys, time; READY, ENDED = map(pathlib.Path, sys.argv[1:])\n"
+WELL_BEHAVED = """
+def end(*_):
+    with ENDED.open("a") as f: f.write(sys.argv[1].rsplit("/", 1)[1] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+READY.touch()
+while True: time.sleep(60)
+"""
+DEAF = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+READY.touch()
+while True: time.sleep(60)
+"""
+BROKEN = """
+print("first line", flush=True)
+sys.exit("the port is taken")
+"""
+DIES_ONCE_READY = """
+READY.touch()
+print("out of memory", flush=True)
+while not (READY.parent / "die").exists(): time.sleep(0.005)
+os._exit(3)
+"""
+
+
+class Stage:
+    """A supervisor over small programs, and what it reported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.reports: list[Ready | Died] = []
+        self.supervisor = Supervisor(directory, self.reports.append)
+
+    def program(self, name: str, source: str, kind: Kind = Kind.ENGINE) -> Program:
+        ready = self.directory / name
+        return Program(
+            name=name,
+            kind=kind,
+            region="us",
+            command=(sys.executable, "-I", "-S", "-c", PRELUDE + source, str(ready), self.ended),
+            ready=FileWritten(ready),
+        )
+
+    @property
+    def ended(self) -> str:
+        return str(self.directory / "ended")
+
+    def deaths(self) -> list[Died]:
+        return [report for report in self.reports if isinstance(report, Died)]
+
+
+@pytest.fixture
+async def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.supervisor.hurry()
+    await stage.supervisor.stop()
+    assert stage.supervisor.pids == {}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_parts_end_routers_first_and_the_bus_last(stage):
+    order = [Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER]
+    async with stage.supervisor:
+        for kind in order:
+            await stage.supervisor.start(stage.program(kind.label, WELL_BEHAVED, kind))
+        pids = stage.supervisor.pids
+        assert len(pids) == 4
+    assert Path(stage.ended).read_text().split() == ["router", "agent", "engine", "nats-server"]
+    assert not any(map(alive, pids.values()))
+    assert stage.deaths() == []
+
+
+async def test_what_does_not_end_in_its_grace_is_killed(stage, monkeypatch):
+    monkeypatch.setitem(GRACE_S, Kind.ENGINE, 0.2)
+    await stage.supervisor.start(stage.program("deaf", DEAF))
+    pid = stage.supervisor.pids["deaf"]
+    async with asyncio.timeout(10):
+        await stage.supervisor.stop()
+    assert not alive(pid)
+
+
+async def test_a_hurry_cuts_the_grace_short(stage, monkeypatch):
+    monkeypatch.setitem(GRACE_S, Kind.ENGINE, 1000.0)
+    await stage.supervisor.start(stage.program("deaf", DEAF))
+    pid = stage.supervisor.pids["deaf"]
+    stopping = asyncio.create_task(stage.supervisor.stop())
+    stage.supervisor.hurry()
+    async with asyncio.timeout(10):
+        await stopping
+    assert not alive(pid)
+
+
+async def test_what_never_becomes_ready_is_given_up_with_the_end_of_its_log(stage):
+    with pytest.raises(GaveUp) as caught:
+        await stage.supervisor.start(stage.program("broken", BROKEN))
+    death = caught.value.death
+    assert death.how == "ended with status 1"
+    assert death.tail.splitlines() == ["first line", "the port is taken"]
+    assert death.restart_in_s is None
+
+
+async def test_a_program_that_can_not_be_run_is_given_up(stage):
+    absent = replace(stage.program("absent", ""), command=("/nonexistent/nats-server",))
+    with pytest.raises(GaveUp) as caught:
+        await stage.supervisor.start(absent)
+    assert "/nonexistent/nats-server: can't be run" in caught.value.death.tail
+
+
+async def test_a_program_that_dies_is_reported_and_started_again(stage):
+    await stage.supervisor.start(stage.program("brittle", DIES_ONCE_READY))
+    first = stage.supervisor.pids["brittle"]
+    (stage.directory / "die").touch()
+    await until(stage.deaths)
+    (stage.directory / "die").unlink()
+    death = stage.deaths()[0]
+    assert (death.how, death.tail) == ("ended with status 3", "out of memory")
+    assert death.restart_in_s == 0.25
+    await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
+    await until(lambda: isinstance(stage.reports[-1], Ready) and stage.reports[-1].again)
+
+
+async def test_a_killed_program_is_started_again_as_its_child_now_says(stage):
+    child = await stage.supervisor.start(stage.program("engine", WELL_BEHAVED))
+    child.program = stage.program("engine", "open(ENDED, 'w').write('second'); READY.touch()")
+    os.kill(stage.supervisor.pids["engine"], signal.SIGKILL)
+    await until(lambda: Path(stage.ended).exists())
+    assert stage.deaths()[0].how == "was ended by SIGKILL"
+
+
+async def test_a_kill_of_the_supervisor_ends_its_children(tmp_path):
+    """Nobody is left to end them: the kernel does, whatever they think of SIGTERM."""
+    script = textwrap.dedent("""
+        import asyncio, sys, pathlib
+        from mesh.demo.supervisor import Supervisor
+        from tests.mesh.demo.test_supervisor import DEAF, Stage
+
+        async def main():
+            stage = Stage(pathlib.Path(sys.argv[1]))
+            await stage.supervisor.start(stage.program("deaf", DEAF))
+            print(stage.supervisor.pids["deaf"], flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, str(tmp_path)), stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            pid = int(await process.stdout.readline())
+        assert alive(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    await until(lambda: not alive(pid))

@@ -1,0 +1,194 @@
+"""`mesh up` as its users meet it: a process with arguments, endpoints, signals and mistakes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.mesh_up import REGIONS, MeshUp, mesh_up, write_config
+from tests.support.until import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+DEADLINE_S = 30.0
+# New enough by its own words, and unable to serve.
+FAILING_SERVER = """#!/bin/sh
+[ "$1" = --version ] && exec echo "nats-server: v2.99.0"
+echo "cannot allocate memory" && exit 3
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def streamed(endpoint: str, model: str) -> str:
+    """One streamed answer by the official client."""
+    async with openai.AsyncOpenAI(base_url=f"{endpoint}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Say something short."}],
+            max_tokens=12,
+            stream=True,
+        )
+        return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+
+
+async def until_streamed(endpoint: str, model: str) -> str:
+    """Ask until the parts have found each other again; the client repeats what got no answer."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with contextlib.suppress(openai.APIStatusError):
+                if text := await streamed(endpoint, model):
+                    return text
+
+
+async def killed_and_back(mesh: MeshUp, name: str) -> None:
+    """Kill one process and wait until the supervisor has replaced it."""
+    killed = mesh.record["processes"][name]
+    os.kill(killed, signal.SIGKILL)
+    await until(lambda: f"{name} is back" in mesh.output, deadline_s=DEADLINE_S)
+    assert f"{name} was ended by SIGKILL" in mesh.output
+    assert mesh.record["processes"][name] not in (None, killed)
+
+
+@contextlib.asynccontextmanager
+async def simulated_engine(directory: Path):
+    """An engine that `mesh up` did not start; its URL."""
+    ready = directory / "engine.json"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agents.cli", "engine-sim", "--port", "0"),
+        *("--time-scale", "50", "--ready-file", str(ready)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        await until(ready.exists, deadline_s=DEADLINE_S)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def refused(*arguments: str, **environment: str) -> str:
+    """What `mesh up` prints when it does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "up", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode not in (0, None)
+    assert b"Traceback" not in output
+    return output.decode()
+
+
+async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path):
+    config = write_config(tmp_path)
+    async with mesh_up(tmp_path, config=config) as mesh:
+        texts = [await streamed(mesh.endpoint(region), mesh.model) for region in REGIONS]
+        assert all(texts)
+        assert "curl -N http://127.0.0.1:" in mesh.output
+        processes = mesh.record["processes"]
+        assert sorted(processes) == sorted(
+            name
+            for r in REGIONS
+            for name in (f"nats-{r}", f"router-{r}-r1", f"engine-{r}-0", f"agent-{r}-0")
+        )
+        assert await mesh.stop() == 0
+    assert not any(map(alive, processes.values()))
+    assert not (tmp_path / "ready.json").exists()
+
+    # What the first one left is no obstacle, and its secrets are kept.
+    secrets = {path: path.read_bytes() for path in tmp_path.rglob("*.env")}
+    async with mesh_up(tmp_path, config=config) as mesh:
+        again = str(config), "--state", str(tmp_path / ".mesh")
+        assert "is in use by a running mesh" in await refused("--config", *again)
+        await killed_and_back(mesh, "engine-eu-0")
+        await killed_and_back(mesh, "nats-eu")
+        await until_streamed(mesh.endpoint("eu"), mesh.model)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.env")} == secrets
+
+
+async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back(tmp_path):
+    """An engine of one's own serves every region; a killed part is reported and replaced."""
+    async with (
+        simulated_engine(tmp_path) as url,
+        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics") as mesh,
+    ):
+        processes = mesh.record["processes"]
+        assert [name for name in processes if name.startswith(("engine", "agent"))] == [
+            "agent-us-0"
+        ]
+        assert await streamed(mesh.endpoint("ap"), mesh.model)
+
+        await killed_and_back(mesh, "agent-us-0")
+        await until_streamed(mesh.endpoint("us"), mesh.model)
+
+        pids = mesh.record["processes"].values()
+        mesh.process.kill()  # no time to end its children
+        await until(lambda: not any(map(alive, pids)))
+
+
+async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):
+    config = write_config(tmp_path)
+    text = config.read_text()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        at = text.index("nats = ")
+        config.write_text(f'{text[:at]}nats = "127.0.0.1:{port}"{text[text.index(chr(10), at) :]}')
+        output = await refused("--config", str(config), "--state", str(tmp_path / ".mesh"))
+    assert f"regions.us.nats: 127.0.0.1:{port} is taken" in output
+    assert list((tmp_path / ".mesh" / "logs").iterdir()) == []
+
+
+async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh(tmp_path):
+    failing = tmp_path / "bin" / "nats-server"
+    failing.parent.mkdir()
+    failing.write_text(FAILING_SERVER)
+    failing.chmod(0o755)
+    output = await refused(
+        *("--config", str(write_config(tmp_path)), "--state", str(tmp_path / ".mesh")),
+        PATH=f"{failing.parent}:{os.environ['PATH']}",
+    )
+    assert "ended with status 3, so nothing runs" in output
+    assert "cannot allocate memory" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--engine", "mars=http://127.0.0.1:1"), "there are us, eu, ap"),
+        (("--engine", "us"), "write REGION=URL"),
+        (("--engine", "us=http://127.0.0.1:1,nonsense"), "write REGION=URL"),
+        (("--engine", "us=http://127.0.0.1:1", "--replicas", "2"), "leave out --replicas"),
+        (("--replicas", "-1"), "-1"),
+        (("--time-scale", "0"), "0"),
+        (("--engine-kind", "abacus"), "vllm"),
+        (("--config", "/nonexistent/mesh.toml"), "can't be read"),
+    ],
+)
+async def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
+    output = await refused("--state", str(tmp_path), *arguments)
+    assert said in " ".join(output.split())

@@ -1,0 +1,172 @@
+"""What a client can do wrong: each gets a clear error in OpenAI's shape, and nothing is lost."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from schemas.exchange import BODY_BYTES_MAX
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import chat, client, small_mesh, upload
+
+
+@pytest.fixture
+async def mesh(nats_server):
+    async with scripted_engine() as engine, small_mesh(nats_server, "us") as mesh:
+        await mesh.router("us")
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        mesh.engine = engine
+        yield mesh
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+BAD = [
+    (CHAT, b"not json", 400, "not JSON"),
+    (CHAT, b"", 400, "not JSON"),
+    (CHAT, b"\xff\xfe", 400, "not JSON"),
+    (CHAT, b"[1,2]", 400, "must be a JSON object"),
+    (CHAT, b'"text"', 400, "must be a JSON object"),
+    (CHAT, b'{"messages":[{"role":"user","content":"x"}]}', 400, "model"),
+    (CHAT, b'{"model":7,"messages":[]}', 400, "model"),
+    (CHAT, b'{"model":"","messages":[]}', 400, "model"),
+    (CHAT, b'{"model":"tiny"}', 400, "messages"),
+    (CHAT, b'{"model":"tiny","messages":[]}', 400, "messages"),
+    (CHAT, b'{"model":"tiny","messages":"hi"}', 400, "messages"),
+    (CHAT, b'{"model":"tiny","messages":["hi"]}', 400, "messages[0]"),
+    (CHAT, b'{"model":"tiny","messages":[{"role":"user","content":5}]}', 400, "content"),
+    (CHAT, orjson.dumps(chat() | {"stream": "yes"}), 400, "stream"),
+    (CHAT, orjson.dumps(chat() | {"stream": 1}), 400, "stream"),
+    (CHAT, orjson.dumps(chat() | {"model": "nope"}), 404, "known: tiny"),
+    (COMPLETIONS, b'{"model":"tiny"}', 400, "prompt"),
+    (COMPLETIONS, b'{"model":"tiny","prompt":[]}', 400, "prompt"),
+    ("/v1/embeddings", b"{}", 404, "no path"),
+    (CHAT, b"x" * (BODY_BYTES_MAX + 1), 413, "more than"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "says"), BAD, ids=range(len(BAD)))
+async def test_a_bad_body_is_answered_with_what_to_change(mesh, path, body, status, says):
+    async with (
+        client() as session,
+        session.post(mesh.urls["us"] + path, data=upload(body)) as answer,
+    ):
+        error = (await answer.json())["error"]
+        assert answer.status == status
+        assert says in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"]
+    assert mesh.engine.seen == []
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf", "99999"])
+async def test_a_bad_timeout_header_is_named(mesh, value):
+    url = mesh.urls["us"] + CHAT
+    async with (
+        client() as session,
+        session.post(url, json=chat(), headers={"x-mesh-timeout-s": value}) as answer,
+    ):
+        assert answer.status == 400
+        assert "x-mesh-timeout-s" in (await answer.json())["error"]["message"]
+
+
+async def test_a_wrong_method_is_told_the_right_one(mesh):
+    async with client() as session, session.get(mesh.urls["us"] + CHAT) as answer:
+        assert answer.status == 405
+        assert "POST" in (await answer.json())["error"]["message"]
+
+
+async def raw(mesh, data: bytes) -> bytes:
+    host, port = mesh.urls["us"].removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(10):
+            return await reader.read(65536)
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"x-a: " + b"a" * 40_000 + b"\r\n",
+        b"".join(b"x-%d: 1\r\n" % n for n in range(500)),
+    ],
+    ids=["one long header", "many headers"],
+)
+async def test_a_header_bomb_is_refused_in_our_words(mesh, head):
+    answer = await raw(mesh, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
+    assert b" 431 " in answer.split(b"\r\n", 1)[0]
+    assert b'"code":"headers_too_large"' in answer
+
+
+async def test_bytes_that_are_no_http_get_a_400(mesh):
+    answer = await raw(mesh, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+    assert b" 400 " in answer.split(b"\r\n", 1)[0]
+
+
+@pytest.mark.parametrize("upto", [0, 10, 60, 100])
+async def test_a_client_that_hangs_up_inside_its_request_leaves_nothing(mesh, upto):
+    body = orjson.dumps(chat("x" * 200))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    host, port = mesh.urls["us"].removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, port)
+    writer.write((head + body)[:upto])
+    await writer.drain()
+    writer.transport.abort()
+    async with client() as session, session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
+        assert answer.status == 200
+    assert mesh.routers["us"].desk.open_requests == 0
+    assert len(mesh.engine.seen) == 1
+
+
+async def test_a_strange_request_id_is_replaced(mesh):
+    headers = {"x-request-id": "spaces are not kept"}
+    url = mesh.urls["us"] + CHAT
+    async with client() as session, session.post(url, json=chat(), headers=headers) as answer:
+        assert answer.headers["x-request-id"] != headers["x-request-id"]
+
+
+async def test_a_body_as_large_as_allowed_travels_in_parts(mesh):
+    text = "long " * (2 * 1024 * 1024)  # 10 MiB; the server of this test carries 1 MiB
+    url = mesh.urls["us"] + CHAT
+    async with client() as session, session.post(url, data=upload(chat(text))) as answer:
+        assert answer.status == 200, await answer.read()
+    assert mesh.engine.seen == [chat(text)]
+
+
+async def test_completions_take_text_and_token_ids(mesh):
+    url = mesh.urls["us"] + COMPLETIONS
+    async with client() as session:
+        for prompt in ("hello", [1, 2, 3]):
+            async with session.post(url, json={"model": "tiny", "prompt": prompt}) as answer:
+                assert answer.status == 200
+
+
+async def test_probes(mesh):
+    async with client() as session:
+        for path in ("/health", "/ready"):
+            async with session.get(mesh.urls["us"] + path) as answer:
+                assert answer.status == 200
+        async with session.get(mesh.urls["us"] + "/v1/models/tiny") as answer:
+            assert (await answer.json())["id"] == "tiny"
+        async with session.get(mesh.urls["us"] + "/v1/models/nope") as answer:
+            assert answer.status == 404
+        async with session.get(mesh.urls["us"] + "/metrics") as answer:
+            page = await answer.text()
+    assert 'mesh_replicas{state="ready"} 1.0' in page
+
+
+async def test_a_router_without_replicas_is_alive_and_not_ready(nats_server):
+    async with small_mesh(nats_server, "us") as mesh:
+        await mesh.router("us", hold_s_max=0.2)
+        async with client() as session:
+            async with session.get(mesh.urls["us"] + "/health") as answer:
+                assert answer.status == 200
+            async with session.get(mesh.urls["us"] + "/ready") as answer:
+                assert answer.status == 503
+            async with session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
+                assert answer.status == 503
+                assert answer.headers["retry-after"]

@@ -1,0 +1,363 @@
+"""One region over real NATS: router and agents of this process, engines over real HTTP."""
+
+import asyncio
+
+import openai
+import orjson
+import pytest
+
+from tests.support.scripted_engine import (
+    cut_after,
+    event,
+    fail,
+    hang,
+    opened,
+    raw_stream,
+    say,
+    scripted_engine,
+)
+from tests.support.small_mesh import chat, client, small_mesh
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+async def one(nats_server):
+    """A router, two replicas, and their engines."""
+    async with (
+        scripted_engine() as first,
+        scripted_engine() as second,
+        small_mesh(nats_server, "us") as mesh,
+    ):
+        await mesh.router("us", policy="round-robin")
+        await mesh.agent("us", "us-0", first)
+        await mesh.agent("us", "us-1", second)
+        await mesh.until_ready("us", 2)
+        mesh.engines = (first, second)
+        yield mesh
+
+
+def set_all(mesh, behaviour) -> None:
+    for engine in mesh.engines:
+        engine.behaviour = behaviour
+
+
+async def post(mesh, body, **headers):
+    async with client() as session:
+        url = mesh.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=body, headers=headers) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+
+async def test_the_official_client_streams(one):
+    set_all(one, say("one ", "two"))
+    async with openai.AsyncOpenAI(base_url=one.urls["us"] + "/v1", api_key="none") as api:
+        stream = await api.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        words = [c.choices[0].delta.content async for c in stream if c.choices]
+        plain = await api.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}]
+        )
+        names = [model.id for model in (await api.models.list()).data]
+    assert words == ["one ", "two"]
+    assert plain.choices[0].message.content == "one two"
+    assert names == ["tiny"]
+
+
+async def test_engine_bytes_pass_untouched(one):
+    odd = b'data: {"choices": [ {"delta":{"content":"\xc3\xa9"}}]}\r\n\r\n: comment\n\n'
+    odd += b"data: [DONE]\n\n"
+    set_all(one, raw_stream(odd[:20], odd[20:41], odd[41:]))
+    status, body, headers = await post(one, chat(stream=True))
+    assert (status, body) == (200, odd)
+    assert headers["content-type"].startswith("text/event-stream")
+
+
+async def test_the_body_reaches_the_engine_byte_for_byte(one):
+    async with client() as session:
+        raw = (
+            b'{ "model":"tiny",  "messages":[{"role":"user","content":"x"}] ,"unknown":{"a":1e400}}'
+        )
+        raw = raw.replace(b"1e400", b"1.50")
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, data=raw) as answer:
+            assert answer.status == 200
+    seen = [body for engine in one.engines for body in engine.seen]
+    assert seen == [orjson.loads(raw)]
+    lengths = [int(h["Content-Length"]) for e in one.engines for h in e.headers]
+    assert lengths == [len(raw)]
+
+
+async def test_request_id_and_decision_come_back(one):
+    status, _, headers = await post(one, chat(), **{"x-request-id": "abc-1", "x-mesh-debug": "1"})
+    decision = orjson.loads(headers["x-mesh-decision"])
+    assert status == 200
+    assert headers["x-request-id"] == "abc-1"
+    assert decision["request"] == "abc-1"
+    assert decision["placement"] == "local"
+    assert decision["replica"] in ("us-0", "us-1")
+    assert {candidate["name"] for candidate in decision["candidates"]} == {"us-0", "us-1"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_resets_before_its_first_byte_is_replaced(one, stream):
+    first, second = one.engines
+    first.behaviour = cut_after(b"")
+    second.behaviour = say("fine")
+    for _ in range(2):  # round robin meets the bad one in one of two
+        status, body, _ = await post(one, chat(stream=stream))
+        assert status == 200
+        assert b"fine" in body
+    assert first.seen
+
+
+async def test_an_engine_that_breaks_after_its_first_byte_ends_in_an_error_event(one):
+    gate = asyncio.Event()
+    set_all(one, cut_after(event("begun") + b'data: {"half', gate))
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            assert await answer.content.readany() == event("begun")
+            gate.set()
+            rest = await answer.content.read()
+    assert orjson.loads(rest.removeprefix(b"data: "))["error"]["type"] == "server_error"
+    assert b"[DONE]" not in rest and b"half" not in rest
+
+
+async def test_the_official_client_raises_when_a_stream_breaks(one):
+    gate = asyncio.Event()
+    set_all(one, cut_after(event("begun"), gate))
+    async with openai.AsyncOpenAI(
+        base_url=one.urls["us"] + "/v1", api_key="none", max_retries=0
+    ) as api:
+        stream = await api.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=True
+        )
+        with pytest.raises(openai.APIError):
+            async for _ in stream:
+                gate.set()
+
+
+async def test_garbage_instead_of_events_is_placed_again(one):
+    first, second = one.engines
+    first.behaviour = raw_stream(b"<html>gateway down</html>")
+    second.behaviour = say("fine")
+    for _ in range(2):
+        status, body, _ = await post(one, chat(stream=True))
+        assert (status, b"fine" in body, b"html" in body) == (200, True, False)
+
+
+async def test_engine_4xx_passes_as_it_is(one):
+    set_all(one, fail(422, "bad temperature"))
+    status, body, _ = await post(one, chat())
+    assert status == 422
+    assert orjson.loads(body)["error"]["message"] == "bad temperature"
+    assert sum(len(engine.seen) for engine in one.engines) == 1  # not tried twice
+
+
+async def test_engine_5xx_is_placed_again_and_passed_on_when_all_fail(one):
+    first, second = one.engines
+    first.behaviour, second.behaviour = fail(500), say("fine")
+    for _ in range(2):
+        assert (await post(one, chat()))[0] == 200
+    second.behaviour = fail(503, "loading")
+    status, body, _ = await post(one, chat())
+    assert status in (500, 503)
+    assert "engine says no" in body.decode() or "loading" in body.decode()
+
+
+async def test_a_dead_engine_takes_no_more_work(one):
+    first, second = one.engines
+    second.behaviour = say("fine")
+    await first.stop()
+    for _ in range(4):
+        status, body, _ = await post(one, chat(stream=True))
+        assert (status, b"fine" in body) == (200, True)
+
+
+@pytest.mark.parametrize("first_bytes", [b"", event("begun")])
+async def test_a_client_that_hangs_up_frees_the_engine(one, first_bytes):
+    set_all(one, hang(first_bytes))
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat(stream=True)))
+        await one.until(lambda: any(e.seen for e in one.engines), "an engine to be asked")
+        if first_bytes:
+            answer = await task
+            await answer.content.readany()
+            answer.close()
+        else:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await one.until(
+            lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to see it"
+        )
+    desk = one.routers["us"].desk
+    await one.until(lambda: desk.open_requests == 0, "the desk to be clear")
+    assert not one.routers["us"].core.inflight
+
+
+async def test_a_client_that_hangs_up_while_held_leaves_the_queue(one):
+    for engine in one.engines:
+        engine.waiting = 3
+    await one.until_ready("us", 0)
+    core = one.routers["us"].core
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat()))
+        await one.until(lambda: len(core.held) == 1, "the request to be held")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await one.until(lambda: len(core.held) == 0, "the queue to be empty")
+    assert not core.inflight
+
+
+async def test_held_requests_go_out_first_come_first_served(one):
+    for engine in one.engines:
+        engine.waiting = 1
+    await one.until_ready("us", 0)
+    core = one.routers["us"].core
+    tasks = []
+    for number in range(3):
+        tasks.append(asyncio.create_task(post(one, chat(f"request {number}"))))
+        await one.until(lambda n=number: len(core.held) == n + 1, "it to be held")
+    one.engines[0].waiting = 0
+    results = await asyncio.gather(*tasks)
+    assert [status for status, _, _ in results] == [200] * 3
+    order = [body["messages"][0]["content"] for body in one.engines[0].seen]
+    assert order == ["request 0", "request 1", "request 2"]
+
+
+async def test_a_deadline_ends_a_hanging_request_before_and_after_its_first_byte(one):
+    set_all(one, hang())
+    status, body, _ = await post(one, chat(stream=True), **{"x-mesh-timeout-s": "0.5"})
+    assert status == 504
+    assert orjson.loads(body)["error"]["code"] == "deadline_exceeded"
+    set_all(one, hang(event("begun")))
+    status, body, _ = await post(one, chat(stream=True), **{"x-mesh-timeout-s": "0.5"})
+    assert status == 200
+    assert b"deadline" in body
+    await one.until(lambda: all(e.hung_up.is_set() for e in one.engines), "engines to be freed")
+
+
+async def test_an_agent_that_dies_before_the_first_byte_is_replaced(one):
+    first, second = one.engines
+    set_all(one, hang())
+    task = asyncio.create_task(post(one, chat(stream=True)))
+    await one.until(lambda: first.seen or second.seen, "an engine to be asked")
+    dead, alive = ("us-0", second) if first.seen else ("us-1", first)
+    alive.behaviour = say("fine")
+    await one.kill_agent(dead)
+    status, body, _ = await task
+    assert (status, b"fine" in body) == (200, True)
+
+
+async def test_an_agent_that_dies_inside_an_answer_ends_it_with_an_error(one):
+    set_all(one, hang(event("begun")))
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            first = await answer.content.readany()
+            dead = "us-0" if one.engines[0].seen else "us-1"
+            await one.kill_agent(dead)
+            rest = await answer.content.read()
+    assert first == event("begun")
+    assert b"error" in rest and b"[DONE]" not in rest
+
+
+async def test_an_agent_restarted_with_another_model_is_known_by_it(one, nats_server):
+    await one.kill_agent("us-0")
+    async with scripted_engine("other") as engine:
+        await one.agent("us", "us-0", engine)
+        core = one.routers["us"].core
+        await one.until(lambda: "other" in core.models(), "the new model to be known")
+        assert (await post(one, chat() | {"model": "other"}))[0] == 200
+        for _ in range(3):  # and the old one never reaches the new engine
+            assert (await post(one, chat()))[0] == 200
+        assert [body["model"] for body in engine.seen] == ["other"]
+        await one.kill_agent("us-0")
+
+
+async def test_all_full_and_no_room_to_hold_is_shed_with_retry_after(nats_server):
+    async with scripted_engine() as engine, small_mesh(nats_server, "us") as mesh:
+        await mesh.router("us", hold_max=1, hold_s_max=1.0)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        engine.waiting = 5
+        await mesh.until_ready("us", 0)
+        held = asyncio.create_task(post(mesh, chat()))
+        await mesh.until(lambda: len(mesh.routers["us"].core.held) == 1, "one to be held")
+        status, body, headers = await post(mesh, chat())
+        assert status == 429
+        assert int(headers["retry-after"]) >= 1
+        assert orjson.loads(body)["error"]["code"] == "saturated"
+        status, _, headers = await held  # and the held one when its time is up
+        assert status == 429
+        assert int(headers["retry-after"]) >= 1
+
+
+async def test_a_nats_server_restarted_under_load_loses_no_request(one, nats_server):
+    gate = asyncio.Event()
+    set_all(one, hang(b"", gate))
+    tasks = [asyncio.create_task(post(one, chat(f"n {n}", stream=True))) for n in range(6)]
+    await one.until(lambda: sum(len(e.seen) for e in one.engines) >= 2, "work to be under way")
+    await nats_server.restart()
+    gate.set()
+    set_all(one, say("fine"))
+    results = await asyncio.gather(*tasks)
+    for status, body, _ in results:
+        # Every one has an answer or an explicit error; none hangs, none is mixed.
+        assert status in (200, 502, 503)
+        assert body.count(b"[DONE]") <= 1
+    assert sum(status == 200 for status, _, _ in results) == 6
+    assert (await post(one, chat()))[0] == 200
+
+
+async def test_drain_finishes_what_runs_and_refuses_the_new(one):
+    gate = asyncio.Event()
+    set_all(one, hang(event("begun"), gate))
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            await answer.content.readany()
+            router = one.routers["us"]
+            draining = asyncio.create_task(router.drain())
+            await one.until(lambda: router.core.draining, "the drain to begin")
+            status, body, headers = await post(one, chat())
+            assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
+            assert "retry-after" in headers
+            gate.set()
+            assert b"[DONE]" in await answer.content.read()
+            await draining
+
+
+async def test_a_slow_reader_stops_the_engine_not_the_router(one):
+    flood = 64 * 1024 * 1024
+    sent = 0
+
+    async def behaviour(request, body):
+        nonlocal sent
+        stream = await opened(request)
+        block = b": " + b"x" * 16381 + b"\n" + b"\n"
+        while sent < flood:
+            await stream.write(block)
+            sent += len(block)
+        return stream
+
+    set_all(one, behaviour)
+    host, port = one.urls["us"].removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, port)
+    body = orjson.dumps(chat(stream=True))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    previous = -1
+    while sent != previous:  # the pressure has reached the engine when it sends no more
+        previous = sent
+        await asyncio.sleep(0.5)
+    assert sent < flood // 3  # what windows and socket buffers on the way hold
+    router = one.routers["us"]
+    assert router.desk.buffered_bytes() < 1024 * 1024
+    writer.transport.abort()
+    await one.until(lambda: router.desk.open_requests == 0, "the desk to be clear")

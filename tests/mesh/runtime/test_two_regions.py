@@ -1,0 +1,173 @@
+"""Forwarding between two regions: one hop, and the answer comes straight from the far agent."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from schemas import exchange, subjects
+from schemas.exchange import Frame
+from tests.support.scripted_engine import event, hang, say, scripted_engine
+from tests.support.small_mesh import chat, client, small_mesh, upload
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+async def two(nats_server):
+    """us and eu, a replica each; us is full."""
+    async with (
+        scripted_engine() as near,
+        scripted_engine() as far,
+        small_mesh(nats_server, "us", "eu") as mesh,
+    ):
+        await mesh.router("us", hold_s_max=2.0)
+        await mesh.router("eu")
+        await mesh.agent("us", "us-0", near)
+        await mesh.agent("eu", "eu-0", far)
+        await mesh.until_ready("us", 1)
+        await mesh.until_ready("eu", 1)
+        near.waiting = 9
+        await mesh.until_ready("us", 0)
+        await mesh.until_peer("us", "eu")
+        mesh.near, mesh.far = near, far
+        yield mesh
+
+
+async def post(mesh, body, region="us", **headers):
+    async with client() as session:
+        url = mesh.urls[region] + "/v1/chat/completions"
+        async with session.post(url, data=upload(body), headers=headers) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+
+async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
+    two.far.behaviour = say("from ", "afar")
+    status, body, headers = await post(two, chat(stream=True), **{"x-mesh-debug": "1"})
+    decision = orjson.loads(headers["x-mesh-decision"])
+    assert (status, b"afar" in body) == (200, True)
+    assert (decision["placement"], decision["peer"], decision["hops"]) == ("peer", "eu", 1)
+    assert headers["x-mesh-region"] == "eu"  # who answered
+    assert two.near.seen == []
+
+
+async def test_tokens_never_pass_the_other_router(two, nats_server):
+    from infra.bus import BusAddress, connect
+
+    inboxes: list[str] = []
+    spy = await connect(BusAddress(nats_server.url), name="spy", inbox_prefix="_INBOX.spy")
+
+    async def see(msg) -> None:
+        if exchange.unpack_frame(msg.data).kind is Frame.DATA:
+            inboxes.append(msg.subject)
+
+    await spy.subscribe("_INBOX.us.>", cb=see)
+    eu_inbox = await spy.subscribe("_INBOX.eu.>")
+    await spy.flush()
+    assert (await post(two, chat(stream=True)))[0] == 200
+    await spy.flush()
+    assert inboxes and all(subjects.owner(subject) == "us" for subject in inboxes)
+    assert all(b"hello" not in msg.data for msg in _drained(eu_inbox))
+    await spy.close()
+
+
+def _drained(subscription):
+    queue = subscription._pending_queue
+    while not queue.empty():
+        yield queue.get_nowait()
+
+
+async def test_a_forwarded_request_is_never_forwarded_again(two):
+    two.far.waiting = 9  # both are full now: neither may bounce it back
+    await two.until_ready("eu", 0)
+    task = asyncio.create_task(post(two, chat()))
+    core = two.routers["us"].core
+    await two.until(lambda: len(core.held) == 1, "the request to be held at home")
+    assert len(two.routers["eu"].core.held) == 0
+    two.near.waiting = 0
+    assert (await task)[0] == 200
+    assert two.far.seen == []
+
+
+async def test_a_peer_that_fills_up_on_the_way_refuses_and_nothing_is_lost(two):
+    gate = asyncio.Event()
+    two.far.behaviour = hang(event("slow"), gate)
+    two.far.waiting = 9  # the digest of 100 ms ago may still say it is free
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await asyncio.sleep(0)
+    two.near.waiting = 0
+    gate.set()
+    assert (await task)[0] == 200
+    assert len(two.near.seen) + len(two.far.seen) == 1
+
+
+async def test_the_client_hanging_up_frees_the_far_engine(two):
+    two.far.behaviour = hang(event("begun"))
+    async with client() as session:
+        url = two.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            await answer.content.readany()
+            answer.close()
+    await two.until(two.far.hung_up.is_set, "the far engine to be freed")
+    assert not two.routers["us"].core.inflight
+
+
+async def test_a_far_agent_that_dies_before_a_byte_is_replaced_by_home(two):
+    two.far.behaviour = hang()
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(lambda: bool(two.far.seen), "the far engine to be asked")
+    two.near.waiting = 0
+    await two.kill_agent("eu-0")
+    status, body, _ = await task
+    assert (status, b"hello" in body) == (200, True)
+
+
+async def test_a_far_agent_that_dies_inside_an_answer_ends_it_with_an_error(two):
+    two.far.behaviour = hang(event("begun"))
+    async with client() as session:
+        url = two.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            await answer.content.readany()
+            await two.kill_agent("eu-0")
+            rest = await answer.content.read()
+    assert b"error" in rest and b"[DONE]" not in rest
+
+
+async def test_a_large_body_reaches_the_far_engine_in_parts(two):
+    text = "far " * 1024 * 1024
+    assert (await post(two, chat(text)))[0] == 200
+    assert two.far.seen == [chat(text)]
+
+
+async def test_the_asking_router_dying_aborts_the_far_answer(two):
+    two.far.behaviour = hang(event("begun"))
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(lambda: bool(two.far.seen), "the far engine to be asked")
+    await two.routers["us"].close()
+    await two.until(two.far.hung_up.is_set, "the far engine to be freed")
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_round_trips_are_measured(two):
+    peers = two.routers["us"].core.peers
+    await two.until(lambda: peers.get("eu").rtt_s is not None, "a ping to come back")
+    assert 0.0 < peers.get("eu").rtt_s < 1.0
+
+
+async def test_garbage_on_every_subject_of_a_router_harms_nothing(two, nats_server):
+    from infra.bus import BusAddress, connect
+
+    vandal = await connect(BusAddress(nats_server.url), name="v", inbox_prefix="_INBOX.v")
+    for subject in (
+        subjects.heartbeat("us", "us-0"),
+        subjects.digest("eu"),
+        subjects.digest("nowhere"),
+        subjects.inbox("us", "r1", "1-1-1"),
+        subjects.inbox("us", "r1", "ping-eu"),
+        subjects.ingress("us"),
+    ):
+        for data in (b"", b"\xff" * 40, b'{"v":1}', b"E\x00\x00\x00\x00\x90", b"Z1234"):
+            await vandal.publish(subject, data, reply="_INBOX.v.x")
+    await vandal.flush()
+    await vandal.close()
+    assert (await post(two, chat()))[0] == 200

@@ -1,0 +1,40 @@
+import json
+
+import pytest
+
+from schemas import http
+from schemas.http import ROUTES, Fault, error_body, error_event, error_headers
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_an_error_has_openais_shape(fault):
+    error = json.loads(error_body(fault, "say what to do", param="model"))["error"]
+    assert error == {
+        "message": "say what to do",
+        "type": fault.value.type,
+        "param": "model",
+        "code": fault.value.code,
+    }
+
+
+def test_an_error_event_is_one_whole_event():
+    event = error_event(Fault.ENGINE_FAILED, "line one\nline two")
+    assert event.startswith(b"data: {") and event.endswith(b"}\n\n")
+    assert event.count(b"\n") == 2, "a line break in the message must not end the event"
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_only_what_may_work_later_says_when_to_retry(fault):
+    headers = error_headers(fault, retry_after_s=0)
+    assert headers == ({"retry-after": "1"} if fault.value.status in (429, 503) else {})
+
+
+def test_a_code_names_one_fault():
+    codes = [fault.value.code for fault in Fault]
+    assert len(set(codes)) == len(codes)
+
+
+def test_a_path_stands_once():
+    places = [(route.method, route.path) for route in ROUTES]
+    assert len(set(places)) == len(places)
+    assert {path for method, path in places if method == "POST"} == http.ENGINE_PATHS

@@ -1,0 +1,113 @@
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from schemas.state import (
+    STATE_BYTES_MAX,
+    Digest,
+    Heartbeat,
+    ReplicaState,
+    decode_digest,
+    decode_heartbeat,
+    encode_state,
+)
+from schemas.wire import WireError
+from tests.schemas.strategies import DIGESTS, HEARTBEATS, JSON
+
+HEARTBEAT = Heartbeat(
+    region="us",
+    replica="us-0",
+    epoch=1,
+    seq=2,
+    state=ReplicaState.READY,
+    engine="vllm",
+    models=("m",),
+    full=False,
+    pending=None,
+    running=0,
+    outstanding=0,
+)
+
+
+def changed(**values):
+    return orjson.dumps(orjson.loads(encode_state(HEARTBEAT)) | values)
+
+
+@given(HEARTBEATS)
+def test_a_heartbeat_comes_back_from_its_json(heartbeat):
+    assert decode_heartbeat(encode_state(heartbeat)) == heartbeat
+
+
+@given(DIGESTS)
+def test_a_digest_comes_back_from_its_json(digest):
+    assert decode_digest(encode_state(digest)) == digest
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"[" * 100_000)
+@example(b'{"v":1}')
+@example(b"\xff\xfe")
+@example(b"null")
+def test_any_bytes_are_state_or_a_wire_error(data):
+    for decode in (decode_heartbeat, decode_digest):
+        with pytest.raises(WireError):
+            decode(data)
+
+
+@given(st.sampled_from([(Heartbeat, decode_heartbeat), (Digest, decode_digest)]), st.data())
+def test_any_value_in_any_field_is_state_or_a_wire_error(kind, data):
+    cls, decode = kind
+    good = data.draw(HEARTBEATS if cls is Heartbeat else DIGESTS)
+    fields = orjson.loads(encode_state(good))
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(JSON)
+    try:
+        read = decode(orjson.dumps(fields))
+    except WireError:
+        return
+    assert decode(encode_state(read)) == read  # what is read can be passed on
+
+
+def test_a_signal_that_is_missing_stays_missing():
+    fields = orjson.loads(encode_state(HEARTBEAT))
+    assert fields["pending"] is None and fields["kv_used_ratio"] is None
+    assert decode_heartbeat(encode_state(HEARTBEAT)).pending is None
+
+
+def test_unknown_fields_are_ignored():
+    assert decode_heartbeat(changed(news=[1])) == HEARTBEAT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"v": 2}, "v: Input should be 1"),
+        ({"region": "US"}, "region: String should match"),
+        ({"region": "us\n"}, "region: String should match"),
+        ({"state": "fine"}, "state: Input should be 'starting'"),
+        ({"pending": -1}, "pending: Input should be greater"),
+        ({"batch_occupancy": 1.5}, "batch_occupancy: Input should be less"),
+        ({"epoch": 2**64 - 1}, "epoch: Input should be less"),
+        ({"models": [""]}, "models.0: String should have at least 1"),
+        ({"models": ["x" * 257]}, "models.0: String should have at most 256"),
+        ({"taken": {"R1": 1}}, "taken.R1"),
+    ],
+)
+def test_a_wrong_field_is_an_error_that_names_it(wrong, says):
+    with pytest.raises(WireError, match=says):
+        decode_heartbeat(changed(**wrong))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_none_are_errors(number):
+    text = changed(prefill_s_per_token=0).replace(
+        b'"prefill_s_per_token":0', f'"prefill_s_per_token":{number}'.encode()
+    )
+    with pytest.raises(WireError, match="prefill_s_per_token"):
+        decode_heartbeat(text)
+
+
+def test_state_over_the_limit_is_not_even_parsed():
+    with pytest.raises(WireError, match="at most"):
+        decode_heartbeat(b" " * (STATE_BYTES_MAX + 1))

@@ -1,0 +1,131 @@
+"""A small mesh as a real `mesh up` process on free ports, for end-to-end tests."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 50.0
+STOP_TIMEOUT_S = 30.0
+REGIONS = ("us", "eu", "ap")
+RTT_MS = {("us", "eu"): 20, ("us", "ap"): 40, ("eu", "ap"): 60}
+
+
+class MeshUp:
+    """A running `mesh up`. `record` is what its ready file says."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: Path, ready: Path) -> None:
+        self.process = process
+        self._output = output
+        self._ready = ready
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The ready file, as it is now: processes that were started again have new ids."""
+        record: dict[str, Any] = json.loads(self._ready.read_text())
+        return record
+
+    @property
+    def output(self) -> str:
+        """All that it printed so far."""
+        return self._output.read_text()
+
+    @property
+    def model(self) -> str:
+        return str(self.record["models"][0])
+
+    def endpoint(self, region: str) -> str:
+        """Where the region's OpenAI API is; clients want it with `/v1`."""
+        return str(self.record["regions"][region]["endpoint"])
+
+    def credentials(self, region: str, user: str) -> dict[str, str]:
+        """NATS_URL, NATS_USER and NATS_PASSWORD of `router`, `operator` or `agent-<replica>`."""
+        path = Path(self.record["regions"][region]["credentials"]) / f"{user}.env"
+        lines = path.read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+    async def started(self) -> None:
+        """Wait until it is ready. Fails with its output if it ends or takes too long."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not self._ready.exists():
+                    assert self.process.returncode is None, self.output
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not ready in {START_TIMEOUT_S} s:\n{self.output}") from None
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the signal, wait for the end, and return the exit status."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            return await self.process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on; all different, because all are held while choosing."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def write_config(
+    directory: Path,
+    *,
+    regions: tuple[str, ...] = REGIONS,
+    replicas: int = 1,
+    rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
+) -> Path:
+    """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay."""
+    ports = iter(free_ports(3 * len(regions)))
+    text = '[mesh]\nname = "test"\n'
+    for region in regions:
+        addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in ("http", "nats", "leaf")]
+        text += "\n".join([f"[regions.{region}]", *addresses, f"replicas = {replicas}", ""])
+    for a, b in itertools.combinations(regions, 2):
+        rtt = rtt_ms.get((a, b), rtt_ms.get((b, a), 0))
+        text += f'[[links]]\nbetween = ["{a}", "{b}"]\nrtt_ms = {rtt}\n'
+    path = directory / "mesh.toml"
+    path.write_text(text)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def mesh_up(
+    directory: Path, *arguments: str, config: Path | None = None, time_scale: float = 50.0
+) -> AsyncIterator[MeshUp]:
+    """Run `mesh up` with its state in `directory` and yield it when it is ready.
+
+    Without a `config` it has three regions of one replica each, on free ports.
+    """
+    output, ready = directory / "up.out", directory / "ready.json"
+    with output.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mesh.cli.main", "up"),
+            *("--config", str(config or write_config(directory))),
+            *("--state", str(directory / ".mesh"), "--ready-file", str(ready)),
+            *("--time-scale", str(time_scale), *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    mesh = MeshUp(process, output, ready)
+    try:
+        await mesh.started()
+        yield mesh
+    finally:
+        try:
+            await mesh.stop()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -1,0 +1,144 @@
+"""Routers and agents of one or several regions in this process, on one real nats-server.
+
+Regions are told apart by subjects alone, so one server stands in for several that are linked;
+tests of the links themselves start real leaf nodes.
+"""
+
+import asyncio
+import io
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import orjson
+
+from agents.config import AgentConfig
+from agents.runtime.process import Stop
+from agents.runtime.process import run as run_agent
+from infra.bus import BusAddress
+from mesh.core.settings import RouterSettings
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.router import Router
+from schemas.ids import RegionId, RouterId
+from tests.support.nats_server import NatsServer
+from tests.support.scripted_engine import ScriptedEngine
+
+_EPOCHS = itertools.count(time.time_ns() // 1_000_000)
+WAIT_S = 20.0
+
+
+class SmallMesh:
+    """Start what a test needs; everything ends with `async with`."""
+
+    def __init__(self, nats: NatsServer, regions: tuple[str, ...]) -> None:
+        self._nats = nats
+        self._regions = regions
+        self.stack = AsyncExitStack()
+        self.routers: dict[str, Router] = {}
+        self.agents: dict[str, tuple[asyncio.Task[None], Stop]] = {}
+        self.urls: dict[str, str] = {}
+
+    async def router(self, region: str, **settings: object) -> str:
+        """A router of the region; returns its base URL."""
+        config = RouterConfig(
+            region=RegionId(region),
+            router=RouterId("r1"),
+            peers=tuple(RegionId(other) for other in self._regions if other != region),
+            http_host="127.0.0.1",
+            http_port=0,
+            bus=BusAddress(self._nats.url),
+            settings=RouterSettings(**settings),
+            hash_key="test",
+            epoch=next(_EPOCHS),
+            seed=7,
+            drain_s=5.0,
+        )
+        router = Router(config)
+        self.stack.push_async_callback(router.close)
+        await router.open()
+        self.routers[region] = router
+        self.urls[region] = f"http://127.0.0.1:{router.http_port}"
+        return self.urls[region]
+
+    async def agent(
+        self, region: str, replica: str, engine: ScriptedEngine, **options: object
+    ) -> None:
+        """An agent beside the engine."""
+        config = AgentConfig(
+            region=RegionId(region),
+            replica=replica,
+            engine_kind="vllm",
+            engine_url=engine.url,
+            nats_url=self._nats.url,
+            read_interval_ms=20,
+            heartbeat_ms=50,
+            **options,
+        )
+        stop = Stop()
+        task = asyncio.create_task(run_agent(config, time.monotonic, next(_EPOCHS), stop))
+        self.agents[replica] = (task, stop)
+        self.stack.push_async_callback(self.kill_agent, replica)
+
+    async def kill_agent(self, replica: str) -> None:
+        """End an agent without a word, as a power cut does."""
+        task, _ = self.agents[replica]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition of this process's own objects."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not condition():
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"waited {WAIT_S:g} s for {what}") from None
+
+    async def until_ready(self, region: str, replicas: int, model: str = "tiny") -> None:
+        """Wait until the region's router may push work to that many replicas."""
+        router = self.routers[region]
+        core = router.core
+        clock = asyncio.get_running_loop().time
+
+        def free() -> int:
+            return sum(
+                core.replicas.unavailable_because(replica, model, clock()) is None
+                for replica in core.replicas
+            )
+
+        await self.until(lambda: free() == replicas, f"{replicas} free replicas in {region}")
+
+    async def until_peer(self, region: str, peer: str, model: str = "tiny") -> None:
+        """Wait until the region's router would forward to the peer."""
+        core = self.routers[region].core
+        clock = asyncio.get_running_loop().time
+        await self.until(
+            lambda: core.peers.unavailable_because(core.peers.get(peer), model, clock()) is None,
+            f"{peer} to be available in {region}",
+        )
+
+
+@asynccontextmanager
+async def small_mesh(nats: NatsServer, *regions: str) -> AsyncIterator[SmallMesh]:
+    mesh = SmallMesh(nats, regions)
+    async with mesh.stack:
+        yield mesh
+
+
+def chat(text: str = "hello", *, stream: bool = False, **fields: object) -> dict:
+    message = {"role": "user", "content": text}
+    return {"model": "tiny", "messages": [message], "stream": stream, **fields}
+
+
+def upload(body: dict | bytes) -> io.BytesIO:
+    """A large body as the client library wants it."""
+    return io.BytesIO(body if isinstance(body, bytes) else orjson.dumps(body))
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield session

@@ -1,0 +1,154 @@
+"""The house rules that no linter knows, as tests. CONTRIBUTING says why each is there."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CODE = ("mesh", "agents", "schemas", "infra")
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+SMALL_STATEMENTS = 10  # with fewer in its functions, a module may be tested with what it serves
+MIRRORED = ("mesh/core", "agents/core", "agents/sim", "schemas")
+
+# Words are written in two halves where this file would otherwise break its own rules.
+LEFTOVERS = re.compile(
+    "|".join(rf"\b{a}{b}\b" for a, b in (("TO", "DO"), ("FIX", "ME"), ("X", "XX")))
+)
+MACHINE_PATHS = re.compile(
+    "|".join(rf"(?<![\w.])/{name}/" for name in ("home", "root", "Users", "work"))
+)
+SKIPS = {"skip", "skipif", "xfail", "importorskip"}
+# A subject in a string, or its beginning in an f-string whose region follows.
+SUBJECT = re.compile(
+    r"\bmesh\.([*>]|[^.\s]+\.(heartbeat|replica|router\.|ingress|gossip|ping|pool|lease|batch)\b)"
+    r"|^mesh\.$|\b_INBOX\b"
+)
+SUBJECTS_HOME = "schemas/subjects.py"
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def text_files() -> list[Path]:
+    kinds = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".service", ".conf", ".txt"}
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    below = [p for f in (*CODE, "tests", "dashboards", ".ci") for p in (ROOT / f).rglob("*")]
+    return sorted(
+        path
+        for path in (*top, *below)
+        if path.is_file() and (path.suffix in kinds or path.name == "Makefile" or path.suffix == "")
+        if "__pycache__" not in path.parts and ".egg-info" not in str(path)
+        if path.name != ".git" and "data" not in path.parts
+    )
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def strings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Every string of the code but docstrings and the texts under fields."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node
+
+
+def test_modules_are_short():
+    lines = {
+        relative(path): len(path.read_text().splitlines()) for path in python_files(*CODE, "tests")
+    }
+    assert {path: n for path, n in lines.items() if n > MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_short():
+    found = {
+        f"{relative(path)}:{function.lineno} {function.name}": length
+        for path in python_files(*CODE, "tests")
+        for function in functions(ast.parse(path.read_text()))
+        if (length := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert found == {}
+
+
+def test_nothing_is_left_for_later():
+    found = [
+        f"{relative(path)}:{number}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if LEFTOVERS.search(line)
+    ]
+    assert found == []
+
+
+def test_no_test_is_skipped_or_expected_to_fail():
+    found = [
+        f"{relative(path)}:{node.lineno} {node.attr}"
+        for path in python_files("tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in SKIPS
+    ]
+    assert found == []
+
+
+def test_subjects_are_spelled_in_one_module():
+    found = [
+        f"{relative(path)}:{node.lineno} {node.value!r}"
+        for path in python_files(*CODE)
+        if relative(path) != SUBJECTS_HOME
+        for node in strings(ast.parse(path.read_text()))
+        if SUBJECT.search(node.value)
+    ]
+    assert found == [], f"build them with {SUBJECTS_HOME}"
+
+
+def test_texts_name_no_place_on_somebodys_machine():
+    found = [
+        f"{relative(path)}:{number}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert found == []
+
+
+def statements(function: ast.AST) -> int:
+    found = (node for node in ast.walk(function) if isinstance(node, ast.stmt))
+    prose = (ast.Expr, ast.FunctionDef, ast.AsyncFunctionDef)
+    return sum(not isinstance(node, prose) for node in found)
+
+
+def mirrored_modules() -> list[str]:
+    return [
+        relative(path)
+        for path in python_files(*MIRRORED)
+        if path.name != "__init__.py"
+        if sum(map(statements, functions(ast.parse(path.read_text())))) >= SMALL_STATEMENTS
+    ]
+
+
+@pytest.mark.parametrize("module", mirrored_modules())
+def test_every_module_with_logic_has_its_test_file(module):
+    path = Path(module)
+    test = ROOT / "tests" / path.parent / f"test_{path.name}"
+    assert test.is_file(), f"{module} is tested by {relative(test)}"
+
+
+def test_every_module_says_what_it_is_for():
+    found = [
+        relative(path)
+        for path in python_files(*CODE)
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert found == []
