@@ -35,7 +35,6 @@ from schemas.wire import WireError, decode_as
 
 log = logging.getLogger(__name__)
 
-SERVICE = "mesh-agent"
 SERVICE_VERSION = "0.1.0"
 WORK_MESSAGES_MAX = 4096
 CONTROL_MESSAGES_MAX = 65536
@@ -107,7 +106,7 @@ class AgentBus:
         }
         if self._service is None:
             config = ServiceConfig(
-                name=SERVICE,
+                name=subjects.SERVICE_AGENT,
                 version=SERVICE_VERSION,
                 description="The process beside one inference engine",
                 metadata=self._metadata,

@@ -16,13 +16,13 @@ from agents.adapters.kinds import EngineKind
 from agents.adapters.page import Page
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
-from schemas.ids import ModelId
+from schemas.ids import MODEL_CHARS_MAX, ModelId
 
 KEEPALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
-MODELS_MAX = 1024
+MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 WHOLE_BYTES_MAX = 512 * 1024
 READ_BUFFER_BYTES = 32 * 1024  # aiohttp stops reading the socket at twice this
@@ -128,7 +128,11 @@ def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
         names = [row["id"] for row in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise EngineOdd(f"{url} is no list of models") from error
-    models = tuple(ModelId(name) for name in names[:MODELS_MAX] if isinstance(name, str) and name)
+    models = tuple(ModelId(name) for name in names if _is_model(name))[:MODELS_MAX]
     if not models:
         raise EngineOdd(f"{url} lists no model")
     return models
+
+
+def _is_model(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= MODEL_CHARS_MAX

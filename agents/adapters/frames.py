@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import nats.errors
 
-from schemas.exchange import Frame, pack_frame
+from schemas.exchange import WORKING_S, Frame, pack_frame
 from schemas.wire import WireMessage, encode
 
 log = logging.getLogger(__name__)
@@ -20,14 +20,16 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 
 
 class FrameWriter:
-    """The frames of one answer, from `first` on."""
+    """The frames of one answer."""
 
-    __slots__ = ("_inbox", "_number", "_publish")
+    __slots__ = ("_clock", "_inbox", "_number", "_publish", "_spoke_at")
 
-    def __init__(self, publish: Publish, inbox: str, first: int = 0) -> None:
+    def __init__(self, publish: Publish, inbox: str, clock: Callable[[], float]) -> None:
         self._publish = publish
         self._inbox = inbox
-        self._number = first
+        self._clock = clock
+        self._number = 0
+        self._spoke_at = clock()
 
     async def say(self, kind: Frame, message: WireMessage) -> None:
         """Send a frame with one message."""
@@ -41,9 +43,16 @@ class FrameWriter:
         for start in range(0, len(chunk), FRAME_BYTES_MAX):
             await self._send(Frame.DATA, chunk[start : start + FRAME_BYTES_MAX])
 
+    async def break_silence(self) -> None:
+        """Say that work goes on, if nothing was said for WORKING_S. Not after END."""
+        if self._clock() - self._spoke_at >= WORKING_S:
+            await self._send(Frame.WORKING, b"")
+
     async def _send(self, kind: Frame, payload: bytes) -> None:
+        # No waiting between taking a number and publishing, or two writers would change places.
         number = self._number
         self._number += 1
+        self._spoke_at = self._clock()
         try:
             await self._publish(self._inbox, pack_frame(kind, number, payload))
         except nats.errors.Error as problem:

@@ -32,6 +32,7 @@ from schemas.ids import RegionId, ReplicaId
 _tracer = tracing.tracer(__name__)
 
 EVENT_STREAM = "text/event-stream"
+TEXT_MAX = 500
 _TRACE = ("traceparent", "tracestate")
 
 
@@ -204,7 +205,7 @@ class Relay:
         self._first_byte_at = self._clock()
         head = Head(
             status=response.status,
-            content_type=response.headers.get("Content-Type", ""),
+            content_type=_text(response.headers.get("Content-Type", "")),
             region=self._region,
             replica=self._replica,
         )
@@ -225,7 +226,12 @@ class Relay:
 
 
 def _described(problem: BaseException) -> str:
-    return (str(problem) or type(problem).__name__)[:500]
+    return _text(str(problem) or type(problem).__name__)
+
+
+def _text(text: str) -> str:
+    """An engine's text, fit for the wire: aiohttp keeps bytes that are no UTF-8 as surrogates."""
+    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
 
 
 def _attributes(verdict: Verdict, usage: Usage, ttft_s: float) -> dict[str, str | int | float]:

@@ -1,11 +1,11 @@
 """AgentCore: every decision of an agent. See the package docstring for the theory."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from agents.core import effects, events, load
 from agents.core.answers import HELD_BYTES_MAX, Answer, AnswerTable
+from agents.core.beat import Replica, Told, compose
 from agents.core.bodies import Bodies, BodyLost
 from agents.core.cadence import Cadence
 from agents.core.effects import Effect
@@ -15,7 +15,7 @@ from agents.core.view import EngineView
 from agents.core.work import BadWork, Work, parse_handoff, parse_work
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
-from schemas.ids import ModelId, NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.ids import ModelId, NameInvalid, checked_name
 from schemas.state import Heartbeat, ReplicaState
 
 # States in which work is refused, and what the router is told.
@@ -25,23 +25,6 @@ _CLOSED = {
     ReplicaState.DRAINING: Refusal.DRAINING,
     ReplicaState.GONE: Refusal.DRAINING,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """Which replica this is and what its operator decided about it.
-
-    `epoch` must differ from that of every earlier start of this replica's agent.
-    """
-
-    region: RegionId
-    replica: ReplicaId
-    epoch: int
-    engine: str  # kind
-    outstanding_max: int
-    heartbeat_s: float
-    batch_max: int | None = None  # where the engine's metrics don't say it
-    counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
 
 
 class AgentCore:
@@ -105,32 +88,19 @@ class AgentCore:
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
-        me, engine, reading = self._replica, self._engine, self._engine.reading
-        now_load, line = engine.load(self._answers), engine.line
-        return Heartbeat(
-            region=me.region,
-            replica=me.replica,
-            epoch=me.epoch,
-            seq=self._seq,
-            state=self.state,
-            engine=me.engine,
-            models=engine.models,
-            full=load.full(now_load.pending, len(self._answers), me.outstanding_max),
-            pending=now_load.pending,
-            running=now_load.running,
-            outstanding=len(self._answers),
-            batch_max=reading.batch_max,
-            batch_occupancy=load.occupancy(now_load.running, reading.batch_max),
-            kv_used_ratio=reading.kv_used_ratio,
-            kv_capacity_tokens=reading.kv_capacity_tokens,
-            prefill_s_per_token=line.s_per_token if line else None,
-            prefill_base_s=line.base_s if line else None,
-            decode_tokens_per_s=engine.served.decode_tokens_per_s,
-            prefix_hit_ratio=engine.prefix_hit_ratio,
-            engine_age_s=None if engine.read_at is None else now - engine.read_at,
-            served_total=self._served_total,
-            refused_total=self._refused_total,
-            taken=self._taken.snapshot(),
+        return compose(
+            self._replica,
+            self._engine,
+            self._answers,
+            Told(
+                self._seq,
+                self.state,
+                self._full(),
+                self._served_total,
+                self._refused_total,
+                self._taken.snapshot(),
+            ),
+            now,
         )
 
     def _on_work(self, event: events.WorkArrived, now: float) -> list[Effect]:
@@ -159,7 +129,6 @@ class AgentCore:
         if answer.work.body_bytes is None:
             return self._hand(answer, body, now)
         self._bodies.open(answer.inbox, answer.work.body_bytes, now)
-        answer.frames = 1
         wanted = BodyWanted(self._replica.region, self._replica.replica)
         return [effects.AskBody(answer.inbox, wanted)]
 
@@ -187,11 +156,7 @@ class AgentCore:
         answer.unqueued = self._engine.is_unqueued(self._answers)
         answer.handed_at = now
         work = answer.work
-        return [
-            effects.Hand(
-                answer.inbox, work.path, work.request_id, body, answer.headers, answer.frames
-            )
-        ]
+        return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
         answer = self._answers.get(event.inbox)
@@ -280,7 +245,7 @@ class AgentCore:
 
     def _finish(self, answer: Answer, outcome: Outcome, why: str) -> list[Effect]:
         self._forget(answer)
-        return [effects.Finish(answer.inbox, answer.frames, outcome, why)]
+        return [effects.Finish(answer.inbox, outcome, why)]
 
     def _forget(self, answer: Answer) -> None:
         self._answers.remove(answer.inbox)

@@ -23,7 +23,6 @@ class Answer:
     handed_at: float | None = None
     began_at: float | None = None
     unqueued: bool = False  # met an engine with nothing waiting and nobody else prefilling
-    frames: int = 0  # sent before the relay took over
     aborted: bool = False
 
     @property

@@ -18,7 +18,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class AskBody:
-    """Send a BODY_WANTED frame, number 0 of its answer."""
+    """Send a BODY_WANTED frame."""
 
     inbox: str
     message: BodyWanted
@@ -33,7 +33,6 @@ class Hand:
     request_id: str
     body: bytes
     headers: Mapping[str, str]  # of the work message: they carry the trace
-    first_frame: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class Finish:
     """Send the END frame of an answer that never reached the engine."""
 
     inbox: str
-    frame: int
     outcome: Outcome
     detail: str
 

@@ -11,6 +11,7 @@ from agents.core.reading import NO_USAGE, Usage
 
 _KEY = b'"usage"'
 _TRIES_MAX = 8
+TOKENS_MAX = 1 << 31  # beyond any context; a larger number is nonsense and might not fit the wire
 _DECODER = json.JSONDecoder()
 
 
@@ -49,4 +50,4 @@ def _usage(found: dict[str, object]) -> Usage:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and value >= 0 else -1
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else -1

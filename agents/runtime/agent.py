@@ -29,6 +29,7 @@ from schemas.state import Heartbeat, ReplicaState
 log = logging.getLogger(__name__)
 
 IDLE_READ_INTERVAL_S = 0.1
+SILENCE_CHECK_S = 1.0
 LOOK_GAP_MIN_S = 0.01  # between looks that something asked for
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted answers to go out
 
@@ -51,6 +52,7 @@ class Agent:
         self._engine = engine
         self._clock = clock
         self._tasks = tasks
+        self._writers: dict[str, FrameWriter] = {}  # of answers that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._hurry = asyncio.Event()
         self._look_now = asyncio.Event()
@@ -112,6 +114,13 @@ class Agent:
                 await self._bus.register(self._config.engine_kind, self._registered)
             await self._pause(look.began_at)
 
+    async def keep_working(self) -> None:
+        """Tell routers of long silent answers that they are still worked on. Runs for ever."""
+        while True:
+            await asyncio.sleep(SILENCE_CHECK_S)
+            for writer in list(self._writers.values()):
+                await writer.break_silence()
+
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
         await self.feed(DrainAsked())
@@ -133,16 +142,18 @@ class Agent:
 
     async def _refuse(self, effect: effects.Refuse) -> None:
         log.info("refused: %s %s", effect.message.reason, effect.detail)
-        await self._frames(effect.inbox).say(Frame.REFUSED, effect.message)
+        await self._writer(effect.inbox).say(Frame.REFUSED, effect.message)
 
     async def _ask_body(self, effect: effects.AskBody) -> None:
-        await self._frames(effect.inbox).say(Frame.BODY_WANTED, effect.message)
+        writer = self._writers[effect.inbox] = self._writer(effect.inbox)
+        await writer.say(Frame.BODY_WANTED, effect.message)
 
     async def _hand(self, effect: effects.Hand) -> None:
+        writer = self._writers.setdefault(effect.inbox, self._writer(effect.inbox))
         relay = Relay(
             effect,
             engine=self._engine,
-            frames=self._frames(effect.inbox, effect.first_frame),
+            frames=writer,
             region=self._config.region,
             replica=self._config.replica,
             clock=self._clock,
@@ -153,7 +164,7 @@ class Agent:
 
     async def _serve(self, inbox: str, relay: Relay) -> None:
         ended = await relay.run()
-        del self._relays[inbox]
+        del self._relays[inbox], self._writers[inbox]
         await self.feed(ended)
 
     async def _abort(self, effect: effects.Abort) -> None:
@@ -169,7 +180,8 @@ class Agent:
             completion_tokens=-1,
             ttft_s=-1.0,
         )
-        await self._frames(effect.inbox, effect.frame).say(Frame.END, end)
+        writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
+        await writer.say(Frame.END, end)
 
     async def _beat(self, effect: effects.Beat) -> None:
         await self._bus.beat(effect.heartbeat)
@@ -178,8 +190,8 @@ class Agent:
         self._engine.want_models()
         self._look_now.set()
 
-    def _frames(self, inbox: str, first: int = 0) -> FrameWriter:
-        return FrameWriter(self._bus.publish, inbox, first)
+    def _writer(self, inbox: str) -> FrameWriter:
+        return FrameWriter(self._bus.publish, inbox, self._clock)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
         state = self._core.state

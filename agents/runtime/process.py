@@ -14,7 +14,8 @@ from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
 from agents.adapters.kinds import KINDS
 from agents.config import AgentConfig
-from agents.core.agent import AgentCore, Replica
+from agents.core.agent import AgentCore
+from agents.core.beat import Replica
 from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
 from infra import bus
@@ -62,6 +63,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             background = [
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
+                tasks.create_task(agent.keep_working()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]
             await stop.drain.wait()

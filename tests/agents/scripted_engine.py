@@ -50,6 +50,9 @@ class Conversation:
     def cut(self) -> None:
         self._writer.transport.abort()
 
+    def close(self) -> None:
+        self._writer.close()
+
     async def hung_up(self) -> None:
         """Return when the client has closed the connection."""
         with contextlib.suppress(ConnectionError):
@@ -70,7 +73,8 @@ class ScriptedEngine:
     )
     requests: list[Request] = field(default_factory=list)
     port: int = 0
-    hangs: bool = False  # takes requests and never answers a look
+    hangs: bool = False  # takes looks and never answers them
+    odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
     _server: asyncio.Server | None = None
     _writers: set = field(default_factory=set)
 
@@ -107,6 +111,9 @@ class ScriptedEngine:
             await self.script(Conversation(request, reader, writer))
         elif self.hangs:
             await reader.read()
+        elif self.odd_looks is not None:
+            writer.write(self.odd_looks())
+            writer.close()
         elif request.path == "/v1/models":
             rows = [{"id": name} for name in self.models]
             writer.write(plain(200, orjson.dumps({"data": rows})))

@@ -41,11 +41,11 @@ class Call:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[AnswerBegan] = []
         self.sent = asyncio.Condition()
-        hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers, 0)
+        hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
         self.relay = Relay(
             hand,
             engine=client,
-            frames=FrameWriter(self._publish, INBOX),
+            frames=FrameWriter(self._publish, INBOX, time.monotonic),
             region="us",
             replica="g0",
             clock=time.monotonic,

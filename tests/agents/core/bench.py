@@ -1,7 +1,8 @@
 """An AgentCore on a bench: a clock to turn, events to feed, and what it asked for by kind."""
 
 from agents.core import effects, events
-from agents.core.agent import AgentCore, Replica
+from agents.core.agent import AgentCore
+from agents.core.beat import Replica
 from agents.core.reading import EngineReading
 from schemas.exchange import Outcome
 

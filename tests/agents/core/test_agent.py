@@ -27,7 +27,7 @@ def only(found: list, kind: type):
 def test_good_work_is_handed_over_untouched(bench) -> None:
     hand = only(bench.work(1, body=b'{"a":1}', **{"Mesh-Request": "q-1"}), effects.Hand)
     assert (hand.inbox, hand.path, hand.body) == (inbox(1), "/v1/completions", b'{"a":1}')
-    assert (hand.request_id, hand.first_frame) == ("q-1", 0)
+    assert hand.request_id == "q-1"
     assert bench.core.outstanding == 1
 
 
@@ -82,7 +82,7 @@ def test_a_second_request_for_the_same_inbox_is_dropped(bench) -> None:
 
 def test_no_time_left_on_arrival(bench) -> None:
     finish = only(bench.work(1, **{"Mesh-Deadline-Ms": "0"}), effects.Finish)
-    assert (finish.outcome, finish.frame) == (Outcome.DEADLINE, 0)
+    assert finish.outcome is Outcome.DEADLINE
     assert bench.core.outstanding == 0
 
 
@@ -134,7 +134,7 @@ def test_a_body_in_parts(bench) -> None:
     only(bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"}), effects.AskBody)
     assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abc")) == []
     hand = only(bench.feed(events.BodyPartArrived(inbox(1), 3, b"def")), effects.Hand)
-    assert (hand.body, hand.first_frame) == (b"abcdef", 1)
+    assert hand.body == b"abcdef"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_body_in_parts(bench) -> None:
 def test_a_body_that_never_gets_whole(bench, ending, outcome) -> None:
     bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"})
     finish = only(ending(bench), effects.Finish)
-    assert (finish.outcome, finish.frame) == (outcome, 1)
+    assert finish.outcome is outcome
     assert bench.core.outstanding == 0
     assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abcdef")) == []
 

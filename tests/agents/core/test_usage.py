@@ -28,6 +28,8 @@ FULL = {
         (b'{"usage": {"prompt_tokens": 4, "prompt_tokens_details": null}}', Usage(4, -1, -1)),
         (b'{"usage": {"prompt_tokens": "4", "completion_tokens": -2}}', NO_USAGE),
         (b'{"usage": {"prompt_tokens": true}}', NO_USAGE),
+        (b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 40), NO_USAGE),
+        (b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 9000), NO_USAGE),
         (b'ted": 1}, "usage": {"prompt_tok', NO_USAGE),
         (b'{"usage": "none"}', NO_USAGE),
         (b'{"content": "usage"}', NO_USAGE),

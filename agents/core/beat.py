@@ -1,0 +1,70 @@
+"""The heartbeat of one replica, put together from what its agent knows."""
+
+from dataclasses import dataclass
+
+from agents.core import load
+from agents.core.answers import AnswerTable
+from agents.core.view import EngineView
+from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.state import Heartbeat, ReplicaState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """Which replica this is and what its operator decided about it.
+
+    `epoch` must differ from that of every earlier start of this replica's agent.
+    """
+
+    region: RegionId
+    replica: ReplicaId
+    epoch: int
+    engine: str  # kind
+    outstanding_max: int
+    heartbeat_s: float
+    batch_max: int | None = None  # where the engine's metrics don't say it
+    counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the core itself counts and judges."""
+
+    seq: int
+    state: ReplicaState
+    full: bool
+    served_total: int
+    refused_total: int
+    taken: dict[RouterId, int]
+
+
+def compose(
+    replica: Replica, engine: EngineView, answers: AnswerTable, told: Told, now: float
+) -> Heartbeat:
+    """The heartbeat at `now`; what nobody knows is None."""
+    reading, line, carried = engine.reading, engine.line, engine.load(answers)
+    return Heartbeat(
+        region=replica.region,
+        replica=replica.replica,
+        epoch=replica.epoch,
+        seq=told.seq,
+        state=told.state,
+        engine=replica.engine,
+        models=engine.models,
+        full=told.full,
+        pending=carried.pending,
+        running=carried.running,
+        outstanding=len(answers),
+        batch_max=reading.batch_max,
+        batch_occupancy=load.occupancy(carried.running, reading.batch_max),
+        kv_used_ratio=reading.kv_used_ratio,
+        kv_capacity_tokens=reading.kv_capacity_tokens,
+        prefill_s_per_token=line.s_per_token if line else None,
+        prefill_base_s=line.base_s if line else None,
+        decode_tokens_per_s=engine.served.decode_tokens_per_s,
+        prefix_hit_ratio=engine.prefix_hit_ratio,
+        engine_age_s=None if engine.read_at is None else now - engine.read_at,
+        served_total=told.served_total,
+        refused_total=told.refused_total,
+        taken=told.taken,
+    )

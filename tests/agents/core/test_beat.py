@@ -1,0 +1,41 @@
+"""The heartbeat says what is known, and null where nothing is."""
+
+from agents.core.answers import AnswerTable
+from agents.core.beat import Replica, Told, compose
+from agents.core.events import EngineRead
+from agents.core.reading import EngineReading, Usage
+from agents.core.view import EngineView
+from schemas.state import Heartbeat, ReplicaState, decode_heartbeat, encode_state
+
+REPLICA = Replica(
+    region="us", replica="g0", epoch=3, engine="vllm", outstanding_max=8, heartbeat_s=0.1
+)
+TOLD = Told(4, ReplicaState.READY, False, 5, 6, {"r1": 7})
+
+
+def beat(view: EngineView) -> Heartbeat:
+    made = compose(REPLICA, view, AnswerTable(), TOLD, 12.0)
+    assert decode_heartbeat(encode_state(made)) == made
+    return made
+
+
+def test_of_an_engine_never_seen() -> None:
+    made = beat(EngineView(batch_max=None, counts_own=False))
+    assert (made.epoch, made.seq, made.served_total, made.refused_total) == (3, 4, 5, 6)
+    assert made.taken == {"r1": 7}
+    unknown = (made.pending, made.running, made.batch_occupancy, made.kv_used_ratio)
+    assert unknown == (None, None, None, None)
+    unlearned = (made.prefill_s_per_token, made.decode_tokens_per_s, made.engine_age_s)
+    assert unlearned == (None, None, None)
+
+
+def test_of_an_engine_well_known() -> None:
+    view = EngineView(batch_max=8, counts_own=False)
+    reading = EngineReading(waiting=1, running=6, kv_used_ratio=0.5, kv_capacity_tokens=1000)
+    view.read(EngineRead(11.5, reading, ("m",)))
+    view.served.add(Usage(10, 5, 11), 2.0)
+    made = beat(view)
+    assert (made.models, made.pending, made.running) == (("m",), 1, 6)
+    assert (made.batch_max, made.batch_occupancy) == (8, 0.75)
+    assert (made.kv_used_ratio, made.kv_capacity_tokens, made.engine_age_s) == (0.5, 1000, 0.5)
+    assert (made.decode_tokens_per_s, made.prefix_hit_ratio) == (5.0, 0.5)

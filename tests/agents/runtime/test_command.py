@@ -1,0 +1,141 @@
+"""`mesh-agent run` as a process of its own, and what it says to bad input."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agents.runtime.command import command
+from schemas.exchange import Outcome
+from schemas.state import ReplicaState
+from tests.agents.asker import asking
+from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, running
+
+GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
+BUS = ("--nats-url", "nats://127.0.0.1:4222")
+
+
+@contextlib.asynccontextmanager
+async def process(*arguments: str, **environ: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    made = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "agents.cli",
+        *arguments,
+        env={**os.environ, **environ},
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.communicate()
+
+
+async def appeared(path: Path, made: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(30):
+        while not path.exists():
+            assert made.returncode is None, (await made.communicate())[1].decode()
+            await asyncio.sleep(0.02)
+
+
+async def test_sigterm_drains_the_process(nats_server, tmp_path) -> None:
+    finish = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
+        await finish.wait()
+        await talk.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+    ready = tmp_path / "ready"
+    arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
+    async with (
+        running(script) as engine,
+        asking(nats_server.url) as asker,
+        process(*arguments, "--engine-url", engine.url, NATS_URL=nats_server.url) as agent,
+    ):
+        await appeared(ready, agent)
+        inbox = await asker.ask(1)
+        await asker.until(lambda: asker.text(inbox))
+        agent.send_signal(signal.SIGTERM)
+        await asker.state(state=ReplicaState.DRAINING)
+        finish.set()
+        assert (await asker.answer(inbox)).outcome == Outcome.DONE
+        assert await asyncio.wait_for(agent.wait(), 10) == 0
+        await asker.until(lambda: asker.beats[-1].state is ReplicaState.GONE)
+
+
+async def test_a_new_start_has_a_later_epoch(nats_server, tmp_path) -> None:
+    async def script(talk: Conversation) -> None:
+        raise AssertionError("nobody asks")
+
+    epochs = []
+    async with running(script) as engine, asking(nats_server.url) as asker:
+        for number in range(2):
+            ready = tmp_path / f"ready{number}"
+            arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
+            async with process(
+                *arguments, "--engine-url", engine.url, "--nats-url", nats_server.url
+            ) as agent:
+                await appeared(ready, agent)
+                agent.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(agent.wait(), 10) == 0
+            epochs.append(asker.beats[-1].epoch)
+    assert epochs[0] < epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "--region"),
+        (GOOD, "--nats-url"),
+        ((*GOOD, *BUS, "--region", "US West"), "--region: "),
+        ((*GOOD, *BUS, "--engine-url", "localhost:8000"), "--engine-url: give it as http://"),
+        ((*GOOD, *BUS, "--engine-url", "http://h:99999"), "--engine-url: give it as http://"),
+        ((*GOOD, *BUS, "--engine-url", "http://h:1/v1/"), "--engine-url: give it without /v1"),
+        ((*GOOD, *BUS, "--metrics-url", "ftp://h"), "--metrics-url: give it as http://"),
+        ((*GOOD, *BUS, "--nats-url", "localhost"), "--nats-url: give it as nats://"),
+        ((*GOOD, *BUS, "--engine-kind", "tgi"), "--engine-kind"),
+        ((*GOOD, *BUS, "--max-outstanding", "0"), "--max-outstanding: "),
+        ((*GOOD, *BUS, "--read-interval-ms", "1"), "--read-interval-ms: "),
+        ((*GOOD, *BUS, "--drain-timeout", "-1"), "--drain-timeout: "),
+        ((*GOOD, *BUS, "--nats-user", "agent"), "NATS_PASSWORD"),
+        ((*GOOD, *BUS, "--nats-password-file", "/nowhere"), "--nats-password-file"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(arguments, complaint) -> None:
+    result = CliRunner().invoke(command, arguments, env={"NATS_URL": "", "NATS_PASSWORD": None})
+    assert result.exit_code == 2
+    last = result.output.strip().splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert complaint in result.output.split("Error: ", 1)[1]
+
+
+async def test_a_password_from_a_file_opens_a_guarded_bus(tmp_path) -> None:
+    from tests.support.nats_server import running_nats_server
+
+    async def script(talk: Conversation) -> None:
+        raise AssertionError("nobody asks")
+
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    ready = tmp_path / "ready"
+    guarded = 'authorization { user: "agent", password: "s3cret" }'
+    async with (
+        running_nats_server(tmp_path / "guarded", config=guarded) as server,
+        running(script) as engine,
+        process(
+            *("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready)),
+            *("--engine-url", engine.url, "--nats-url", server.url),
+            *("--nats-user", "agent", "--nats-password-file", str(secret)),
+        ) as agent,
+    ):
+        await appeared(ready, agent)
