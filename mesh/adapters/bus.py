@@ -16,6 +16,8 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.micro import add_service
+from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import BusAddress, connect
 from schemas import subjects, wire
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 OUTBOX_MAX = 65_536
 STREAM_RETRY_S = 1.0
+SERVICE = "mesh-router"
+SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 HEADER_BYTES_RESERVE = 4096  # of max_payload, which counts headers too
 
@@ -62,6 +66,7 @@ class RouterBus:
         self._peers = peers
         self._address = address
         self._client: Client | None = None
+        self._service: Service | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
         self._sender: asyncio.Task[None] | None = None
         self._returned = asyncio.Event()
@@ -97,6 +102,7 @@ class RouterBus:
             on_back=back,
         )
         await self._subscribe(listeners)
+        await self._register()
         self._sender = asyncio.create_task(self._send(), name="bus outbox")
 
     async def close(self) -> None:
@@ -107,6 +113,8 @@ class RouterBus:
                     await self._outbox.join()
             self._sender.cancel()
         if self._client is not None:
+            if self._service is not None and self._client.is_connected:
+                await self._service.stop()
             if self._client.is_connected:
                 await self._client.flush()
             await self._client.close()
@@ -153,6 +161,17 @@ class RouterBus:
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         await listen(subjects.ping(region), queue=routers, cb=echo)
         await self.client.flush()
+
+    async def _register(self) -> None:
+        """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""
+        metadata = {"region": self.region, "router": self.router}
+        config = ServiceConfig(
+            name=SERVICE,
+            version=SERVICE_VERSION,
+            description="A region's front door and brain",
+            metadata=metadata,
+        )
+        self._service = await add_service(self.client, config)
 
     async def keep_heartbeat_stream(self, take: Callable[[bytes], None]) -> None:
         """Make the last-value stream, hand its heartbeats to `take`, and again at every return.

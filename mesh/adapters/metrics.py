@@ -20,6 +20,19 @@ class RouterMetrics:
 
     def __init__(self, core: RouterCore, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._requests(registry)
+        self._placements(registry)
+        self.buffered = Gauge(
+            "mesh_answer_buffer_bytes",
+            "Bytes of answers that wait for slow clients; flow control bounds it.",
+            registry=registry,
+        )
+        self.bus_connected = Gauge(
+            "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
+        )
+        registry.register(_CoreState(core))
+
+    def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "mesh_requests",
             "Requests by how they ended: ok, shed, failed, client_gone.",
@@ -39,6 +52,18 @@ class RouterMetrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.prompt_tokens = Counter(
+            "mesh_prompt_tokens",
+            "Prompt tokens of finished requests, as their engines counted them.",
+            registry=registry,
+        )
+        self.cached_tokens = Counter(
+            "mesh_cached_tokens",
+            "Those of them that engines had in their prefix caches.",
+            registry=registry,
+        )
+
+    def _placements(self, registry: CollectorRegistry) -> None:
         self.hold = Histogram(
             "mesh_hold_seconds",
             "Time placed requests had waited for a free replica.",
@@ -53,7 +78,7 @@ class RouterMetrics:
         )
         self.forwards = Counter(
             "mesh_forwards",
-            "Requests sent to a peer, by what it said: placed, refused, failed.",
+            "Requests sent to a peer, by what it said: placed, refused.",
             ["peer", "result"],
             registry=registry,
         )
@@ -69,25 +94,6 @@ class RouterMetrics:
         self.failures = Counter(
             "mesh_attempt_failures", "Attempts that were lost or failed.", registry=registry
         )
-        self.prompt_tokens = Counter(
-            "mesh_prompt_tokens",
-            "Prompt tokens of finished requests, as their engines counted them.",
-            registry=registry,
-        )
-        self.cached_tokens = Counter(
-            "mesh_cached_tokens",
-            "Those of them that engines had in their prefix caches.",
-            registry=registry,
-        )
-        self.buffered = Gauge(
-            "mesh_answer_buffer_bytes",
-            "Bytes of answers that wait for slow clients; flow control bounds it.",
-            registry=registry,
-        )
-        self.bus_connected = Gauge(
-            "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
-        )
-        registry.register(_CoreState(core))
 
     def ended(self, outcome: str, arrived_at: float, now: float) -> None:
         """Count one client's request that is over."""
