@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ def invocations(text: str) -> Iterator[list[str]]:
         r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     )
     for line in [*code_lines(text), *spans]:
-        words = shlex.split(line.replace("'", " "), comments=True)
+        words = line.split(" #")[0].split()
         while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
         if words and Path(words[0]).name in COMMANDS:

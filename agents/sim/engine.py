@@ -224,12 +224,11 @@ class EngineSim:
         self._stretch = None
         self._chunks = []
         batch = self._batch
-        preempted = self._make_room(at)
+        self._make_room(at)
         budget = max(self.profile.batch_tokens - len(batch.decoding), 1)
         for seq in batch.prefilling:
             budget -= self._add_chunk(seq, budget)
-        if not preempted:
-            self._admit(budget)
+        self._admit(budget)
         if not batch.size:
             return
         if self._chunks:
@@ -237,16 +236,15 @@ class EngineSim:
         else:
             self._stretch = self._decode_stretch(at)
 
-    def _make_room(self, at: float) -> bool:
-        preempted = False
+    def _make_room(self, at: float) -> None:
+        # Who gives way here is not admitted again at once: a newcomer must leave everyone a
+        # block to grow, which is more than what giving way made free.
         while self._batch.rounds_that_fit(1) < 1:
             seq = self._batch.newest()
             self._leave(seq)
             self._waiting.appendleft(seq)
             self._preemptions += 1
             self._events.append(Preempted(at, seq.request.id))
-            preempted = True
-        return preempted
 
     def _add_chunk(self, seq: SequenceState, budget: int) -> int:
         if budget <= 0:

@@ -38,9 +38,9 @@ class _Page:
         self._created_at = created_at
         self._lines: list[str] = []
 
-    def value(self, name: str, kind: str, about: str, value: float, more: str = "") -> None:
+    def value(self, name: str, kind: str, about: str, value: float) -> None:
         self._head(name, kind, about)
-        self._lines.append(f"{name}{{{self._labels}{more}}} {float(value)!r}")
+        self._lines.append(f"{name}{{{self._labels}}} {float(value)!r}")
         if kind == "counter":
             self._created(name.removesuffix("_total"), about)
 
@@ -77,79 +77,125 @@ def _escaped(label: str) -> str:
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
+# (name, type, help, value) of what the engine's own numbers say.
+_Row = tuple[str, str, str, Callable[[EngineStats], float]]
+
+_VLLM_ROWS: tuple[_Row, ...] = (
+    (
+        "num_requests_running",
+        "gauge",
+        "Number of requests in model execution batches.",
+        lambda stats: stats.running,
+    ),
+    (
+        "num_requests_waiting",
+        "gauge",
+        "Number of requests waiting to be processed.",
+        lambda stats: stats.waiting,
+    ),
+    (
+        "kv_cache_usage_perc",
+        "gauge",
+        "KV-cache usage. 1 means 100 percent usage.",
+        lambda stats: stats.kv_utilization,
+    ),
+    (
+        "prefix_cache_queries_total",
+        "counter",
+        "Prefix cache queries, in terms of number of queried tokens.",
+        lambda stats: stats.queried_tokens,
+    ),
+    (
+        "prefix_cache_hits_total",
+        "counter",
+        "Prefix cache hits, in terms of number of cached tokens.",
+        lambda stats: stats.hit_tokens,
+    ),
+    (
+        "num_preemptions_total",
+        "counter",
+        "Cumulative number of preemption from the engine.",
+        lambda stats: stats.preemptions,
+    ),
+    (
+        "prompt_tokens_total",
+        "counter",
+        "Number of prefill tokens processed.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    (
+        "generation_tokens_total",
+        "counter",
+        "Number of generation tokens processed.",
+        lambda stats: stats.generated_tokens,
+    ),
+)
+
+_SGLANG_ROWS: tuple[_Row, ...] = (
+    (
+        "num_running_reqs",
+        "gauge",
+        "The number of running requests.",
+        lambda stats: stats.running,
+    ),
+    (
+        "num_queue_reqs",
+        "gauge",
+        "The number of requests in the waiting queue.",
+        lambda stats: stats.waiting,
+    ),
+    ("num_used_tokens", "gauge", "The number of used tokens.", lambda stats: stats.kv_used_tokens),
+    ("token_usage", "gauge", "The token usage.", lambda stats: stats.kv_utilization),
+    (
+        "cache_hit_rate",
+        "gauge",
+        "The prefix cache hit rate.",
+        lambda stats: stats.hit_tokens / max(stats.queried_tokens, 1),
+    ),
+    (
+        "max_total_num_tokens",
+        "gauge",
+        "Maximum total number of tokens in the KV cache pool.",
+        lambda stats: stats.kv_capacity_tokens,
+    ),
+    (
+        "prompt_tokens_total",
+        "counter",
+        "Number of prefill tokens processed.",
+        lambda stats: stats.prompt_tokens,
+    ),
+    (
+        "generation_tokens_total",
+        "counter",
+        "Number of generation tokens processed.",
+        lambda stats: stats.generated_tokens,
+    ),
+    (
+        "cached_tokens_total",
+        "counter",
+        "Number of cached prompt tokens.",
+        lambda stats: stats.hit_tokens,
+    ),
+)
+
+
 def vllm_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) -> str:
     """vLLM V1's page."""
     page = _Page(f'engine="0",model_name="{_escaped(facts.model)}"', facts.started_at)
-    gauge, counter = "gauge", "counter"
-    page.value(
-        "vllm:num_requests_running",
-        gauge,
-        "Number of requests in model execution batches.",
-        stats.running,
-    )
-    page.value(
-        "vllm:num_requests_waiting",
-        gauge,
-        "Number of requests waiting to be processed.",
-        stats.waiting,
-    )
-    page.value(
-        "vllm:kv_cache_usage_perc",
-        gauge,
-        "KV-cache usage. 1 means 100 percent usage.",
-        stats.kv_utilization,
-    )
-    page.value(
-        "vllm:prefix_cache_queries_total",
-        counter,
-        "Prefix cache queries, in terms of number of queried tokens.",
-        stats.queried_tokens,
-    )
-    page.value(
-        "vllm:prefix_cache_hits_total",
-        counter,
-        "Prefix cache hits, in terms of number of cached tokens.",
-        stats.hit_tokens,
-    )
-    page.value(
-        "vllm:num_preemptions_total",
-        counter,
-        "Cumulative number of preemption from the engine.",
-        stats.preemptions,
-    )
-    page.value(
-        "vllm:prompt_tokens_total",
-        counter,
-        "Number of prefill tokens processed.",
-        stats.prompt_tokens,
-    )
-    page.value(
-        "vllm:generation_tokens_total",
-        counter,
-        "Number of generation tokens processed.",
-        stats.generated_tokens,
-    )
+    for name, kind, about, value in _VLLM_ROWS:
+        page.value(f"vllm:{name}", kind, about, value(stats))
     page.family(
         "vllm:request_success_total",
         "Count of successfully processed requests.",
         "finished_reason",
         {reason: meters.ended[reason] for reason in ("stop", "length", "abort")},
     )
-    page.histogram(
-        "vllm:time_to_first_token_seconds",
-        "Histogram of time to first token in seconds.",
-        meters.ttft_s,
-    )
-    page.histogram(
-        "vllm:inter_token_latency_seconds",
-        "Histogram of inter-token latency in seconds.",
-        meters.itl_s,
-    )
-    page.histogram(
-        "vllm:e2e_request_latency_seconds",
-        "Histogram of e2e request latency in seconds.",
-        meters.e2e_s,
-    )
+    for name, about, histogram in (
+        ("time_to_first_token", "time to first token", meters.ttft_s),
+        ("inter_token_latency", "inter-token latency", meters.itl_s),
+        ("e2e_request_latency", "e2e request latency", meters.e2e_s),
+    ):
+        page.histogram(f"vllm:{name}_seconds", f"Histogram of {about} in seconds.", histogram)
     page.info(
         "vllm:cache_config_info",
         "Information of the LLMEngine CacheConfig",
@@ -162,48 +208,20 @@ def vllm_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) 
 def sglang_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) -> str:
     """SGLang's page."""
     page = _Page(f'model_name="{_escaped(facts.model)}",tp_rank="0"', None)
-    gauge, counter = "gauge", "counter"
-    hit_rate = stats.hit_tokens / stats.queried_tokens if stats.queried_tokens else 0.0
-    throughput = meters.throughput(stats.generated_tokens, now)
-    for name, about, value in (
-        ("num_running_reqs", "The number of running requests.", stats.running),
-        ("num_queue_reqs", "The number of requests in the waiting queue.", stats.waiting),
-        ("num_used_tokens", "The number of used tokens.", stats.kv_used_tokens),
-        ("token_usage", "The token usage.", stats.kv_utilization),
-        ("cache_hit_rate", "The prefix cache hit rate.", hit_rate),
-        (
-            "max_total_num_tokens",
-            "Maximum total number of tokens in the KV cache pool.",
-            stats.kv_capacity_tokens,
-        ),
-        ("gen_throughput", "The generation throughput (token/s).", throughput),
+    for name, kind, about, value in _SGLANG_ROWS:
+        page.value(f"sglang:{name}", kind, about, value(stats))
+    page.value(
+        "sglang:gen_throughput",
+        "gauge",
+        "The generation throughput (token/s).",
+        meters.throughput(stats.generated_tokens, now),
+    )
+    for name, about, histogram in (
+        ("time_to_first_token", "time to first token", meters.ttft_s),
+        ("time_per_output_token", "time per output token", meters.itl_s),
+        ("e2e_request_latency", "End-to-end request latency", meters.e2e_s),
     ):
-        page.value(f"sglang:{name}", gauge, about, value)
-    for name, about, value in (
-        ("prompt_tokens_total", "Number of prefill tokens processed.", stats.prompt_tokens),
-        (
-            "generation_tokens_total",
-            "Number of generation tokens processed.",
-            stats.generated_tokens,
-        ),
-        ("cached_tokens_total", "Number of cached prompt tokens.", stats.hit_tokens),
-    ):
-        page.value(f"sglang:{name}", counter, about, value)
-    page.histogram(
-        "sglang:time_to_first_token_seconds",
-        "Histogram of time to first token in seconds.",
-        meters.ttft_s,
-    )
-    page.histogram(
-        "sglang:time_per_output_token_seconds",
-        "Histogram of time per output token in seconds.",
-        meters.itl_s,
-    )
-    page.histogram(
-        "sglang:e2e_request_latency_seconds",
-        "Histogram of End-to-end request latency in seconds",
-        meters.e2e_s,
-    )
+        page.histogram(f"sglang:{name}_seconds", f"Histogram of {about} in seconds.", histogram)
     return page.text()
 
 

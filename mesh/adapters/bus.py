@@ -51,8 +51,15 @@ class Listeners:
 class RouterBus:
     """One router's connection. Use `open`, then `publish` freely, then `close`."""
 
-    def __init__(self, region: RegionId, router: RouterId, address: BusAddress) -> None:
+    def __init__(
+        self,
+        region: RegionId,
+        router: RouterId,
+        peers: tuple[RegionId, ...],
+        address: BusAddress,
+    ) -> None:
         self.region, self.router = region, router
+        self._peers = peers
         self._address = address
         self._client: Client | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
@@ -140,7 +147,8 @@ class RouterBus:
         routers = subjects.QUEUE_ROUTERS
         listen = self.client.subscribe
         await listen(subjects.heartbeat(region, subjects.ANY), cb=_data(listeners.heartbeat))
-        await listen(subjects.digest(subjects.ANY), cb=_data(listeners.digest))
+        for peer in self._peers:
+            await listen(subjects.digest(peer), cb=_data(listeners.digest))
         await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         await listen(subjects.ping(region), queue=routers, cb=echo)

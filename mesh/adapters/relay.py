@@ -11,7 +11,7 @@ from typing import Protocol
 from aiohttp import web
 
 from mesh.adapters.ticket import Ticket
-from schemas.http import error_event
+from schemas.http import H_REGION, error_event
 
 DEADLINE_GRACE_S = 5.0  # for the core's own word on the deadline to reach the client first
 
@@ -47,6 +47,7 @@ async def relay(
     answer = ticket.answer
     assert answer is not None and answer.head is not None, "relay needs a startable answer"
     headers["content-type"] = answer.head.content_type
+    headers[H_REGION] = answer.head.region
     door.started(ticket)
     if answer.is_complete and not answer.is_event_stream:
         response = web.Response(status=answer.head.status, body=answer.take(), headers=headers)

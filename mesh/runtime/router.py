@@ -55,7 +55,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._clock = asyncio.get_running_loop().time
-        self._bus = RouterBus(config.region, config.router, config.bus)
+        self._bus = RouterBus(config.region, config.router, config.peers, config.bus)
         self.core = RouterCore(
             region=config.region,
             router=config.router,

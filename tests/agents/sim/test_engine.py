@@ -1,5 +1,6 @@
 """The engine as a whole: batching, caching, queueing, preemption, and times that add up."""
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -172,6 +173,35 @@ def test_memory_shortage_preempts_the_newest_and_all_still_finish():
     assert engine.stats(1e9).preemptions == sum(isinstance(e, Preempted) for e in events)
 
 
+def test_who_was_preempted_is_next_in_line():
+    engine = EngineSim(PLAIN, kv_tokens=320, max_seqs=2)
+    for request_id in range(3):
+        engine.submit(request(request_id, prompt=80, output=120), now=0.0)
+    events = drain(engine)
+    assert next(iter(of(Preempted, events))) == 1
+    assert list(of(Finished, events)) == [0, 1, 2]
+
+
+def test_who_waits_for_memory_gets_in_when_its_prefix_is_published():
+    engine = EngineSim(PLAIN, kv_tokens=320)
+    engine.submit(request(0, prompt=16, output=90), now=0.0)
+    engine.submit(request(1, prompt=160, output=60, family=5), now=0.0)
+    engine.submit(request(2, prompt=160, output=1, family=5), now=0.0)
+    assert engine.stats(2.0).waiting == 1, "ten more blocks and some to grow are not there"
+    events = drain(engine)
+    assert of(FirstToken, events)[2].cached_tokens == 144
+    assert of(FirstToken, events)[2].at < of(Finished, events)[1].at
+
+
+def test_what_a_look_brought_about_is_still_told():
+    engine = EngineSim(PLAIN)
+    engine.submit(request(1, prompt=16, output=1), now=0.0)
+    assert engine.stats(5.0).finished == 1
+    assert engine.wake_at == 1.0, "a step is due, though nothing runs any more"
+    assert of(Finished, engine.step(5.0).events).keys() == {1}
+    assert engine.wake_at is None
+
+
 def test_a_request_that_can_never_fit_is_refused():
     engine = EngineSim(PLAIN, kv_tokens=320)
     engine.submit(request(1, prompt=300, output=20), now=0.0)
@@ -224,6 +254,26 @@ def test_a_request_on_its_way_in_is_not_pending():
     assert engine.stats(0.019).waiting == engine.stats(0.019).running == 0
     assert engine.wake_at == pytest.approx(0.02)
     assert engine.stats(0.021).running == 1
+
+
+def test_a_known_arrival_ends_a_stretch_of_decoding():
+    engine = EngineSim(dataclasses.replace(PLAIN, arrival_s=2.5))
+    engine.submit(request(1, prompt=16, output=100), now=0.0)
+    engine.submit(request(2, prompt=16, output=1), now=3.2)
+    # Ready at 5.7 s, in the iteration that ends at 6.5 s.
+    assert of(FirstToken, drain(engine))[2].at == pytest.approx(7.5)
+
+
+def test_an_abort_lets_the_next_in_with_the_next_iteration():
+    engine = EngineSim(PLAIN, kv_tokens=320)
+    engine.submit(request(0, prompt=16, output=90), now=0.0)
+    engine.submit(request(1, prompt=160, output=60), now=0.0)
+    engine.submit(request(2, prompt=160, output=1), now=0.0)
+    engine.step(10.0)
+    running_until = engine.step(10.0).wake_at
+    engine.abort(1, now=10.0)
+    assert engine.wake_at < running_until
+    assert of(FirstToken, drain(engine))[2].at < 14.0
 
 
 def test_an_idle_engine_asks_for_no_step():

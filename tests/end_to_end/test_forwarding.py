@@ -1,0 +1,92 @@
+"""Three regions as real processes over delayed leaf links; us is full, so a peer answers."""
+
+import asyncio
+
+import aiohttp
+import openai
+import orjson
+import pytest
+
+from tests.support.mesh_up import mesh_up
+from tests.support.otlp_collector import otlp_collector
+from tests.support.scripted_engine import say, scripted_engine
+
+pytestmark = pytest.mark.timeout(120)
+
+TRACE = {
+    "mesh.request",
+    "mesh.decide",
+    "mesh.dispatch",
+    "mesh.ingress",
+    "agent.answer",
+    "engine.call",
+}
+
+
+async def until_full(endpoint: str, state: str) -> None:
+    """Wait until the region's router says of its one replica that it is in this state."""
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{endpoint}/metrics") as answer:
+                if f'mesh_replicas{{state="{state}"}} 1.0' in await answer.text():
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def test_a_full_region_is_served_by_a_peer_and_the_trace_shows_one_hop(tmp_path, monkeypatch):
+    async with (
+        otlp_collector() as collector,
+        scripted_engine() as near,
+        scripted_engine() as far,
+    ):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        far.behaviour = say("from ", "afar")
+        near.waiting = 9
+        engines = ("--engine", f"us={near.url}", "--engine", f"eu={far.url}")
+        async with mesh_up(tmp_path, *engines, "--engine-kind", "vllm") as mesh:
+            await until_full(mesh.endpoint("us"), "full")
+            async with openai.AsyncOpenAI(
+                base_url=mesh.endpoint("us") + "/v1", api_key="none", max_retries=0
+            ) as api:
+                raw = await api.chat.completions.with_raw_response.create(
+                    model="tiny",
+                    messages=[{"role": "user", "content": "hi"}],
+                    stream=True,
+                    extra_headers={"x-mesh-debug": "1", "x-request-id": "hop-1"},
+                )
+                words = [
+                    chunk.choices[0].delta.content async for chunk in raw.parse() if chunk.choices
+                ]
+            spans = await collector.until(TRACE, "hop-1")
+    decision = orjson.loads(raw.headers["x-mesh-decision"])
+    assert words == ["from ", "afar"]
+    assert raw.headers["x-mesh-region"] == "eu"
+    assert (decision["placement"], decision["peer"], decision["hops"]) == ("peer", "eu", 1)
+    assert near.seen == []
+    assert len(far.seen) == 1
+    _is_one_tree_over_two_regions(spans, far.headers[0])
+
+
+def _is_one_tree_over_two_regions(spans, engine_headers) -> None:
+    by_name = {span.name: span for span in spans}
+    by_id = {span.id: span for span in spans}
+    chain, span = [], by_name["engine.call"]
+    while span is not None:
+        chain.append((span.region, span.name))
+        span = by_id.get(span.parent)
+    assert chain == [
+        ("eu", "engine.call"),
+        ("eu", "agent.answer"),
+        ("eu", "mesh.ingress"),
+        ("us", "mesh.dispatch"),
+        ("us", "mesh.request"),
+    ]
+    assert [span.name for span in spans].count("mesh.ingress") == 1  # one hop
+    assert by_name["mesh.request"].attributes["http.response.status_code"] == 200
+    decisions = [span for span in spans if span.name == "mesh.decide"]
+    assert {span.region for span in decisions} == {"us", "eu"}
+    assert all("mesh.candidates" in span.attributes for span in decisions)
+    version, trace, parent, _ = engine_headers["traceparent"].split("-")
+    assert (trace, parent) == (by_name["engine.call"].trace, by_name["engine.call"].id)
+    assert version == "00"

@@ -1,0 +1,81 @@
+"""What the router serves over real HTTP is what the OpenAPI document tells."""
+
+import aiohttp
+import jsonschema
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from mesh.adapters.http_api import HttpApi
+from mesh.adapters.http_server import HttpServer
+from schemas.http import H_RETRY_AFTER, ROUTES, Fault
+from schemas.ids import ModelId, RegionId
+from schemas.openapi import document
+
+DOCUMENT = document()
+OPERATIONS = [
+    (method.upper(), path, operation)
+    for path, operations in DOCUMENT["paths"].items()
+    for method, operation in operations.items()
+]
+
+
+class House:
+    """A front door with one model behind it and nobody to answer for it."""
+
+    def models(self):
+        return (ModelId("org/model-1.5"),)
+
+    def not_ready_because(self):
+        return Fault.NO_REPLICA, "no replica is ready"
+
+
+@pytest.fixture
+async def face():
+    api = HttpApi(RegionId("us"), House(), CollectorRegistry())
+    runner = web.ServerRunner(HttpServer(api.handle))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+        yield session
+    await runner.cleanup()
+
+
+def schema(name):
+    return {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "operation"), OPERATIONS, ids=[f"{m} {p}" for m, p, _ in OPERATIONS]
+)
+async def test_every_documented_operation_is_served_as_documented(face, method, path, operation):
+    asked = path.replace("{model}", "org/model-1.5")
+    async with face.request(method, asked, data=b"[]" if method == "POST" else None) as answer:
+        told = operation["responses"].get(str(answer.status))
+        assert told is not None, f"{answer.status} is not documented"
+        assert {name for name in told["headers"] if name in answer.headers} >= {
+            "x-request-id",
+            "x-mesh-region",
+        }
+        assert answer.content_type in told["content"]
+        if answer.content_type == "application/json":
+            name = told["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+            jsonschema.Draft202012Validator(schema(name)).validate(await answer.json())
+        if answer.status in (429, 503):
+            assert int(answer.headers[H_RETRY_AFTER]) >= 1
+
+
+async def test_no_other_path_is_served(face):
+    async with face.get("/v1/embeddings") as answer:
+        assert answer.status == Fault.PATH_UNKNOWN.value.status
+        error = (await answer.json())["error"]
+    assert error["code"] == Fault.PATH_UNKNOWN.value.code
+    assert all(route.path in error["message"] for route in ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+async def test_no_other_method_is_served(face, route):
+    async with face.request("DELETE", route.path.replace("{model}", "x")) as answer:
+        assert answer.status == Fault.METHOD_WRONG.value.status
