@@ -58,10 +58,11 @@ class NatsServer:
         )
         log.close()
         async with asyncio.timeout(READY_TIMEOUT_S):
-            while not (files := list(ports.glob("*.ports"))):
+            # The file is there before its text is.
+            while not (text := "".join(file.read_text() for file in ports.glob("*.ports"))):
                 assert self._process.poll() is None, (self._directory / "nats.log").read_text()
                 await asyncio.sleep(0.01)
-            self.port = int(json.loads(files[0].read_text())["nats"][0].rsplit(":", 1)[1])
+            self.port = int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
 
     def stop(self) -> None:
         if self._process is not None:
@@ -78,8 +79,8 @@ class NatsServer:
 async def running_nats_server(directory: Path, *, config: str = "") -> AsyncIterator[NatsServer]:
     directory.mkdir(parents=True, exist_ok=True)
     server = NatsServer(directory, config=config)
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         server.stop()
