@@ -65,7 +65,9 @@ class Commands:
         """The simulated engine of a replica; port 0: one that is free, see `engine_port`."""
         name = f"engine-{replica}"
         ready_file = self._state.run / f"{name}.json"
-        settings = ("--port", str(port), "--time-scale", str(self._options.time_scale))
+        settings = ["--port", str(port), "--time-scale", str(self._options.time_scale)]
+        if self._options.profile is not None:
+            settings += ["--profile", self._options.profile]
         return Program(
             name=name,
             kind=Kind.ENGINE,

@@ -35,6 +35,7 @@ class Options:
     state: Path
     replicas: int | None = None  # per region; None: as the configuration says
     time_scale: float = 1.0
+    profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()
     engine_kind: EngineKind = EngineKind.VLLM
     policy: str | None = None  # None: the router's own default

@@ -87,9 +87,9 @@ class Session:
         self._record()
 
     def _happened(self, event: Event) -> None:
-        self._screen.report(event)
         if self._up and isinstance(event, Ready):
             self._record()  # it has another process now
+        self._screen.report(event)
 
     def _record(self) -> None:
         regions = {
