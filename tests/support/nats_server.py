@@ -36,6 +36,12 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self._process is not None, "not running"
+        return self._process.pid
+
     async def start(self) -> None:
         ports = self._directory / "ports"
         shutil.rmtree(ports, ignore_errors=True)
