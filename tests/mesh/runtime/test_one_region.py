@@ -6,6 +6,7 @@ import openai
 import orjson
 import pytest
 
+from mesh.adapters import http_api
 from tests.support.scripted_engine import (
     cut_after,
     event,
@@ -196,6 +197,19 @@ async def test_a_client_that_hangs_up_frees_the_engine(one, first_bytes):
     desk = one.routers["us"].desk
     await one.until(lambda: desk.open_requests == 0, "the desk to be clear")
     assert not one.routers["us"].core.inflight
+
+
+async def test_an_error_of_our_own_frees_the_engine_and_leaves_nothing(one, monkeypatch):
+    async def fails(*arguments) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(http_api, "relay", fails)
+    set_all(one, hang(event("begun")))
+    status, body, _ = await post(one, chat(stream=True))
+    assert (status, orjson.loads(body)["error"]["code"]) == (500, "internal_error")
+    await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to be freed")
+    assert not one.routers["us"].core.inflight
+    assert one.routers["us"].desk.open_requests == 0
 
 
 async def test_a_client_that_hangs_up_while_held_leaves_the_queue(one):
