@@ -6,7 +6,10 @@ import openai
 import orjson
 import pytest
 
+from infra.bus import BusAddress, connect
 from mesh.adapters import http_api
+from mesh.runtime.desk import INBOX_SECRET_BYTES
+from schemas import subjects
 from tests.support.scripted_engine import (
     cut_after,
     event,
@@ -99,6 +102,19 @@ async def test_request_id_and_decision_come_back(one):
     assert decision["placement"] == "local"
     assert decision["replica"] in ("us-0", "us-1")
     assert {candidate["name"] for candidate in decision["candidates"]} == {"us-0", "us-1"}
+
+
+async def test_nobody_can_guess_where_an_answer_goes(one, nats_server):
+    # Every agent may publish to any inbox: only not knowing the others keeps it to its own.
+    spy = await connect(BusAddress(nats_server.url), name="spy", inbox_prefix="_INBOX.spy")
+    work = await spy.subscribe(subjects.work("us", subjects.ANY))
+    await spy.flush()
+    assert [(await post(one, chat()))[0] for _ in range(3)] == [200] * 3
+    inboxes = [(await work.next_msg(timeout=5)).reply for _ in range(3)]
+    secrets = {subjects.parse_inbox(inbox).stream.split("-")[-1] for inbox in inboxes}
+    assert len(secrets) == 3
+    assert all(len(secret) == 2 * INBOX_SECRET_BYTES for secret in secrets)
+    await spy.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
