@@ -85,7 +85,7 @@ def _chat_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise PromptInvalid(f"messages[{number}] must be an object", "messages")
-        yield f"\x00{message.get('role')}\x00".encode("utf-8", "surrogatepass")
+        yield b"\x00" + _bytes_of(message.get("role"), "messages") + b"\x00"
         yield from _content_pieces(message.get("content"), f"messages[{number}].content")
 
 
@@ -93,12 +93,12 @@ def _content_pieces(content: Any, where: str) -> Iterator[bytes]:
     if content is None:  # an assistant turn that only called tools
         return
     if isinstance(content, str):
-        yield content.encode("utf-8", "surrogatepass")
+        yield _bytes_of(content, "messages")
     elif isinstance(content, list):
         for part in content:
             # Images and other parts count by their whole text: equal parts, equal prefix.
             text = part.get("text") if isinstance(part, dict) else None
-            yield (text if isinstance(text, str) else repr(part)).encode("utf-8", "surrogatepass")
+            yield _bytes_of(text if isinstance(text, str) else part, "messages")
     else:
         raise PromptInvalid(f"{where} must be a string or an array of parts", "messages")
 
@@ -106,9 +106,18 @@ def _content_pieces(content: Any, where: str) -> Iterator[bytes]:
 def _completion_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
     prompt = body.get("prompt")
     if isinstance(prompt, str):
-        yield prompt.encode("utf-8", "surrogatepass")
+        yield _bytes_of(prompt, "prompt")
     elif isinstance(prompt, list) and prompt:
         for item in prompt:  # several prompts, or one prompt as token ids
-            yield repr(item).encode("utf-8", "surrogatepass") + b"\x00"
+            yield _bytes_of(repr(item) if isinstance(item, str) else item, "prompt") + b"\x00"
     else:
         raise PromptInvalid("prompt must be a string or a non-empty array", "prompt")
+
+
+def _bytes_of(value: Any, param: str) -> bytes:
+    """A text as it is, anything else as Python writes it: equal values, equal bytes."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except RecursionError as error:
+        raise PromptInvalid(f"{param} is nested too deeply", param) from error
+    return text.encode("utf-8", "surrogatepass")
