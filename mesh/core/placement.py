@@ -13,7 +13,7 @@ from mesh.core.peers import PeerTable
 from mesh.core.policies import make_policy
 from mesh.core.policies.base import Choice, Target
 from mesh.core.prompt import BLOCK_BYTES, BYTES_PER_TOKEN_START
-from mesh.core.replicas import ReplicaTable
+from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
@@ -90,7 +90,7 @@ class Placer:
             replica = self._replicas.get(ReplicaId(candidate.name))
             return 0 if replica is None else replica.load
         peer = self._peers.get(RegionId(candidate.name))
-        return peer.queue + len(peer.forwarded_at)
+        return 0 if peer is None else peer.queue + len(peer.forwarded_at)
 
     def _local_candidates(
         self, request: Request, avoid: Collection[str], now: float
@@ -104,17 +104,15 @@ class Placer:
                 pending=replica.pending,
             )
             for replica in self._replicas
-            if (why := self._replica_why(replica.heartbeat.replica, request, avoid, now))
-            != "other model"
+            if (why := self._replica_why(replica, request, avoid, now)) != "other model"
         )
 
     def _replica_why(
-        self, name: ReplicaId, request: Request, avoid: Collection[str], now: float
+        self, replica: Replica, request: Request, avoid: Collection[str], now: float
     ) -> str | None:
-        replica = self._replicas.get(name)
-        assert replica is not None
         why = self._replicas.unavailable_because(replica, request.model, now)
-        return "failed before" if why is None and name in avoid else why
+        failed = why is None and replica.heartbeat.replica in avoid
+        return "failed before" if failed else why
 
     def _peer_candidates(
         self, request: Request, avoid: Collection[str], now: float
