@@ -194,13 +194,15 @@ class AgentCore:
         answer = self._answers.get(event.inbox)
         assert answer is not None, "a relay ended that was never handed over, or twice"
         self._engine.learn(answer, event, now)
+        self._answers.settle(answer, now)
         self._forget(answer)
         if event.outcome is Outcome.DONE:
             self._served_total += 1
         return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
 
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
-        self._engine.read(event)
+        self._engine.read(event, now)
+        self._answers.forget_settled(event.began_at)
         return []
 
     def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
@@ -248,7 +250,7 @@ class AgentCore:
         return [effects.Finish(answer.inbox, outcome, why)]
 
     def _forget(self, answer: Answer) -> None:
-        self._answers.remove(answer.inbox)
+        self._answers.remove(answer)
         self._bodies.close(answer.inbox)
         self._routers.leave(answer.router)
 

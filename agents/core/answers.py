@@ -1,13 +1,16 @@
 """The answers this agent owes: taken from the bus and not finished."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from agents.core.routers import RouterName
 from agents.core.work import Work
 
 # Bodies of answers without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
+SETTLED_MAX = 4096  # remembered between two looks at the engine
 
 
 @dataclass(slots=True)
@@ -23,6 +26,7 @@ class Answer:
     handed_at: float | None = None
     began_at: float | None = None
     unqueued: bool = False  # met an engine with nothing waiting and nobody else prefilling
+    settled: bool = False  # has a first byte or has ended: waits no more, needs no body
     aborted: bool = False
 
     @property
@@ -33,10 +37,12 @@ class Answer:
 class AnswerTable:
     """Answers by inbox. The caller bounds their number with `full`."""
 
-    __slots__ = ("_by_inbox", "held_bytes")
+    __slots__ = ("_by_inbox", "_settled", "held_bytes")
 
     def __init__(self) -> None:
         self._by_inbox: dict[str, Answer] = {}
+        # When answers that no longer wait were handed over, and when they ceased to wait.
+        self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
         self.held_bytes = 0
 
     def __len__(self) -> int:
@@ -57,25 +63,42 @@ class AnswerTable:
         return self._by_inbox.get(inbox)
 
     def begin(self, answer: Answer, now: float) -> None:
-        """Its first byte came: nobody needs its body any more."""
+        """Its first byte came."""
         if answer.began_at is None:
             answer.began_at = now
+            self.settle(answer, now)
+
+    def settle(self, answer: Answer, now: float) -> None:
+        """It no longer waits for the engine, and nobody needs its body any more."""
+        if answer.settled:
+            return
+        answer.settled = True
+        self.held_bytes -= answer.body_bytes
+        if answer.handed_at is not None:
+            self._settled.append((answer.handed_at, now))
+
+    def remove(self, answer: Answer) -> None:
+        del self._by_inbox[answer.inbox]
+        if not answer.settled:
             self.held_bytes -= answer.body_bytes
 
-    def remove(self, inbox: str) -> Answer | None:
-        answer = self._by_inbox.pop(inbox, None)
-        if answer is not None and answer.began_at is None:
-            self.held_bytes -= answer.body_bytes
-        return answer
-
-    def unbegun(self, handed_after: float) -> int:
-        """How many were handed over after that time and have no first byte."""
+    def unbegun(self, *, after: float = -inf, until: float = inf) -> int:
+        """How many were handed over in that time and have no first byte."""
         return sum(
-            answer.began_at is None
+            not answer.settled
             and answer.handed_at is not None
-            and answer.handed_at > handed_after
+            and after < answer.handed_at <= until
             for answer in self._by_inbox.values()
         )
+
+    def settled(self, *, until: float, since: float) -> int:
+        """How many handed over until then had a first byte or an end only since then."""
+        return sum(handed <= until and at > since for handed, at in self._settled)
+
+    def forget_settled(self, before: float) -> None:
+        """Nobody will ask `settled` about earlier times any more."""
+        while self._settled and self._settled[0][1] <= before:
+            self._settled.popleft()
 
     def handed(self) -> int:
         """How many the engine has."""

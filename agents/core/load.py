@@ -4,9 +4,14 @@ Pending requests, not outstanding ones, say whether an engine has room: batch ca
 with request length by an order of magnitude, but a waiting request always means that the batch
 or the KV cache is full now (SkyWalker, section 3.3).
 
-    pending = what the engine said waits
+    pending = what the engine said waits and can still be waiting
             + what was handed over since it said so, has no first byte,
               and does not fit the room it showed
+
+A reading is up to 100 ms old, and an engine counts even a request that it is about to start as
+waiting. Without a correction one glimpse of it makes an idle replica refuse work until the next
+look. So what had no first byte at the reading and has one now (or has ended) no longer waits.
+That takes the waiting requests to be ours; requests of other clients beyond ours stay counted.
 
 Room is `batch_max - running - waiting`, and what fits the free KV cache at the usual size of an
 answer; the smaller of the two. Where an engine shows neither, what was handed over is taken to
@@ -14,18 +19,34 @@ fit: the next reading, at most 100 ms away, tells. An engine that shows no queue
 at all, and only the cap on outstanding requests bounds it.
 """
 
+from dataclasses import dataclass
+
 from agents.core.reading import EngineReading
 
 
-def pending(
-    reading: EngineReading, handed_since: int, tokens_per_answer: float | None
-) -> int | None:
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the agent itself knows of the requests that it handed over."""
+
+    still: int = 0  # before the reading's end, no first byte yet
+    settled: int = 0  # before the reading's end, first byte or end since the reading began
+    since: int = 0  # after the reading began, no first byte yet
+
+
+def pending(reading: EngineReading, handed: Handed, tokens_per_answer: float | None) -> int | None:
     """Requests that wait, by the rule above; None for an engine that shows no queue."""
     if reading.waiting is None:
         return None
+    waiting = still_waiting(reading.waiting, handed)
     space = room(reading, tokens_per_answer)
-    beyond = 0 if space is None else max(0, handed_since - space)
-    return reading.waiting + beyond
+    beyond = 0 if space is None else max(0, handed.since - space)
+    return waiting + beyond
+
+
+def still_waiting(said: int, handed: Handed) -> int:
+    """How many of the requests that the engine said were waiting can be waiting now."""
+    could_wait = max(said, handed.still + handed.settled)
+    return min(said, could_wait - handed.settled)
 
 
 def room(reading: EngineReading, tokens_per_answer: float | None) -> int | None:

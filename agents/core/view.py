@@ -6,6 +6,7 @@ from agents.core import load
 from agents.core.answers import Answer, AnswerTable
 from agents.core.events import AnswerEnded, EngineFailed, EngineRead
 from agents.core.health import EngineHealth
+from agents.core.load import Handed
 from agents.core.prefill import PrefillEstimator, PrefillLine
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from agents.core.served import Served
@@ -35,7 +36,8 @@ class EngineView:
         self.health = EngineHealth()
         self.served = Served()
         self.reading: EngineReading = NOTHING_KNOWN
-        self.read_at: float | None = None
+        self.read_at: float | None = None  # when the last reading began
+        self._seen_at = 0.0  # and when it was here
         self.models: tuple[ModelId, ...] = ()
 
     @property
@@ -48,12 +50,13 @@ class EngineView:
         ours = self.served.prefix_hit_ratio
         return self.reading.prefix_hit_ratio if ours is None else ours
 
-    def read(self, event: EngineRead) -> None:
+    def read(self, event: EngineRead, now: float) -> None:
         reading = event.reading
         if reading.batch_max is None:
             reading = replace(reading, batch_max=self._batch_max)
         self.reading = reading
         self.read_at = event.began_at
+        self._seen_at = now
         if event.models is not None:
             self.models = event.models
         self.health.succeeded()
@@ -63,12 +66,18 @@ class EngineView:
 
     def load(self, answers: AnswerTable) -> Load:
         """Pending and running by the rules in `load`."""
-        handed_since = 0
-        if self.reading.waiting is not None and self.read_at is not None:
-            handed_since = answers.unbegun(self.read_at)
-        pending = load.pending(self.reading, handed_since, self.served.tokens_per_answer)
+        pending = load.pending(self.reading, self._handed(answers), self.served.tokens_per_answer)
         running = answers.handed() if self._counts_own else self.reading.running
         return Load(pending, running)
+
+    def _handed(self, answers: AnswerTable) -> Handed:
+        if self.reading.waiting is None or self.read_at is None:
+            return Handed()
+        return Handed(
+            still=answers.unbegun(until=self._seen_at),
+            settled=answers.settled(until=self._seen_at, since=self.read_at),
+            since=answers.unbegun(after=self.read_at),
+        )
 
     def is_unqueued(self, answers: AnswerTable) -> bool:
         """Whether an answer handed over now has the engine's prefill to itself.
@@ -76,7 +85,7 @@ class EngineView:
         Work is only taken while nothing waits, so all that can stand before it is what was
         handed over a moment ago.
         """
-        return answers.unbegun(float("-inf")) == 0
+        return answers.unbegun() == 0
 
     def learn(self, answer: Answer, event: AnswerEnded, now: float) -> None:
         """Take what a finished answer teaches; partial and unstreamed ones teach less."""

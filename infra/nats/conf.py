@@ -1,17 +1,20 @@
 """nats-server's configuration format, written so that a person can review it.
 
-The format is a superset of JSON (docs.nats.io, "Configuration"): keys need no quotes, and a list
-of texts reads best one a line. Strings are quoted always: bare ones may turn into numbers, sizes
-or variables.
+The format (docs.nats.io, "Configuration") is nearly a superset of JSON: keys need no quotes, a
+list reads best one item a line, but it lacks JSON's unicode escapes. Strings are quoted always:
+bare ones may turn into numbers, sizes or variables.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
 
 INDENT = "  "
+_ESCAPES = str.maketrans(
+    {code: f"\\x{code:02X}" for code in range(0x20)}
+    | {ord(char): escape for char, escape in {'"': '\\"', "\\": "\\\\"}.items()}
+)
 
 
 def to_text(settings: Mapping[str, Value]) -> str:
@@ -22,7 +25,7 @@ def to_text(settings: Mapping[str, Value]) -> str:
 def _value(value: Value, indent: str) -> str:
     inner = indent + INDENT
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return _quoted(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -31,6 +34,10 @@ def _value(value: Value, indent: str) -> str:
         lines = [f"{inner}{key}: {_value(item, inner)}" for key, item in value.items()]
         return _block("{", lines, indent, "}")
     return _block("[", [f"{inner}{_value(item, inner)}" for item in value], indent, "]")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
 
 
 def _block(opening: str, lines: list[str], indent: str, closing: str) -> str:

@@ -1,24 +1,19 @@
 """Who may say and hear what, made from the channel table (`schemas.catalog`) and nothing else.
 
-Three questions are answered here:
-
-- what a *role* may do on its own region's server (agent, router, operator),
-- what region X may say *into* region Y over their leaf link (`spoken`),
-- what must be refused of such a link where only deny lists can be written (`unspoken`).
-
-Into Y, X may put requests to Y, answers to Y's inboxes, and what X says of itself to its peers.
-Everything else would be X speaking in another's name. The last two questions are two faces of one
-set: `unspoken` is every pattern of the table, for every region, that `spoken` leaves out.
+Two questions are answered here: what a *role* may do on its own region's server (agent, router,
+operator), and what region X may say *into* region Y over their leaf link (`spoken`). Into Y, X may
+put requests to Y, answers to Y's inboxes, and what X says of itself to its peers. Everything else
+would be X speaking in another's name.
 
 Rejected: permissions written by hand beside the table (the first subject added to one and not to
 the other is either a hole or an outage), and `allow_responses` (a request whose reply subject is
 no inbox would lend its sender the answerer's voice: whatever is answered goes to inboxes only).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infra.nats.pattern import covers, widest
+from infra.nats.pattern import widest
 from schemas import subjects
 from schemas.catalog import CHANNELS, Channel, Role, channel
 from schemas.ids import RegionId, ReplicaId
@@ -35,10 +30,6 @@ TOOL_INBOXES = (
 )
 CLIENT_INBOXES = f"{TOOL_INBOXES[-1]}.>"
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
-
-# Subjects of NATS itself that no region has business with in another: services, JetStream,
-# key-value buckets, object stores.
-NATS_OWN = ("$JS.>", "$KV.>", "$O.>", "$SRV.>")
 
 SERVICE_VERBS = ("PING", "INFO", "STATS")
 
@@ -134,20 +125,6 @@ def system() -> Permissions:
 def spoken(speaker: RegionId, listener: RegionId) -> tuple[str, ...]:
     """Everything that region `speaker` may say into region `listener`."""
     return widest(_spoken(speaker, listener))
-
-
-def unspoken(
-    speaker: RegionId, listener: RegionId, regions: Collection[RegionId]
-) -> tuple[str, ...]:
-    """What `speaker` has no right to say into `listener`, of all that the mesh has names for."""
-    allowed = spoken(speaker, listener)
-    third = sorted(set(regions) - {speaker, listener})
-    named = [
-        *(pattern for region in third for pattern in subjects.everything(region)),
-        *(_across(row, region) for region in (speaker, listener) for row in CHANNELS),
-        *NATS_OWN,
-    ]
-    return widest(p for p in named if not any(covers(may, p) for may in allowed))
 
 
 def _spoken(speaker: RegionId, listener: RegionId) -> Iterator[str]:

@@ -1,17 +1,20 @@
 """One region's nats-server: its settings, made from the topology.
 
-Leaf links are pairwise. Two halves keep a full mesh of them from echoing, and each alone fails
-(with isolation alone one message circles for ever; with permissions alone the servers see a loop
-and cut the links): the accepting server gives each peer a user that may speak only for itself,
-and both sides keep their other peers' interest out of the link (`isolate_leafnode_interest`,
-`request_isolation`).
+Regions are joined pairwise by leaf links, and each link ends, on both sides, in an account that
+holds nothing else (`LINK-<peer>`). What of it reaches the region's own account `MESH`, and what
+goes out, is listed there as stream exports and imports, one for each pattern that
+`permissions.spoken` gives. So each side guards itself with a list of what is allowed, whatever the
+other side sends or asks for, and nothing can pass from one peer to the next. The accepting side
+says the same once more as the permissions of the user that the peer logs in as: a peer that
+ignores them is cut off.
 
-Each side also guards itself, for the other may be broken or bought. The acceptor's guard is its
-allow-list; a remote can only deny, so the solicitor denies everything the mesh has a name for and
-the peer no right to say (`deny_imports`) or hear (`deny_exports`).
-
-Rejected: a hub that all regions join (its loss parts them all, and two hops cost two round trips),
-and gateways (they need TLS or shared cluster credentials and know no per-region permissions).
+Rejected:
+- every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
+  side has then only deny lists, and a subject that it denies to come in may not go out either:
+  once a wildcard subscription meets a `deny_imports`, the server applies that list to deliveries
+  *to* the peer too [tried, 2.15.1]. A region could forge its peers' own digests.
+- a hub that all regions join: its loss parts them all, and two hops cost two round trips.
+- gateways: one interest graph over all regions, and no permissions per region.
 """
 
 from collections.abc import Iterator, Mapping
@@ -85,6 +88,11 @@ def link_user(acceptor: RegionId, solicitor: RegionId) -> User:
     return User(f"{acceptor}/link-{solicitor}", f"link-{solicitor}")
 
 
+def link_account(peer: RegionId) -> str:
+    """The account that holds nothing but the link to one peer."""
+    return f"LINK-{peer}"
+
+
 def users(topology: Topology) -> Iterator[User]:
     """Everyone who needs a password."""
     for name, region in topology.regions.items():
@@ -112,19 +120,48 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
             "max_memory_store": limits.jetstream_memory_mib * MEBIBYTE,
             "max_file_store": limits.jetstream_disk_mib * MEBIBYTE,
         },
-        "accounts": {
-            ACCOUNT: {
-                "jetstream": "enabled",
-                "users": [
-                    *_client_users(name, region, site),
-                    *_link_users(topology, name, site),
-                ],
-            },
-            SYSTEM_ACCOUNT: {"users": [_user(system_user(name), permissions.system(), site)]},
-        },
+        "accounts": _accounts(topology, name, site),
         "system_account": SYSTEM_ACCOUNT,
         **_leafnodes(topology, name, site),
     }
+
+
+def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
+    peers = topology.peers(name)
+    said_to = {peer: permissions.spoken(name, peer) for peer in peers}
+    heard_from = {peer: permissions.spoken(peer, name) for peer in peers}
+    links: dict[str, Value] = {
+        link_account(peer): {
+            "users": _link_users(topology, name, peer, site),
+            "exports": [_export(subject, [ACCOUNT]) for subject in heard_from[peer]],
+            "imports": [_import(subject, ACCOUNT) for subject in said_to[peer]],
+        }
+        for peer in peers
+    }
+    listeners: dict[str, list[str]] = {}
+    for peer, said in said_to.items():
+        for subject in said:
+            listeners.setdefault(subject, []).append(link_account(peer))
+    mesh: dict[str, Value] = {
+        "jetstream": "enabled",
+        "users": [*_client_users(name, topology.region(name), site)],
+        "exports": [_export(subject, to) for subject, to in sorted(listeners.items())],
+        "imports": [
+            _import(subject, link_account(peer))
+            for peer, heard in heard_from.items()
+            for subject in heard
+        ],
+    }
+    system = {"users": [_user(system_user(name), permissions.system(), site)]}
+    return {ACCOUNT: mesh, **links, SYSTEM_ACCOUNT: system}
+
+
+def _export(subject: str, to: list[str]) -> Value:
+    return {"stream": subject, "accounts": to}
+
+
+def _import(subject: str, account: str) -> Value:
+    return {"stream": {"account": account, "subject": subject}}
 
 
 def _client_users(name: RegionId, region: Region, site: Site) -> Iterator[Value]:
@@ -134,14 +171,15 @@ def _client_users(name: RegionId, region: Region, site: Site) -> Iterator[Value]
         yield _user(agent_user(name, replica), permissions.agent(name, replica), site)
 
 
-def _link_users(topology: Topology, acceptor: RegionId, site: Site) -> Iterator[Value]:
-    for solicitor in _solicitors(topology, acceptor):
-        # Seen from the server that accepts: what its user publishes comes in over the link.
-        allowed = Permissions(
-            publish=permissions.spoken(solicitor, acceptor),
-            subscribe=permissions.spoken(acceptor, solicitor),
-        )
-        yield _user(link_user(acceptor, solicitor), allowed, site, connection="LEAFNODE")
+def _link_users(topology: Topology, name: RegionId, peer: RegionId, site: Site) -> list[Value]:
+    """Whom the peer's server logs in as, if it is the one to dial."""
+    if topology.link(name, peer).acceptor != name:
+        return []
+    # Seen from the server that accepts: what its user publishes comes in over the link.
+    allowed = Permissions(
+        publish=permissions.spoken(peer, name), subscribe=permissions.spoken(name, peer)
+    )
+    return [_user(link_user(name, peer), allowed, site, connection="LEAFNODE")]
 
 
 def _user(
@@ -162,20 +200,22 @@ def _user(
 
 
 def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
-    accepts = any(_solicitors(topology, name))
-    remotes = [_remote(topology, name, acceptor, site) for acceptor in _acceptors(topology, name)]
-    if not accepts and not remotes:
-        return {}
+    links = [topology.link(name, peer) for peer in topology.peers(name)]
+    acceptors = [link.acceptor for link in links if link.solicitor == name]
     listener: dict[str, Value] = {
         "listen": str(topology.region(name).leaf.listen),
         "no_advertise": True,
     }
+    if not links:
+        return {}
     return {
         "leafnodes": {
-            **(listener if accepts else {}),
+            **(listener if len(acceptors) < len(links) else {}),
+            # Accounts keep links apart already. This, and request_isolation, keeps one copy of a
+            # message one copy even where somebody binds two links to one account by hand.
             "isolate_leafnode_interest": True,
             "reconnect": LEAF_RECONNECT,
-            "remotes": remotes,
+            "remotes": [_remote(topology, name, acceptor, site) for acceptor in acceptors],
         }
     }
 
@@ -185,27 +225,8 @@ def _remote(
 ) -> dict[str, Value]:
     user = link_user(acceptor, solicitor)
     address = site.leaf_addresses.get((solicitor, acceptor), topology.region(acceptor).leaf)
-    regions = topology.regions.keys()
     return {
         "url": f"nats-leaf://{user.name}:{site.passwords[user.key]}@{address}",
-        "account": ACCOUNT,
+        "account": link_account(acceptor),
         "request_isolation": True,
-        "deny_imports": permissions.unspoken(acceptor, solicitor, regions),
-        "deny_exports": permissions.unspoken(solicitor, acceptor, regions),
     }
-
-
-def _solicitors(topology: Topology, acceptor: RegionId) -> list[RegionId]:
-    return [
-        peer
-        for peer in topology.peers(acceptor)
-        if topology.link(acceptor, peer).acceptor == acceptor
-    ]
-
-
-def _acceptors(topology: Topology, solicitor: RegionId) -> list[RegionId]:
-    return [
-        peer
-        for peer in topology.peers(solicitor)
-        if topology.link(solicitor, peer).solicitor == solicitor
-    ]

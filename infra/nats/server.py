@@ -1,10 +1,11 @@
 """The nats-server program of this machine: which one, and whether it is new enough.
 
 A server that the machine's owner installed is preferred to the packaged one: it gets the owner's
-updates. 2.12.7 is the oldest that keeps regions apart: `isolate_leafnode_interest` and
+updates. 2.12.7 is the oldest that guards a leaf link twice: `isolate_leafnode_interest` and
 `request_isolation` came with 2.12.0, but only since 2.12.7 does a server check *messages* that
-arrive over a leaf link against the link's permissions. Before, it checked interest alone, and a
-peer's altered server could speak in any name [tried: 2.12.6 passes such messages, 2.12.7 doesn't].
+arrive over a leaf link against the link's permissions and cut off a peer that ignores them;
+before, it checked interest alone [tried: 2.11.11, 2.12.0 and 2.12.6 let such a peer go on, 2.12.7
+and 2.15.1 don't].
 """
 
 import os

@@ -8,12 +8,13 @@ import click
 import uvloop
 from rich.console import Console
 
+from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
-from infra.topology import DEFAULT_FILE, REPLICAS_MAX, TopologyError
+from infra.topology import DEFAULT_FILE, TopologyError
 from mesh.core.policies import POLICIES
 from mesh.demo.child import GaveUp
-from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import StateInUse
 
@@ -44,15 +45,20 @@ def _given_engine(text: str) -> GivenEngine:
 )
 @click.option(
     "--replicas",
-    type=click.IntRange(1, REPLICAS_MAX),
+    type=click.IntRange(1, REPLICAS_HERE_MAX),
     help="Simulated replicas per region, instead of those in the configuration.",
 )
 @click.option(
     "--time-scale",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0, 1000, min_open=True),
     default=1.0,
     show_default=True,
     help="How many times faster than their hardware the simulated engines run.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    help="Which hardware and model the simulated engines imitate; an A100 if not given.",
 )
 @click.option(
     "--engine",
@@ -91,6 +97,7 @@ def command(
     config: Path,
     replicas: int | None,
     time_scale: float,
+    profile: str | None,
     engines: tuple[GivenEngine, ...],
     engine_kind: str,
     policy: str | None,
@@ -104,12 +111,15 @@ def command(
     """
     if engines and replicas is not None:
         raise click.UsageError("each --engine is one replica: leave out --replicas")
+    if engines and profile is not None:
+        raise click.UsageError("--profile is of simulated engines: leave it out with --engine")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = Options(
         config=config.absolute(),
         state=state,
         replicas=replicas,
         time_scale=time_scale,
+        profile=profile,
         engines=engines,
         engine_kind=EngineKind(engine_kind),
         policy=policy,

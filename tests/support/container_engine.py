@@ -1,10 +1,10 @@
 """What happens to the tests marked `containers` where no container engine answers.
 
 On a laptop they are deselected, and the run's last lines say how many and why. In CI
-(`CI=true`) nothing is deselected: `engine_problem` fails them, because a check that silently
-stops running is worse than one that fails.
+(`CI=true`) they fail: a check that silently stops running is worse than one that fails.
 """
 
+import functools
 import gc
 import os
 import warnings
@@ -18,6 +18,7 @@ DESELECTED = pytest.StashKey[str]()
 WORKER_KEY = "container_tests_deselected"
 
 
+@functools.cache
 def engine_problem() -> str | None:
     """Why no container engine can be used, or None when one answers."""
     import docker
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(
     config.stash[DESELECTED] = line
     if hasattr(config, "workeroutput"):
         config.workeroutput[WORKER_KEY] = line
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("containers") and (problem := engine_problem()):
+        pytest.fail(f"no container engine answers ({problem}): run .ci/container-engine make test")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -236,6 +236,29 @@ def test_what_was_handed_over_since_the_reading_counts_beyond_the_room() -> None
     assert (bench.beat.pending, bench.beat.full) == (0, False)
 
 
+def test_a_glimpse_of_a_request_that_waits_is_forgotten_when_it_has_begun(bench) -> None:
+    bench.work(1)
+    bench.now += 0.01
+    bench.read(EngineReading(waiting=1, running=0))
+    assert (bench.beat.pending, bench.beat.full) == (1, True)
+    bench.now += 0.01
+    bench.feed(events.AnswerBegan(inbox(1)))
+    assert (bench.beat.pending, bench.beat.full) == (0, False)
+    bench.end(1)
+    only(bench.work(2), effects.Hand)
+
+
+def test_a_reading_that_is_late_does_not_bring_back_what_has_ended(bench) -> None:
+    bench.work(1)
+    bench.now += 0.01
+    began_at = bench.now
+    bench.now += 0.01
+    bench.feed(events.AnswerBegan(inbox(1)))
+    bench.end(1)
+    bench.feed(events.EngineRead(began_at, EngineReading(waiting=1, running=0), None))
+    assert (bench.beat.pending, bench.beat.full) == (0, False)
+
+
 def test_an_engine_without_counts_is_bounded_by_what_it_was_handed() -> None:
     bench = Bench(counts_own=True, engine="openai", outstanding_max=2)
     bench.read(NOTHING_KNOWN)

@@ -19,9 +19,9 @@ def test_bodies_are_held_until_the_first_byte() -> None:
     table.begin(a, 1.0)
     table.begin(a, 2.0)
     assert (table.held_bytes, a.began_at) == (5, 1.0)
-    table.remove("a")
-    table.remove("b")
-    table.remove("b")
+    table.remove(a)
+    table.settle(b, 3.0)
+    table.remove(b)
     assert (table.held_bytes, len(table)) == (0, 0)
 
 
@@ -32,6 +32,21 @@ def test_unbegun_counts_what_was_handed_later_and_has_no_byte() -> None:
         entry.handed_at = handed_at
         table.add(entry)
     table.begin(table.get("c"), 4.0)
-    assert table.unbegun(1.0) == 1
-    assert table.unbegun(float("-inf")) == 2
+    assert table.unbegun() == 2
+    assert table.unbegun(after=1.0) == 1
+    assert table.unbegun(until=1.0) == 1
     assert table.handed() == 3
+
+
+def test_settled_is_remembered_for_a_while() -> None:
+    table = AnswerTable()
+    for inbox, handed_at, settled_at in (("a", 1.0, 2.0), ("b", 1.5, 4.0), ("c", 3.5, 5.0)):
+        entry = answer(inbox, 1)
+        entry.handed_at = handed_at
+        table.add(entry)
+        table.settle(entry, settled_at)
+        table.settle(entry, settled_at + 9.0)
+    assert table.settled(until=3.0, since=1.0) == 2
+    assert table.settled(until=3.0, since=3.0) == 1
+    table.forget_settled(4.0)
+    assert table.settled(until=9.0, since=0.0) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.core.load import full, occupancy, pending, room
+from agents.core.load import Handed, full, occupancy, pending, room, still_waiting
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 
 
@@ -26,7 +26,25 @@ def reading(**known) -> EngineReading:
     ],
 )
 def test_pending(look, handed_since, tokens, expected) -> None:
-    assert pending(look, handed_since, tokens) == expected
+    assert pending(look, Handed(since=handed_since), tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "still", "settled", "expected"),
+    [
+        (0, 0, 0, 0),
+        (1, 1, 0, 1),  # nothing happened since
+        (1, 0, 1, 0),  # the one that waited has its first byte
+        (2, 1, 1, 1),
+        (2, 3, 1, 2),  # others were prefilling: any of them may be the one
+        (2, 1, 3, 1),  # more than the waiting ones have begun
+        (5, 0, 1, 4),  # requests of other clients wait too
+        (5, 0, 0, 5),
+        (3, 0, 9, 0),
+    ],
+)
+def test_what_can_still_be_waiting(said, still, settled, expected) -> None:
+    assert still_waiting(said, Handed(still=still, settled=settled)) == expected
 
 
 def test_the_smaller_room_counts() -> None:

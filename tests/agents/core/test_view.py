@@ -21,15 +21,15 @@ def handed(inbox: str, at: float) -> Answer:
 
 def test_the_operators_batch_size_fills_in_for_a_silent_page_only() -> None:
     view = EngineView(batch_max=8, counts_own=False)
-    view.read(EngineRead(1.0, EngineReading(running=1), ("m",)))
+    view.read(EngineRead(1.0, EngineReading(running=1), ("m",)), 1.0)
     assert view.reading.batch_max == 8
-    view.read(EngineRead(2.0, EngineReading(batch_max=16), None))
+    view.read(EngineRead(2.0, EngineReading(batch_max=16), None), 2.0)
     assert (view.reading.batch_max, view.models) == (16, ("m",))
 
 
 def test_what_was_handed_before_the_look_began_is_in_the_look() -> None:
     view, answers = EngineView(batch_max=1, counts_own=False), AnswerTable()
-    view.read(EngineRead(5.0, EngineReading(waiting=0, running=1), ("m",)))
+    view.read(EngineRead(5.0, EngineReading(waiting=0, running=1), ("m",)), 5.0)
     answers.add(handed("a", 4.9))
     assert view.load(answers) == Load(0, 1)
     answers.add(handed("b", 5.1))
@@ -57,7 +57,7 @@ def test_decode_rates_come_from_whole_streams(outcome, streamed, learned) -> Non
 
 def test_the_agents_own_hit_ratio_goes_before_the_engines() -> None:
     view = EngineView(batch_max=None, counts_own=False)
-    view.read(EngineRead(1.0, EngineReading(prefix_hit_ratio=0.9), ("m",)))
+    view.read(EngineRead(1.0, EngineReading(prefix_hit_ratio=0.9), ("m",)), 1.0)
     assert view.prefix_hit_ratio == 0.9
     view.served.add(Usage(10, 1, 2), None)
     assert view.prefix_hit_ratio == 0.1

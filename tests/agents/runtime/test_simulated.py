@@ -1,0 +1,100 @@
+"""The agent beside the simulated engine: its pages, its queue, its speed and its aborts."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from agents.config import AgentConfig
+from agents.runtime.process import Stop, run
+from agents.simserver.pages import PageKind
+from schemas import subjects
+from schemas.exchange import H_MODEL, Outcome, Refusal
+from schemas.state import ReplicaState
+from tests.agents.asker import REGION, REPLICA, Asker, asking
+from tests.agents.simserver.support import MODEL, config, running
+
+HEADERS = {H_MODEL: subjects.encode_model(MODEL)}
+
+
+@contextlib.asynccontextmanager
+async def beside(nats_server, kind: str, **engine) -> AsyncIterator[Asker]:
+    async with running(config(**engine)) as server, asking(nats_server.url) as asker:
+        settings = AgentConfig(
+            region=REGION,
+            replica=REPLICA,
+            engine_kind=kind,
+            engine_url=server.url,
+            nats_url=nats_server.url,
+            read_interval_ms=10,
+        )
+        stop = Stop()
+        task = asyncio.create_task(run(settings, time.monotonic, time.time_ns(), stop))
+        try:
+            await asker.state(state=ReplicaState.READY)
+            yield asker
+        finally:
+            stop.ask()
+            stop.ask()
+            await task
+
+
+def body(dice: random.Random, tokens: int, answer_tokens: int) -> bytes:
+    return orjson.dumps(
+        {
+            "model": MODEL,
+            "prompt": dice.randbytes(2 * tokens).hex(),
+            "max_tokens": answer_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+@pytest.mark.parametrize(("kind", "page"), [("vllm", PageKind.VLLM), ("sglang", PageKind.SGLANG)])
+async def test_its_metrics_are_understood(nats_server, kind, page) -> None:
+    async with beside(nats_server, kind, metrics=page, kv_tokens=8000) as asker:
+        beat = asker.beats[-1]
+        assert (beat.pending, beat.running, beat.kv_used_ratio) == (0, 0, 0.0)
+        assert beat.kv_capacity_tokens == pytest.approx(8000, rel=0.01)
+        inbox = await asker.ask(1, body(random.Random(1), 200, 400), **HEADERS)
+        beat = await asker.state(running=1)
+        assert 0.0 < beat.kv_used_ratio < 0.2
+        end = await asker.answer(inbox)
+        assert (end.outcome, end.completion_tokens) == (Outcome.DONE, 400)
+        beat = await asker.state(running=0, outstanding=0)
+        assert beat.decode_tokens_per_s is not None
+
+
+async def test_its_prefill_speed_is_learned(nats_server) -> None:
+    """The profile: 512 tokens in 300 ms, in chunks of 512; ten times faster here."""
+    seed = time.time_ns()
+    print("seed", seed)
+    dice = random.Random(seed)
+    async with beside(nats_server, "vllm", time_scale=10.0) as asker:
+        for number in range(16):
+            tokens = 128 * (number % 6 + 1)
+            inbox = await asker.ask(number, body(dice, tokens, 2), **HEADERS)
+            end = await asker.answer(inbox)
+            assert end.prompt_tokens == pytest.approx(tokens, rel=0.1)
+        beat = await asker.state(outstanding=0)
+    assert beat.prefill_s_per_token == pytest.approx(0.300 / 512 / 10, rel=0.5)
+
+
+async def test_its_queue_makes_the_agent_refuse(nats_server) -> None:
+    dice = random.Random(1)
+    async with beside(nats_server, "vllm", max_seqs=2) as asker:
+        inboxes = [await asker.ask(n, body(dice, 50, 4000), **HEADERS) for n in range(3)]
+        beat = await asker.state(full=True, running=2)
+        assert beat.pending >= 1
+        refused = await asker.refusal(await asker.ask(9, body(dice, 50, 1), **HEADERS))
+        assert refused.reason == Refusal.FULL
+        for inbox in inboxes:
+            await asker.cancel(inbox)
+        beat = await asker.state(outstanding=0, running=0, pending=0)
+        assert not beat.full

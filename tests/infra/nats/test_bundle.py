@@ -1,0 +1,137 @@
+"""The rendered files: who gets which, that they stay, and that the server takes them."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from infra import topology
+from infra.address import Address
+from infra.nats import bundle, server
+from infra.topology import DEFAULT_FILE, Topology, parse
+
+
+@pytest.fixture
+def demo() -> Topology:
+    return topology.load(DEFAULT_FILE)
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def with_us_replicas(count: int) -> Topology:
+    return parse(DEFAULT_FILE.read_text().replace("replicas = 4 ", f"replicas = {count} ", 1), "t")
+
+
+def test_the_server_takes_every_configuration(tmp_path, demo: Topology):
+    binary = server.find()
+    for files in bundle.write(demo, tmp_path).values():
+        server.check_config(binary, files.config)
+
+
+def test_a_single_region_needs_no_links(tmp_path):
+    alone = parse(DEFAULT_FILE.read_text().split("[regions.eu]")[0], "t")
+    files = bundle.write(alone, tmp_path)
+    server.check_config(server.find(), files["us"].config)
+    assert "leafnodes" not in files["us"].config.read_text()
+
+
+def test_every_process_has_its_own_file_and_only_its_owner_reads_it(tmp_path, demo: Topology):
+    bundle.write(demo, tmp_path)
+    users = ["router", "operator", "system", *(f"agent-us-{n}" for n in range(4))]
+    credentials = tmp_path / "us" / "credentials"
+    assert sorted(path.stem for path in credentials.iterdir()) == sorted(users)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {0o600}
+
+
+def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topology):
+    files = bundle.write(demo, tmp_path)
+    lines = files["us"].credentials["agent-us-0"].read_text().splitlines()
+    variables = dict(line.split("=", 1) for line in lines)
+    password = variables.pop("NATS_PASSWORD")
+    assert variables == {
+        "NATS_URL": "nats://127.0.0.1:4101",
+        "NATS_USER": "agent-us-0",
+        "MESH_REGION": "us",
+    }
+    assert password in files["us"].config.read_text()
+
+
+def test_a_region_knows_no_secret_of_another_but_its_links(tmp_path, demo: Topology):
+    files = bundle.write(demo, tmp_path)
+    us = files["us"].config.read_text()
+    for user, path in files["eu"].credentials.items():
+        password = path.read_text().split("NATS_PASSWORD=")[1].split()[0]
+        assert password not in us, user
+
+
+def test_rendering_again_gives_the_same_bytes(tmp_path, demo: Topology):
+    bundle.write(demo, tmp_path)
+    before = contents(tmp_path)
+    bundle.write(demo, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_new_replica_changes_nobody_elses_file(tmp_path, demo: Topology):
+    bundle.write(demo, tmp_path)
+    before = contents(tmp_path)
+    bundle.write(with_us_replicas(5), tmp_path)
+    after = contents(tmp_path)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {"passwords.json", "us/nats.conf", "us/credentials/agent-us-4.env"}
+
+
+def test_a_replica_that_is_gone_leaves_no_credentials(tmp_path, demo: Topology):
+    bundle.write(demo, tmp_path)
+    bundle.write(with_us_replicas(1), tmp_path)
+    left = {path.stem for path in (tmp_path / "us" / "credentials").glob("agent-*")}
+    assert left == {"agent-us-0"}
+    assert "agent-us-3" not in (tmp_path / "us" / "nats.conf").read_text()
+
+
+def test_rotate_gives_everybody_a_new_password(tmp_path, demo: Topology):
+    bundle.write(demo, tmp_path)
+    before = contents(tmp_path)
+    bundle.write(demo, tmp_path, rotate=True)
+    after = contents(tmp_path)
+    assert before.keys() == after.keys()
+    assert all(after[name] != before[name] for name in before)
+
+
+def test_a_proxied_link_is_dialled_where_the_proxy_listens(tmp_path, demo: Topology):
+    proxied = {("us", "eu"): Address("127.0.0.1", 5555)}
+    files = bundle.write(demo, tmp_path, leaf_addresses=proxied)
+    us, eu = files["us"].config.read_text(), files["eu"].config.read_text()
+    assert "@127.0.0.1:5555" in us
+    assert "@127.0.0.1:4202" not in us
+    assert "@127.0.0.1:4203" in us, "the other link goes straight"
+    assert 'listen: "127.0.0.1:4202"' in eu
+
+
+def test_state_is_kept_where_asked(tmp_path, demo: Topology):
+    files = bundle.write(demo, tmp_path / "out", state_directory=tmp_path / "state")
+    assert f'store_dir: "{tmp_path}/state/us"' in files["us"].config.read_text()
+
+
+def test_a_named_host_is_dialled_by_name_and_served_on_every_interface(tmp_path):
+    named = parse(DEFAULT_FILE.read_text().replace("127.0.0.1:4203", "ap.example.com:4203"), "t")
+    files = bundle.write(named, tmp_path)
+    assert "@ap.example.com:4203" in files["us"].config.read_text()
+    assert 'listen: "0.0.0.0:4203"' in files["ap"].config.read_text()
+
+
+def test_limits_and_monitoring_are_those_of_the_file(tmp_path):
+    text = DEFAULT_FILE.read_text().replace(
+        'leaf = "127.0.0.1:4201"', 'leaf = "127.0.0.1:4201"\nmonitor = "127.0.0.1:8222"'
+    )
+    files = bundle.write(parse(text + "[nats]\nmax_payload_mib = 16\n", "t"), tmp_path)
+    config = files["us"].config.read_text()
+    assert "max_payload: 16777216\n" in config
+    assert 'http: "127.0.0.1:8222"\n' in config
+    assert "\nhttp:" not in files["eu"].config.read_text()

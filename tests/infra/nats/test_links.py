@@ -1,0 +1,269 @@
+"""Three linked regions: everything arrives once, and nobody speaks or hears in another's name."""
+
+import asyncio
+import collections
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from infra import bus
+from infra.nats import permissions
+from infra.nats.region_config import ACCOUNT
+from schemas import subjects
+from tests.support.link_speech import concrete, unspoken
+from tests.support.nats_regions import NatsRegions, running_regions
+
+TIMEOUT_S = 10
+REGIONS = ("ap", "eu", "us")
+PAIRS = list(itertools.permutations(REGIONS, 2))
+TAP = "tap"  # a user of every test server whom nothing is forbidden
+
+
+def add_tap(tree: dict[str, Any]) -> None:
+    tree["accounts"][ACCOUNT]["users"].append({"user": TAP, "password": TAP})
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory) -> Iterator[NatsRegions]:
+    """As rendered, but for the tap."""
+    with running_regions(
+        tmp_path_factory.mktemp("mesh"), edit=lambda _, tree: add_tap(tree)
+    ) as regions:
+        yield regions
+
+
+@pytest.fixture(scope="module", params=REGIONS)
+def bought(request, tmp_path_factory) -> Iterator[tuple[str, NatsRegions]]:
+    """One region whose server has dropped every guard at its end of its links."""
+
+    def edit(name: str, tree: dict[str, Any]) -> None:
+        if name == request.param:
+            drop_guards(tree)
+        add_tap(tree)
+
+    with running_regions(tmp_path_factory.mktemp("bought"), edit=edit) as regions:
+        yield request.param, regions
+
+
+def drop_guards(tree: dict[str, Any]) -> None:
+    """Every peer's link ends in the region's own account, and nothing is forbidden there."""
+    accounts, mesh = tree["accounts"], tree["accounts"][ACCOUNT]
+    for name in [name for name in accounts if name.startswith("LINK-")]:
+        mesh["users"] += accounts.pop(name)["users"]
+    for user in mesh["users"]:
+        del user["permissions"]
+    del mesh["exports"], mesh["imports"]
+    for remote in tree["leafnodes"]["remotes"]:
+        remote["account"] = ACCOUNT
+
+
+class Taps:
+    """One all-powerful client a region, and everything that each has heard."""
+
+    def __init__(self, mesh: NatsRegions) -> None:
+        self._mesh = mesh
+        self.clients: dict[str, Client] = {}
+        self.heard: dict[str, collections.Counter[str]] = {}
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> "Taps":
+        for region in REGIONS:
+            url = self._mesh.address(region, "router").url
+            self.clients[region] = await bus.connect(
+                bus.BusAddress(url, TAP, TAP), name=TAP, inbox_prefix=subjects.inboxes(region)[:-2]
+            )
+            self.heard[region] = collections.Counter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self.clients.values():
+            await client.close()
+
+    async def listen(self, region: str, pattern: str) -> None:
+        async def note(message: Msg) -> None:
+            async with self._changed:
+                self.heard[region][message.subject] += 1
+                self._changed.notify_all()
+
+        await self.clients[region].subscribe(pattern, cb=note)
+        await self.clients[region].flush()
+
+    async def say(self, region: str, said: list[str]) -> None:
+        for subject in said:
+            await self.clients[region].publish(subject, b"said")
+        await self.clients[region].flush()
+
+    async def fence(self, speaker: str, listener: str) -> None:
+        """All that `speaker` said before has arrived at `listener` or never will.
+
+        A link keeps order. The subject is a digest or a sign of life that the speaker may send;
+        it is repeated until it arrives, because interest takes a moment to cross a new link.
+        """
+        subject = subjects.alive(speaker, f"fence-{listener}")
+        before = self.heard[listener][subject]
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.heard[listener][subject] == before:
+                await self.say(speaker, [subject])
+                try:
+                    async with asyncio.timeout(0.1), self._changed:
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+
+    def heard_of(self, region: str, said: list[str]) -> set[str]:
+        return {subject for subject in said if self.heard[region][subject]}
+
+
+@pytest.mark.parametrize("speaker", REGIONS)
+async def test_one_copy_of_a_message_arrives_in_every_region(mesh: NatsRegions, speaker: str):
+    peers = [region for region in REGIONS if region != speaker]
+    said = [subjects.alive(speaker, f"r{number}") for number in range(200)]
+    async with Taps(mesh) as taps:
+        for region in REGIONS:
+            await taps.listen(region, subjects.alive("*", "*"))
+        for region in peers:
+            await taps.fence(speaker, region)
+        await taps.say(speaker, said)
+        for region in peers:
+            await taps.fence(speaker, region)
+        # Copies relayed by a third region would be on the peers' link: wait for that link too.
+        for pair in itertools.permutations(peers):
+            await taps.fence(*pair)
+        for region in REGIONS:
+            assert {taps.heard[region][subject] for subject in said} == {1}, region
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS)
+async def test_a_request_to_a_peer_streams_its_answer_straight_back(
+    mesh: NatsRegions, here: str, there: str
+):
+    prefix = subjects.inbox_prefix(here, "r1")
+    asking = await mesh.connect(here, "router", inbox_prefix=prefix)
+    placing = await mesh.connect(there, "router", inbox_prefix=subjects.inbox_prefix(there, "r1"))
+    agent = await mesh.connect(there, f"agent-{there}-0")
+
+    async def place(message: Msg) -> None:
+        work = subjects.work(there, f"{there}-0")
+        await placing.publish(work, message.data, reply=message.reply)
+
+    async def answer(message: Msg) -> None:
+        for number in range(50):
+            await agent.publish(message.reply, b"%d" % number)
+
+    await placing.subscribe(subjects.ingress(there), queue=subjects.QUEUE_ROUTERS, cb=place)
+    await agent.subscribe(subjects.work(there, f"{there}-0"), queue=subjects.QUEUE_AGENT, cb=answer)
+    await placing.flush()
+    await agent.flush()
+    inbox = subjects.inbox(here, "r1", 7)
+    answers = await asking.subscribe(inbox)
+    await until_answered(asking, subjects.ping(there), placing)
+    await asking.publish(subjects.ingress(there), b"prompt", reply=inbox)
+    got = [(await answers.next_msg(timeout=TIMEOUT_S)).data for _ in range(50)]
+    assert got == [b"%d" % number for number in range(50)]
+    for client in (asking, placing, agent):
+        await client.close()
+
+
+async def until_answered(asking: Client, ping: str, answering: Client) -> None:
+    """Ping until the answer comes: then interest has crossed the link in both directions."""
+
+    async def echo(message: Msg) -> None:
+        await message.respond(message.data)
+
+    await answering.subscribe(ping, queue=subjects.QUEUE_ROUTERS, cb=echo)
+    await answering.flush()
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                reply = await asking.request(ping, b"12345678", timeout=1)
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                continue
+            assert reply.data == b"12345678"
+            return
+
+
+async def test_links_carry_exactly_what_may_be_said(mesh: NatsRegions):
+    """Between honest servers, whoever is logged in there."""
+    async with Taps(mesh) as taps:
+        for region in REGIONS:
+            await taps.listen(region, ">")
+        for speaker, listener in PAIRS:
+            await assert_only_spoken_arrives(taps, speaker, listener)
+
+
+async def test_a_bought_server_can_speak_in_no_other_name(bought: tuple[str, NatsRegions]):
+    region, mesh = bought
+    async with Taps(mesh) as taps:
+        for peer in mesh.topology.peers(region):
+            await taps.listen(peer, ">")
+            await assert_only_spoken_arrives(taps, region, peer)
+
+
+async def test_a_bought_server_hears_nothing_more(bought: tuple[str, NatsRegions]):
+    """Not the prompts of its peers' work, nor their answers to their own clients."""
+    region, mesh = bought
+    async with Taps(mesh) as taps:
+        await taps.listen(region, ">")
+        for peer in mesh.topology.peers(region):
+            await assert_only_spoken_arrives(taps, peer, region)
+
+
+async def assert_only_spoken_arrives(taps: Taps, speaker: str, listener: str) -> None:
+    spoken = concrete(permissions.spoken(speaker, listener))
+    forbidden = concrete(unspoken(speaker, listener, REGIONS))
+    await taps.fence(speaker, listener)
+    taps.heard[listener].clear()
+    await taps.say(speaker, [*forbidden, *spoken])
+    await taps.fence(speaker, listener)
+    assert taps.heard_of(listener, forbidden) == set()
+    assert taps.heard_of(listener, spoken) == set(spoken)
+
+
+@pytest.mark.parametrize("forged", concrete(unspoken("us", "eu", REGIONS)))
+async def test_a_peer_that_ignores_what_it_was_told_is_cut_off(mesh: NatsRegions, forged: str):
+    """A soliciting server that sends what the acceptor told it not to, spoken here by hand."""
+    remote = next(r for r in remotes_of(mesh, "us") if "link-us" in r and port_of(mesh, "eu") in r)
+    user, password = remote.removeprefix("nats-leaf://").split("@")[0].split(":")
+    async with Taps(mesh) as taps:
+        await taps.listen("eu", ">")
+        address = mesh.topology.region("eu").leaf
+        reader, writer = await asyncio.open_connection(*address)
+        assert (await reader.readline()).startswith(b"INFO ")
+        hello = {
+            "user": user,
+            "pass": password,
+            "name": "forger",
+            "server_id": "F",
+            "headers": True,
+        }
+        writer.write(b"CONNECT " + json.dumps(hello).encode() + b"\r\nPING\r\n")
+        await until_line(reader, b"PONG")
+        allowed = subjects.alive("us", "r9")
+        for subject in (allowed, forged):
+            writer.write(f"LMSG {subject} 6\r\nforged\r\n".encode())
+        assert b"Permissions Violation for Publish" in await until_line(reader, b"-ERR")
+        writer.close()
+        await taps.fence("ap", "eu")
+        assert taps.heard_of("eu", [allowed, forged]) == {allowed}
+
+
+async def until_line(reader: asyncio.StreamReader, start: bytes) -> bytes:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (line := await reader.readline()).startswith(start):
+            assert line, f"the server hung up before {start!r}"
+        return line
+
+
+def port_of(mesh: NatsRegions, region: str) -> str:
+    return f":{mesh.topology.region(region).leaf.port}"
+
+
+def remotes_of(mesh: NatsRegions, region: str) -> list[str]:
+    text = mesh.files[region].config.read_text()
+    return [line.split('"')[1] for line in text.splitlines() if "nats-leaf://" in line]

@@ -1,0 +1,43 @@
+"""What a region must not be able to say to a peer: every name that it has no right to."""
+
+from collections.abc import Collection
+
+from infra.nats import permissions
+from infra.nats.pattern import covers, widest
+from schemas import subjects
+from schemas.catalog import CHANNELS
+
+# Subjects of NATS itself: services, JetStream, key-value buckets, object stores, system events.
+NATS_OWN = ("$JS.>", "$KV.>", "$O.>", "$SRV.>", "$SYS.>", "anything.else")
+
+
+def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str, ...]:
+    """All patterns of the channel table, for every region, that `spoken` leaves out."""
+    allowed = permissions.spoken(speaker, listener)
+    named = [
+        *(row.subject(region=region) for region in (speaker, listener) for row in CHANNELS),
+        *(subjects.inboxes(region) for region in (speaker, listener)),
+        *(
+            pattern
+            for third in sorted(set(regions) - {speaker, listener})
+            for pattern in subjects.everything(third)
+        ),
+        *NATS_OWN,
+    ]
+    return widest(p for p in named if not any(covers(may, p) for may in allowed))
+
+
+def concrete(patterns: tuple[str, ...]) -> list[str]:
+    """A subject for each pattern."""
+    return [pattern.replace("*", "x").replace(">", "x.y") for pattern in patterns]
+
+
+def overlaps(a: str, b: str) -> bool:
+    """Whether some subject is matched by both."""
+    a_tokens, b_tokens = a.split("."), b.split(".")
+    for left, right in zip(a_tokens, b_tokens, strict=False):
+        if ">" in (left, right):
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(a_tokens) == len(b_tokens)
