@@ -51,7 +51,7 @@ class Attempts:
             held_s=held_s,
             reason=place.reason,
             candidates=place.candidates,
-            considered=len(place.candidates),
+            considered=place.considered,
         )
         self._effects.append(fx.Decided(request.key, decision))
 

@@ -13,6 +13,7 @@ one change nothing.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -29,12 +30,13 @@ from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
-from schemas.decision import Candidate, Placement
+from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
+OTHERS_WAIT = Place(Placement.HOLD, None, "others wait for this model")
 DEADLINE_PASSED = "the request's deadline has passed"
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
 
@@ -116,11 +118,11 @@ class RouterCore:
         if self.draining:
             self._fail(record, Fault.DRAINING, "this router is shutting down", 1.0)
         elif self.held.waiting(request.model):
-            self._hold(record, (), "others wait for this model", now)
+            self._hold(record, OTHERS_WAIT, now)
         else:
             place = self._placer.place(request, record.avoid, now)
             if place.target is None:
-                self._hold(record, place.candidates, place.reason, now)
+                self._hold(record, place, now)
             else:
                 self._begin(record, place, now)
 
@@ -137,16 +139,13 @@ class RouterCore:
         self._releases.count(now)
         self._attempts.begin(record, place, now)
 
-    def _hold(
-        self, record: Inflight, candidates: tuple[Candidate, ...], reason: str, now: float
-    ) -> None:
+    def _hold(self, record: Inflight, place: Place, now: float) -> None:
         """A new request must wait, or be shed."""
-        shed = self.held.is_full
-        placement = Placement.SHED if shed else Placement.HOLD
-        self._attempts.decided(record.request, Place(placement, None, reason, candidates))
-        if shed:
+        if self.held.is_full:
+            self._attempts.decided(record.request, replace(place, placement=Placement.SHED))
             self._saturated(record, "the hold queue is full", now)
         else:
+            self._attempts.decided(record.request, place)
             self._back_in_line(record, now)
 
     def _back_in_line(self, record: Inflight, now: float) -> None:

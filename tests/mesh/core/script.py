@@ -102,7 +102,9 @@ class Stage:
 
     def do_heartbeat(self, name: str, **fields: str) -> None:
         last = self.beats.get(name)
-        known: dict[str, Any] = {key: int(value) for key, value in fields.items() if key in COUNTS}
+        known: dict[str, Any] = {
+            key: _count(value) for key, value in fields.items() if key in COUNTS
+        }
         known["seq"] = 1 if last is None else last.seq + 1
         known["state"] = ReplicaState(fields.get("state", "ready"))
         known["full"] = fields.get("full") == "yes"
@@ -192,6 +194,10 @@ def _parse(line: str) -> tuple[list[str], dict[str, str]]:
     words = line.partition("#")[0].split()
     fields = dict(word.split("=", 1) for word in words if "=" in word)
     return [word for word in words if "=" not in word], fields
+
+
+def _count(value: str) -> int | None:
+    return None if value == "unknown" else int(value)
 
 
 def _dispatch(effect: fx.Dispatch) -> str:

@@ -28,12 +28,13 @@ class Bench:
         self.replicas = ReplicaTable(ROUTER, settings)
         self.peers = PeerTable(settings)
         self.effects = []
+        self.placer = Placer(settings, self.replicas, self.peers, Random(1))
         self.attempts = Attempts(
             region=US,
             policy="prefix-tree",
             replicas=self.replicas,
             peers=self.peers,
-            placer=Placer(settings, self.replicas, self.peers, Random(1)),
+            placer=self.placer,
             effects=self.effects,
         )
         self.replicas.see(beat("a"), 0.0)
@@ -122,3 +123,16 @@ def test_a_cancel_goes_to_whoever_works_on_it(bench, place, replica, expected):
     record.replica = replica
     bench.attempts.cancel(record)
     assert bench.effects[-1] == expected
+
+
+@pytest.mark.parametrize(("place", "reason"), [(LOCAL, "a"), (PEER, "eu")])
+def test_a_prompt_is_remembered_where_it_went(bench, place, reason):
+    bench.attempts.begin(Inflight(request(1, "ABCD")), place, 0.0)
+    bench.replicas.see(beat("b"), 0.0)
+    bench.peers.see(digest("ap"), 0.0)
+    bench.peers.see(digest("eu", 2, free=3), 0.0)
+    if place is PEER:
+        for name in "ab":
+            bench.replicas.see(beat(name, 2, pending=1), 0.0)
+    chosen = bench.placer.place(request(2, "ABCX"), (), 0.0)
+    assert (chosen.target, chosen.reason) == (reason, "holds 75% of the prompt")

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from mesh.core.peers import PeerTable
-from mesh.core.placement import Placer
+from mesh.core.placement import CANDIDATES_MAX, Placer
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
@@ -122,3 +122,21 @@ def test_placing_changes_nothing(fleet):
 def test_an_unknown_policy_is_refused_by_name():
     with pytest.raises(ValueError, match="unknown policy 'fastest'; one of round-robin, least-"):
         Fleet(policy="fastest")
+
+
+def test_a_receipt_lists_the_first_and_counts_all(fleet):
+    for number in range(40):
+        fleet.replicas.see(beat(f"r{number:02}", pending=number % 2, running=number), 0.0)
+    place = fleet.place()
+    assert (place.target, place.considered, len(place.candidates)) == ("r00", 40, CANDIDATES_MAX)
+    assert [one.name for one in place.candidates[:3]] == ["r00", "r02", "r04"]
+    assert all(one.available for one in place.candidates)
+    for number in range(40):
+        fleet.replicas.see(beat(f"r{number:02}", 2, pending=1), 0.0)
+    fleet.peers.refused(EU, 0.0)
+    held = fleet.place()
+    assert (held.placement, held.considered, len(held.candidates)) == (
+        Placement.HOLD,
+        41,
+        CANDIDATES_MAX,
+    )

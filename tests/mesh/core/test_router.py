@@ -134,3 +134,12 @@ def test_effects_are_given_out_once():
     first = router.handle(ev.Tick(), NOW)
     assert first and router.handle(ev.Tick(), NOW) == []
     assert first
+
+
+def test_arrivals_are_told_to_the_peers_as_a_rate():
+    router = core()
+    for number in range(100):
+        fed(router, ev.RequestArrived(request(number)), now=NOW + number / 10)
+        fed(router, ev.Tick(), now=NOW + number / 10)
+    (told,) = of(fx.PublishDigest, fed(router, ev.Tick(), now=NOW + 10.5))
+    assert 5.0 < told.digest.requests_per_s < 11.0
