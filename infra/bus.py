@@ -56,6 +56,8 @@ async def connect(
     """
 
     async def lost() -> None:
+        if client.is_closed:  # we left ourselves
+            return
         log.warning("%s: lost the bus at %s, reconnecting", name, address.url)
         on_lost()
 

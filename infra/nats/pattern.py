@@ -1,7 +1,7 @@
-"""NATS subject patterns: which one includes another, and which two can meet.
+"""NATS subject patterns: which one includes another.
 
-`*` stands for one token, a last `>` for one or more. Permissions are lists of patterns, so "may
-this user ever hear that?" is a question about two patterns, answered here and not by eye.
+`*` stands for one token, a last `>` for one or more. Lists of permissions are made from several
+rows of the channel table, and read best when no pattern in them is covered by another.
 """
 
 from collections.abc import Iterable
@@ -18,17 +18,6 @@ def covers(wide: str, narrow: str) -> bool:
         if token not in ("*", narrow_tokens[number]):
             return False
     return len(wide_tokens) == len(narrow_tokens)
-
-
-def overlaps(a: str, b: str) -> bool:
-    """Whether some subject is matched by both."""
-    a_tokens, b_tokens = a.split("."), b.split(".")
-    for left, right in zip(a_tokens, b_tokens, strict=False):
-        if ">" in (left, right):
-            return True
-        if left != right and "*" not in (left, right):
-            return False
-    return len(a_tokens) == len(b_tokens)
 
 
 def widest(patterns: Iterable[str]) -> tuple[str, ...]:

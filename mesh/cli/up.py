@@ -11,10 +11,10 @@ from rich.console import Console
 from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
-from infra.topology import DEFAULT_FILE, REPLICAS_MAX, TopologyError
+from infra.topology import DEFAULT_FILE, TopologyError
 from mesh.core.policies import POLICIES
 from mesh.demo.child import GaveUp
-from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import StateInUse
 
@@ -45,12 +45,12 @@ def _given_engine(text: str) -> GivenEngine:
 )
 @click.option(
     "--replicas",
-    type=click.IntRange(1, REPLICAS_MAX),
+    type=click.IntRange(1, REPLICAS_HERE_MAX),
     help="Simulated replicas per region, instead of those in the configuration.",
 )
 @click.option(
     "--time-scale",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0, 1000, min_open=True),
     default=1.0,
     show_default=True,
     help="How many times faster than their hardware the simulated engines run.",

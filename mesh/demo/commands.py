@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 
+from infra.address import Address
 from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
 from mesh.demo.options import EngineKind, GivenEngine, Options
@@ -47,22 +48,22 @@ class Commands:
             ready=speaks_nats(self._topology.region(region).nats),
         )
 
-    def router(self, region: str, router: str) -> Program:
-        """One of a region's routers."""
+    def router(self, region: str, router: str, http: Address) -> Program:
+        """One of a region's routers; `http` is where it listens."""
         policy = ("--policy", self._options.policy) if self._options.policy else ()
         who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
-        config = ("--config", str(self._options.config))
+        config = ("--config", str(self._options.config), "--http", str(http))
         return Program(
             name=f"router-{region}-{router}",
             kind=Kind.ROUTER,
             region=region,
             command=_python("mesh.cli.main", "router", *who, *config, *policy),
-            ready=http_ready(self._topology.region(region).http),
+            ready=http_ready(http),
             environment=self._as_user(region, "router"),
         )
 
     def engine(self, region: str, replica: str, *, port: int = 0) -> Program:
-        """The simulated engine of a replica; port 0: one that is free, see `engine_port`."""
+        """The simulated engine of a replica; port 0: one that is free, see `engine_url`."""
         name = f"engine-{replica}"
         ready_file = self._state.run / f"{name}.json"
         settings = ["--port", str(port), "--time-scale", str(self._options.time_scale)]

@@ -18,6 +18,7 @@ from infra.address import Address
 from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
 from infra.topology import Region, Topology
+from mesh.demo import ports
 from mesh.demo.child import Died, Ready
 from mesh.demo.commands import Commands, engine_url
 from mesh.demo.options import EngineKind, GivenEngine, Options
@@ -25,7 +26,7 @@ from mesh.demo.program import Kind, Program
 from mesh.demo.state_directory import StateDirectory
 from mesh.demo.supervisor import Supervisor
 from mesh.demo.wan_proxy import WanProxy
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import RegionId, ReplicaId, RouterId
 
 # A given engine may still be loading its model. It is waited for, but after this long not silently.
 GIVEN_ENGINE_WITHIN_S = 5.0
@@ -53,6 +54,7 @@ class LocalMesh:
         report: Callable[[Event], None],
     ) -> None:
         """Raises ServerUnusable if this machine has no nats-server that will do."""
+        self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
         self._topology = topology
         self._options = options
         self._state = state
@@ -123,7 +125,8 @@ class LocalMesh:
     ) -> None:
         await self._supervisor.start(commands.nats(name))
         for router in region.routers:
-            group.create_task(self._supervisor.start(commands.router(name, router)))
+            program = commands.router(name, router, self.endpoints[name][router])
+            group.create_task(self._supervisor.start(program))
         given = deque(engine for engine in self._options.engines if engine.region == name)
         for replica in region.replicas:
             if given:
@@ -152,3 +155,9 @@ class LocalMesh:
         engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
         agent = commands.agent(region, replica, GivenEngine(region, url), EngineKind.VLLM)
         await self._supervisor.start(agent)
+
+
+def _endpoints(region: Region) -> dict[RouterId, Address]:
+    """Where each router listens: the first as configured, the others wherever there is room."""
+    first, *others = region.routers
+    return {first: region.http, **{router: ports.free(region.http.host) for router in others}}

@@ -8,6 +8,8 @@ from pathlib import Path
 from infra.topology import Region, Topology, TopologyError
 from schemas.ids import RegionId, ReplicaId
 
+REPLICAS_HERE_MAX = 96  # 8 times the packaged mesh
+
 
 class EngineKind(StrEnum):
     """Whose HTTP face and metrics an engine has."""
@@ -47,14 +49,13 @@ def fitted(topology: Topology, options: Options) -> Topology:
 
     Given engines replace all simulated ones, those of regions that got none too: a mesh of real
     and simulated engines would serve different models under one roof. Raises TopologyError for
-    an engine of a region there is not, and for a mesh without any replica.
+    an engine of a region there is not, and for a mesh of no replica or of too many.
     """
     for engine in options.engines:
         if engine.region not in topology.regions:
-            known = ", ".join(topology.regions)
             raise TopologyError(
                 f'--engine {engine.region}={engine.url}: no region "{engine.region}": '
-                f"there are {known}"
+                f"there are {', '.join(topology.regions)}"
             )
     given = Counter(engine.region for engine in options.engines)
 
@@ -62,12 +63,21 @@ def fitted(topology: Topology, options: Options) -> Topology:
         return given[name] if given else options.replicas
 
     regions = {name: _resized(name, table, count(name)) for name, table in topology.regions.items()}
-    if not any(region.replicas for region in regions.values()):
+    _require_some(sum(len(region.replicas) for region in regions.values()), options.config)
+    return topology.model_copy(update={"regions": regions})
+
+
+def _require_some(replicas: int, config: Path) -> None:
+    if not replicas:
         raise TopologyError(
-            f"{options.config}: no region has a replica, so nothing could be answered; "
+            f"{config}: no region has a replica, so nothing could be answered; "
             "give a region some, or use --replicas"
         )
-    return topology.model_copy(update={"regions": regions})
+    if replicas > REPLICAS_HERE_MAX:
+        raise TopologyError(
+            f"{config}: {replicas} replicas, of two processes each, are too many for one machine; "
+            f"use --replicas for fewer, at most {REPLICAS_HERE_MAX} in all regions together"
+        )
 
 
 def _resized(name: RegionId, region: Region, count: int | None) -> Region:

@@ -1,4 +1,4 @@
-"""Whether every port a topology names is free, asked before anything is started."""
+"""Whether every port a topology names is free, asked before anything is started; and a free one."""
 
 import errno
 import socket
@@ -17,9 +17,19 @@ def unusable(topology: Topology) -> list[str]:
     ]
 
 
+def free(host: str) -> Address:
+    """An address on which nobody listens now; whoever binds it first has it."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return Address(host, int(probe.getsockname()[1]))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _problem(address: Address) -> str | None:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as attempt:
+    with socket.socket(_family(address.listen.host), socket.SOCK_STREAM) as attempt:
         # Servers set this too: a port that merely rests after its last connections is free.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -98,7 +98,10 @@ class Session:
                 "nats": f"nats://{region.nats}",
                 "credentials": str(self._mesh.credentials(name)),
                 "replicas": region.replicas,
-                "routers": region.routers,
+                "routers": {
+                    router: f"http://{address}"
+                    for router, address in self._mesh.endpoints[name].items()
+                },
             }
             for name, region in self._topology.regions.items()
         }
@@ -123,8 +126,8 @@ class Session:
                 self._mesh.hurry()
                 return
             self._interrupted = True
-            self._screen.ending()
             task.cancel()
+            self._screen.ending()  # last: a terminal that was closed can't be written to
 
         for number in SIGNALS:
             loop.add_signal_handler(number, interrupt)

@@ -5,6 +5,7 @@ becomes a bus message or a woken handler. Nothing here waits and nothing here ch
 """
 
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -294,7 +295,8 @@ class Desk:
     def _begin(self, key: int, attempt: int) -> tuple[Ticket, str]:
         ticket = self._tickets[key]
         self._forget_stream(ticket)
-        token = f"{self._config.epoch:x}-{key:x}-{attempt}"
+        # Not to be guessed: whoever knows an inbox can speak into its answer.
+        token = secrets.token_hex(12)
         inbox = subjects.inbox(self._config.region, self._config.router, token)
         ticket.answer = Answer(key, attempt, inbox)
         self._streams[token] = ticket

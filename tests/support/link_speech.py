@@ -30,3 +30,14 @@ def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str
 def concrete(patterns: tuple[str, ...]) -> list[str]:
     """A subject for each pattern."""
     return [pattern.replace("*", "x").replace(">", "x.y") for pattern in patterns]
+
+
+def overlaps(a: str, b: str) -> bool:
+    """Whether some subject is matched by both."""
+    a_tokens, b_tokens = a.split("."), b.split(".")
+    for left, right in zip(a_tokens, b_tokens, strict=False):
+        if ">" in (left, right):
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(a_tokens) == len(b_tokens)

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ class MeshUp:
     def model(self) -> str:
         return str(self.record["models"][0])
 
-    def endpoint(self, region: str) -> str:
-        """Where the region's OpenAI API is; clients want it with `/v1`."""
-        return str(self.record["regions"][region]["endpoint"])
+    def endpoint(self, region: str, router: str = "r1") -> str:
+        """Where a router's OpenAI API is; clients want it with `/v1`."""
+        return str(self.record["regions"][region]["routers"][router])
 
     def credentials(self, region: str, user: str) -> dict[str, str]:
         """NATS_URL, NATS_USER and NATS_PASSWORD of `router`, `operator` or `agent-<replica>`."""
@@ -83,6 +83,7 @@ def write_config(
     *,
     regions: tuple[str, ...] = REGIONS,
     replicas: int = 1,
+    routers: Sequence[str] = ("r1",),
     rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
 ) -> Path:
     """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay."""
@@ -90,7 +91,9 @@ def write_config(
     text = '[mesh]\nname = "test"\n'
     for region in regions:
         addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in ("http", "nats", "leaf")]
-        text += "\n".join([f"[regions.{region}]", *addresses, f"replicas = {replicas}", ""])
+        names = f"routers = {json.dumps(list(routers))}"
+        lines = [f"[regions.{region}]", *addresses, f"replicas = {replicas}", names, ""]
+        text += "\n".join(lines)
     for a, b in itertools.combinations(regions, 2):
         rtt = rtt_ms.get((a, b), rtt_ms.get((b, a), 0))
         text += f'[[links]]\nbetween = ["{a}", "{b}"]\nrtt_ms = {rtt}\n'

@@ -15,8 +15,8 @@ from infra import bus, topology
 from infra.nats import bundle, passwords, server
 from infra.nats.conf import to_text
 from infra.nats.region_config import Site, settings, users
-from infra.nats.server_process import ServerProcess
 from infra.topology import Topology
+from tests.support.server_process import ServerProcess
 
 LINK_TIMEOUT_S = 20.0
 # Below the range that the kernel hands out for outgoing connections.
@@ -83,6 +83,11 @@ class NatsRegions:
         for process in self._servers.values():
             await process.stop()
 
+    def pid(self, region: str) -> int:
+        pid = self._servers[region].pid
+        assert pid is not None
+        return pid
+
     def address(self, region: str, user: str) -> bus.BusAddress:
         lines = self.files[region].credentials[user].read_text().splitlines()
         variables = dict(line.split("=", 1) for line in lines)
@@ -97,12 +102,14 @@ class NatsRegions:
         *,
         inbox_prefix: str = "_INBOX",
         on_error: Callable[[Exception], None] | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> Client:
         return await bus.connect(
             self.address(region, user),
             name=user,
             inbox_prefix=inbox_prefix,
             on_error=on_error,
+            on_lost=on_lost,
         )
 
     async def _until_linked(self, region: str) -> None:

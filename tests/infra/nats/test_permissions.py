@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from infra.nats import permissions
-from infra.nats.pattern import covers, overlaps
+from infra.nats.pattern import covers
 from schemas import subjects
 from schemas.catalog import CHANNELS, Channel, Role
-from tests.support.link_speech import unspoken
+from tests.support.link_speech import overlaps, unspoken
 
 REGIONS = ("ap", "eu", "us")
 PAIRS = list(itertools.permutations(REGIONS, 2))

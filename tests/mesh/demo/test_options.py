@@ -32,3 +32,8 @@ def test_given_engines_leave_no_simulated_one_anywhere():
 def test_an_engine_of_no_region_is_an_error_that_names_the_regions():
     with pytest.raises(TopologyError, match=r'--engine mars=.*no region "mars": there are us, eu'):
         replicas(engines=(GivenEngine("mars", "http://127.0.0.1:1"),))
+
+
+def test_more_replicas_than_a_machine_can_hold_is_an_error():
+    with pytest.raises(TopologyError, match=r"123 replicas.*too many.*--replicas"):
+        replicas(replicas=41)

@@ -1,7 +1,7 @@
 import socket
 
 from infra import topology
-from mesh.demo.ports import unusable
+from mesh.demo.ports import free, unusable
 
 
 def one_region(http: str) -> topology.Topology:
@@ -11,22 +11,16 @@ def one_region(http: str) -> topology.Topology:
         name = "test"
         [regions.us]
         http = "{http}"
-        nats = "127.0.0.1:{free_port()}"
-        leaf = "127.0.0.1:{free_port()}"
+        nats = "{free("127.0.0.1")}"
+        leaf = "{free("127.0.0.1")}"
         replicas = 1
         """,
         "test",
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_free_ports_are_no_problem():
-    assert unusable(one_region(f"127.0.0.1:{free_port()}")) == []
+    assert unusable(one_region(str(free("127.0.0.1")))) == []
 
 
 def test_a_taken_port_is_named_with_its_key():

@@ -8,12 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import openai
 import pytest
 
-from tests.support.mesh_up import REGIONS, MeshUp, mesh_up, write_config
+from infra import bus
+from infra.bus import BusAddress
+from schemas import subjects
+from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -45,6 +49,23 @@ async def streamed(endpoint: str, model: str) -> str:
             stream=True,
         )
         return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+
+
+async def round_trip_s(mesh: MeshUp, here: str, there: str) -> float:
+    """The quickest of some pings over the bus from one region to another's router."""
+    user = mesh.credentials(here, "router")
+    address = BusAddress(user["NATS_URL"], user["NATS_USER"], user["NATS_PASSWORD"])
+    inboxes = subjects.inbox_prefix(here, "test")
+    client = await bus.connect(address, name="test", inbox_prefix=inboxes)
+    try:
+        took_s = []
+        for _ in range(8):
+            started = time.monotonic()
+            await client.request(subjects.ping(there), b"12345678", timeout=DEADLINE_S)
+            took_s.append(time.monotonic() - started)
+        return min(took_s)
+    finally:
+        await client.close()
 
 
 async def until_streamed(endpoint: str, model: str) -> str:
@@ -116,6 +137,8 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
             for r in REGIONS
             for name in (f"nats-{r}", f"router-{r}-r1", f"engine-{r}-0", f"agent-{r}-0")
         )
+        for (here, there), rtt_ms in RTT_MS.items():
+            assert await round_trip_s(mesh, here, there) == pytest.approx(rtt_ms / 1000, abs=0.015)
         assert await mesh.stop() == 0
     assert not any(map(alive, processes.values()))
     assert not (tmp_path / "ready.json").exists()
@@ -149,6 +172,15 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
         pids = mesh.record["processes"].values()
         mesh.process.kill()  # no time to end its children
         await until(lambda: not any(map(alive, pids)))
+
+
+async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
+    config = write_config(tmp_path, regions=("us",), routers=("r1", "r2"))
+    async with mesh_up(tmp_path, config=config) as mesh:
+        assert mesh.endpoint("us", "r1") != mesh.endpoint("us", "r2")
+        assert await streamed(mesh.endpoint("us", "r1"), mesh.model)
+        assert await streamed(mesh.endpoint("us", "r2"), mesh.model)
+        assert await mesh.stop(signal.SIGINT) == 0
 
 
 async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):

@@ -6,6 +6,7 @@ another nats-server of the same name.
 """
 
 import asyncio
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -35,6 +36,13 @@ class ServerProcess:
     def pid(self) -> int | None:
         """The running process, or None."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def ports(self) -> dict[str, list[str]]:
+        """Kind of port → URLs it listens at, as the running server wrote them."""
+        [file] = self._log.parent.glob(f"*_{self.pid}.ports")
+        ports: dict[str, list[str]] = json.loads(file.read_text())
+        return ports
 
     async def start(self) -> None:
         """Start and return once clients can connect. Raises ServerNotStarted, leaving nothing."""

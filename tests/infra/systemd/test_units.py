@@ -1,0 +1,114 @@
+"""The systemd units: systemd itself accepts them, they confine, and they call what there is."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from agents.cli import main as mesh_agent
+from infra.nats import bundle
+from infra.topology import DEFAULT_FILE, load
+from mesh.cli.main import main as mesh
+
+UNITS = Path(__file__).parents[3] / "infra" / "systemd"
+INSTANCES = {"mesh-nats@": "us", "mesh-router@": "r1", "mesh-agent@": "us-0"}
+EXPOSURE_MAX = 20  # tenths of systemd's scale from 0 to 10: "OK" ends at 4.0, a plain unit has 9.6
+DRAIN_S = 30  # default of `mesh router --drain-s` and `mesh-agent run --drain-timeout`
+
+
+def systemd_analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    binary = shutil.which("systemd-analyze")
+    assert binary, "systemd-analyze is missing: install the package systemd"
+    return subprocess.run([binary, *arguments], capture_output=True, text=True, check=False)
+
+
+def unit(template: str) -> str:
+    return (UNITS / f"{template}.service").read_text().replace("\\\n", " ")
+
+
+def setting(template: str, key: str) -> str:
+    return re.findall(rf"^{key}=(.*)$", unit(template), re.MULTILINE)[0]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, Path]:
+    """Each unit under an instance name, with programs that exist here."""
+    copies = {}
+    for template, instance in INSTANCES.items():
+        text = re.sub(r"/opt/mesh/bin/[a-z-]+", "/bin/true", unit(template))
+        copies[template] = tmp_path / f"{template}{instance}.service"
+        copies[template].write_text(text)
+    return copies
+
+
+def test_every_unit_is_tried_here():
+    assert {path.stem for path in UNITS.glob("*.service")} == set(INSTANCES)
+
+
+def test_systemd_finds_nothing_wrong(installed: dict[str, Path]):
+    result = systemd_analyze("verify", "--man=no", *installed.values())
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_systemd_would_have_found_a_mistake(installed: dict[str, Path]):
+    """The check above can fail: an unknown setting is told."""
+    broken = installed["mesh-nats@"]
+    broken.write_text(broken.read_text().replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
+    assert "NoNewPrivilege" in systemd_analyze("verify", "--man=no", broken).stderr
+
+
+@pytest.mark.parametrize("template", INSTANCES)
+def test_a_unit_is_confined(installed: dict[str, Path], template: str):
+    result = systemd_analyze(
+        "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", installed[template]
+    )
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
+def test_a_unit_outlasts_its_drain(template: str):
+    assert int(setting(template, "TimeoutStopSec")) >= 2 * DRAIN_S
+
+
+@pytest.mark.parametrize(
+    ("template", "group"), [("mesh-router@", mesh), ("mesh-agent@", mesh_agent)]
+)
+def test_a_unit_calls_a_command_with_options_it_has(template: str, group: click.Group):
+    _, name, *arguments = shlex.split(setting(template, "ExecStart"))
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
+    used = {argument for argument in arguments if argument.startswith("--")}
+    assert used <= known
+    required = {p.opts[0] for p in command.params if p.required and not getattr(p, "envvar", None)}
+    assert required <= used
+
+
+@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
+def test_credentials_are_where_they_are_rendered(tmp_path: Path, template: str):
+    credentials = setting(template, "EnvironmentFile").replace("%i", INSTANCES[template])
+    assert credentials.startswith("/etc/mesh/credentials/")
+    files = bundle.write(load(DEFAULT_FILE), tmp_path)["us"].credentials
+    rendered = next(path for path in files.values() if path.name == Path(credentials).name)
+    variables = {line.split("=")[0] for line in rendered.read_text().splitlines()}
+    used = set(re.findall(r"\$\{(\w+)\}", unit(template)))
+    given_by_hand = {"ENGINE_URL", "ENGINE_KIND", "METRICS_URL"} if "agent" in template else set()
+    assert used <= variables | given_by_hand
+
+
+def test_the_server_keeps_its_streams_where_the_unit_lets_it_write(tmp_path: Path):
+    written = bundle.write(load(DEFAULT_FILE), tmp_path, state_directory=Path("/var/lib/mesh"))
+    config = written["us"].config.read_text()
+    writable = "/var/lib/" + setting("mesh-nats@", "StateDirectory").replace("%i", "us")
+    assert f"store_dir: {json.dumps(writable)}" in config
+
+
+def test_the_user_of_the_units_is_the_one_that_is_made():
+    users = (UNITS / "mesh.sysusers.conf").read_text()
+    for template in INSTANCES:
+        assert f"\nu {setting(template, 'User')} " in users
