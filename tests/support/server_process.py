@@ -79,7 +79,9 @@ class ServerProcess:
             )
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        while not any(self._log.parent.glob(f"*_{process.pid}.ports")):
+        # The file is there a moment before its text is.
+        files = self._log.parent
+        while not any(f.stat().st_size for f in files.glob(f"*_{process.pid}.ports")):
             if process.poll() is not None:
                 raise ServerNotStarted(f"ended with status {process.returncode}")
             await asyncio.sleep(POLL_S)

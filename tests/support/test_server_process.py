@@ -116,9 +116,9 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path, monk
     monkeypatch.setattr("tests.support.server_process.STOP_TIMEOUT_S", 0.2)
     stubborn = program(
         tmp_path,
-        "#!/usr/bin/env python3\nimport os, signal, sys, time\n"
+        "#!/usr/bin/env python3\nimport os, pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open(os.path.join(sys.argv[4], f'x_{os.getpid()}.ports'), 'w').close()\n"
+        "pathlib.Path(sys.argv[4], f'x_{os.getpid()}.ports').write_text('{}')\n"
         "time.sleep(60)\n",
     )
     nats_server = ServerProcess(stubborn, tmp_path / "nats.conf", log=tmp_path / "log")
