@@ -55,25 +55,7 @@ async def connect(
     The caller drains or closes the client.
     """
 
-    async def lost() -> None:
-        if client.is_closed:  # we left ourselves
-            return
-        log.warning("%s: lost the bus at %s, reconnecting", name, address.url)
-        on_lost()
-
-    async def back() -> None:
-        log.info("%s: the bus at %s is back", name, address.url)
-        on_back()
-
-    last_problem: Exception | None = None
-
-    async def error(problem: Exception) -> None:
-        nonlocal last_problem
-        last_problem = problem
-        log.warning("%s: bus: %s", name, problem or type(problem).__name__)
-        if on_error is not None:
-            on_error(problem)
-
+    ears = _Ears(name, address, on_lost, on_back, on_error)
     client = Client()
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -89,15 +71,45 @@ async def connect(
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=2,
                 pending_size=PENDING_BYTES_MAX,
-                disconnected_cb=lost,
-                reconnected_cb=back,
-                error_cb=error,
+                disconnected_cb=ears.lost,
+                reconnected_cb=ears.back,
+                error_cb=ears.error,
             )
     except (OSError, nats.errors.Error) as problem:
         await client.close()
-        cause = last_problem or problem
+        cause = ears.last_problem or problem
         raise BusUnreachable(
             f"no bus at {address.url}: {str(cause) or type(cause).__name__}; is nats-server "
             "running there, and are NATS_USER and NATS_PASSWORD the rendered ones?"
         ) from cause
+    ears.client = client
     return client
+
+
+@dataclass(slots=True)
+class _Ears:
+    """What nats-py tells of a connection, in words for the log and calls to its owner."""
+
+    name: str
+    address: BusAddress
+    on_lost: Callable[[], None]
+    on_back: Callable[[], None]
+    on_error: Callable[[Exception], None] | None
+    client: Client | None = None  # once it was connected
+    last_problem: Exception | None = None
+
+    async def lost(self) -> None:
+        if self.client is None or self.client.is_closed:  # we left ourselves, or never were in
+            return
+        log.warning("%s: lost the bus at %s, reconnecting", self.name, self.address.url)
+        self.on_lost()
+
+    async def back(self) -> None:
+        log.info("%s: the bus at %s is back", self.name, self.address.url)
+        self.on_back()
+
+    async def error(self, problem: Exception) -> None:
+        self.last_problem = problem
+        log.warning("%s: bus: %s", self.name, problem or type(problem).__name__)
+        if self.on_error is not None:
+            self.on_error(problem)

@@ -10,6 +10,7 @@ from statistics import median
 from agents.core.reading import Usage
 
 RATES_MAX = 32
+RATE_TOKENS_MIN = 8  # the tokens of a shorter answer may arrive in one burst
 FORGETTING = 0.99  # a memory of about a hundred answers
 
 
@@ -33,7 +34,7 @@ class Served:
             size = usage.prompt_tokens + usage.completion_tokens
             self._tokens = FORGETTING * self._tokens + size
             self._counted = FORGETTING * self._counted + 1.0
-        if decode_s is not None and decode_s > 0.0 and usage.completion_tokens >= 2:
+        if decode_s is not None and decode_s > 0.0 and usage.completion_tokens >= RATE_TOKENS_MIN:
             self._rates.append((usage.completion_tokens - 1) / decode_s)
             self._rate = median(self._rates)
 

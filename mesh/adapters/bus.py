@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 OUTBOX_MAX = 65_536
 STREAM_RETRY_S = 1.0
-SERVICE = "mesh-router"
 SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 HEADER_BYTES_RESERVE = 4096  # of max_payload, which counts headers too
@@ -174,7 +173,7 @@ class RouterBus:
         """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""
         metadata = {"region": self.region, "router": self.router}
         config = ServiceConfig(
-            name=SERVICE,
+            name=subjects.SERVICE_ROUTER,
             version=SERVICE_VERSION,
             description="A region's front door and brain",
             metadata=metadata,

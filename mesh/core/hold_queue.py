@@ -7,13 +7,14 @@ back because a replica refused it.
 
 from bisect import insort
 from collections.abc import Iterator
+from heapq import merge
 
 from mesh.core.request import Request
 from schemas.ids import ModelId
 
 
 class HoldQueue:
-    """At most `length_max` requests over all models."""
+    """New requests up to `length_max` over all models; one that comes back always has its place."""
 
     def __init__(self, length_max: int) -> None:
         self._length_max = length_max
@@ -38,11 +39,6 @@ class HoldQueue:
         insort(line, (request.arrived_at, request.key, request))
         self._length += 1
 
-    def first(self, model: ModelId) -> Request | None:
-        """Whose turn it is."""
-        line = self._lines.get(model)
-        return line[0][2] if line else None
-
     def remove(self, request: Request) -> bool:
         """Take a request out, wherever it stands; False if it is not held."""
         line = self._lines.get(request.model, [])
@@ -55,11 +51,11 @@ class HoldQueue:
                 return True
         return False
 
-    def models(self) -> list[ModelId]:
-        """Models that somebody waits for, the longest wait first."""
-        return sorted(self._lines, key=lambda model: self._lines[model][0][:2])
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that somebody waits for."""
+        return tuple(self._lines)
 
     def __iter__(self) -> Iterator[Request]:
-        for model in self.models():
-            for _, _, request in list(self._lines[model]):
-                yield request
+        """All of them, over all models, by time of arrival. They may be removed meanwhile."""
+        for _, _, request in merge(*(line.copy() for line in self._lines.values())):
+            yield request

@@ -6,7 +6,7 @@ error). `attempt` names the attempt under way; news of an earlier one is not abo
 any more and is ignored by everyone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mesh.core.request import Request
 from schemas.ids import RegionId, ReplicaId
@@ -21,14 +21,14 @@ class Inflight:
     started: bool = False
     peer: RegionId | None = None  # region asked in this attempt, None when local
     replica: ReplicaId | None = None  # None while a peer has not said which
-    handoff: int = 0  # number of this attempt's hand-off, when local
+    handoff: int | None = None  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     heard_at: float = 0.0  # last frame of this attempt
     held_since: float | None = None
     held_s: float = 0.0
     failures: int = 0
     refusals: int = 0
-    avoid: set[str] = field(default_factory=set)  # places that failed it; membership only
+    avoid: frozenset[str] = frozenset()  # places that failed it; membership only
     engine_answered: bool = False  # the edge keeps an engine's error answer to pass on
 
     @property

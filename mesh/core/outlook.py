@@ -42,6 +42,7 @@ class Outlook:
     def _lost_at_peer_because(self, record: Inflight, silent_s: float) -> str | None:
         assert record.peer is not None
         peer = self._peers.get(record.peer)
+        assert peer is not None, "peers that were asked are remembered"
         reply_s = self._settings.peer_reply_s + (peer.rtt_s or 0.0)
         if record.replica is None and not record.started and silent_s > reply_s:
             return f"region {record.peer} did not say where it placed the request"

@@ -14,6 +14,8 @@ from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest
 
 RTT_WEIGHT = 0.3  # of a new sample in the running average
+ROUTERS_MAX = 64  # routers of one peer region that are remembered
+PEERS_MAX = 256  # regions
 RTT_SAMPLES = 5  # the median of so many enters the average: one late ping is not a trend
 
 
@@ -22,7 +24,8 @@ class Peer:
     """One peer region. Several routers may speak for it; each one's digest stands by itself."""
 
     digests: dict[RouterId, Digest] = field(default_factory=dict)
-    seen_at: float = float("-inf")
+    heard_at: dict[RouterId, float] = field(default_factory=dict)  # the same routers
+    seen_at: float = float("-inf")  # any of them
     rtt_s: float | None = None
     forwarded_at: deque[float] = field(default_factory=deque)
     refused_at: float | None = None
@@ -57,9 +60,6 @@ class Peer:
         return max((capacity.ready for capacity in capacities if capacity is not None), default=0)
 
 
-ROUTERS_MAX = 64  # routers of one peer region that are remembered
-
-
 class PeerTable:
     """All peers that were heard of."""
 
@@ -70,37 +70,49 @@ class PeerTable:
     def __iter__(self) -> Iterator[tuple[RegionId, Peer]]:
         return iter(self._peers.items())
 
-    def get(self, region: RegionId) -> Peer:
-        """The peer of that name, known from now on."""
-        return self._peers.setdefault(region, Peer())
+    def get(self, region: RegionId) -> Peer | None:
+        """The peer of that name, if it was heard of."""
+        return self._peers.get(region)
+
+    def measured(self, region: RegionId, rtt_s: float) -> None:
+        """Take in one ping."""
+        peer = self._known(region)
+        if peer is not None:
+            peer.measured(rtt_s)
 
     def see(self, digest: Digest, now: float) -> None:
         """Take in a digest; older ones of the same router are ignored."""
-        peer = self.get(digest.region)
+        peer = self._known(digest.region)
+        if peer is None:
+            return
         known = peer.digests.get(digest.router)
         if known is not None and (digest.epoch, digest.seq) <= (known.epoch, known.seq):
             return
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
-        peer.digests[digest.router] = digest
+        peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
-        # The digest left half a round trip ago: what was forwarded since can't be in it.
-        while peer.forwarded_at and peer.forwarded_at[0] < now - (peer.rtt_s or 0.0):
+        # The digest left half a round trip ago: what was forwarded since can't be in it. An
+        # unknown round trip is not a short one.
+        rtt_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
+        while peer.forwarded_at and peer.forwarded_at[0] < now - rtt_s:
             peer.forwarded_at.popleft()
 
     def forwarded(self, region: RegionId, now: float) -> None:
         """Count a request that is being sent there."""
-        self.get(region).forwarded_at.append(now)
+        self._peers[region].forwarded_at.append(now)
 
     def refused(self, region: RegionId, now: float) -> None:
         """It had nobody free: not available until its next digest."""
-        self.get(region).refused_at = now
+        self._peers[region].refused_at = now
 
     def expire(self, now: float) -> None:
-        """Forget digests of peers that fell silent, so that their models are unknown again."""
+        """Forget what routers said that fell silent: their queues and models are unknown again."""
         for peer in self._peers.values():
-            if now - peer.seen_at > self._settings.digest_lost_s:
-                peer.digests.clear()
+            for router, heard_at in list(peer.heard_at.items()):
+                if now - heard_at > self._settings.digest_lost_s:
+                    del peer.digests[router], peer.heard_at[router]
+            if not peer.digests:
                 peer.forwarded_at.clear()
 
     def unavailable_because(self, peer: Peer, model: ModelId, now: float) -> str | None:
@@ -118,3 +130,9 @@ class PeerTable:
         if peer.free(model) <= len(peer.forwarded_at):
             return "full"
         return None
+
+    def _known(self, region: RegionId) -> Peer | None:
+        """The peer of that name, from now on; None if there are too many."""
+        if region not in self._peers and len(self._peers) < PEERS_MAX:
+            self._peers[region] = Peer()
+        return self._peers.get(region)

@@ -10,6 +10,7 @@ from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest, ModelCapacity
 
+CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
 RATE_S = 5.0  # time constant of the request rate's running average
 
 
@@ -23,6 +24,7 @@ class RegionalDigest:
         self._settings = settings
         self._seq = 0
         self._published_at = float("-inf")
+        self._accepted = True
         self._last: tuple[object, ...] = ()
         self._arrivals = Rate(RATE_S)
 
@@ -33,13 +35,16 @@ class RegionalDigest:
     def due(
         self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float
     ) -> Digest | None:
-        """The digest to publish now, if one is due."""
+        """The digest to publish now, if one is due. A change too soon is told at the next tick."""
+        since_s = now - self._published_at
+        if since_s < CHANGE_S_MIN and accepting == self._accepted:
+            return None
         models = _capacities(replicas, now)
         crossed = len(held) > self._settings.peer_queue_max
         telling = (models, crossed, accepting)
-        if telling == self._last and now - self._published_at < self._settings.digest_s:
+        if telling == self._last and since_s < self._settings.digest_s:
             return None
-        self._last, self._published_at = telling, now
+        self._last, self._published_at, self._accepted = telling, now, accepting
         self._seq += 1
         return self._digest(models, replicas, held, accepting, now)
 

@@ -2,10 +2,10 @@
 
 Selective pushing (SkyWalker 3.3): a replica takes work while nothing is pending in it, that is,
 while all it accepted fits its running batch. A heartbeat is up to 100 ms old, so what this
-router handed off since then must be counted too: every hand-off has a running number per
-replica, heartbeats say which number was the last one taken (`Heartbeat.taken`), and all later
-ones are *on their way*. They may fill the room the heartbeat left (batch slots and KV tokens),
-no more; without this, everyone would hit the emptiest replica until its next heartbeat.
+router handed off since then must be counted too: every hand-off has a number that rises,
+heartbeats say which number was the last one taken (`Heartbeat.taken`), and all later ones are
+*on their way* (`handoffs.py`). They may fill the room the heartbeat left (batch slots and KV
+tokens), no more; without this, everyone would hit the emptiest replica until its next heartbeat.
 
 What a heartbeat does not say is None and is never taken for zero: an engine that does not tell
 its batch size gets a small fixed number of hand-offs per heartbeat instead of "room for all".
@@ -16,18 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mesh.core.handoffs import Handoffs
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
+REPLICAS_MAX = 16_384  # of one region; heartbeats of more are not listened to
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
-    """Work sent and not yet seen in a heartbeat."""
 
-    number: int
-    sent_at: float
-    tokens: int
+class Owed(NamedTuple):
+    """An answer that a replica sends to a peer's client."""
+
+    inbox: str
+    deadline: float
 
 
 @dataclass(slots=True)
@@ -36,15 +37,15 @@ class Replica:
 
     heartbeat: Heartbeat
     seen_at: float
-    on_the_way: deque[Handoff] = field(default_factory=deque)
+    on_the_way: Handoffs = field(default_factory=Handoffs)
     refused_at: float | None = None  # an agent's word is newer than its last heartbeat
-    relayed: deque[str] = field(default_factory=deque)  # inboxes of peers it answers
+    relayed: deque[Owed] = field(default_factory=deque)  # what it owes to peers, oldest first
 
     @property
     def pending(self) -> int | None:
         """Requests waiting in the engine or on their way there; None if the engine won't say."""
         known = self.heartbeat.pending
-        return None if known is None else known + len(self.on_the_way)
+        return None if known is None else known + self.on_the_way.waiting
 
     @property
     def load(self) -> int:
@@ -75,7 +76,7 @@ class ReplicaTable:
         self._me = me
         self._settings = settings
         self._replicas: dict[ReplicaId, Replica] = {}
-        self._handoffs: dict[ReplicaId, int] = {}
+        self._last_handoff = 0  # over all replicas: it must outlive each of them
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -92,41 +93,43 @@ class ReplicaTable:
         if known is not None and beat.epoch != known.heartbeat.epoch:
             del self._replicas[beat.replica]
             self._add(beat, now)
-            return News(changed=True, restarted=True, orphans=tuple(known.relayed))
+            return News(changed=True, restarted=True, orphans=_inboxes(known))
         if known is None:
             return News(changed=self._add(beat, now), restarted=False, orphans=())
         if beat.state is ReplicaState.GONE:
             del self._replicas[beat.replica]
-            return News(changed=True, restarted=True, orphans=tuple(known.relayed))
+            return News(changed=True, restarted=True, orphans=_inboxes(known))
         before = known.heartbeat
         known.heartbeat, known.seen_at, known.refused_at = beat, now, None
-        taken = beat.taken.get(self._me, 0)
-        while known.on_the_way and known.on_the_way[0].number <= taken:
-            known.on_the_way.popleft()
+        known.on_the_way.confirm(beat.taken.get(self._me, 0))
+        if not beat.outstanding and not known.on_the_way:
+            known.relayed.clear()
         changed = (before.full, before.state, before.models) != (beat.full, beat.state, beat.models)
         return News(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
-        if beat.state is ReplicaState.GONE:
+        if beat.state is ReplicaState.GONE or len(self._replicas) >= REPLICAS_MAX:
             return False
         self._replicas[beat.replica] = Replica(beat, now)
         return True
 
     def hand_off(self, name: ReplicaId, tokens: int, now: float) -> int:
         """Count work that is being sent to a replica; returns the hand-off's number."""
-        number = self._handoffs.get(name, 0) + 1
-        self._handoffs[name] = number
-        self._replicas[name].on_the_way.append(Handoff(number, now, tokens))
-        return number
+        self._last_handoff += 1
+        self._replicas[name].on_the_way.add(self._last_handoff, tokens, now)
+        return self._last_handoff
 
-    def settled(self, name: ReplicaId, number: int) -> None:
-        """A hand-off has begun to answer, or is over: it is no longer on its way."""
+    def began(self, name: ReplicaId, number: int) -> None:
+        """A hand-off has begun to answer: it no longer waits."""
         replica = self._replicas.get(name)
         if replica is not None:
-            for handoff in replica.on_the_way:
-                if handoff.number == number:
-                    replica.on_the_way.remove(handoff)
-                    break
+            replica.on_the_way.began(number)
+
+    def over(self, name: ReplicaId, number: int) -> None:
+        """A hand-off ended, however it did: it takes no room any more."""
+        replica = self._replicas.get(name)
+        if replica is not None:
+            replica.on_the_way.over(number)
 
     def refused(self, name: ReplicaId, now: float) -> None:
         """Its agent did not take work: it is not available until it says so itself."""
@@ -134,22 +137,23 @@ class ReplicaTable:
         if replica is not None:
             replica.refused_at = now
 
-    def relay(self, name: ReplicaId, inbox: str) -> None:
-        """Remember that a peer awaits this replica's answer."""
+    def relay(self, name: ReplicaId, inbox: str, deadline: float) -> None:
+        """Remember that a peer awaits this replica's answer, until `deadline` at most."""
         replica = self._replicas[name]
-        replica.relayed.append(inbox)
+        replica.relayed.append(Owed(inbox, deadline))
         while len(replica.relayed) > self._settings.relayed_max:
             replica.relayed.popleft()
 
-    def expire(self, now: float) -> list[tuple[ReplicaId, list[str]]]:
+    def expire(self, now: float) -> list[tuple[ReplicaId, tuple[str, ...]]]:
         """Drop what time has ended. Returns replicas lost just now with the inboxes they owe."""
+        sent_before = now - self._settings.handoff_s_max
         lost = []
         for name, replica in list(self._replicas.items()):
-            oldest = now - self._settings.handoff_s_max
-            while replica.on_the_way and replica.on_the_way[0].sent_at < oldest:
-                replica.on_the_way.popleft()
+            replica.on_the_way.expire(sent_before)
+            while replica.relayed and replica.relayed[0].deadline <= now:
+                replica.relayed.popleft()
             if self.is_lost(replica, now):
-                lost.append((name, list(replica.relayed)))
+                lost.append((name, _inboxes(replica)))
                 del self._replicas[name]
         return lost
 
@@ -178,21 +182,25 @@ class ReplicaTable:
         return self._no_room_because(replica)
 
     def _no_room_because(self, replica: Replica) -> str | None:
-        waiting = len(replica.on_the_way)
-        if not waiting:
+        sent = replica.on_the_way
+        if not sent:
             return None
         beat = replica.heartbeat
         if beat.batch_max is None or beat.running is None:
-            slots = self._settings.handoffs_blind_max
+            no_slot = sent.waiting >= self._settings.handoffs_blind_max
         else:
-            slots = max(1, beat.batch_max - beat.running)
-        if waiting >= slots:
+            no_slot = len(sent) >= max(1, beat.batch_max - beat.running)
+        if no_slot:
             return "handed off"
         if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
             free_tokens = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
-            if sum(handoff.tokens for handoff in replica.on_the_way) >= free_tokens:
+            if sent.tokens >= free_tokens:
                 return "handed off"
         return None
+
+
+def _inboxes(replica: Replica) -> tuple[str, ...]:
+    return tuple(owed.inbox for owed in replica.relayed)
 
 
 def _is_older(beat: Heartbeat, than: Heartbeat) -> bool:

@@ -13,11 +13,13 @@ one change nothing.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.attempts import Attempts
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.outlook import Outlook
@@ -28,12 +30,15 @@ from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
-from schemas.decision import Decision, Placement
+from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
+OTHERS_WAIT = Place(Placement.HOLD, None, "others wait for this model")
+DEADLINE_PASSED = "the request's deadline has passed"
+NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
 
 
 class RouterCore:
@@ -55,11 +60,19 @@ class RouterCore:
         self.inflight: dict[int, Inflight] = {}
         self.draining = False
         self._settings = settings
+        self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice)
+        self._attempts = Attempts(
+            region=region,
+            policy=settings.policy,
+            replicas=self.replicas,
+            peers=self.peers,
+            placer=self._placer,
+            effects=self._effects,
+        )
         self._outlook = Outlook(self.replicas, self.peers, settings)
         self._digest = RegionalDigest(region, router, epoch, settings)
         self._releases = Rate(window_s=10.0)
-        self._effects: list[fx.Effect] = []
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
@@ -80,7 +93,8 @@ class RouterCore:
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """What to do about one event, in order. `now`: seconds, never going back."""
         self._handlers[type(event)](event, now)
-        effects, self._effects = self._effects, []
+        effects = self._effects.copy()
+        self._effects.clear()
         return effects
 
     def models(self) -> tuple[ModelId, ...]:
@@ -104,88 +118,71 @@ class RouterCore:
         if self.draining:
             self._fail(record, Fault.DRAINING, "this router is shutting down", 1.0)
         elif self.held.waiting(request.model):
-            self._hold(record, (), "others wait for this model", now)
+            self._hold(record, OTHERS_WAIT, now)
         else:
-            self._place(record, now)
+            place = self._placer.place(request, record.avoid, now)
+            if place.target is None:
+                self._hold(record, place, now)
+            else:
+                self._begin(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
         own_wait_first = self.draining or bool(self.held.waiting(request.model))
         place = None if own_wait_first else self._placer.place(request, (), now)
-        if place is None or place.placement is not Placement.LOCAL or place.target is None:
+        if place is None or place.placement is not Placement.LOCAL:
             reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
             self._effects.append(fx.RefusePeer(request.key, inbox, reason))
             return
-        replica = ReplicaId(place.target)
-        handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
-        self.replicas.relay(replica, inbox)
-        self._placer.placed_on_replica(request, replica)
-        self._decided(request, place, attempt=1, held_s=0.0)
-        self._effects.append(fx.Dispatch(request.key, 1, replica, handoff, inbox))
+        self._attempts.begin_for_peer(request, inbox, place, now)
 
-    def _place(self, record: Inflight, now: float) -> bool:
-        """Try the request now, or hold it. Returns whether it is being tried."""
-        request = record.request
-        place = self._placer.place(request, record.avoid, now)
-        if place.target is None:
-            self._hold(record, place.candidates, place.reason, now)
-            return False
-        record.release(now)
+    def _begin(self, record: Inflight, place: Place, now: float) -> None:
         self._releases.count(now)
-        self._decided(request, place, attempt=record.attempt, held_s=record.held_s)
-        if place.placement is Placement.LOCAL:
-            replica = ReplicaId(place.target)
-            record.replica, record.peer = replica, None
-            record.handoff = self.replicas.hand_off(replica, request.prompt.tokens, now)
-            self._placer.placed_on_replica(request, replica)
-            self._effects.append(
-                fx.Dispatch(request.key, record.attempt, replica, record.handoff, None)
-            )
-        else:
-            record.replica, record.peer = None, RegionId(place.target)
-            self.peers.forwarded(record.peer, now)
-            self._placer.placed_on_peer(request, record.peer)
-            self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
-        return True
+        self._attempts.begin(record, place, now)
 
-    def _hold(self, record: Inflight, candidates: Any, reason: str, now: float) -> None:
-        if record.held_since is not None:  # it stands in the queue already
-            return
-        is_new = record.attempt == 0
-        shed = is_new and self.held.is_full
-        placement = Placement.SHED if shed else Placement.HOLD
-        if is_new:
-            self._decided(record.request, Place(placement, None, reason, tuple(candidates)), 1, 0.0)
-        if shed:
+    def _hold(self, record: Inflight, place: Place, now: float) -> None:
+        """A new request must wait, or be shed."""
+        if self.held.is_full:
+            self._attempts.decided(record.request, replace(place, placement=Placement.SHED))
             self._saturated(record, "the hold queue is full", now)
-            return
+        else:
+            self._attempts.decided(record.request, place)
+            self._back_in_line(record, now)
+
+    def _back_in_line(self, record: Inflight, now: float) -> None:
+        """No attempt is under way: it waits at its place by time of arrival."""
+        self._attempts.leave(record)
         record.hold(now)
         self.held.put(record.request)
 
     def _try_held(self, now: float) -> None:
-        """Place those who wait, in order, as far as there is room."""
-        for model in self.held.models():
-            while (request := self.held.first(model)) is not None:
-                if not self._place(self.inflight[request.key], now):
-                    break
-                self.held.remove(request)
+        """Place those who wait, the oldest first, as far as there is room.
 
-    def _decided(self, request: Request, place: Place, attempt: int, held_s: float) -> None:
-        local = place.placement is Placement.LOCAL
-        decision = Decision(
-            request=request.request_id,
-            region=self.region,
-            policy=self._settings.policy,
-            placement=place.placement,
-            replica=place.target if local else None,
-            peer=None if local else place.target,
-            hops=request.hops + (place.placement is Placement.PEER),
-            attempt=attempt,
-            held_s=held_s,
-            reason=place.reason,
-            candidates=place.candidates,
-            considered=len(place.candidates),
-        )
-        self._effects.append(fx.Decided(request.key, decision))
+        A request that may not go where there is room doesn't block those behind it that may.
+        """
+        stuck: set[tuple[ModelId, frozenset[str]]] = set()
+        models_left = len(self.held.models())
+        for request in self.held:
+            record = self.inflight[request.key]
+            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, record.avoid))):
+                continue
+            place = self._placer.place(request, record.avoid, now)
+            if place.target is not None:
+                self.held.remove(request)
+                self._begin(record, place, now)
+                continue
+            stuck.add((request.model, record.avoid))
+            models_left -= not record.avoid
+            if not models_left:
+                return
+
+    def _offer(self, name: ReplicaId | None, now: float) -> None:
+        """Let those who wait have the room that this replica may have now."""
+        replica = None if name is None else self.replicas.get(name)
+        if replica is not None and any(
+            self.replicas.unavailable_because(replica, model, now) is None
+            for model in self.held.models()
+        ):
+            self._try_held(now)
 
     # Ends.
 
@@ -193,6 +190,7 @@ class RouterCore:
         del self.inflight[record.request.key]
         if record.held_since is not None:
             self.held.remove(record.request)
+        self._attempts.leave(record)
 
     def _fail(
         self, record: Inflight, fault: Fault, message: str, retry_after_s: float | None = None
@@ -207,31 +205,22 @@ class RouterCore:
         retry_after_s = min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
         self._fail(record, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
 
-    def _cancel(self, record: Inflight) -> None:
-        region = record.peer or self.region
-        self._effects.append(
-            fx.CancelAttempt(record.request.key, record.attempt, region, record.replica)
-        )
-
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
         record = self.inflight.get(event.key)
         if record is None:
             return
         if record.held_since is None:
-            self._cancel(record)
+            self._attempts.cancel(record)
         self._end(record)
+        self._offer(record.replica, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            self._settled(record)
             self._end(record)
+            self._offer(record.replica, now)
 
     # Attempts.
-
-    def _settled(self, record: Inflight) -> None:
-        if record.peer is None and record.replica is not None:
-            self.replicas.settled(record.replica, record.handoff)
 
     def _current(self, key: int, attempt: int) -> Inflight | None:
         """The request, if that attempt is the one under way."""
@@ -242,7 +231,7 @@ class RouterCore:
 
     def _on_placed_by_peer(self, event: ev.PlacedByPeer, now: float) -> None:
         record = self._current(event.key, event.attempt)
-        if record is not None:
+        if record is not None and record.peer is not None:
             record.replica, record.heard_at = event.replica, now
 
     def _on_progressed(self, event: ev.AttemptProgressed, now: float) -> None:
@@ -254,42 +243,55 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.started, record.heard_at = True, now
-            self._settled(record)
+            self._attempts.began(record)
+            self._offer(record.replica, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is None or record.started:
             return
-        if event.region != self.region:
-            self.peers.refused(event.region, now)
-        elif event.replica is not None:
-            self._settled(record)
-            self.replicas.refused(event.replica, now)
-        record.refusals += 1
         if event.reason == Refusal.BAD_WORK:
             self._fail(record, Fault.ENGINE_FAILED, "the replica could not read the request")
-        elif record.refusals >= self._settings.refusals_max:
+            return
+        self._attempts.rest(record, now)
+        record.refusals += 1
+        if record.refusals >= self._settings.refusals_max:
             self._saturated(record, f"refused {record.refusals} times", now)
         else:
-            self._place(record, now)
+            self._back_in_line(record, now)
+        self._try_held(now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
         record = self._current(event.key, event.attempt)
-        if record is not None:
-            record.engine_answered = event.answered
-            self._attempt_failed(record, event.detail, now)
+        if record is None:
+            return
+        if now >= record.request.deadline:  # the agent has a clock too, and may be first
+            self._fail(record, Fault.DEADLINE, DEADLINE_PASSED)
+            return
+        record.engine_answered = event.answered
+        whole_place = record.peer is None or record.replica is None
+        if whole_place and not event.answered:
+            self._attempts.rest(record, now)
+        self._attempt_failed(record, event.detail, now)
+        self._try_held(now)
 
-    def _attempt_failed(self, record: Inflight, detail: str, now: float) -> None:
+    def _attempt_failed(
+        self, record: Inflight, detail: str, now: float, *, same_again: bool = False
+    ) -> None:
+        """Back in line if another attempt may help; the caller lets those in line try.
+
+        `same_again`: where it was, somebody new is now.
+        """
         if record.started:
             self._fail(record, Fault.ENGINE_FAILED, detail)
             return
-        self._settled(record)
         record.failures += 1
         place = record.peer or record.replica
-        if place is not None:
-            record.avoid.add(place)
-        if record.failures < self._settings.failures_max and self._outlook.others_serve(record):
-            self._place(record, now)
+        if place is not None and not same_again:
+            record.avoid |= {place}
+        hope = same_again or self._outlook.others_serve(record)
+        if hope and record.failures < self._settings.failures_max:
+            self._back_in_line(record, now)
         elif record.engine_answered:
             self._end(record)
             self._effects.append(fx.PassEngineError(record.request.key))
@@ -304,13 +306,7 @@ class RouterCore:
         if news.restarted:
             self._placer.forget_replica(beat.replica)
             self._replica_lost(beat.replica, news.orphans, "the agent restarted or left", now)
-        if len(self.held):
-            replica = self.replicas.get(beat.replica)
-            if replica is not None and any(
-                self.replicas.unavailable_because(replica, model, now) is None
-                for model in self.held.models()
-            ):
-                self._try_held(now)
+        self._offer(beat.replica, now)
         if news.changed:
             self._tell_peers(now)
 
@@ -320,16 +316,24 @@ class RouterCore:
             self._try_held(now)
 
     def _on_rtt(self, event: ev.RttMeasured, now: float) -> None:
-        self.peers.get(event.region).measured(event.rtt_s)
+        self.peers.measured(event.region, event.rtt_s)
 
     def _replica_lost(
-        self, name: ReplicaId, orphans: tuple[str, ...] | list[str], why: str, now: float
+        self, name: ReplicaId, orphans: tuple[str, ...], why: str, now: float
     ) -> None:
-        for inbox in orphans:
-            self._effects.append(fx.TellLost(inbox, name))
-        for record in list(self.inflight.values()):
-            if record.peer is None and record.replica == name and record.held_since is None:
-                self._attempt_failed(record, f"replica {name} was lost: {why}", now)
+        """The agent that had these is no more; whoever speaks under its name is another."""
+        self._tell_lost(name, orphans)
+        lost = [
+            record
+            for record in self.inflight.values()
+            if record.peer is None and record.replica == name
+        ]
+        for record in lost:
+            self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
+        self._try_held(now)
+
+    def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
+        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
 
     def _tell_peers(self, now: float) -> None:
         digest = self._digest.due(self.replicas, self.held, not self.draining, now)
@@ -338,10 +342,10 @@ class RouterCore:
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         # Started answers show a loss by their numbering or their silence.
-        for record in list(self.inflight.values()):
-            if record.is_tried:
-                self._cancel(record)
-                self._place(record, now)
+        for record in [record for record in self.inflight.values() if record.is_tried]:
+            self._attempts.cancel(record)
+            self._back_in_line(record, now)
+        self._try_held(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:
         self.draining = True
@@ -352,8 +356,7 @@ class RouterCore:
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         for name, orphans in self.replicas.expire(now):
             self._placer.forget_replica(name)
-            for inbox in orphans:
-                self._effects.append(fx.TellLost(inbox, name))
+            self._tell_lost(name, orphans)
         self.peers.expire(now)
         for record in list(self.inflight.values()):
             self._check(record, now)
@@ -364,13 +367,13 @@ class RouterCore:
         """Has this request's time, or its attempt's, run out?"""
         if now >= record.request.deadline:
             if record.held_since is None:
-                self._cancel(record)
-            self._fail(record, Fault.DEADLINE, "the request's deadline has passed")
+                self._attempts.cancel(record)
+            self._fail(record, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
-            self._cancel(record)
+            self._attempts.cancel(record)
             self._attempt_failed(record, lost, now)
 
     def _hold_expired(self, record: Inflight, now: float) -> None:

@@ -27,18 +27,20 @@ class RouterSettings:
     handoff_s_max: float = 1.0
     # Engines that don't say how large their batch is get this many hand-offs per heartbeat.
     handoffs_blind_max: int = 4
-    index_blocks_max: int = 262_144  # per owner: 64 MiB of prompt text at 256 bytes a block
+    index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
     explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
         for name in ("peer_queue_max", "hops_max"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more")
         for name in self.__slots__:
             value = getattr(self, name)
-            if name not in ("policy", "peer_queue_max", "hops_max") and value <= 0:
+            if name not in ("policy", "peer_queue_max", "hops_max") and not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value}")
+        if self.explore_below > 1.0:
+            raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")

@@ -7,7 +7,7 @@ client of us who asks for it must be answered from another region.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -75,28 +75,28 @@ class Clients:
         async with self._http.post(url, json={"hang": what}) as response:
             response.raise_for_status()
 
-    async def until_free(self, seen_by: str, peer: str, is_so: Callable[[float], bool]) -> None:
-        """Wait until a region's router has heard so many free replicas of a peer."""
-        page = f"{self._stack.routers[seen_by]}/metrics"
-        await self._until(page, "mesh_peer_replicas_free", {"peer": peer}, is_so)
+    async def until_free(self, peer: str, replicas: int) -> None:
+        """Wait until the router of us has heard so many free replicas of a peer."""
+        await self._until("mesh_peer_replicas_free", replicas, peer=peer)
 
-    async def until_engine_has(self, region: str, requests: int) -> None:
-        """Wait until so many requests are in a region's engine."""
-        page = f"{self._stack.engines[region]}/metrics"
-        await self._until(page, "vllm:num_requests_running", {}, lambda n: n == requests)
+    async def placed_by(self, peer: str) -> float:
+        """How many requests of us a peer has said to have handed to a replica."""
+        return await self._metric("mesh_forwards_total", peer=peer, result="placed")
 
-    async def _until(
-        self, page: str, name: str, labels: dict[str, str], is_so: Callable[[float], bool]
-    ) -> None:
+    async def until_placed_by(self, peer: str, requests: float) -> None:
+        """Wait until it has said so of so many."""
+        await self._until("mesh_forwards_total", requests, peer=peer, result="placed")
+
+    async def _until(self, name: str, value: float, **labels: str) -> None:
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
             while True:
-                if is_so(await self._metric(page, name, labels)):
+                if await self._metric(name, **labels) == value:
                     return
                 await asyncio.sleep(POLL_S)
 
-    async def _metric(self, page: str, name: str, labels: dict[str, str]) -> float:
-        """The sum of a metric's samples with these labels."""
-        async with self._http.get(page) as response:
+    async def _metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples with that name and these labels, at the router of us."""
+        async with self._http.get(f"{self._stack.routers['us']}/metrics") as response:
             text = await response.text()
         return sum(
             sample.value
@@ -118,7 +118,7 @@ async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cli
             async with aiohttp.ClientSession() as http:
                 clients = Clients(leaf_mesh, stack, http)
                 for peer in ("eu", "ap"):
-                    await clients.until_free("us", peer, lambda free: free == 1)
+                    await clients.until_free(peer, 1)
                 yield clients
         finally:
             await stack.stop()
@@ -146,12 +146,13 @@ async def test_a_request_crosses_to_the_region_that_can_answer_it(clients):
 async def test_a_cut_link_loses_no_request_and_heals(clients):
     # Only eu can take it, and eu's engine does not begin to answer.
     await clients.hang("ap", "server")
-    await clients.until_free("us", "ap", lambda free: free == 0)
+    await clients.until_free("ap", 0)
     await clients.hang("eu", "engine")
+    placed = await clients.placed_by("eu")
     asked = asyncio.create_task(clients.ask("us", ABROAD))
-    await clients.until_engine_has("eu", 1)
+    await clients.until_placed_by("eu", placed + 1)
     await clients.hang("ap", "off")
-    await clients.until_free("us", "ap", lambda free: free == 1)
+    await clients.until_free("ap", 1)
 
     clients.leaf_mesh.cut("us", "eu")
     placed_again = await asked
@@ -166,9 +167,9 @@ async def test_a_cut_link_loses_no_request_and_heals(clients):
     assert (await clients.ask("us", ABROAD)).decision["peer"] == "ap"
 
     clients.leaf_mesh.mend("us", "eu")
-    await clients.until_free("us", "eu", lambda free: free == 1)
+    await clients.until_free("eu", 1)
     await clients.hang("ap", "server")
-    await clients.until_free("us", "ap", lambda free: free == 0)
+    await clients.until_free("ap", 0)
     healed = await clients.ask("us", ABROAD)
     assert_whole(healed)
     assert healed.decision["peer"] == "eu"

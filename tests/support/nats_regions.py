@@ -15,8 +15,8 @@ from infra import bus, topology
 from infra.nats import bundle, passwords, server
 from infra.nats.conf import to_text
 from infra.nats.region_config import Site, settings, users
-from infra.nats.server_process import ServerProcess
 from infra.topology import Topology
+from tests.support.server_process import ServerProcess
 
 LINK_TIMEOUT_S = 20.0
 # Below the range that the kernel hands out for outgoing connections.

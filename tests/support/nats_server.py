@@ -1,15 +1,13 @@
-"""A real nats-server on a free port, for one test."""
+"""A real nats-server with JetStream on a free port of loopback, for one test."""
 
-import asyncio
 import contextlib
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-READY_TIMEOUT_S = 20.0
+from tests.support.server_process import ServerProcess
 
 
 def nats_server_binary() -> str:
@@ -21,16 +19,15 @@ def nats_server_binary() -> str:
 
 
 class NatsServer:
-    """One server process with JetStream in memory; `restart` keeps the port."""
+    """One server process, open to anyone on loopback; `restart` keeps the port."""
 
     def __init__(self, directory: Path, *, config: str = "") -> None:
-        self._directory = directory
+        self._settings = f"{config}\njetstream {{ store_dir: {json.dumps(str(directory))} }}\n"
         self._config = directory / "nats.conf"
-        self._config.write_text(
-            config + "\njetstream { store_dir: " + json.dumps(str(directory)) + " }\n"
+        self._process = ServerProcess(
+            Path(nats_server_binary()), self._config, log=directory / "nats.log"
         )
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = -1
+        self.port = -1  # any
 
     @property
     def url(self) -> str:
@@ -43,41 +40,15 @@ class NatsServer:
         return self._process.pid
 
     async def start(self) -> None:
-        ports = self._directory / "ports"
-        shutil.rmtree(ports, ignore_errors=True)
-        ports.mkdir(parents=True)
-        log = (self._directory / "nats.log").open("ab")
-        self._process = subprocess.Popen(
-            [
-                nats_server_binary(),
-                "-c",
-                str(self._config),
-                "-a",
-                "127.0.0.1",
-                "-p",
-                str(self.port),
-                "--ports_file_dir",
-                str(ports),
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        log.close()
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            # The file is there before its text is.
-            while not (text := "".join(file.read_text() for file in ports.glob("*.ports"))):
-                assert self._process.poll() is None, (self._directory / "nats.log").read_text()
-                await asyncio.sleep(0.01)
-            self.port = int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
+        self._config.write_text(f"listen: 127.0.0.1:{self.port}\n{self._settings}")
+        await self._process.start()
+        self.port = int(self._process.ports["nats"][0].rsplit(":", 1)[1])
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    async def stop(self) -> None:
+        await self._process.stop()
 
     async def restart(self) -> None:
-        self.stop()
+        await self.stop()
         await self.start()
 
 
@@ -89,4 +60,4 @@ async def running_nats_server(directory: Path, *, config: str = "") -> AsyncIter
         await server.start()
         yield server
     finally:
-        server.stop()
+        await server.stop()

@@ -8,14 +8,13 @@ another among peer regions (SkyWalker 3.1, two-layer routing).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mesh.core.prompt import Prompt
 from schemas.ids import ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One available place. `load`: requests in it or on their way, however its layer counts."""
 
     name: str

@@ -31,7 +31,8 @@ class PrefixTree:
         match = self._index.match(prompt.hashes, (target.name for target in targets))
         ratio = match.blocks / len(prompt.hashes) if prompt.hashes else 0.0
         if match.blocks and ratio >= self._explore_below:
-            owners = [target for target in targets if target.name in match.owners]
+            deepest = set(match.owners)
+            owners = [target for target in targets if target.name in deepest]
             target = least_loaded(owners, self._dice)
             return Choice(target.name, f"holds {ratio:.0%} of the prompt", match.blocks)
         target = least_loaded(targets, self._dice)

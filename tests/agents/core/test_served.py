@@ -21,6 +21,12 @@ def test_the_median_rate_ignores_one_odd_answer() -> None:
     assert served.decode_tokens_per_s == 40.0
 
 
+def test_a_short_answer_tells_no_rate() -> None:
+    served = Served()
+    served.add(Usage(10, 0, 7), 0.0001)
+    assert served.decode_tokens_per_s is None
+
+
 def test_ratio_and_size() -> None:
     served = Served()
     for _ in range(1000):

@@ -14,7 +14,7 @@ from agents.simserver.pages import PageKind
         (["--time-scale", "0"], "time-scale"),
         (["--kv-tokens", "5"], "kv-tokens"),
         (["--fault", "slow=0"], "greater than or equal to 1"),
-        (["--max-model-len", "50000"], "exceeds the KV memory"),
+        (["--max-model-len", "5000000"], "exceeds the KV memory"),
         (["--metrics", "tgi"], "'vllm', 'sglang', 'none'"),
     ],
 )

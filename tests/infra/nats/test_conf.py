@@ -1,8 +1,8 @@
 from infra import bus
 from infra.nats import server
 from infra.nats.conf import to_text
-from infra.nats.server_process import ServerProcess
 from tests.support.nats_regions import free_ports
+from tests.support.server_process import ServerProcess
 
 AWKWARD = [
     "$HOME",

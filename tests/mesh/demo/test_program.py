@@ -25,7 +25,7 @@ async def http_server(handler):
 async def test_a_nats_server_is_ready_when_it_speaks(nats_server):
     address = Address("127.0.0.1", nats_server.port)
     assert await speaks_nats(address).passes()
-    nats_server.stop()
+    await nats_server.stop()
     assert not await speaks_nats(address).passes()
 
 

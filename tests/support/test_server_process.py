@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.nats import server
-from infra.nats.server_process import ServerNotStarted, ServerProcess
 from tests.support.nats_regions import free_ports
+from tests.support.server_process import ServerNotStarted, ServerProcess
 
 
 def process(folder: Path, port: int) -> ServerProcess:
@@ -106,19 +106,19 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
 
 
 async def test_a_server_that_stays_silent_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("infra.nats.server_process.READY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tests.support.server_process.READY_TIMEOUT_S", 0.2)
     silent = program(tmp_path, "#!/bin/sh\necho thinking\nexec sleep 60\n")
     with pytest.raises(ServerNotStarted, match="thinking"):
         await ServerProcess(silent, tmp_path / "nats.conf", log=tmp_path / "log").start()
 
 
 async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("infra.nats.server_process.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tests.support.server_process.STOP_TIMEOUT_S", 0.2)
     stubborn = program(
         tmp_path,
-        "#!/usr/bin/env python3\nimport os, signal, sys, time\n"
+        "#!/usr/bin/env python3\nimport os, pathlib, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open(os.path.join(sys.argv[4], f'x_{os.getpid()}.ports'), 'w').close()\n"
+        "pathlib.Path(sys.argv[4], f'x_{os.getpid()}.ports').write_text('{}')\n"
         "time.sleep(60)\n",
     )
     nats_server = ServerProcess(stubborn, tmp_path / "nats.conf", log=tmp_path / "log")

@@ -6,6 +6,7 @@ another nats-server of the same name.
 """
 
 import asyncio
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -35,6 +36,13 @@ class ServerProcess:
     def pid(self) -> int | None:
         """The running process, or None."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def ports(self) -> dict[str, list[str]]:
+        """Kind of port → URLs it listens at, as the running server wrote them."""
+        [file] = self._log.parent.glob(f"*_{self.pid}.ports")
+        ports: dict[str, list[str]] = json.loads(file.read_text())
+        return ports
 
     async def start(self) -> None:
         """Start and return once clients can connect. Raises ServerNotStarted, leaving nothing."""
@@ -71,7 +79,9 @@ class ServerProcess:
             )
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        while not any(self._log.parent.glob(f"*_{process.pid}.ports")):
+        # The file is there a moment before its text is.
+        files = self._log.parent
+        while not any(f.stat().st_size for f in files.glob(f"*_{process.pid}.ports")):
             if process.poll() is not None:
                 raise ServerNotStarted(f"ended with status {process.returncode}")
             await asyncio.sleep(POLL_S)

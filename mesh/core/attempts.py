@@ -1,0 +1,113 @@
+"""Attempts: where they begin and where they are left, with the room they take meanwhile.
+
+Every way in and out of an attempt is here, so that what it occupies (a hand-off to a replica, a
+forwarded request) is counted once and given back once, and every placement has its receipt.
+"""
+
+from mesh.core import effects as fx
+from mesh.core.inflight import Inflight
+from mesh.core.peers import PeerTable
+from mesh.core.placement import Place, Placer
+from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request
+from schemas.decision import Decision, Placement
+from schemas.ids import RegionId, ReplicaId
+
+
+class Attempts:
+    """Writes to the tables and to `effects`; whether and where is decided by the caller."""
+
+    def __init__(
+        self,
+        *,
+        region: RegionId,
+        policy: str,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        placer: Placer,
+        effects: list[fx.Effect],
+    ) -> None:
+        self._region = region
+        self._policy = policy
+        self._replicas = replicas
+        self._peers = peers
+        self._placer = placer
+        self._effects = effects
+
+    def decided(
+        self, request: Request, place: Place, *, attempt: int = 1, held_s: float = 0.0
+    ) -> None:
+        """The receipt of a placement, whatever it is."""
+        local = place.placement is Placement.LOCAL
+        decision = Decision(
+            request=request.request_id,
+            region=self._region,
+            policy=self._policy,
+            placement=place.placement,
+            replica=place.target if local else None,
+            peer=None if local else place.target,
+            hops=request.hops + (place.placement is Placement.PEER),
+            attempt=attempt,
+            held_s=held_s,
+            reason=place.reason,
+            candidates=place.candidates,
+            considered=place.considered,
+        )
+        self._effects.append(fx.Decided(request.key, decision))
+
+    def begin(self, record: Inflight, place: Place, now: float) -> None:
+        """Begin an attempt of a client's request where `place` says."""
+        assert place.target is not None, "a place to go to"
+        request = record.request
+        record.release(now)
+        self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
+        if place.placement is Placement.LOCAL:
+            replica = ReplicaId(place.target)
+            record.replica, record.peer = replica, None
+            record.handoff = self._hand_off(request, replica, record.attempt, None, now)
+        else:
+            record.replica, record.peer = None, RegionId(place.target)
+            self._peers.forwarded(record.peer, now)
+            self._placer.placed_on_peer(request, record.peer)
+            self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
+
+    def begin_for_peer(self, request: Request, inbox: str, place: Place, now: float) -> None:
+        """Hand a peer's request to a local replica, which answers to the peer's `inbox`."""
+        assert place.placement is Placement.LOCAL and place.target is not None
+        replica = ReplicaId(place.target)
+        self.decided(request, place)
+        self._hand_off(request, replica, 1, inbox, now)
+        self._replicas.relay(replica, inbox, request.deadline)
+
+    def _hand_off(
+        self, request: Request, replica: ReplicaId, attempt: int, inbox: str | None, now: float
+    ) -> int:
+        handoff = self._replicas.hand_off(replica, request.prompt.tokens, now)
+        self._placer.placed_on_replica(request, replica)
+        self._effects.append(fx.Dispatch(request.key, attempt, replica, handoff, inbox))
+        return handoff
+
+    def began(self, record: Inflight) -> None:
+        """The answer has begun: its hand-off waits no longer."""
+        if record.handoff is not None and record.replica is not None:
+            self._replicas.began(record.replica, record.handoff)
+
+    def leave(self, record: Inflight) -> None:
+        """The attempt under way, if any, takes no room any more."""
+        if record.handoff is not None and record.replica is not None:
+            self._replicas.over(record.replica, record.handoff)
+        record.handoff = None
+
+    def rest(self, record: Inflight, now: float) -> None:
+        """Whoever did not do this attempt gets no other work until it speaks again."""
+        if record.peer is not None:
+            self._peers.refused(record.peer, now)
+        elif record.replica is not None:
+            self._replicas.refused(record.replica, now)
+
+    def cancel(self, record: Inflight) -> None:
+        """Tell whoever works on it that nobody waits for the answer any more."""
+        region = record.peer or self._region
+        self._effects.append(
+            fx.CancelAttempt(record.request.key, record.attempt, region, record.replica)
+        )

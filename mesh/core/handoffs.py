@@ -1,0 +1,64 @@
+"""Work sent to one replica that its heartbeats don't show yet.
+
+A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`)
+or it is over. When its answer begins it waits no longer, but it still sits in the batch slot
+that the last heartbeat showed free: giving that slot away again is how a replica gets pending
+work. Rejected: counting only what has not begun, which overfills a batch by as much as starts
+between two heartbeats.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Handoff:
+    """One piece of work on its way."""
+
+    sent_at: float
+    tokens: int
+    waits: bool = True
+
+
+class Handoffs:
+    """One replica's, by their numbers, the oldest first."""
+
+    def __init__(self) -> None:
+        self._unseen: dict[int, Handoff] = {}
+        self.tokens = 0  # prompt tokens of all of them
+        self.waiting = 0  # those whose answers have not begun
+
+    def __len__(self) -> int:
+        return len(self._unseen)
+
+    def add(self, number: int, tokens: int, now: float) -> None:
+        """Count work that is being sent. Numbers rise."""
+        self._unseen[number] = Handoff(now, tokens)
+        self.tokens += tokens
+        self.waiting += 1
+
+    def began(self, number: int) -> None:
+        """Its answer has begun: it runs."""
+        handoff = self._unseen.get(number)
+        if handoff is not None and handoff.waits:
+            handoff.waits = False
+            self.waiting -= 1
+
+    def over(self, number: int) -> None:
+        """It ended, or was never taken."""
+        handoff = self._unseen.pop(number, None)
+        if handoff is not None:
+            self.tokens -= handoff.tokens
+            self.waiting -= handoff.waits
+
+    def confirm(self, last: int) -> None:
+        """A heartbeat counts everything up to number `last`."""
+        while self._unseen and (first := next(iter(self._unseen))) <= last:
+            self.over(first)
+
+    def expire(self, sent_before: float) -> None:
+        """What no heartbeat confirmed for so long was lost, or has been served."""
+        while self._unseen:
+            number, handoff = next(iter(self._unseen.items()))
+            if handoff.sent_at >= sent_before:
+                return
+            self.over(number)

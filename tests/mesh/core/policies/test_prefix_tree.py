@@ -1,0 +1,79 @@
+"""Prefix tree: SkyWalker's Algorithm 1, and exploring below one half."""
+
+from random import Random
+
+import pytest
+
+from mesh.core.policies.base import Target
+from mesh.core.policies.prefix_tree import PrefixTree
+from mesh.core.prompt import Prompt
+from tests.mesh.core.build import MODEL, prompt
+
+
+@pytest.fixture
+def tree():
+    tree = PrefixTree(Random(1), blocks_max=100, explore_below=0.5)
+    tree.placed(MODEL, prompt("ABCD"), "x")
+    tree.placed(MODEL, prompt("ABEE"), "y")
+    return tree
+
+
+def pick(tree, text, loads):
+    targets = [Target(name, load) for name, load in loads.items()]
+    choice = tree.choose(MODEL, prompt(text), targets)
+    return choice.name, choice.matched_blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "loads", "expected"),
+    [
+        ("ABCD", {"x": 9, "y": 0, "z": 0}, ("x", 4)),  # the longest, whatever its load
+        ("ABCZ", {"x": 9, "y": 0, "z": 0}, ("x", 3)),
+        ("ABZZ", {"x": 2, "y": 1, "z": 0}, ("y", 2)),  # equally far: the less loaded of them
+        ("ABCD", {"y": 3, "z": 0}, ("y", 2)),  # among the available only; half binds
+        ("ABCDZ", {"y": 3, "z": 0}, ("z", 0)),  # two of five is too short: explore
+        ("AZZZ", {"x": 0, "y": 1, "z": 2}, ("x", 1)),  # exploring still says what is held
+        ("ZZZZ", {"x": 1, "y": 1, "z": 0}, ("z", 0)),
+        ("", {"x": 1, "z": 0}, ("z", 0)),  # shorter than a block
+    ],
+)
+def test_who_is_chosen(tree, text, loads, expected):
+    assert pick(tree, text, loads) == expected
+
+
+def test_reasons_are_for_people(tree):
+    targets = [Target("x", 2)]
+    said = [tree.choose(MODEL, prompt(text), targets).reason for text in ("ABCZ", "AZZZ")]
+    assert said == ["holds 75% of the prompt", "explore: best match 25%, least load 2"]
+
+
+def test_exploring_begins_affinity(tree):
+    tree.placed(MODEL, prompt("ZZZZ"), "z")
+    assert pick(tree, "ZZZY", {"x": 0, "y": 0, "z": 5}) == ("z", 3)
+
+
+def test_who_is_gone_is_forgotten(tree):
+    tree.forget("x")
+    assert pick(tree, "ABCD", {"x": 5, "y": 9}) == ("y", 2)
+
+
+def test_a_thousand_owners_of_one_prefix_cost_no_square():
+    """Counted, not timed: each target is compared with the owners once."""
+
+    class Name(str):
+        compared = 0
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    tree = PrefixTree(Random(1), blocks_max=10, explore_below=0.5)
+    names = [Name(f"replica-{number}") for number in range(500)]
+    for name in names:
+        tree.placed(MODEL, prompt("AB"), name)
+    Name.compared = 0
+    copies = [Target(Name(str(name)), 0) for name in names]
+    tree.choose(MODEL, Prompt(1, prompt("AB").hashes), copies)
+    assert Name.compared < 10 * len(names)

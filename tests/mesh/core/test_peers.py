@@ -1,0 +1,132 @@
+"""Peers: when a region may be asked, and what is forgotten of it."""
+
+import pytest
+
+from mesh.core import peers as module
+from mesh.core.peers import Peer, PeerTable
+from mesh.core.settings import RouterSettings
+from schemas.ids import ModelId
+from tests.mesh.core.build import AP, EU, MODEL, digest
+
+
+@pytest.fixture
+def table():
+    return PeerTable(RouterSettings())
+
+
+def why(table, now=0.0, model=MODEL):
+    return table.unavailable_because(table.get(EU), model, now)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"free": 0}, "full"),
+        ({"queue": 10}, None),
+        ({"queue": 11}, "queue"),
+        ({"accepting": False}, "draining"),
+        ({"ready": 0, "free": 0}, "other model"),
+        ({"models": {}}, "other model"),
+    ],
+)
+def test_a_digest_says_whether_a_region_may_be_asked(table, fields, reason):
+    table.see(digest("eu", **fields), 0.0)
+    assert why(table) == reason
+
+
+def test_other_models_are_another_question(table):
+    table.see(digest("eu"), 0.0)
+    assert why(table, model=ModelId("other")) == "other model"
+
+
+def test_a_silent_region_is_not_asked(table):
+    table.see(digest("eu"), 0.0)
+    assert why(table, 1.0) is None
+    assert why(table, 1.01) == "silent"
+
+
+def test_what_was_forwarded_fills_the_free_replicas(table):
+    table.measured(EU, 0.1)
+    table.see(digest("eu", free=2), 0.0)
+    table.forwarded(EU, 0.01)
+    assert why(table) is None
+    table.forwarded(EU, 0.02)
+    assert why(table) == "full"
+    table.see(digest("eu", 2, free=2), 0.105)
+    assert why(table, 0.105) == "full"  # it left before either had arrived
+    table.see(digest("eu", 3, free=2), 0.115)
+    assert why(table, 0.115) is None
+
+
+def test_an_unknown_round_trip_is_not_a_short_one(table):
+    table.see(digest("eu", free=1), 0.0)
+    table.forwarded(EU, 0.0)
+    table.see(digest("eu", 2, free=1), 0.9)
+    assert why(table, 0.9) == "full"
+    table.see(digest("eu", 3, free=1), 1.1)
+    assert why(table, 1.1) is None
+
+
+def test_a_refusal_holds_until_the_next_digest(table):
+    table.see(digest("eu"), 0.0)
+    table.refused(EU, 0.0)
+    assert why(table) == "refused"
+    table.see(digest("eu"), 0.0)  # the same again: not news
+    assert why(table) == "refused"
+    table.see(digest("eu", 2), 0.0)
+    assert why(table) is None
+
+
+def test_several_routers_speak_for_one_region(table):
+    table.see(digest("eu", free=1, queue=6, router="r1"), 0.0)
+    table.see(digest("eu", free=3, queue=4, router="r2", accepting=False), 0.0)
+    peer = table.get(EU)
+    assert (peer.free(MODEL), peer.ready(MODEL), peer.queue, peer.accepting) == (3, 4, 10, True)
+
+
+def test_a_router_that_left_is_forgotten_while_others_speak(table):
+    table.see(digest("eu", free=0, queue=50, router="gone"), 0.0)
+    table.see(digest("eu", free=1, router="r1"), 0.9)
+    assert why(table, 0.9) == "queue"
+    table.expire(1.1)
+    assert why(table, 1.1) is None
+
+
+def test_a_region_that_fell_silent_is_forgotten(table):
+    table.see(digest("eu"), 0.0)
+    table.forwarded(EU, 0.0)
+    table.expire(1.1)
+    peer = table.get(EU)
+    assert (peer.digests, peer.heard_at, list(peer.forwarded_at)) == ({}, {}, [])
+
+
+def test_older_digests_change_nothing(table):
+    table.see(digest("eu", 5, free=0), 0.0)
+    table.see(digest("eu", 4, free=4), 0.5)
+    table.see(digest("eu", 9, free=4, epoch=0), 0.5)
+    assert why(table, 0.5) == "full"
+    assert table.get(EU).seen_at == 0.0
+    table.see(digest("eu", 1, free=4, epoch=2), 0.5)
+    assert why(table, 0.5) is None
+
+
+def test_one_late_ping_is_not_a_trend():
+    peer = Peer()
+    for rtt_s in (0.080, 0.081, 0.079, 0.900, 0.080):
+        peer.measured(rtt_s)
+    assert peer.rtt_s == pytest.approx(0.080, abs=0.001)
+    for _ in range(30):
+        peer.measured(0.2)
+    assert peer.rtt_s == pytest.approx(0.2, abs=0.001)
+
+
+def test_the_tables_have_limits(table, monkeypatch):
+    monkeypatch.setattr(module, "PEERS_MAX", 1)
+    monkeypatch.setattr(module, "ROUTERS_MAX", 2)
+    for number in range(4):
+        table.see(digest("eu", router=f"r{number}"), 0.0)
+    table.see(digest("ap"), 0.0)
+    table.measured(AP, 0.1)
+    assert [name for name, _ in table] == [EU]
+    assert list(table.get(EU).digests) == list(table.get(EU).heard_at) == ["r0", "r1"]

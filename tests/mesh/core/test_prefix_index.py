@@ -1,0 +1,141 @@
+"""The prefix index against sets, its bound, and the property that makes it a trie."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mesh.core.prefix_index import Match, PrefixIndex
+
+OWNERS = ["a", "b", "c"]
+# Paths through a small tree: block names hold their whole path, as chained hashes do.
+WORDS = st.text(alphabet="xyz", max_size=5)
+
+
+def chain(word):
+    """The chained hashes of a word, one a letter."""
+    return [int.from_bytes(word[: end + 1].encode()) for end in range(len(word))]
+
+
+def test_the_deepest_available_owner_wins():
+    index = PrefixIndex(100)
+    index.insert("a", chain("xxxx"))
+    index.insert("b", chain("xxyy"))
+    index.insert("c", chain("xxyy"))
+    assert index.match(chain("xxyz"), OWNERS) == Match(3, ("b", "c"))
+    assert index.match(chain("xxyz"), ["a", "c"]) == Match(3, ("c",))
+    assert index.match(chain("xxyz"), ["a"]) == Match(2, ("a",))
+    assert index.match(chain("zzz"), OWNERS) == Match(0, ())
+    assert index.match(chain("xx"), ["nobody"]) == Match(0, ())
+
+
+def test_the_oldest_prompt_goes_first_and_shared_prefixes_stay():
+    index = PrefixIndex(5)
+    index.insert("a", chain("xxx"))
+    index.insert("a", chain("xyy"))
+    assert index.matched_blocks("a", chain("xxx")) == 3
+    index.insert("a", chain("xyz"))
+    assert index.matched_blocks("a", chain("xxx")) == 2
+    assert index.matched_blocks("a", chain("xyy")) == 3
+
+
+def test_a_prompt_longer_than_the_bound_keeps_its_beginning():
+    index = PrefixIndex(3)
+    index.insert("a", chain("xxxxxx"))
+    assert index.matched_blocks("a", chain("xxxxxx")) == 3
+
+
+def test_a_forgotten_owner_leaves_nothing_and_its_place_to_the_next():
+    index = PrefixIndex(100)
+    index.insert("a", chain("xyz"))
+    index.insert("b", chain("xy"))
+    index.forget("a")
+    index.forget("a")
+    assert len(index) == 2
+    index.insert("c", chain("z"))
+    assert index.match(chain("xyz"), OWNERS) == Match(2, ("b",))
+    assert index.match(chain("z"), OWNERS) == Match(1, ("c",))
+    index.forget("b")
+    index.forget("c")
+    assert len(index) == 0
+
+
+def test_hashes_that_are_no_chain_do_no_harm():
+    index = PrefixIndex(4)
+    index.insert("a", [1, 2, 1, -5, 2, 2**70])
+    index.insert("a", [])
+    index.forget("a")
+    assert len(index) == 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(0, 2**32))
+def test_many_owners_need_no_more_bits_than_owners(count, seed):
+    index = PrefixIndex(10)
+    for number in range(count):
+        index.insert(number, chain("x"))
+    index.forget(seed % count)
+    index.insert("new", chain("x"))
+    names = index.match(chain("x"), [*range(count), "new"]).owners
+    assert sorted(map(str, names)) == sorted({*map(str, range(count)), "new"} - {str(seed % count)})
+
+
+class AgainstSets(RuleBasedStateMachine):
+    """The same questions to the index and to one ordered dict of prefixes per owner."""
+
+    LIMIT = 6
+
+    def __init__(self):
+        super().__init__()
+        self.index = PrefixIndex(self.LIMIT)
+        self.plain = {}  # owner -> prefixes, the oldest insertion first
+
+    @rule(owner=st.sampled_from(OWNERS), word=WORDS)
+    def insert(self, owner, word):
+        self.index.insert(owner, chain(word))
+        held = self.plain.setdefault(owner, [])
+        path = [word[:end] for end in range(1, min(len(word), self.LIMIT) + 1)]
+        held[:] = [prefix for prefix in held if prefix not in path] + path[::-1]
+        del held[: max(0, len(held) - self.LIMIT)]
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def forget(self, owner):
+        self.index.forget(owner)
+        self.plain.pop(owner, None)
+
+    @rule(word=WORDS, available=st.lists(st.sampled_from(OWNERS), unique=True))
+    def match(self, word, available):
+        depths = {}
+        for owner in available:
+            held = self.plain.get(owner, [])
+            depths[owner] = next(
+                (end for end in range(len(word)) if word[: end + 1] not in held), len(word)
+            )
+        best = max(depths.values(), default=0)
+        found = self.index.match(chain(word), available)
+        deepest = {owner for owner, depth in depths.items() if depth == best} if best else set()
+        assert (found.blocks, set(found.owners)) == (best, deepest)
+
+    @invariant()
+    def the_same_blocks_within_the_bound(self):
+        prefixes = {prefix for held in self.plain.values() for prefix in held}
+        assert len(self.index) == len(prefixes)
+        assert all(len(held) <= self.LIMIT for held in self.plain.values())
+
+    @invariant()
+    def who_holds_a_child_holds_its_parent(self):
+        for owner in OWNERS:
+            for prefix in self.plain.get(owner, []):
+                assert self.index.matched_blocks(owner, chain(prefix)) == len(prefix)
+
+
+TestAgainstSets = AgainstSets.TestCase
+TestAgainstSets.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_the_bound_holds_per_owner(limit):
+    index = PrefixIndex(limit)
+    for number in range(50):
+        index.insert("a", chain("xyz"[number % 3] * (number % 9)))
+    assert len(index) <= limit

@@ -1,0 +1,101 @@
+"""A region's digest: what it says, when it is due, and how often at most."""
+
+from mesh.core.hold_queue import HoldQueue
+from mesh.core.regional import CHANGE_S_MIN, RegionalDigest
+from mesh.core.replicas import ReplicaTable
+from mesh.core.settings import RouterSettings
+from schemas.ids import ModelId, ReplicaId
+from schemas.state import ModelCapacity, ReplicaState
+from tests.mesh.core.build import MODEL, ROUTER, US, beat, request
+
+OTHER = ModelId("other")
+
+
+class Region:
+    """A region's tables and its digest."""
+
+    def __init__(self):
+        settings = RouterSettings(peer_queue_max=2)
+        self.replicas = ReplicaTable(ROUTER, settings)
+        self.held = HoldQueue(100)
+        self.digest = RegionalDigest(US, ROUTER, epoch=7, settings=settings)
+
+    def due(self, now, accepting=True):
+        return self.digest.due(self.replicas, self.held, accepting, now)
+
+
+def test_it_counts_what_peers_ask_about():
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=0.1, kv_used_ratio=0.5), 0.0)
+    region.replicas.see(beat("b", pending=1, prefill_s_per_token=0.3), 0.0)
+    region.replicas.see(beat("c", models=(MODEL, OTHER), kv_used_ratio=0.1), 0.0)
+    region.replicas.see(beat("d", state=ReplicaState.DOWN, prefill_s_per_token=9.0), 0.0)
+    region.replicas.see(beat("e", models=()), 0.0)
+    region.held.put(request(1))
+    digest = region.due(0.1)
+    assert (digest.region, digest.router, digest.epoch, digest.seq) == (US, ROUTER, 7, 1)
+    assert (digest.accepting, digest.queue) == (True, 1)
+    assert (digest.replicas_ready, digest.replicas_free) == (3, 2)
+    assert digest.models == {
+        MODEL: ModelCapacity(ready=3, free=2),
+        OTHER: ModelCapacity(ready=1, free=1),
+    }
+    assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (0.2, 0.3)
+
+
+def test_unknown_is_not_zero():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    digest = region.due(0.0)
+    assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (None, None)
+
+
+def test_it_is_due_every_tenth_of_a_second_and_at_once_when_something_matters():
+    region = Region()
+    region.replicas.see(beat("a"), 1.0)
+    assert region.due(1.0).seq == 1
+    assert region.due(1.05) is None
+    region.replicas.see(beat("a", 2, full=True), 1.05)
+    assert region.due(1.06).seq == 2
+    assert region.due(1.155) is None
+    assert region.due(1.161).seq == 3
+
+
+def test_crossing_the_peers_limit_matters_and_each_held_request_does_not():
+    region = Region()
+    assert region.due(1.0) is not None
+    for key in range(2):
+        region.held.put(request(key))
+    assert region.due(1.02) is None
+    region.held.put(request(2))
+    assert region.due(1.04).queue == 3
+
+
+def test_a_change_too_soon_after_another_waits():
+    region = Region()
+    assert region.due(1.0) is not None
+    region.replicas.see(beat("a"), 1.0)
+    assert region.due(1.0 + CHANGE_S_MIN / 2) is None
+    assert region.due(1.0 + 2 * CHANGE_S_MIN).replicas_ready == 1
+
+
+def test_the_end_of_accepting_never_waits():
+    region = Region()
+    assert region.due(1.0).accepting
+    assert not region.due(1.0, accepting=False).accepting
+
+
+def test_handed_off_work_makes_a_replica_full():
+    region = Region()
+    region.replicas.see(beat("a", running=7), 0.0)
+    assert region.due(0.0).replicas_free == 1
+    region.replicas.hand_off(ReplicaId("a"), 10, 0.0)
+    assert region.due(0.05).replicas_free == 0
+
+
+def test_arrivals_have_a_rate():
+    region = Region()
+    for number in range(200):
+        region.digest.arrived(number / 10)
+        region.due(number / 10)
+    assert 8.0 < region.due(20.5).requests_per_s < 12.0

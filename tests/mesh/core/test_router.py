@@ -1,0 +1,145 @@
+"""RouterCore, where a story would hide the detail: receipts, digests, models, odd events.
+
+What becomes of requests is told in tests/scenarios; what always holds in
+test_router_properties.py.
+"""
+
+import pytest
+
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from schemas.decision import Placement
+from schemas.exchange import Refusal
+from schemas.ids import ModelId, ReplicaId
+from schemas.state import ModelCapacity
+from tests.mesh.core.build import EU, US, beat, core, digest, foreign, request
+
+NOW = 10.0
+
+
+def of(kind, effects):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def fed(router, *events, now=NOW):
+    return [effect for event in events for effect in router.handle(event, now)]
+
+
+def test_a_receipt_says_who_was_considered_and_what_became_of_it():
+    router = core(policy="least-load")
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.HeartbeatSeen(beat("b", pending=2)))
+    (decided,) = of(fx.Decided, fed(router, ev.RequestArrived(request(1))))
+    receipt = decided.decision
+    assert (receipt.request, receipt.region, receipt.policy) == ("request-1", US, "least-load")
+    assert (receipt.placement, receipt.replica, receipt.attempt) == (Placement.LOCAL, "a", 1)
+    assert [(one.name, one.why) for one in receipt.candidates] == [("a", None), ("b", "pending")]
+    assert receipt.considered == 2
+
+
+def test_a_held_request_has_a_receipt_for_waiting_and_one_for_going():
+    router = core()
+    (held,) = of(fx.Decided, fed(router, ev.RequestArrived(request(1, arrived_at=NOW))))
+    assert (held.decision.placement, held.decision.replica) == (Placement.HOLD, None)
+    (went,) = of(fx.Decided, fed(router, ev.HeartbeatSeen(beat("a")), now=NOW + 2.5))
+    assert (went.decision.placement, went.decision.held_s) == (Placement.LOCAL, 2.5)
+
+
+def test_a_forwarded_request_counts_its_hop():
+    router = core()
+    fed(router, ev.DigestSeen(digest("eu")))
+    (decided,) = of(fx.Decided, fed(router, ev.RequestArrived(request(1))))
+    assert (decided.decision.peer, decided.decision.hops) == (EU, 1)
+
+
+def test_a_peers_request_is_nobodys_here_once_it_is_placed():
+    router = core()
+    fed(router, ev.HeartbeatSeen(beat("a")))
+    effects = fed(router, ev.RequestArrived(foreign(1)))
+    assert [type(effect) for effect in effects] == [fx.Decided, fx.Dispatch]
+    assert router.inflight == {}
+    assert fed(router, ev.ClientGone(1), ev.AnswerEnded(1, 1)) == []
+
+
+def test_affinity_survives_until_the_agent_restarts():
+    router = core(policy="prefix-tree")
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.HeartbeatSeen(beat("b")))
+    (first,) = of(fx.Dispatch, fed(router, ev.RequestArrived(request(1, "ABCD"))))
+    (again,) = of(fx.Decided, fed(router, ev.RequestArrived(request(2, "ABCE"))))
+    assert again.decision.replica == first.replica
+    assert again.decision.candidates[0].matched_tokens > 0
+    fed(router, ev.AnswerEnded(1, 1), ev.AnswerEnded(2, 1))
+    fed(router, ev.HeartbeatSeen(beat(first.replica, epoch=2)))
+    (after,) = of(fx.Decided, fed(router, ev.RequestArrived(request(3, "ABCF"))))
+    assert all(one.matched_tokens == 0 for one in after.decision.candidates)
+
+
+@pytest.mark.parametrize(
+    ("event", "published"),
+    [
+        (ev.HeartbeatSeen(beat("a", 2, running=5)), False),
+        (ev.HeartbeatSeen(beat("a", 2, full=True)), True),
+        (ev.HeartbeatSeen(beat("b")), True),
+        (ev.Drain(), True),
+        (ev.RttMeasured(EU, 0.1), False),
+    ],
+)
+def test_peers_are_told_at_once_of_what_concerns_them(event, published):
+    router = core()
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.Tick())
+    told = of(fx.PublishDigest, fed(router, event, now=NOW + 0.02))
+    assert len(told) == published
+
+
+def test_a_quiet_router_publishes_every_tenth_of_a_second():
+    router = core()
+    told = [of(fx.PublishDigest, fed(router, ev.Tick(), now=NOW + n / 20)) for n in range(21)]
+    assert 7 <= sum(map(len, told)) <= 11
+
+
+def test_the_models_of_everybody_are_known():
+    router = core()
+    small, far = ModelId("small"), ModelId("far")
+    fed(router, ev.HeartbeatSeen(beat("a", models=(small, ModelId("m")))))
+    fed(router, ev.DigestSeen(digest("eu", models={far: ModelCapacity(ready=1, free=0)})))
+    assert router.models() == ("far", "m", "small")
+    fed(router, ev.Tick(), now=NOW + 3.0)
+    assert router.models() == ()
+
+
+def test_only_a_peer_can_say_where_it_placed_a_request():
+    router = core()
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.RequestArrived(request(1)))
+    fed(router, ev.PlacedByPeer(1, 1, ReplicaId("elsewhere")))
+    assert fed(router, ev.ClientGone(1)) == [fx.CancelAttempt(1, 1, US, ReplicaId("a"))]
+
+
+def test_a_refusal_counts_against_who_was_asked_whatever_it_says_of_itself():
+    router = core()
+    fed(router, ev.DigestSeen(digest("eu")), ev.RequestArrived(request(1)))
+    fed(router, ev.AttemptRefused(1, 1, Refusal.FULL, "mars", ReplicaId("x"), -1, -1))
+    assert [region for region, _ in router.peers] == [EU]
+    assert router.peers.get(EU).refused_at == NOW
+
+
+def test_a_refusal_after_the_first_byte_is_no_refusal():
+    router = core()
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.RequestArrived(request(1)))
+    fed(router, ev.AnswerStarted(1, 1))
+    assert fed(router, ev.AttemptRefused(1, 1, Refusal.FULL, US, ReplicaId("a"), 1, 8)) == []
+    assert router.inflight[1].started
+
+
+def test_effects_are_given_out_once():
+    router = core()
+    first = router.handle(ev.Tick(), NOW)
+    assert first and router.handle(ev.Tick(), NOW) == []
+    assert first
+
+
+def test_arrivals_are_told_to_the_peers_as_a_rate():
+    router = core()
+    for number in range(100):
+        fed(router, ev.RequestArrived(request(number)), now=NOW + number / 10)
+        fed(router, ev.Tick(), now=NOW + number / 10)
+    (told,) = of(fx.PublishDigest, fed(router, ev.Tick(), now=NOW + 10.5))
+    assert 5.0 < told.digest.requests_per_s < 11.0

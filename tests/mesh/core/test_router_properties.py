@@ -1,0 +1,76 @@
+"""What holds for every router, whatever happens to it: random events from a seed.
+
+The checks themselves are in `ledger.py`, the events in `chaos.py`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.mesh.core import build
+from tests.mesh.core.chaos import PEERS, Chaos, fingerprint
+
+ROOT = Path(__file__).parents[3]
+SEEDS = st.integers(0, 2**32 - 1)
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@FEW
+@given(SEEDS)
+@example(1)
+@example(2)
+def test_every_request_ends_once_and_nothing_stays_behind(seed):
+    chaos = Chaos(seed)
+    chaos.run(400)
+    chaos.heal()
+    cases = chaos.ledger.cases.values()
+    assert [case.request.key for case in cases if case.ended_by is None] == []
+    assert (len(chaos.core.inflight), len(chaos.core.held), chaos.core.held.models()) == (0, 0, ())
+    for replica in chaos.core.replicas:
+        sent = replica.on_the_way
+        assert (len(sent), sent.waiting, sent.tokens, len(replica.relayed)) == (0, 0, 0, 0)
+    for region in PEERS:
+        peer = chaos.core.peers.get(region)
+        assert peer is None or (len(peer.forwarded_at), peer.digests) == (0, {})
+
+
+@FEW
+@given(SEEDS)
+def test_after_every_tick_nobody_waits_for_room_that_is_there(seed):
+    chaos = Chaos(seed)
+    for _ in range(60):
+        chaos.run(5)
+        chaos.pass_time()
+        core, now = chaos.core, chaos.now
+        for held in core.held:
+            avoid = core.inflight[held.key].avoid
+            for replica in core.replicas:
+                free = core.replicas.unavailable_because(replica, held.model, now) is None
+                assert not free or replica.heartbeat.replica in avoid
+            for region, peer in core.peers:
+                free = core.peers.unavailable_because(peer, held.model, now) is None
+                assert not free or region in avoid
+
+
+@FEW
+@given(SEEDS)
+def test_the_same_events_have_the_same_effects(seed):
+    first = Chaos(seed)
+    first.run(150)
+    again = build.core(seed, policy=first.ledger.settings.policy, hold_s_max=5.0,
+                       hold_max=first.ledger.settings.hold_max)  # fmt: skip
+    assert [again.handle(event, now) for event, now in first.history] == first.effects
+
+
+def test_the_order_of_hashes_changes_nothing():
+    """Strings hash differently in every process: whoever walks a set shows it here."""
+    seen = {fingerprint(7)}
+    for hash_seed in ("1", "2"):
+        env = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "tests.mesh.core.chaos", "7"]
+        seen.add(subprocess.check_output(command, env=env, text=True, cwd=ROOT).strip())
+    assert len(seen) == 1

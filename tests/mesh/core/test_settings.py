@@ -1,0 +1,32 @@
+"""Settings out of range are refused by name."""
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from mesh.core.settings import RouterSettings
+
+NUMBERS = [field.name for field in fields(RouterSettings) if field.name != "policy"]
+MAY_BE_ZERO = {"peer_queue_max", "hops_max"}
+
+
+def test_the_defaults_are_in_range():
+    assert RouterSettings().peer_queue_max == 10
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [-1, 0, math.nan])
+def test_each_number_has_its_range(name, value):
+    if value == 0 and name in MAY_BE_ZERO:
+        assert getattr(RouterSettings(**{name: value}), name) == 0
+        return
+    with pytest.raises(ValueError, match=name):
+        RouterSettings(**{name: value})
+
+
+def test_values_must_fit_each_other():
+    with pytest.raises(ValueError, match="heartbeat_late_s"):
+        RouterSettings(heartbeat_late_s=3.0, heartbeat_lost_s=2.0)
+    with pytest.raises(ValueError, match="explore_below"):
+        RouterSettings(explore_below=1.1)
