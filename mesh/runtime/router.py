@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from aiohttp import web
@@ -28,6 +28,7 @@ TICK_S = 0.05
 ALIVE_S = 0.5
 PING_S = 1.0
 DRAIN_POLL_S = 0.02
+CANCEL_AGAIN_S = 0.1
 PING = struct.Struct(">Q")
 PING_PREFIX = "ping-"
 
@@ -64,6 +65,16 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended."""
+    # Once is not enough: Python 3.11's wait_for, which nats-py awaits replies with, loses a
+    # cancel that comes together with the reply.
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
 
 
 class Router:
@@ -131,9 +142,7 @@ class Router:
         """Leave at once."""
         if self._http is not None:
             await self._http.cleanup()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _end(self._tasks)
         await self._bus.close()
 
     async def _open_http(self) -> None:

@@ -1,6 +1,7 @@
 """A router that can't do its work any more ends, with its reason: a half-dead one helps nobody."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -59,3 +60,19 @@ async def test_a_task_that_fails_ends_the_router(nats_server, monkeypatch):
     with pytest.raises(RuntimeError, match="a bug of ours"):
         async with asyncio.timeout(20):
             await run(config(nats_server.url), asyncio.Event())
+
+
+async def test_a_task_that_loses_a_cancel_does_not_keep_the_router(nats_server, monkeypatch):
+    async def stubborn(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Router, "_stream", stubborn)
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(run(config(nats_server.url), stop, ready.set))
+    async with asyncio.timeout(20):
+        await ready.wait()
+        await asyncio.sleep(0)  # every task has begun
+        stop.set()
+        await task
