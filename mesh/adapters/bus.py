@@ -19,7 +19,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, connect
+from infra.bus import BusAddress, BusUnreachable, connect
 from schemas import subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
 
@@ -82,6 +82,12 @@ class RouterBus:
         return self._client is not None and self._client.is_connected
 
     @property
+    def sending(self) -> asyncio.Task[None]:
+        """Ends, with BusUnreachable, when the server has turned this router away for good."""
+        assert self._sender is not None, "the bus is not open"
+        return self._sender
+
+    @property
     def payload_bytes_max(self) -> int:
         """The largest body that fits one message beside its headers."""
         return self.client.max_payload - HEADER_BYTES_RESERVE
@@ -140,7 +146,9 @@ class RouterBus:
                 await self.client.publish(
                     message.subject, message.payload, message.reply, message.headers
                 )
-            except nats.errors.Error as error:
+            except nats.errors.ConnectionClosedError as error:
+                raise BusUnreachable(f"{self._address.url} turned this router away") from error
+            except (nats.errors.Error, OSError) as error:
                 log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
             finally:
                 self._outbox.task_done()

@@ -5,7 +5,6 @@ nothing about placement. A client that hangs up cancels its handler, whatever it
 the ticket is then left, and the front door tells whoever is still working for it.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -98,14 +97,15 @@ class HttpApi:
         try:
             await ticket.until_startable()
             return await self._answer(request, ticket)
-        except (asyncio.CancelledError, ConnectionError):
+        except BaseException:  # the client hung up, or we failed: nobody waits any more
             self._door.leave(ticket)
             raise
 
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         headers = self._headers(ticket.ask.request_id)
-        if request.headers.get(http.H_DEBUG) == "1" and ticket.decision is not None:
-            headers[http.H_DECISION] = header_value(ticket.decision)
+        receipt = ticket.receipt
+        if request.headers.get(http.H_DEBUG) == "1" and receipt is not None:
+            headers[http.H_DECISION] = header_value(receipt)
         failure = ticket.failure
         if failure is not None:
             self._door.failed(ticket)

@@ -5,7 +5,7 @@ settled once: with bytes to stream, with an engine's own error, or with a failur
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mesh.adapters.answer import Answer, EngineError
 from mesh.adapters.spans import RequestSpans
@@ -45,7 +45,7 @@ class Ticket:
     arrived_at: float
     spans: RequestSpans
     answer: Answer | None = None  # of the attempt under way
-    decision: Decision | None = None  # the last one, for the debug header
+    decision: Decision | None = None  # the last one
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False
@@ -58,6 +58,13 @@ class Ticket:
         if self.failure is not None or self.pass_engine_error:
             return True
         return self.answer is not None and self.answer.is_startable
+
+    @property
+    def receipt(self) -> Decision | None:
+        """The last decision; a peer says only afterwards which of its replicas answers."""
+        if self.decision is None or self.decision.peer is None or self.answer is None:
+            return self.decision
+        return replace(self.decision, replica=self.answer.replica)
 
     def wake(self) -> None:
         """Something changed; the handler looks again."""

@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import xxhash
 
 from schemas.ids import ModelId
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to tell chats apart, 8 bytes each
 BLOCKS_MAX = 8192  # 2 MiB of text; what lies beyond is not needed to tell prompts apart
+PIECES_MAX = 65_536  # messages, and parts of them: millions would hold up everybody's answers
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
 
@@ -82,11 +84,16 @@ def _chat_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise PromptInvalid("messages must be a non-empty array", "messages")
+    pieces = 0
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise PromptInvalid(f"messages[{number}] must be an object", "messages")
+        content = message.get("content")
+        pieces += 1 + (len(content) if isinstance(content, list) else 0)
+        if pieces > PIECES_MAX:
+            raise PromptInvalid(f"messages have more than {PIECES_MAX} parts", "messages")
         yield b"\x00" + _bytes_of(message.get("role"), "messages") + b"\x00"
-        yield from _content_pieces(message.get("content"), f"messages[{number}].content")
+        yield from _content_pieces(content, f"messages[{number}].content")
 
 
 def _content_pieces(content: Any, where: str) -> Iterator[bytes]:
@@ -105,19 +112,17 @@ def _content_pieces(content: Any, where: str) -> Iterator[bytes]:
 
 def _completion_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:
     prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        yield _bytes_of(prompt, "prompt")
-    elif isinstance(prompt, list) and prompt:
-        for item in prompt:  # several prompts, or one prompt as token ids
-            yield _bytes_of(repr(item) if isinstance(item, str) else item, "prompt") + b"\x00"
-    else:
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt):
         raise PromptInvalid("prompt must be a string or a non-empty array", "prompt")
+    # Several prompts, or one as token ids, are written in one go: there may be millions of ids.
+    yield _bytes_of(prompt, "prompt")
 
 
 def _bytes_of(value: Any, param: str) -> bytes:
-    """A text as it is, anything else as Python writes it: equal values, equal bytes."""
+    """A text as it is, anything else as JSON: equal values, equal bytes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
     try:
-        text = value if isinstance(value, str) else repr(value)
-    except RecursionError as error:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
         raise PromptInvalid(f"{param} is nested too deeply", param) from error
-    return text.encode("utf-8", "surrogatepass")

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
 from nats.aio.msg import Msg
@@ -38,15 +39,31 @@ class PortTaken(OSError):
 async def run(
     config: RouterConfig, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Serve until `stop` is set, then drain. Raises BusUnreachable or PortTaken at start."""
+    """Serve until `stop` is set, then drain.
+
+    Raises BusUnreachable or PortTaken at start, and BusUnreachable when the server has turned
+    this router away for good: a router that can only refuse must end, to be started anew.
+    """
     router = Router(config)
-    await router.open()
     try:
+        await router.open()
         on_ready()
-        await stop.wait()
+        await _first_of(stop.wait(), router.until_broken())
         await router.drain()
     finally:
         await router.close()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Return, or raise, as the first of them does."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class Router:
@@ -92,6 +109,13 @@ class Router:
         """The port that is served: the configured one, or the free one that port 0 became."""
         assert self._http is not None, "not open"
         return int(self._http.addresses[0][1])
+
+    async def until_broken(self) -> None:
+        """Raise what ended one of the tasks that never end by themselves."""
+        tasks = (*self._tasks, self._bus.sending)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
 
     async def drain(self) -> None:
         """Take nothing new; wait for what is under way, at most `drain_s`."""

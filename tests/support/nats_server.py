@@ -33,6 +33,12 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self._process is not None, "not running"
+        return self._process.pid
+
     async def start(self) -> None:
         self._config.write_text(f"listen: 127.0.0.1:{self.port}\n{self._settings}")
         await self._process.start()

@@ -6,6 +6,10 @@ import openai
 import orjson
 import pytest
 
+from infra.bus import BusAddress, connect
+from mesh.adapters import http_api
+from mesh.runtime.desk import INBOX_SECRET_BYTES
+from schemas import subjects
 from tests.support.scripted_engine import (
     cut_after,
     event,
@@ -98,6 +102,19 @@ async def test_request_id_and_decision_come_back(one):
     assert decision["placement"] == "local"
     assert decision["replica"] in ("us-0", "us-1")
     assert {candidate["name"] for candidate in decision["candidates"]} == {"us-0", "us-1"}
+
+
+async def test_nobody_can_guess_where_an_answer_goes(one, nats_server):
+    # Every agent may publish to any inbox: only not knowing the others keeps it to its own.
+    spy = await connect(BusAddress(nats_server.url), name="spy", inbox_prefix="_INBOX.spy")
+    work = await spy.subscribe(subjects.work("us", subjects.ANY))
+    await spy.flush()
+    assert [(await post(one, chat()))[0] for _ in range(3)] == [200] * 3
+    inboxes = [(await work.next_msg(timeout=5)).reply for _ in range(3)]
+    secrets = {subjects.parse_inbox(inbox).stream.split("-")[-1] for inbox in inboxes}
+    assert len(secrets) == 3
+    assert all(len(secret) == 2 * INBOX_SECRET_BYTES for secret in secrets)
+    await spy.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -196,6 +213,19 @@ async def test_a_client_that_hangs_up_frees_the_engine(one, first_bytes):
     desk = one.routers["us"].desk
     await one.until(lambda: desk.open_requests == 0, "the desk to be clear")
     assert not one.routers["us"].core.inflight
+
+
+async def test_an_error_of_our_own_frees_the_engine_and_leaves_nothing(one, monkeypatch):
+    async def fails(*arguments) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(http_api, "relay", fails)
+    set_all(one, hang(event("begun")))
+    status, body, _ = await post(one, chat(stream=True))
+    assert (status, orjson.loads(body)["error"]["code"]) == (500, "internal_error")
+    await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to be freed")
+    assert not one.routers["us"].core.inflight
+    assert one.routers["us"].desk.open_requests == 0
 
 
 async def test_a_client_that_hangs_up_while_held_leaves_the_queue(one):

@@ -47,6 +47,7 @@ async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
     decision = orjson.loads(headers["x-mesh-decision"])
     assert (status, b"afar" in body) == (200, True)
     assert (decision["placement"], decision["peer"], decision["hops"]) == ("peer", "eu", 1)
+    assert decision["replica"] == "eu-0"
     assert headers["x-mesh-region"] == "eu"  # who answered
     assert two.near.seen == []
 

@@ -1,0 +1,61 @@
+"""A router that can't do its work any more ends, with its reason: a half-dead one helps nobody."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from infra.bus import BusAddress, BusUnreachable
+from mesh.core.settings import RouterSettings
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.router import Router, run
+from schemas.ids import RegionId, RouterId
+from tests.support.nats_server import running_nats_server
+
+
+def config(url: str, password: str | None = None) -> RouterConfig:
+    return RouterConfig(
+        region=RegionId("us"),
+        router=RouterId("r1"),
+        peers=(),
+        http_host="127.0.0.1",
+        http_port=0,
+        bus=BusAddress(url, password and "router", password),
+        settings=RouterSettings(),
+        hash_key="test",
+        epoch=1,
+        seed=7,
+    )
+
+
+async def started(config: RouterConfig) -> asyncio.Task[None]:
+    ready = asyncio.Event()
+    task = asyncio.create_task(run(config, asyncio.Event(), ready.set))
+    async with asyncio.timeout(20):
+        await ready.wait()
+    return task
+
+
+async def test_a_server_that_takes_the_password_back_ends_the_router(tmp_path):
+    users = (
+        'accounts {{ MESH {{ jetstream: enabled, users: [{{user: router, password: "{}"}}] }} }}'
+    )
+    async with running_nats_server(tmp_path, config=users.format("old")) as server:
+        task = await started(config(server.url, "old"))
+        file = tmp_path / "nats.conf"
+        file.write_text(file.read_text().replace('"old"', '"new"'))
+        os.kill(server.pid, signal.SIGHUP)
+        with pytest.raises(BusUnreachable, match="turned this router away"):
+            async with asyncio.timeout(20):
+                await task
+
+
+async def test_a_task_that_fails_ends_the_router(nats_server, monkeypatch):
+    async def fails(self) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Router, "_ticks", fails)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        async with asyncio.timeout(20):
+            await run(config(nats_server.url), asyncio.Event())
