@@ -35,6 +35,7 @@ from schemas.ids import ModelId
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+INBOX_SECRET_BYTES = 12
 STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
 
 
@@ -295,8 +296,8 @@ class Desk:
     def _begin(self, key: int, attempt: int) -> tuple[Ticket, str]:
         ticket = self._tickets[key]
         self._forget_stream(ticket)
-        # Not to be guessed: whoever knows an inbox can speak into its answer.
-        token = secrets.token_hex(12)
+        # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
+        token = f"{key:x}-{attempt}-{secrets.token_hex(INBOX_SECRET_BYTES)}"
         inbox = subjects.inbox(self._config.region, self._config.router, token)
         ticket.answer = Answer(key, attempt, inbox)
         self._streams[token] = ticket

@@ -76,8 +76,3 @@ def test_more_work_never_takes_less_time(profile):
     times = [profile.iteration_s(((tokens, tokens),), 0, 0) for tokens in range(1, 1200)]
     assert times == sorted(times)
     assert profile.decode_s(1, 1) < profile.decode_s(2, 5000)
-
-
-def test_a_profile_without_time_is_refused():
-    with pytest.raises(ValueError, match="above zero"):
-        Profile("x", ((0, 0.0),), 1.0, 0.0, 0.0, 0.0, 1, 1, 1)
