@@ -1,8 +1,9 @@
 """Connecting a process to its region's nats-server, the one way all of ours do it.
 
-Never gives up reconnecting: a router or agent outlives a restart of its server. What was
-published while the server was away is *not* replayed by us (see `PENDING_BYTES_MAX`): stale
-heartbeats and frames of answers whose numbering has a hole are worth nothing.
+Never gives up reconnecting: a router or agent outlives a restart of its server. What is
+published while the server is away waits in nats-py, up to PENDING_BYTES_MAX, and is sent when it
+is back [tried, 2.16.0]; beyond that it is lost and publishing raises. So whoever publishes what is
+worth nothing later (a heartbeat) must ask `is_connected` first.
 """
 
 import asyncio

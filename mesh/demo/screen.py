@@ -64,9 +64,7 @@ class Screen:
             self._console.print("try:")
             self._plain(first_request(topology, models[0]))
         else:
-            self._console.print(
-                "no engine serves a model yet: requests are answered 404 until then"
-            )
+            self._console.print("no engine serves a model yet: requests are held until one does")
 
     def ending(self) -> None:
         """Say that the end has begun."""
