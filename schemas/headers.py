@@ -64,7 +64,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
         Header(
             exchange.H_HANDOFF,
             COUNT_PATTERN,
-            "Its running number for this replica: the heartbeat's `taken` answers it.",
+            "Its running number: the heartbeat's `taken` tells the last one.",
         ),
         *TRACE,
     ),

@@ -89,7 +89,7 @@ class Heartbeat:
     refused_total: Count = 0
     """Requests refused since the epoch began."""
     taken: dict[Router, Count] = field(default_factory=dict)
-    """Highest hand-off number taken from each router of this region: what a router handed off
+    """Last hand-off number taken from each router of this region: what a router handed off
     beyond it is still on its way and must be added to `pending`."""
 
 

@@ -148,6 +148,8 @@ class _CoreState(Collector):
         free = _gauge("mesh_peer_replicas_free", "Replicas a peer says are free.", "peer")
         queue = _gauge("mesh_peer_queue", "Requests held in the peer region.", "peer")
         for region, peer in self._core.peers:
+            if not peer.digests:  # silent: what it last said is no longer so
+                continue
             _add(rtt, region, peer.rtt_s)
             _add(queue, region, peer.queue)
             _add(free, region, max((d.replicas_free for d in peer.digests.values()), default=0))

@@ -106,7 +106,7 @@ def command(
     own = topology.regions[RegionId(region)]
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
-    address = _address(http) if http is not None else own.http
+    address = (_address(http) if http is not None else own.http).listen
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),

@@ -3,7 +3,7 @@
 The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash is seeded with the hash
 before it, so one hash stands for the whole prefix up to its block's end, and equal hashes mean
 equal prefixes. The first seed comes from a key and the model: prefixes of different models
-never meet, and without the key nothing can be said about the text.
+never meet. xxh3 is fast and no cipher: who is to be kept from guessing texts must not see hashes.
 
 Text instead of tokens, because a router that tokenised would need every model's tokenizer and
 its CPU (SkyWalker's tree is over characters for the same reason). Tokens are estimated from

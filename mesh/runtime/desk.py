@@ -30,12 +30,13 @@ from schemas import exchange, state, subjects, wire
 from schemas.decision import Placement
 from schemas.exchange import Frame
 from schemas.http import Fault
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RegionId
 
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 INBOX_SECRET_BYTES = 12
+NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
 
 
@@ -217,7 +218,7 @@ class Desk:
             if ticket is None or answer is None:
                 self._stray(msg)
             elif is_no_responders(msg.headers):
-                self._attempt_over(ticket, _nobody_listens(answer))
+                self._attempt_over(ticket, _nobody_listens(answer, self._config.region))
             else:
                 self._frame(ticket, answer, exchange.unpack_frame(msg.data))
         except wire.WireError as error:
@@ -374,6 +375,7 @@ def _token(inbox: str) -> str:
     return inbox.rpartition(".")[2]
 
 
-def _nobody_listens(answer: Answer) -> ev.AttemptFailed:
-    who = answer.replica or "the peer region"
-    return ev.AttemptFailed(answer.key, answer.attempt, f"{who} does not listen on the bus")
+def _nobody_listens(answer: Answer, home: RegionId) -> ev.AttemptRefused:
+    # Nothing was begun, so it counts as a refusal: whoever was asked rests until it speaks.
+    region, replica = answer.region or home, answer.replica
+    return ev.AttemptRefused(answer.key, answer.attempt, NOBODY_LISTENS, region, replica, -1, -1)

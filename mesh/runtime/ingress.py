@@ -79,6 +79,8 @@ def _prompt(
     try:
         if exchange.H_BODY_BYTES in headers:
             sketch = wire.decode_as(exchange.Sketch, data)
+            if not 0 < sketch.prompt_tokens <= exchange.BODY_BYTES_MAX:
+                raise IngressInvalid(f"a prompt of {sketch.prompt_tokens} tokens")
             return Prompt(sketch.prompt_tokens, sketch.block_hashes)
         fields = orjson.loads(data)
         if not isinstance(fields, dict):

@@ -49,7 +49,7 @@ async def until_allowed(mesh: NatsRegions, user: str, *, on_closed=nothing) -> C
                     allow_reconnect=False,
                     closed_cb=on_closed,
                 )
-            except nats.errors.Error:
+            except (nats.errors.Error, OSError):  # turned away, or cut off while asking
                 await client.close()
                 await asyncio.sleep(0.05)
             else:
