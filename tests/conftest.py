@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.nats_server import NatsServer, running_nats_server
 
-pytest_plugins = ["tests.support.container_engine"]
+pytest_plugins = ["tests.support.machine_needs"]
 
 
 @pytest.fixture
