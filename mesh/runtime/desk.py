@@ -7,6 +7,7 @@ becomes a bus message or a woken handler. Nothing here waits and nothing here ch
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -14,6 +15,7 @@ from opentelemetry.context import Context
 
 from mesh.adapters import receipts
 from mesh.adapters.answer import Answer
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import RequestSpans
@@ -58,6 +60,8 @@ class Desk:
         self._clock = clock
         self._prompts = PromptReader(config.hash_key)
         self._last_key = 0
+        self.bodies = BodyBudget()
+        self._kept: dict[int, int] = {}  # bytes of bodies and prompts, by key
         self._tickets: dict[int, Ticket] = {}
         self._requests: dict[int, Request] = {}
         self._streams: dict[str, Ticket] = {}  # last token of the inbox → its ticket
@@ -106,13 +110,22 @@ class Desk:
             return Fault.NO_REPLICA, "no replica has been heard of yet"
         return None
 
-    def admit(self, ask: Ask, parent: Context | None) -> Ticket:
-        """Take a client's request in and place it."""
+    def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
+        """Take a client's request in and place it; `taken`: what `bodies` set aside for it."""
         now = self._clock()
         key = self._new_key()
         deadline = now + (ask.timeout_s or self._config.settings.request_s_max)
         spans = RequestSpans(ask.request_id, ask.model, parent)
-        ticket = Ticket(key=key, ask=ask, deadline=deadline, arrived_at=now, spans=spans)
+        ticket = Ticket(
+            key=key,
+            ask=ask,
+            deadline=deadline,
+            arrived_at=now,
+            spans=spans,
+            text_bytes=len(ask.text),
+        )
+        self._kept[key] = len(ask.body) + len(ask.text)
+        self.bodies.settle(taken, self._kept[key])
         request = Request(
             key=key,
             request_id=ask.request_id,
@@ -137,6 +150,7 @@ class Desk:
             ticket.first_byte_at - ticket.arrived_at
         )
         self.feed(ev.AnswerStarted(ticket.key, ticket.answer.attempt))
+        self._drop_body(ticket)
 
     def passed(self, ticket: Ticket) -> None:
         """Bytes have left for the client: the agent may send more."""
@@ -172,6 +186,11 @@ class Desk:
             self._close(ticket, "client_gone")
             ticket.spans.end(STATUS_CLIENT_GONE, "the client hung up")
 
+    def _drop_body(self, ticket: Ticket) -> None:
+        """It won't be placed again, so nobody needs its body any more."""
+        self.bodies.give_back(self._kept.pop(ticket.key, 0))
+        ticket.ask = replace(ticket.ask, body=b"", text=b"")
+
     def _new_key(self) -> int:
         self._last_key += 1
         return self._last_key
@@ -180,6 +199,7 @@ class Desk:
         if self._tickets.pop(ticket.key, None) is None:
             return False
         del self._requests[ticket.key]
+        self._drop_body(ticket)
         self._forget_stream(ticket)
         self._metrics.ended(outcome, ticket.arrived_at, self._clock())
         return True
@@ -262,7 +282,7 @@ class Desk:
         end = answer.end
         if end is None or end.prompt_tokens < 0:
             return
-        self._prompts.learn(ticket.ask.model, len(ticket.ask.text), end.prompt_tokens)
+        self._prompts.learn(ticket.ask.model, ticket.text_bytes, end.prompt_tokens)
         self._metrics.prompt_tokens.inc(end.prompt_tokens)
         self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
 
