@@ -21,6 +21,7 @@ from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import BusAddress, BusUnreachable, connect
+from mesh.adapters.answer import Answer
 from schemas import subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
 
@@ -237,9 +238,13 @@ class RouterBus:
         """Tell an agent to stop one answer."""
         self.publish(subjects.cancel(region, replica), wire.encode(message))
 
-    def send_credit(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
-        """Tell an agent how far its answer has got."""
-        self.publish(subjects.credit(region, replica), wire.encode(message))
+    def give_credit(self, answer: Answer) -> None:
+        """Tell the agent how far its answer has got, if it is time to."""
+        if answer.region is None or answer.replica is None:
+            return
+        credit = answer.credit_due()
+        if credit is not None:
+            self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
 
 
 def _data(listener: Callable[[bytes], None]) -> Callable[[Msg], Awaitable[None]]:

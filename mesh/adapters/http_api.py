@@ -29,7 +29,10 @@ Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 class FrontDoor(Door, Protocol):
     """What the face needs from the router behind it."""
 
-    bodies: BodyBudget
+    @property
+    def bodies(self) -> BodyBudget:
+        """What requests may keep in memory together."""
+        ...
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that can be asked for."""
