@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test lint format schemas containers clean help
+.PHONY: up test compare lint format schemas clean help
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 
 test: lint ## every check: style, types, layers, tests
 	$(BIN)/pytest -n 2 --dist loadfile
+
+compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
+	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

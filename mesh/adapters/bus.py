@@ -16,16 +16,19 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError
 from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import BusAddress, BusUnreachable, connect
+from mesh.adapters.answer import Answer
 from schemas import subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
 
 log = logging.getLogger(__name__)
 
 OUTBOX_MAX = 65_536
+OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
 SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
@@ -67,6 +70,7 @@ class RouterBus:
         self._client: Client | None = None
         self._service: Service | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
+        self._outbox_bytes = 0
         self._sender: asyncio.Task[None] | None = None
         self._returned = asyncio.Event()
 
@@ -133,10 +137,10 @@ class RouterBus:
         headers: dict[str, str] | None = None,
     ) -> bool:
         """Send soon, in order. False if the outbox is full: then the bus has been gone for long."""
-        try:
-            self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
-        except asyncio.QueueFull:
+        if self._outbox_bytes + len(payload) > OUTBOX_BYTES_MAX or self._outbox.full():
             return False
+        self._outbox_bytes += len(payload)
+        self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
         return True
 
     async def _send(self) -> None:
@@ -151,6 +155,7 @@ class RouterBus:
             except (nats.errors.Error, OSError) as error:
                 log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
             finally:
+                self._outbox_bytes -= len(message.payload)
                 self._outbox.task_done()
 
     async def _subscribe(self, listeners: Listeners) -> None:
@@ -200,18 +205,20 @@ class RouterBus:
 
     async def _ensure_stream(self) -> None:
         stream = self.client.jetstream()
-        await stream.add_stream(
-            StreamConfig(
-                name=subjects.STREAM_HEARTBEATS,
-                subjects=[subjects.heartbeat(self.region, subjects.ANY)],
-                storage=StorageType.MEMORY,
-                retention=RetentionPolicy.LIMITS,
-                discard=DiscardPolicy.OLD,
-                max_msgs_per_subject=1,
-                no_ack=True,
-                allow_direct=True,
-            )
+        config = StreamConfig(
+            name=subjects.STREAM_HEARTBEATS,
+            subjects=[subjects.heartbeat(self.region, subjects.ANY)],
+            storage=StorageType.MEMORY,
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.OLD,
+            max_msgs_per_subject=1,
+            no_ack=True,
+            allow_direct=True,
         )
+        try:
+            await stream.add_stream(config)
+        except BadRequestError:  # another version made it, with other settings
+            await stream.update_stream(config)
 
     async def _last_heartbeats(self) -> list[bytes]:
         manager = self.client.jsm()
@@ -231,9 +238,13 @@ class RouterBus:
         """Tell an agent to stop one answer."""
         self.publish(subjects.cancel(region, replica), wire.encode(message))
 
-    def send_credit(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
-        """Tell an agent how far its answer has got."""
-        self.publish(subjects.credit(region, replica), wire.encode(message))
+    def give_credit(self, answer: Answer) -> None:
+        """Tell the agent how far its answer has got, if it is time to."""
+        if answer.region is None or answer.replica is None:
+            return
+        credit = answer.credit_due()
+        if credit is not None:
+            self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
 
 
 def _data(listener: Callable[[bytes], None]) -> Callable[[Msg], Awaitable[None]]:

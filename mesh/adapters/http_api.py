@@ -14,6 +14,7 @@ from opentelemetry.context import Context
 from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.read_request import Problem, read_ask, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.ticket import Ask, Ticket
@@ -28,6 +29,11 @@ Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 class FrontDoor(Door, Protocol):
     """What the face needs from the router behind it."""
 
+    @property
+    def bodies(self) -> BodyBudget:
+        """What requests may keep in memory together."""
+        ...
+
     def models(self) -> tuple[ModelId, ...]:
         """Models that can be asked for."""
         ...
@@ -36,8 +42,8 @@ class FrontDoor(Door, Protocol):
         """Why requests can't be placed at present, or None if they can."""
         ...
 
-    def admit(self, ask: Ask, parent: Context | None) -> Ticket:
-        """Take a request in; it is being placed from this moment."""
+    def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
+        """Take a request in, with the bytes that `bodies` set aside; it is being placed."""
         ...
 
 
@@ -85,21 +91,32 @@ class HttpApi:
         return handler
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        ask = await read_ask(request, known_id)
-        models = self._door.models()
-        if models and ask.model not in models:
-            raise Problem(
-                Fault.MODEL_UNKNOWN,
-                f"the model {ask.model!r} is not served here; known: {', '.join(models)}",
-                "model",
-            )
-        ticket = self._door.admit(ask, tracing.extract(request.headers))
+        ticket = await self._admitted(request, known_id)
         try:
             await ticket.until_startable()
             return await self._answer(request, ticket)
         except BaseException:  # the client hung up, or we failed: nobody waits any more
             self._door.leave(ticket)
             raise
+
+    async def _admitted(self, request: web.BaseRequest, known_id: RequestId) -> Ticket:
+        bodies = self._door.bodies
+        taken = bodies.take(request.content_length)
+        if taken is None:
+            raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
+        try:
+            ask = await read_ask(request, known_id)
+            models = self._door.models()
+            if models and ask.model not in models:
+                raise Problem(
+                    Fault.MODEL_UNKNOWN,
+                    f"the model {ask.model!r} is not served here; known: {', '.join(models)}",
+                    "model",
+                )
+        except BaseException:
+            bodies.give_back(taken)
+            raise
+        return self._door.admit(ask, taken, tracing.extract(request.headers))
 
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         headers = self._headers(ticket.ask.request_id)

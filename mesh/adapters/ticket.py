@@ -44,6 +44,7 @@ class Ticket:
     deadline: float
     arrived_at: float
     spans: RequestSpans
+    text_bytes: int  # of the prompt, also when the prompt itself is no longer kept
     answer: Answer | None = None  # of the attempt under way
     decision: Decision | None = None  # the last one
     failure: Failure | None = None

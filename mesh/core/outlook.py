@@ -4,7 +4,7 @@ from mesh.core.inflight import Inflight
 from mesh.core.peers import PeerTable
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
-from schemas.exchange import SILENCE_S_MAX
+from schemas.exchange import SILENCE_S_MAX, WORKING_S
 
 
 class Outlook:
@@ -46,6 +46,10 @@ class Outlook:
         reply_s = self._settings.peer_reply_s + (peer.rtt_s or 0.0)
         if record.replica is None and not record.started and silent_s > reply_s:
             return f"region {record.peer} did not say where it placed the request"
-        if not peer.digests and silent_s > self._settings.heartbeat_lost_s:
+        # Routers of that region may restart while its agent works on. An agent that has nothing
+        # to send says WORKING; only when that fails to come as well is the link cut.
+        heard_of = record.replica is not None or record.started
+        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if heard_of else 0.0)
+        if not peer.digests and silent_s > patience_s:
             return f"region {record.peer} can't be reached"
         return None

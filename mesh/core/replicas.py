@@ -24,6 +24,9 @@ from schemas.state import Heartbeat, ReplicaState
 REPLICAS_MAX = 16_384  # of one region; heartbeats of more are not listened to
 
 
+KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
+
+
 class Owed(NamedTuple):
     """An answer that a replica sends to a peer's client."""
 
@@ -58,6 +61,13 @@ class Replica:
         return inside + len(self.on_the_way)
 
 
+class Lost(NamedTuple):
+    """A replica that fell silent: if the same agent comes back, so does its engine's cache."""
+
+    epoch: int
+    lost_at: float
+
+
 class News(NamedTuple):
     """What a heartbeat changed. `orphans`: peers' inboxes whose answers died with the agent."""
 
@@ -76,6 +86,7 @@ class ReplicaTable:
         self._me = me
         self._settings = settings
         self._replicas: dict[ReplicaId, Replica] = {}
+        self._lost: dict[ReplicaId, Lost] = {}
         self._last_handoff = 0  # over all replicas: it must outlive each of them
 
     def __iter__(self) -> Iterator[Replica]:
@@ -95,20 +106,23 @@ class ReplicaTable:
             self._add(beat, now)
             return News(changed=True, restarted=True, orphans=_inboxes(known))
         if known is None:
-            return News(changed=self._add(beat, now), restarted=False, orphans=())
+            before = self._lost.pop(beat.replica, None)
+            another = before is not None and before.epoch != beat.epoch
+            return News(changed=self._add(beat, now), restarted=another, orphans=())
         if beat.state is ReplicaState.GONE:
             del self._replicas[beat.replica]
             return News(changed=True, restarted=True, orphans=_inboxes(known))
-        before = known.heartbeat
+        last = known.heartbeat
         known.heartbeat, known.seen_at, known.refused_at = beat, now, None
         known.on_the_way.confirm(beat.taken.get(self._me, 0))
         if not beat.outstanding and not known.on_the_way:
             known.relayed.clear()
-        changed = (before.full, before.state, before.models) != (beat.full, beat.state, beat.models)
+        changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
         return News(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
-        if beat.state is ReplicaState.GONE or len(self._replicas) >= REPLICAS_MAX:
+        crowd = len(self._replicas) + len(self._lost)
+        if beat.state is ReplicaState.GONE or crowd >= REPLICAS_MAX:
             return False
         self._replicas[beat.replica] = Replica(beat, now)
         return True
@@ -155,7 +169,15 @@ class ReplicaTable:
             if self.is_lost(replica, now):
                 lost.append((name, _inboxes(replica)))
                 del self._replicas[name]
+                self._lost[name] = Lost(replica.heartbeat.epoch, now)
         return lost
+
+    def forgotten(self, now: float) -> list[ReplicaId]:
+        """Replicas that have been lost for so long that nothing they held counts any more."""
+        gone = [name for name, lost in self._lost.items() if now - lost.lost_at > KEPT_S]
+        for name in gone:
+            del self._lost[name]
+        return gone
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""

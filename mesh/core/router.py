@@ -22,6 +22,7 @@ from mesh.core import events as ev
 from mesh.core.attempts import Attempts
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
+from mesh.core.models import ModelNames
 from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
@@ -34,6 +35,7 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.state import ReplicaState
 
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 OTHERS_WAIT = Place(Placement.HOLD, None, "others wait for this model")
@@ -60,6 +62,7 @@ class RouterCore:
         self.inflight: dict[int, Inflight] = {}
         self.draining = False
         self._settings = settings
+        self._models = ModelNames()
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice)
         self._attempts = Attempts(
@@ -99,11 +102,7 @@ class RouterCore:
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that somebody in the mesh serves, as far as this router knows."""
-        known = {model for replica in self.replicas for model in replica.heartbeat.models}
-        for _, peer in self.peers:
-            for digest in peer.digests.values():
-                known.update(digest.models)
-        return tuple(sorted(known))
+        return self._models.known()
 
     # Requests.
 
@@ -303,6 +302,8 @@ class RouterCore:
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
         beat = event.heartbeat
         news = self.replicas.see(beat, now)
+        if beat.state is not ReplicaState.GONE:
+            self._models.hear(beat.models, now)
         if news.restarted:
             self._placer.forget_replica(beat.replica)
             self._replica_lost(beat.replica, news.orphans, "the agent restarted or left", now)
@@ -312,6 +313,7 @@ class RouterCore:
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
         self.peers.see(event.digest, now)
+        self._models.hear(event.digest.models, now)
         if len(self.held) and event.digest.replicas_free:
             self._try_held(now)
 
@@ -355,9 +357,11 @@ class RouterCore:
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         for name, orphans in self.replicas.expire(now):
-            self._placer.forget_replica(name)
             self._tell_lost(name, orphans)
+        for name in self.replicas.forgotten(now):
+            self._placer.forget_replica(name)
         self.peers.expire(now)
+        self._models.expire(now)
         for record in list(self.inflight.values()):
             self._check(record, now)
         self._try_held(now)

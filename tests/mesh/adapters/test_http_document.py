@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from schemas.http import H_RETRY_AFTER, ROUTES, Fault
@@ -22,6 +23,8 @@ OPERATIONS = [
 
 class House:
     """A front door with one model behind it and nobody to answer for it."""
+
+    bodies = BodyBudget()
 
     def models(self):
         return (ModelId("org/model-1.5"),)

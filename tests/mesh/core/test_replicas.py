@@ -192,3 +192,19 @@ def test_refusals_and_ends_of_somebody_lost_change_nothing(table):
     table.began(A, 1)
     table.over(A, 1)
     assert table.get(A) is None
+
+
+def test_the_same_agent_coming_back_has_its_cache_and_another_one_has_not(table):
+    table.see(beat("a", 1), 0.0)
+    assert table.expire(5.0) == [(A, ())]
+    assert table.see(beat("a", 2), 6.0).restarted is False
+    table.expire(20.0)
+    assert table.see(beat("a", 1, epoch=99), 21.0).restarted is True
+
+
+def test_a_replica_lost_for_long_is_forgotten_once(table):
+    table.see(beat("a", 1), 0.0)
+    table.expire(5.0)
+    assert table.forgotten(5.0 + module.KEPT_S) == []
+    assert table.forgotten(5.1 + module.KEPT_S) == [A]
+    assert table.forgotten(5.2 + module.KEPT_S) == []

@@ -8,6 +8,7 @@ import pytest
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.models import KEPT_S
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId
@@ -102,7 +103,9 @@ def test_the_models_of_everybody_are_known():
     fed(router, ev.HeartbeatSeen(beat("a", models=(small, ModelId("m")))))
     fed(router, ev.DigestSeen(digest("eu", models={far: ModelCapacity(ready=1, free=0)})))
     assert router.models() == ("far", "m", "small")
-    fed(router, ev.Tick(), now=NOW + 3.0)
+    fed(router, ev.Tick(), now=NOW + 3.0)  # nobody is there any more, but they may come back
+    assert router.models() == ("far", "m", "small")
+    fed(router, ev.Tick(), now=NOW + KEPT_S + 1.0)
     assert router.models() == ()
 
 

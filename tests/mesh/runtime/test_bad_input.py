@@ -170,3 +170,18 @@ async def test_a_router_without_replicas_is_alive_and_not_ready(nats_server):
             async with session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
                 assert answer.status == 503
                 assert answer.headers["retry-after"]
+
+
+async def test_more_bytes_than_the_router_keeps_are_shed_and_given_back(mesh, monkeypatch):
+    bodies = mesh.routers["us"].desk.bodies
+    monkeypatch.setattr(bodies, "_limit_bytes", 1000)
+    url = mesh.urls["us"] + CHAT
+    async with client() as session:
+        async with session.post(url, json=chat("x" * 2000)) as answer:
+            assert answer.status == 429
+            assert answer.headers["retry-after"]
+        for body in (chat(), b"not json", chat() | {"model": "nope"}, chat()):
+            data = body if isinstance(body, bytes) else orjson.dumps(body)
+            async with session.post(url, data=data) as answer:
+                assert answer.status in (200, 400, 404)
+    assert bodies.taken_bytes == 0

@@ -1,0 +1,158 @@
+"""What the bus brings, as core events: heartbeats, digests, frames of answers, peers' requests."""
+
+import logging
+from collections.abc import Callable
+
+from nats.aio.msg import Msg
+
+from mesh.adapters.answer import Answer
+from mesh.adapters.bus import RouterBus, is_no_responders
+from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.ticket import Ticket
+from mesh.core import events as ev
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.ingress import Ingress
+from mesh.runtime.prompts import PromptReader
+from mesh.runtime.tickets import Tickets
+from mesh.runtime.work import body_parts
+from schemas import exchange, state, subjects, wire
+from schemas.exchange import Frame
+from schemas.ids import RegionId
+
+log = logging.getLogger(__name__)
+
+NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
+
+Feed = Callable[[ev.Event], None]
+
+
+class Hearing:
+    """Listens for one router. Bytes that are no message of ours are dropped and logged."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        tickets: Tickets,
+        ingress: Ingress,
+        prompts: PromptReader,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        feed: Feed,
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._tickets = tickets
+        self._ingress = ingress
+        self._prompts = prompts
+        self._metrics = metrics
+        self._clock = clock
+        self._feed = feed
+
+    def hear_heartbeat(self, data: bytes) -> None:
+        """A replica of this region."""
+        try:
+            beat = state.decode_heartbeat(data)
+        except wire.WireError as error:
+            log.warning("heartbeat dropped: %s", error)
+            return
+        if beat.region == self._config.region:
+            self._feed(ev.HeartbeatSeen(beat))
+
+    def hear_digest(self, data: bytes) -> None:
+        """A router of a peer region, or of our own."""
+        try:
+            digest = state.decode_digest(data)
+        except wire.WireError as error:
+            log.warning("digest dropped: %s", error)
+            return
+        if digest.region in self._config.peers:
+            self._feed(ev.DigestSeen(digest))
+
+    def hear_answer(self, msg: Msg) -> None:
+        """A frame of some answer."""
+        ticket = self._tickets.answering(msg.subject)
+        answer = ticket.answer if ticket is not None else None
+        try:
+            if ticket is None or answer is None:
+                self._stray(msg)
+            elif is_no_responders(msg.headers):
+                self._attempt_over(ticket, _nobody_listens(answer, self._config.region))
+            else:
+                self._frame(ticket, answer, exchange.unpack_frame(msg.data))
+        except wire.WireError as error:
+            log.warning("frame on %s dropped: %s", msg.subject, error)
+
+    def _frame(self, ticket: Ticket, answer: Answer, frame: exchange.FrameView) -> None:
+        if frame.kind is Frame.BODY_WANTED:
+            self._send_body(ticket, wire.decode_as(exchange.BodyWanted, frame.payload))
+        event = answer.feed(frame, self._clock())
+        if isinstance(event, ev.AttemptProgressed | ev.PlacedByPeer):
+            self._count_placed(event, answer)
+            self._feed(event)
+        elif event is not None:
+            self._attempt_over(ticket, event)
+        if not answer.is_event_stream:
+            self._bus.give_credit(answer)
+        ticket.wake()
+
+    def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:
+        """Nothing more of this attempt is wanted."""
+        answer = ticket.answer
+        assert answer is not None
+        self._tickets.stop_listening(ticket)
+        if isinstance(event, ev.AnswerEnded):
+            self._learn(ticket, answer)
+        elif isinstance(event, ev.AttemptRefused):
+            self._metrics.refusals.labels(event.reason).inc()
+            if event.region != self._config.region:
+                self._metrics.forwards.labels(event.region, "refused").inc()
+        elif isinstance(event, ev.AttemptFailed):
+            self._metrics.failures.inc()
+            ticket.engine_error = answer.engine_error or ticket.engine_error
+            log.info("%s: attempt %d: %s", ticket.ask.request_id, event.attempt, event.detail)
+        self._feed(event)
+
+    def _count_placed(self, event: ev.Event, answer: Answer) -> None:
+        if isinstance(event, ev.PlacedByPeer) and answer.region is not None:
+            self._metrics.forwards.labels(answer.region, "placed").inc()
+
+    def _learn(self, ticket: Ticket, answer: Answer) -> None:
+        end = answer.end
+        if end is None or end.prompt_tokens < 0:
+            return
+        self._prompts.learn(ticket.ask.model, ticket.text_bytes, end.prompt_tokens)
+        self._metrics.prompt_tokens.inc(end.prompt_tokens)
+        self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
+
+    def _stray(self, msg: Msg) -> None:
+        """A frame that nobody waits for: whoever sends it should stop."""
+        frame = exchange.unpack_frame(msg.data)
+        if frame.kind is Frame.PLACED:
+            placed = wire.decode_as(exchange.Placed, frame.payload)
+        elif frame.kind is Frame.HEAD:
+            head = wire.decode_as(exchange.Head, frame.payload)
+            placed = exchange.Placed(head.region, head.replica)
+        else:
+            return
+        subject = subjects.cancel(placed.region, placed.replica)
+        self._bus.publish(subject, wire.encode(exchange.Cancel(msg.subject)))
+
+    def _send_body(self, ticket: Ticket, wanted: exchange.BodyWanted) -> None:
+        assert ticket.answer is not None
+        subject = subjects.body(wanted.region, wanted.replica)
+        parts = body_parts(ticket.ask.body, ticket.answer.inbox, self._bus.payload_bytes_max)
+        for payload, headers in parts:
+            self._bus.publish(subject, payload, headers=headers)
+
+    def hear_ingress(self, msg: Msg, key: int) -> None:
+        """A peer asks this region to place a request; `key` is its own from now on."""
+        request = self._ingress.read(msg, key, self._clock())
+        if request is not None:
+            self._feed(ev.RequestArrived(request))
+
+
+def _nobody_listens(answer: Answer, home: RegionId) -> ev.AttemptRefused:
+    # Nothing was begun, so it counts as a refusal: whoever was asked rests until it speaks.
+    region, replica = answer.region or home, answer.replica
+    return ev.AttemptRefused(answer.key, answer.attempt, NOBODY_LISTENS, region, replica, -1, -1)

@@ -1,0 +1,131 @@
+"""What the core wants done, done: bus messages, woken handlers, spans, counters."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from mesh.adapters import receipts
+from mesh.adapters.answer import Answer
+from mesh.adapters.bus import RouterBus
+from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.ticket import Failure, Ticket
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.ingress import Ingress
+from mesh.runtime.tickets import Tickets
+from mesh.runtime.work import handoff_headers, request_headers, sketch
+from schemas import exchange, state, subjects
+from schemas.decision import Placement
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Performs effects at once and in order; it never waits and never chooses."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        tickets: Tickets,
+        ingress: Ingress,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._tickets = tickets
+        self._ingress = ingress
+        self._metrics = metrics
+        self._clock = clock
+        self._feed = feed
+        self._performers: dict[type, Callable[[Any], None]] = {
+            fx.Dispatch: self._dispatch,
+            fx.Forward: self._forward,
+            fx.CancelAttempt: self._cancel,
+            fx.RefusePeer: ingress.refuse,
+            fx.TellLost: ingress.tell_lost,
+            fx.Fail: self._fail,
+            fx.PassEngineError: self._pass_engine_error,
+            fx.Decided: self._decided,
+            fx.PublishDigest: self._publish_digest,
+        }
+
+    def perform(self, effect: fx.Effect) -> None:
+        """Do one thing."""
+        self._performers[type(effect)](effect)
+
+    def _dispatch(self, effect: fx.Dispatch) -> None:
+        if effect.answer_inbox is not None:
+            self._ingress.dispatch(effect, effect.answer_inbox)
+            return
+        ticket, answer = self._tickets.begin(effect.key, effect.attempt)
+        answer.region, answer.replica = self._config.region, effect.replica
+        headers = request_headers(
+            ticket, effect.attempt, 0, self._config.region, self._clock()
+        ) | handoff_headers(self._config.router, effect.handoff)
+        ticket.spans.dispatched(effect.replica, effect.attempt, headers)
+        subject = subjects.work(self._config.region, effect.replica)
+        self._send(ticket, answer, subject, b"", headers)
+
+    def _forward(self, effect: fx.Forward) -> None:
+        ticket, answer = self._tickets.begin(effect.key, effect.attempt)
+        headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
+        ticket.spans.dispatched(effect.peer, effect.attempt, headers)
+        stand_in = sketch(self._tickets.request(effect.key).prompt)
+        self._send(ticket, answer, subjects.ingress(effect.peer), stand_in, headers)
+
+    def _cancel(self, effect: fx.CancelAttempt) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is None or ticket.answer is None:
+            return
+        self._tickets.stop_listening(
+            ticket
+        )  # an unknown replica is told when its first frame comes
+        if effect.replica is not None:
+            message = exchange.Cancel(ticket.answer.inbox)
+            self._bus.send_cancel(effect.region, effect.replica, message)
+
+    def _fail(self, effect: fx.Fail) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is not None:
+            ticket.failure = Failure(effect.fault, effect.message, effect.retry_after_s)
+            ticket.wake()
+
+    def _pass_engine_error(self, effect: fx.PassEngineError) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is not None:
+            ticket.pass_engine_error = True
+            ticket.wake()
+
+    def _decided(self, effect: fx.Decided) -> None:
+        decision = effect.decision
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", receipts.line(decision))
+        ticket = self._tickets.get(effect.key)
+        if ticket is None:
+            self._ingress.decided(effect)
+            return
+        ticket.decision = decision
+        ticket.spans.decided(decision)
+        self._metrics.placements.labels(decision.placement.value).inc()
+        if decision.placement in (Placement.LOCAL, Placement.PEER):
+            self._metrics.hold.observe(decision.held_s)
+
+    def _publish_digest(self, effect: fx.PublishDigest) -> None:
+        self._bus.publish(subjects.digest(self._config.region), state.encode_state(effect.digest))
+
+    def _send(
+        self, ticket: Ticket, answer: Answer, subject: str, in_parts: bytes, headers: dict[str, str]
+    ) -> None:
+        """Publish a request; `in_parts` goes in the place of a body too large for one message."""
+        payload = ticket.ask.body
+        if len(payload) > self._bus.payload_bytes_max:
+            headers[exchange.H_BODY_BYTES] = str(len(payload))
+            payload = in_parts
+        if not self._bus.publish(subject, payload, reply=answer.inbox, headers=headers):
+            failed = ev.AttemptFailed(answer.key, answer.attempt, "the way to the bus is blocked")
+            asyncio.get_running_loop().call_soon(self._feed, failed)  # after this effect's event
