@@ -15,7 +15,7 @@ LOST = Failure(Fault.ENGINE_FAILED, "the engine was lost")
 def ticket(*, deadline: float = float("inf")) -> Ticket:
     ask = Ask(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", b"", None)
     spans = RequestSpans(ask.request_id, ask.model, None)
-    return Ticket(key=1, ask=ask, deadline=deadline, arrived_at=0.0, spans=spans)
+    return Ticket(key=1, ask=ask, deadline=deadline, arrived_at=0.0, spans=spans, text_bytes=0)
 
 
 class Feeder:
