@@ -19,9 +19,9 @@ from schemas.exchange import (
     H_PATH,
     H_REQUEST,
 )
+from schemas.http import ENGINE_PATHS
 from schemas.ids import ModelId, NameInvalid, RouterId, checked_name, is_request_id
 
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
 DIGITS_MAX = 15  # any honest number of ours is shorter; int() of a huge text is slow
@@ -53,8 +53,8 @@ class Handoff:
 def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
     """The work described by `headers`. Raises BadWork if it can't be served."""
     path = headers.get(H_PATH, "")
-    if path not in PATHS:
-        raise BadWork(f"{H_PATH} {path!r} is none of {', '.join(sorted(PATHS))}"[:300])
+    if path not in ENGINE_PATHS:
+        raise BadWork(f"{H_PATH} {path!r} is none of {', '.join(sorted(ENGINE_PATHS))}"[:300])
     parts = _body_bytes(headers)
     if parts is None and not body:
         raise BadWork("an empty body")

@@ -14,6 +14,7 @@ from agents.config import AgentConfig
 from agents.core import effects
 from agents.core.agent import AgentCore
 from agents.core.events import (
+    AnswerEnded,
     DrainAsked,
     EngineFailed,
     EngineRead,
@@ -22,7 +23,8 @@ from agents.core.events import (
     StopAsked,
     Tick,
 )
-from schemas.exchange import End, Frame
+from infra.ending import end_all
+from schemas.exchange import End, Frame, Outcome
 from schemas.ids import ModelId
 from schemas.state import Heartbeat, ReplicaState
 
@@ -32,6 +34,7 @@ IDLE_READ_INTERVAL_S = 0.1
 SILENCE_CHECK_S = 1.0
 LOOK_GAP_MIN_S = 0.01  # between looks that something asked for
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted answers to go out
+FAULT_OF_OURS = "the agent failed on this answer; its log says why"
 
 
 class Agent:
@@ -125,20 +128,24 @@ class Agent:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
         await self.feed(DrainAsked())
         log.info("draining: %d answers to finish", self._core.outstanding)
-        hasty = asyncio.create_task(at_once.wait())
-        quiet = asyncio.create_task(self._quiet.wait())
-        await asyncio.wait((hasty, quiet), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        hasty.cancel()
-        quiet.cancel()
+        waits = [asyncio.create_task(event.wait()) for event in (at_once, self._quiet)]
+        try:
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         await self.feed(StopAsked())
         await self._bus.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._quiet.wait()
-        for _, task in self._relays.values():
-            task.cancel()
+        await self.cut()
         await self.feed(Left())
         await self._bus.flush()
+
+    async def cut(self) -> None:
+        """End every answer that still runs, without a word."""
+        await end_all([task for _, task in self._relays.values()])
 
     async def _refuse(self, effect: effects.Refuse) -> None:
         log.info("refused: %s %s", effect.message.reason, effect.detail)
@@ -163,8 +170,14 @@ class Agent:
         self._relays[effect.inbox] = relay, task
 
     async def _serve(self, inbox: str, relay: Relay) -> None:
-        ended = await relay.run()
-        del self._relays[inbox], self._writers[inbox]
+        try:
+            ended = await relay.run()
+        except Exception:  # a fault of ours in one answer must not end the others
+            log.exception("%s: the answer failed inside the agent", inbox)
+            ended = AnswerEnded(inbox=inbox, outcome=Outcome.ENGINE_BROKEN)
+            await self._finish(effects.Finish(inbox, ended.outcome, FAULT_OF_OURS))
+        del self._relays[inbox]
+        self._writers.pop(inbox, None)
         await self.feed(ended)
 
     async def _abort(self, effect: effects.Abort) -> None:

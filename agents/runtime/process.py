@@ -19,6 +19,7 @@ from agents.core.beat import Replica
 from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
 from infra import bus
+from infra.ending import end_all
 from schemas import subjects
 
 log = logging.getLogger(__name__)
@@ -66,10 +67,12 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent.keep_working()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]
-            await stop.drain.wait()
-            await agent.drain(config.drain_timeout_s, stop.at_once)
-            for task in background:
-                task.cancel()
+            try:
+                await stop.drain.wait()
+                await agent.drain(config.drain_timeout_s, stop.at_once)
+            finally:  # the group itself cancels only once, and a cancel can get lost
+                await end_all(background)
+                await agent.cut()
 
 
 async def _connected(config: AgentConfig) -> Client:

@@ -6,8 +6,8 @@ complete (or too large to wait for). Until then the attempt can fail and be repl
 an event stream only whole events are given out: an answer that breaks inside an event can then
 be ended by an error event that a client can read.
 
-Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited, and one that
-sends more than twice that has its answer broken off.
+Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited, and an answer of
+which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
 from collections import deque
@@ -24,7 +24,9 @@ PROGRESS_S = 0.5  # how often the core is told that frames keep coming
 STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
+EVENT_ENDS = (b"\n\n", b"\n\r\n")
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,20 @@ class Answer:
         self._taken_bytes = 0
         self._credited_bytes = 0
         self._next_number = 0
+        self._given_out_whole = True
         self._progress_told_at = float("-inf")
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the bytes are server-sent events, so that an error event may end them."""
-        return self.head is not None and self.head.content_type.startswith(EVENT_STREAM)
+        if self.head is None or self._is_error:  # no error answer is read event by event
+            return False
+        return self.head.content_type.startswith(EVENT_STREAM)
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether what was given out ends with a whole event; not inside one too long to hold."""
+        return self._given_out_whole
 
     @property
     def is_complete(self) -> bool:
@@ -96,6 +106,8 @@ class Answer:
             data = data[:whole]
         self._taken_bytes += whole
         self._buffered_bytes -= whole
+        if data:
+            self._given_out_whole = data.endswith(EVENT_ENDS)
         return data
 
     def _whole_bytes(self) -> int:
@@ -105,10 +117,8 @@ class Answer:
         if bytes(self._chunks[-1][-2:]) == b"\n\n":  # nearly always: engines write whole events
             return self._buffered_bytes
         data = b"".join(self._chunks)
-        whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
-        if len(data) - whole > EVENT_BYTES_MAX:
-            return self._buffered_bytes
-        return whole if whole > 2 else 0
+        whole = _events_bytes(data)
+        return self._buffered_bytes if len(data) - whole > EVENT_BYTES_MAX else whole
 
     def credit_due(self) -> exchange.Credit | None:
         """What to tell the agent once the taken bytes have left for the client, if it is time.
@@ -135,6 +145,8 @@ class Answer:
         if frame.kind is Frame.DATA:
             return self._feed_data(frame.payload, now)
         if frame.kind is Frame.HEAD:
+            if self.head is not None:
+                return self._failed("the answer has two heads")
             self.head = wire.decode_as(exchange.Head, frame.payload)
             self._from(self.head.region, self.head.replica)
             return self._progressed(now)
@@ -167,12 +179,13 @@ class Answer:
     def _feed_data(self, payload: memoryview, now: float) -> ev.Event | None:
         if self.head is None:
             return self._failed("the answer began without its head")
-        if self._is_error and self._buffered_bytes >= ERROR_BYTES_MAX:
-            self._taken_bytes += len(payload)  # an error page that long is not worth keeping
-            return self._progressed(now)
+        if self._is_error:
+            kept = payload[: ERROR_BYTES_MAX - self._buffered_bytes]
+            self._taken_bytes += len(payload) - len(kept)  # so that credit goes on
+            payload = kept
         self._chunks.append(payload)
         self._buffered_bytes += len(payload)
-        if self._buffered_bytes > 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX):
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
             return self._failed("the replica sent more than flow control allows")
         return self._progressed(now)
 
@@ -195,3 +208,9 @@ class Answer:
             return None
         self._progress_told_at = now
         return ev.AttemptProgressed(self.key, self.attempt)
+
+
+def _events_bytes(data: bytes) -> int:
+    """How many of the bytes end with an event's blank line; 0 if none does."""
+    found = ((data.rfind(ending), len(ending)) for ending in EVENT_ENDS)
+    return max(at + length if at >= 0 else 0 for at, length in found)

@@ -3,6 +3,9 @@
 `write` waits while the client reads slowly; then nothing is taken from the answer, no credit
 goes to the agent, and the agent stops reading its engine: the pressure reaches the GPU's own
 buffers, and no process in between grows.
+
+An answer is finished when its last byte has left this process, not when it was written: until
+then it counts for the drain and its deadline holds.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from mesh.adapters.answer import Answer
 from mesh.adapters.ticket import Ticket
 from schemas.http import H_REGION, error_event
 
@@ -28,7 +32,7 @@ class Door(Protocol):
         ...
 
     def finished(self, ticket: Ticket) -> None:
-        """The client has the whole answer."""
+        """The whole answer has left for the client."""
         ...
 
     def failed(self, ticket: Ticket) -> None:
@@ -49,40 +53,64 @@ async def relay(
     headers["content-type"] = answer.head.content_type
     headers[H_REGION] = answer.head.region
     door.started(ticket)
-    if answer.is_complete and not answer.is_event_stream:
-        response = web.Response(status=answer.head.status, body=answer.take(), headers=headers)
-        door.finished(ticket)
-        return response
-    if answer.is_event_stream:
-        headers["cache-control"] = "no-cache"
-    stream = web.StreamResponse(status=answer.head.status, headers=headers)
+    response = _response(answer, answer.head.status, headers)
     try:
         async with asyncio.timeout_at(ticket.deadline + DEADLINE_GRACE_S):
-            await stream.prepare(request)
-            await _pump(stream, ticket, door)
+            await response.prepare(request)
+            if not isinstance(response, web.Response):
+                await _pump(response, ticket, door)
+            await response.write_eof()
+            await _flush(request)
     except TimeoutError:
         # The core ends what an engine still sends at the deadline; this ends a client that
         # has stopped reading what is already here.
         door.leave(ticket)
         _cut(request)
-    return stream
+        return response
+    if ticket.failure is None:
+        door.finished(ticket)
+    else:
+        door.failed(ticket)
+    return response
+
+
+def _response(answer: Answer, status: int, headers: dict[str, str]) -> web.StreamResponse:
+    """What is complete goes out with its length; anything else as it comes."""
+    if answer.is_event_stream:
+        return web.StreamResponse(status=status, headers=headers | {"cache-control": "no-cache"})
+    if answer.is_complete:
+        return web.Response(status=status, headers=headers, body=answer.take())
+    return web.StreamResponse(status=status, headers=headers)
 
 
 async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
+    """Write until the answer ends, well or with an error that the client can read."""
     while chunk := await ticket.next_bytes():
         await stream.write(chunk)
         door.passed(ticket)
     if ticket.failure is None:
-        await stream.write_eof()
-        door.finished(ticket)
         return
-    door.failed(ticket)
-    if ticket.answer is not None and ticket.answer.is_event_stream:
+    answer = ticket.answer
+    if answer is not None and answer.is_event_stream:
+        if not answer.is_between_events:
+            await stream.write(b"\n\n")  # the client must not read the error as part of it
         await stream.write(error_event(ticket.failure.fault, ticket.failure.message))
-        await stream.write_eof()
     else:
         # A plain answer can't carry an error after its bytes: only the cut tells the client.
+        door.failed(ticket)
         raise ConnectionAbortedError(ticket.failure.message)
+
+
+async def _flush(request: web.BaseRequest) -> None:
+    """Wait until the kernel has every byte. Raises ConnectionError when the client is gone."""
+    transport = request.transport
+    if transport is not None and not transport.is_closing():
+        # Otherwise a drain waits only for what is above the transport's high-water mark.
+        transport.set_write_buffer_limits(high=0)
+        await request.writer.drain()
+        transport.set_write_buffer_limits()
+    if request.transport is None or request.transport.is_closing():
+        raise ConnectionResetError("the client hung up before the end of its answer")
 
 
 def _cut(request: web.BaseRequest) -> None:

@@ -21,8 +21,9 @@ def nats_server_binary() -> str:
 class NatsServer:
     """One server process, open to anyone on loopback; `restart` keeps the port."""
 
-    def __init__(self, directory: Path, *, config: str = "") -> None:
-        self._settings = f"{config}\njetstream {{ store_dir: {json.dumps(str(directory))} }}\n"
+    def __init__(self, directory: Path, *, config: str = "", domain: str = "") -> None:
+        jetstream = {"store_dir": str(directory)} | ({"domain": domain} if domain else {})
+        self._settings = f"{config}\njetstream: {json.dumps(jetstream)}\n"
         self._config = directory / "nats.conf"
         self._process = ServerProcess(
             Path(nats_server_binary()), self._config, log=directory / "nats.log"
@@ -53,9 +54,11 @@ class NatsServer:
 
 
 @contextlib.asynccontextmanager
-async def running_nats_server(directory: Path, *, config: str = "") -> AsyncIterator[NatsServer]:
+async def running_nats_server(
+    directory: Path, *, config: str = "", domain: str = ""
+) -> AsyncIterator[NatsServer]:
     directory.mkdir(parents=True, exist_ok=True)
-    server = NatsServer(directory, config=config)
+    server = NatsServer(directory, config=config, domain=domain)
     try:
         await server.start()
         yield server

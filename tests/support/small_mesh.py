@@ -1,14 +1,10 @@
-"""Routers and agents of one or several regions in this process, on one real nats-server.
-
-Regions are told apart by subjects alone, so one server stands in for several that are linked;
-tests of the links themselves start real leaf nodes.
-"""
+"""Routers and agents of one or several regions in this process, each region on its own server."""
 
 import asyncio
 import io
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -32,9 +28,8 @@ WAIT_S = 20.0
 class SmallMesh:
     """Start what a test needs; everything ends with `async with`."""
 
-    def __init__(self, nats: NatsServer, regions: tuple[str, ...]) -> None:
-        self._nats = nats
-        self._regions = regions
+    def __init__(self, servers: Mapping[str, NatsServer]) -> None:
+        self._servers = servers
         self.stack = AsyncExitStack()
         self.routers: dict[str, Router] = {}
         self.agents: dict[str, tuple[asyncio.Task[None], Stop]] = {}
@@ -45,10 +40,10 @@ class SmallMesh:
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId("r1"),
-            peers=tuple(RegionId(other) for other in self._regions if other != region),
+            peers=tuple(RegionId(other) for other in self._servers if other != region),
             http_host="127.0.0.1",
             http_port=0,
-            bus=BusAddress(self._nats.url),
+            bus=BusAddress(self._servers[region].url),
             settings=RouterSettings(**settings),
             hash_key="test",
             epoch=next(_EPOCHS),
@@ -71,7 +66,7 @@ class SmallMesh:
             replica=replica,
             engine_kind="vllm",
             engine_url=engine.url,
-            nats_url=self._nats.url,
+            nats_url=self._servers[region].url,
             read_interval_ms=20,
             heartbeat_ms=50,
             **options,
@@ -121,8 +116,9 @@ class SmallMesh:
 
 
 @asynccontextmanager
-async def small_mesh(nats: NatsServer, *regions: str) -> AsyncIterator[SmallMesh]:
-    mesh = SmallMesh(nats, regions)
+async def small_mesh(servers: Mapping[str, NatsServer]) -> AsyncIterator[SmallMesh]:
+    """A mesh of the regions that `servers` names."""
+    mesh = SmallMesh(servers)
     async with mesh.stack:
         yield mesh
 

@@ -10,7 +10,9 @@ import aiohttp
 import orjson
 import pytest
 
+from agents.adapters.relay import Relay
 from agents.config import AgentConfig
+from agents.runtime.agent import FAULT_OF_OURS, Agent
 from agents.runtime.process import Stop, run
 from infra.bus import BusUnreachable
 from schemas.exchange import WINDOW_BYTES, Frame, Outcome, Refusal
@@ -311,6 +313,83 @@ async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatie
         await gate.hung_up.wait()
         await on.task
         await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+
+
+async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(
+    nats_server, monkeypatch, caplog
+) -> None:
+    pass_on = Relay._pass_on
+
+    async def fails(self, chunk: bytes) -> None:
+        if b"poison" in chunk:
+            raise RuntimeError("a bug of ours")
+        await pass_on(self, chunk)
+
+    monkeypatch.setattr(Relay, "_pass_on", fails)
+    gate = Gate()
+
+    async def script(talk: Conversation) -> None:
+        if talk.request.body == b"poison":
+            await talk.send(CHUNKED + chunk(b"data: poison\n\n"))
+            await talk.hung_up()
+        else:
+            await gate(talk)
+
+    async with scene(nats_server, script) as on:
+        other = await on.asker.ask(1)
+        await on.asker.until(lambda: on.asker.text(other))
+        inbox = await on.asker.ask(2, b"poison")
+        end = await on.asker.answer(inbox)
+        assert (end.outcome, end.detail) == (Outcome.ENGINE_BROKEN, FAULT_OF_OURS)
+        assert on.asker.kinds(inbox) == "HE"
+        await on.asker.state(outstanding=1)
+        gate.open.set()
+        assert (await on.asker.answer(other)).outcome == Outcome.DONE
+    [record] = [
+        record
+        for record in caplog.records
+        if record.name == "agents.runtime.agent" and record.exc_info
+    ]
+    assert inbox in record.getMessage()
+    assert "a bug of ours" in record.exc_text
+
+
+async def stubborn(self) -> None:
+    """Loses one cancel, as Python 3.11's wait_for may."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
+async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
+    nats_server, monkeypatch
+) -> None:
+    monkeypatch.setattr(Agent, "keep_working", stubborn)
+    async with scene(nats_server, hello) as on:
+        on.stop.ask()
+        async with asyncio.timeout(10):
+            await on.task
+
+
+async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, monkeypatch) -> None:
+    broken = asyncio.Event()
+
+    async def fails(self) -> None:
+        await broken.wait()
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Agent, "keep_working", fails)
+    monkeypatch.setattr("agents.runtime.process._tell_ready", lambda path, ready: stubborn(None))
+    gate = Gate()
+    with pytest.raises(ExceptionGroup) as failure:
+        async with scene(nats_server, gate) as on:
+            inbox = await on.asker.ask(1)
+            await on.asker.until(lambda: on.asker.text(inbox))
+            broken.set()
+            async with asyncio.timeout(10):
+                await asyncio.wait([on.task])
+            await gate.hung_up.wait()
+    assert [str(problem) for problem in failure.value.exceptions] == ["a bug of ours"]
 
 
 async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:

@@ -12,7 +12,7 @@ from tests.support.small_mesh import chat, client, small_mesh, upload
 
 @pytest.fixture
 async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh(nats_server, "us") as mesh:
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us")
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
@@ -160,7 +160,7 @@ async def test_probes(mesh):
 
 
 async def test_a_router_without_replicas_is_alive_and_not_ready(nats_server):
-    async with small_mesh(nats_server, "us") as mesh:
+    async with small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us", hold_s_max=0.2)
         async with client() as session:
             async with session.get(mesh.urls["us"] + "/health") as answer:

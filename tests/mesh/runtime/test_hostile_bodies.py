@@ -16,7 +16,7 @@ DEEP = 900  # orjson reads 1024 levels
 
 @pytest.fixture
 async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh(nats_server, "us") as mesh:
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
         await mesh.router("us")
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)

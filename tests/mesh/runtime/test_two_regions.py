@@ -5,8 +5,10 @@ import asyncio
 import orjson
 import pytest
 
+from infra.bus import BusAddress, connect
 from schemas import exchange, subjects
 from schemas.exchange import Frame
+from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, say, scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh, upload
 
@@ -14,12 +16,18 @@ pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture
-async def two(nats_server):
+async def servers(tmp_path):
+    async with nats_pair(tmp_path, "us", "eu") as servers:
+        yield servers
+
+
+@pytest.fixture
+async def two(servers):
     """us and eu, a replica each; us is full."""
     async with (
         scripted_engine() as near,
         scripted_engine() as far,
-        small_mesh(nats_server, "us", "eu") as mesh,
+        small_mesh(servers) as mesh,
     ):
         await mesh.router("us", hold_s_max=2.0)
         await mesh.router("eu")
@@ -52,11 +60,9 @@ async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
     assert two.near.seen == []
 
 
-async def test_tokens_never_pass_the_other_router(two, nats_server):
-    from infra.bus import BusAddress, connect
-
+async def test_tokens_never_pass_the_other_router(two, servers):
     inboxes: list[str] = []
-    spy = await connect(BusAddress(nats_server.url), name="spy", inbox_prefix="_INBOX.spy")
+    spy = await connect(BusAddress(servers["us"].url), name="spy", inbox_prefix="_INBOX.spy")
 
     async def see(msg) -> None:
         if exchange.unpack_frame(msg.data).kind is Frame.DATA:
@@ -155,10 +161,8 @@ async def test_round_trips_are_measured(two):
     assert 0.0 < peers.get("eu").rtt_s < 1.0
 
 
-async def test_garbage_on_every_subject_of_a_router_harms_nothing(two, nats_server):
-    from infra.bus import BusAddress, connect
-
-    vandal = await connect(BusAddress(nats_server.url), name="v", inbox_prefix="_INBOX.v")
+async def test_garbage_on_every_subject_of_a_router_harms_nothing(two, servers):
+    vandal = await connect(BusAddress(servers["us"].url), name="v", inbox_prefix="_INBOX.v")
     for subject in (
         subjects.heartbeat("us", "us-0"),
         subjects.digest("eu"),

@@ -1,0 +1,20 @@
+"""Ending tasks for sure.
+
+One cancel is not enough: Python 3.11's `asyncio.wait_for`, with which nats-py awaits replies and
+flushes, loses a cancel that comes together with what it waits for (python/cpython#86296, mended
+in 3.12). A task that loops would go on for ever, and whoever awaits its end with it.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+CANCEL_AGAIN_S = 0.1
+
+
+async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel until all have ended. What they raise is left to whoever awaits them."""
+    while tasks := [task for task in tasks if not task.done()]:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)

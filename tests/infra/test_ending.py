@@ -1,0 +1,35 @@
+"""Ending tasks for sure, whatever they do with a cancel."""
+
+import asyncio
+import contextlib
+
+from infra.ending import end_all
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def loses(cancels: int) -> None:
+    for _ in range(cancels):
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+    await forever()
+
+
+async def fails() -> None:
+    raise RuntimeError("left to whoever awaits it")
+
+
+async def test_all_have_ended_when_it_returns(monkeypatch):
+    monkeypatch.setattr("infra.ending.CANCEL_AGAIN_S", 0.001)
+    tasks = [asyncio.create_task(work) for work in (forever(), loses(1), loses(3), fails())]
+    await asyncio.sleep(0)  # all have begun
+    async with asyncio.timeout(10):
+        await end_all(tasks)
+    assert [task.cancelled() for task in tasks] == [True, True, True, False]
+    assert isinstance(tasks[-1].exception(), RuntimeError)
+
+
+async def test_nothing_to_end_is_no_wait():
+    await end_all([])

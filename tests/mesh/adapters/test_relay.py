@@ -1,0 +1,310 @@
+"""Answers on their way to real sockets: whole, broken, unread, and left."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+
+import aiohttp
+import orjson
+import pytest
+import uvloop
+from aiohttp import web
+
+from mesh.adapters.http_server import HttpServer
+from mesh.adapters.relay import DEADLINE_GRACE_S, relay
+from mesh.adapters.ticket import Ticket
+from schemas.http import H_REGION
+from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, ticket
+from tests.support.until import until
+
+SOCKET_BYTES = 16 * 1024  # what the kernel may hold for a reader that does not read
+LARGE = b'{"a":"' + b"x" * 1_000_000 + b'"}'
+
+
+class House:
+    """One ticket's relay behind a real server, and what it told the router, in order."""
+
+    def __init__(self, held: Ticket) -> None:
+        self.ticket = held
+        self.told: list[str] = []
+        self.unsent: list[int] = []  # bytes still in this process when the answer was finished
+        self.transport: asyncio.Transport | None = None
+        self.ended: BaseException | None = None
+        self.port = 0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.transport = request.transport
+        try:
+            return await relay(request, self.ticket, self, {"x-request-id": "q-1"})
+        except BaseException as problem:
+            self.ended = problem
+            raise
+
+    def started(self, held: Ticket) -> None:
+        self.told.append("started")
+
+    def passed(self, held: Ticket) -> None:
+        if self.told[-1] != "passed":
+            self.told.append("passed")
+
+    def finished(self, held: Ticket) -> None:
+        assert self.transport is not None
+        self.unsent.append(self.transport.get_write_buffer_size())
+        self.told.append("finished")
+
+    def failed(self, held: Ticket) -> None:
+        self.told.append("failed")
+
+    def leave(self, held: Ticket) -> None:
+        self.told.append("leave")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.told[-1:] in (["finished"], ["failed"], ["leave"])
+
+
+@contextlib.asynccontextmanager
+async def house(held: Ticket) -> AsyncIterator[House]:
+    home = House(held)
+    runner = web.ServerRunner(HttpServer(home.handle), shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    home.port = listener.getsockname()[1]
+    await web.SockSite(runner, listener).start()
+    try:
+        yield home
+    finally:
+        await runner.cleanup()
+
+
+class Reader:
+    """A client that reads only when it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def head(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def exactly(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def upto(self, ending: bytes) -> bytes:
+        data = b""
+        while not data.endswith(ending):
+            data += await self._reader.read(SOCKET_BYTES)
+        return data
+
+    async def rest(self) -> bytes:
+        return await self._reader.read()
+
+    def hang_up(self) -> None:
+        self._writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def reading(home: House) -> AsyncIterator[Reader]:
+    plug = socket.socket()
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+    plug.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plug, ("127.0.0.1", home.port))
+    reader, writer = await asyncio.open_connection(sock=plug, limit=SOCKET_BYTES)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    try:
+        async with asyncio.timeout(20):
+            yield Reader(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def answered(content_type: str, *parts: bytes, status: int = 200) -> Ticket:
+    """A ticket whose whole answer is here."""
+    held = ticket()
+    feeder = Feeder(held, content_type, status)
+    for part in parts:
+        feeder.data(part)
+    feeder.end()
+    return held
+
+
+async def fetch(home: House) -> tuple[int, bytes, Mapping[str, str]]:
+    async with aiohttp.ClientSession() as session, session.post(home.url) as answer:
+        return answer.status, await answer.read(), answer.headers
+
+
+@pytest.mark.parametrize("status", [200, 404])
+async def test_a_plain_answer_goes_out_with_its_length(status):
+    async with house(answered(JSON, b'{"a":', b"1}", status=status)) as home:
+        got, body, headers = await fetch(home)
+        await until(lambda: home.is_over)
+    assert (got, body) == (status, b'{"a":1}')
+    assert headers["Content-Length"] == "7"
+    assert (headers["Content-Type"], headers[H_REGION]) == (JSON, "eu")
+    assert headers["x-request-id"] == "q-1"
+    assert home.told == ["started", "finished"]
+
+
+async def test_events_go_out_as_they_come():
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: 1\n\n")
+    async with house(held) as home, reading(home) as client:
+        head = await client.head()
+        assert b"cache-control: no-cache" in head.lower()
+        assert b"content-length" not in head.lower()
+        assert await client.exactly(14) == b"9\r\ndata: 1\n\n\r\n"
+        feeder.data(b"data: 2\n\n")
+        assert await client.exactly(14) == b"9\r\ndata: 2\n\n\r\n"
+        assert home.told == ["started", "passed"]
+        feeder.end()
+        assert await client.exactly(5) == b"0\r\n\r\n"
+        await until(lambda: home.is_over)
+    assert home.told == ["started", "passed", "finished"]
+
+
+async def test_a_connection_serves_one_answer_after_another():
+    async with house(answered(JSON, LARGE[:100_000])) as home, aiohttp.ClientSession() as session:
+        for _ in range(3):
+            home.ticket = answered(JSON, LARGE[:100_000])
+            async with session.post(home.url) as answer:
+                assert await answer.read() == LARGE[:100_000]
+        assert session.connector is not None
+        assert len(session.connector._conns) == 1
+        await until(lambda: home.told == ["started", "finished"] * 3)
+
+
+# An answer is finished when its bytes have left, and not before.
+
+
+async def unread_answer_is_unfinished(content_type: str, *parts: bytes) -> None:
+    async with house(answered(content_type, *parts)) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
+        await round_trip(home)
+        assert "finished" not in home.told
+        reading_on = asyncio.create_task(client.exactly(len(b"".join(parts))))
+        await until(lambda: home.is_over)
+        await reading_on
+        assert home.told[-1] == "finished"
+        assert home.unsent == [0]
+
+
+async def round_trip(home: House) -> None:
+    """Over another connection: time enough for anything that does not wait."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", home.port)
+    writer.write(b"not http\r\n\r\n")
+    assert b" 400 " in await reader.read()
+    writer.transport.abort()
+
+
+UNREAD = pytest.mark.parametrize(
+    ("content_type", "parts"),
+    [(JSON, [LARGE]), (EVENTS, [b"data: 1\n\n", b"data: " + LARGE + b"\n\n"])],
+    ids=["plain", "events"],
+)
+
+
+@UNREAD
+async def test_an_answer_that_is_not_read_is_not_finished(content_type, parts):
+    await unread_answer_is_unfinished(content_type, *parts)
+
+
+@UNREAD
+def test_nor_is_it_on_the_loop_of_the_command(content_type, parts):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(unread_answer_is_unfinished(content_type, *parts))
+
+
+@UNREAD
+async def test_the_deadline_ends_a_client_that_does_not_read(content_type, parts):
+    held = answered(content_type, *parts)
+    held.deadline = asyncio.get_running_loop().time() - DEADLINE_GRACE_S + 0.1
+    async with house(held) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.is_over)
+        assert home.told[-1] == "leave"
+        with contextlib.suppress(ConnectionError):
+            assert len(await client.rest()) < len(LARGE)
+    assert "finished" not in home.told
+
+
+@UNREAD
+async def test_a_client_that_hangs_up_has_no_finished_answer(content_type, parts):
+    async with house(answered(content_type, *parts)) as home, reading(home) as client:
+        await client.head()
+        client.hang_up()
+        await until(lambda: home.ended)
+    assert isinstance(home.ended, asyncio.CancelledError | ConnectionError)
+    assert "finished" not in home.told
+
+
+# Answers that break.
+
+
+def failing(content_type: str, *parts: bytes) -> Ticket:
+    held = ticket()
+    feeder = Feeder(held, content_type)
+    for part in parts:
+        feeder.data(part)
+    feeder.fail()
+    return held
+
+
+def events(body: bytes) -> list[bytes]:
+    return [event for event in body.replace(b"\r\n", b"\n").split(b"\n\n") if event]
+
+
+@pytest.mark.parametrize(
+    ("parts", "before"),
+    [
+        ([b"data: 1\n\n"], [b"data: 1"]),
+        ([b"data: 1\r\n\r\n"], [b"data: 1"]),
+        ([b"data: 1\n\ndata: half"], [b"data: 1"]),
+        ([b"data: " + b"x" * 70_000], [b"data: " + b"x" * 70_000]),
+        ([b"data: 1\n\ndata: " + b"x" * 70_000], [b"data: 1", b"data: " + b"x" * 70_000]),
+    ],
+    ids=["whole", "returns", "half event", "half long event", "half long second event"],
+)
+async def test_events_that_break_off_end_with_an_error_event_of_its_own(parts, before):
+    async with house(failing(EVENTS, *parts)) as home:
+        status, body, _ = await fetch(home)
+        await until(lambda: home.is_over)
+    *got, error = events(body)
+    assert (status, got) == (200, before)
+    assert orjson.loads(error.removeprefix(b"data: "))["error"] == {
+        "message": LOST.message,
+        "type": "server_error",
+        "param": None,
+        "code": "engine_failed",
+    }
+    assert b"[DONE]" not in body
+    assert home.told == ["started", "passed", "failed"]
+
+
+async def test_a_plain_answer_that_breaks_is_visibly_cut():
+    async with house(failing(JSON, LARGE, LARGE)) as home:
+        with pytest.raises(aiohttp.ClientError):
+            await fetch(home)
+        await until(lambda: home.is_over)
+    assert home.told[-1] == "failed"
+    assert "finished" not in home.told
+
+
+async def test_an_answer_that_breaks_while_nobody_reads_still_ends_with_its_error():
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: " + b"x" * 1_000_000 + b"\n\n")
+    async with house(held) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
+        feeder.fail()
+        body = await client.upto(b"\r\n0\r\n\r\n")
+        await until(lambda: home.is_over)
+    assert LOST.message.encode() in body[-200:]
+    assert home.told == ["started", "passed", "failed"]

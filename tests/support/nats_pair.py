@@ -1,0 +1,26 @@
+"""Two regions' nats-servers, joined by a leaf link and open to anyone: no users and no rules.
+
+For tests of what passes between regions; `nats_regions` starts servers as they are rendered.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tests.support.nats_regions import free_ports
+from tests.support.nats_server import NatsServer, running_nats_server
+
+
+@contextlib.asynccontextmanager
+async def nats_pair(
+    directory: Path, first: str, second: str
+) -> AsyncIterator[dict[str, NatsServer]]:
+    """A server for each of the two regions. The link comes up by itself, soon."""
+    [port] = free_ports(1)
+    accepts = f"leafnodes {{ listen: 127.0.0.1:{port} }}"
+    solicits = f'leafnodes {{ reconnect: 1, remotes: [{{ url: "nats://127.0.0.1:{port}" }}] }}'
+    async with (
+        running_nats_server(directory / first, config=accepts, domain=first) as near,
+        running_nats_server(directory / second, config=solicits, domain=second) as far,
+    ):
+        yield {first: near, second: far}
