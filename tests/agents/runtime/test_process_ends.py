@@ -1,0 +1,207 @@
+"""How an agent outlives what happens to it, and how it ends."""
+
+import asyncio
+import contextlib
+import time
+
+import aiohttp
+import orjson
+import pytest
+
+from agents.adapters.relay import Relay
+from agents.config import AgentConfig
+from agents.runtime.agent import FAULT_OF_OURS, Agent
+from agents.runtime.process import Stop, run
+from infra.bus import BusUnreachable
+from schemas.exchange import Outcome, Refusal
+from schemas.state import ReplicaState
+from tests.agents.scene import Gate, hello, scene
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    Conversation,
+    chunk,
+)
+
+
+async def test_an_engine_that_dies_and_returns_with_another_model(nats_server) -> None:
+    async with scene(nats_server, hello) as on:
+        await on.engine.stop()
+        await on.asker.state(state=ReplicaState.DOWN)
+        refused = await on.asker.refusal(await on.asker.ask(1))
+        assert refused.reason == Refusal.ENGINE_DOWN
+        on.engine.models = ["org/other"]
+        await on.engine.start()
+        beat = await on.asker.state(state=ReplicaState.READY)
+        assert beat.models == ("org/other",)
+        refused = await on.asker.refusal(await on.asker.ask(2))
+        assert refused.reason == Refusal.WRONG_MODEL
+
+
+async def test_a_restarted_bus_brings_the_agent_back(nats_server) -> None:
+    async with scene(nats_server, hello) as on:
+        await nats_server.restart()
+        await on.asker.state(state=ReplicaState.READY)
+        inbox = await on.asker.ask(1)
+        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
+
+
+async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(nats_server) -> None:
+    gate = Gate()
+    async with scene(nats_server, gate) as on:
+        inbox = await on.asker.ask(1)
+        await on.asker.until(lambda: on.asker.text(inbox))
+        await nats_server.restart()
+        await on.asker.state(outstanding=1)
+        gate.open.set()
+        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
+        assert on.asker.kinds(inbox) == "HDDE"
+
+
+async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nats_server) -> None:
+    gate = Gate()
+    async with scene(nats_server, gate) as on:
+        inbox = await on.asker.ask(1)
+        await on.asker.until(lambda: on.asker.text(inbox))
+        on.stop.ask()
+        await on.asker.state(state=ReplicaState.DRAINING, outstanding=1)
+        refused = await on.asker.refusal(await on.asker.ask(2))
+        assert refused.reason == Refusal.DRAINING
+        gate.open.set()
+        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
+        await on.task
+        await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+
+
+@pytest.mark.parametrize("impatient", [True, False])
+async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatient) -> None:
+    gate = Gate()
+    patience_s = 600.0 if impatient else 0.05
+    async with scene(nats_server, gate, drain_timeout_s=patience_s) as on:
+        inbox = await on.asker.ask(1)
+        await on.asker.until(lambda: on.asker.text(inbox))
+        on.stop.ask()
+        if impatient:
+            await on.asker.state(state=ReplicaState.DRAINING)
+            on.stop.ask()
+        assert (await on.asker.answer(inbox)).outcome == Outcome.ENGINE_LOST
+        await gate.hung_up.wait()
+        await on.task
+        await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+
+
+async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(
+    nats_server, monkeypatch, caplog
+) -> None:
+    pass_on = Relay._pass_on
+
+    async def fails(self, chunk: bytes) -> None:
+        if b"poison" in chunk:
+            raise RuntimeError("a bug of ours")
+        await pass_on(self, chunk)
+
+    monkeypatch.setattr(Relay, "_pass_on", fails)
+    gate = Gate()
+
+    async def script(talk: Conversation) -> None:
+        if talk.request.body == b"poison":
+            await talk.send(CHUNKED + chunk(b"data: poison\n\n"))
+            await talk.hung_up()
+        else:
+            await gate(talk)
+
+    async with scene(nats_server, script) as on:
+        other = await on.asker.ask(1)
+        await on.asker.until(lambda: on.asker.text(other))
+        inbox = await on.asker.ask(2, b"poison")
+        end = await on.asker.answer(inbox)
+        assert (end.outcome, end.detail) == (Outcome.ENGINE_BROKEN, FAULT_OF_OURS)
+        assert on.asker.kinds(inbox) == "HE"
+        await on.asker.state(outstanding=1)
+        gate.open.set()
+        assert (await on.asker.answer(other)).outcome == Outcome.DONE
+    [record] = [
+        record
+        for record in caplog.records
+        if record.name == "agents.runtime.agent" and record.exc_info
+    ]
+    assert inbox in record.getMessage()
+    assert "a bug of ours" in record.exc_text
+
+
+async def stubborn(self) -> None:
+    """Loses one cancel, as Python 3.11's wait_for may."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
+async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
+    nats_server, monkeypatch
+) -> None:
+    monkeypatch.setattr(Agent, "keep_working", stubborn)
+    async with scene(nats_server, hello) as on:
+        on.stop.ask()
+        async with asyncio.timeout(10):
+            await on.task
+
+
+async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, monkeypatch) -> None:
+    broken = asyncio.Event()
+
+    async def fails(self) -> None:
+        await broken.wait()
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Agent, "keep_working", fails)
+    monkeypatch.setattr("agents.runtime.process._tell_ready", lambda path, ready: stubborn(None))
+    gate = Gate()
+    with pytest.raises(ExceptionGroup) as failure:
+        async with scene(nats_server, gate) as on:
+            inbox = await on.asker.ask(1)
+            await on.asker.until(lambda: on.asker.text(inbox))
+            broken.set()
+            async with asyncio.timeout(10):
+                await asyncio.wait([on.task])
+            await gate.hung_up.wait()
+    assert [str(problem) for problem in failure.value.exceptions] == ["a bug of ours"]
+
+
+async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
+    async with scene(nats_server, hello) as on:
+
+        async def info() -> dict:
+            reply = await on.asker.client.request("$SRV.INFO.mesh-agent", b"", timeout=5)
+            return orjson.loads(reply.data)
+
+        expected = {"region": "us", "replica": "g0", "engine": "vllm", "models": "org/llama"}
+        assert (await info())["metadata"] == expected
+        on.engine.models = ["org/other"]
+        await on.asker.state(models=("org/other",))
+        assert (await info())["metadata"]["models"] == "org/other"
+
+
+async def test_its_own_metrics_page(nats_server, unused_tcp_port) -> None:
+    async with (
+        scene(nats_server, hello, metrics_port=unused_tcp_port) as on,
+        aiohttp.ClientSession() as http,
+    ):
+        await on.asker.answer(await on.asker.ask(1))
+        async with http.get(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response:
+            page = await response.text()
+    labels = 'engine="vllm",region="us",replica="g0"'
+    assert f"mesh_agent_served_total{{{labels}}} 1.0" in page
+    assert f'mesh_agent_state{{{labels},state="ready"}} 1.0' in page
+    assert "\nmesh_agent_prefill_s_per_token{" not in page  # unknown is not zero
+
+
+async def test_without_a_bus_there_is_no_agent(unused_tcp_port, monkeypatch) -> None:
+    monkeypatch.setattr("infra.bus.START_TIMEOUT_S", 0.3)
+    config = AgentConfig(
+        region="us",
+        replica="g0",
+        engine_kind="openai",
+        engine_url="http://127.0.0.1:1",
+        nats_url=f"nats://127.0.0.1:{unused_tcp_port}",
+    )
+    with pytest.raises(BusUnreachable, match="no bus at"):
+        await run(config, time.monotonic, 1, Stop())

@@ -1,0 +1,80 @@
+"""An agent in this process, its engine, and who asks: what tests of the process stand on."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from agents.config import AgentConfig
+from agents.runtime.process import Stop, run
+from schemas.state import ReplicaState
+from tests.agents.asker import REGION, REPLICA, Asker, asking
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    LAST_CHUNK,
+    Conversation,
+    Script,
+    ScriptedEngine,
+    chunk,
+    plain,
+    running,
+)
+
+
+@dataclass(slots=True)
+class Scene:
+    """An agent at work, and both of its neighbours."""
+
+    asker: Asker
+    engine: ScriptedEngine
+    stop: Stop
+    task: asyncio.Task
+
+
+@contextlib.asynccontextmanager
+async def scene(nats_server, script: Script, **settings) -> AsyncIterator[Scene]:
+    async with running(script) as engine, asking(nats_server.url) as asker:
+        values = {
+            "region": REGION,
+            "replica": REPLICA,
+            "engine_kind": "vllm",
+            "engine_url": engine.url,
+            "nats_url": nats_server.url,
+            "read_interval_ms": 10,
+            **settings,
+        }
+        stop = Stop()
+        agent = run(AgentConfig(**values), time.monotonic, time.time_ns(), stop)
+        task = asyncio.create_task(agent)
+        try:
+            await asker.state(state=ReplicaState.READY)
+            yield Scene(asker, engine, stop, task)
+        finally:
+            stop.ask()
+            stop.ask()
+            await task
+
+
+async def hello(talk: Conversation) -> None:
+    await talk.send(plain(200, b'{"text":"hello"}'))
+
+
+class Gate:
+    """A script whose answer begins at once and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.hung_up = asyncio.Event()
+
+    async def __call__(self, talk: Conversation) -> None:
+        await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
+        waiting = asyncio.create_task(talk.hung_up())
+        opened = asyncio.create_task(self.open.wait())
+        await asyncio.wait((waiting, opened), return_when=asyncio.FIRST_COMPLETED)
+        opened.cancel()
+        if waiting.done():
+            self.hung_up.set()
+            return
+        waiting.cancel()
+        await talk.send(chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
