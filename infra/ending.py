@@ -1,8 +1,9 @@
 """Ending tasks for sure.
 
-One cancel is not enough: Python 3.11's `asyncio.wait_for`, with which nats-py awaits replies and
-flushes, loses a cancel that comes together with what it waits for (python/cpython#86296, mended
-in 3.12). A task that loops would go on for ever, and whoever awaits its end with it.
+One cancel is not enough. Python 3.11's `asyncio.wait_for`, with which nats-py awaits replies,
+loses a cancel that comes together with what it waits for (python/cpython#86296, mended in 3.12),
+and nats-py's `Client._flush_pending`, which every publish may pass, swallows one on purpose. A
+task that loops would go on for ever, and whoever awaits its end with it.
 """
 
 import asyncio

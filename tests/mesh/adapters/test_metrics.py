@@ -1,0 +1,75 @@
+"""Gauges read from the core when somebody scrapes: what is unknown or gone has no sample."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core import events as ev
+from schemas.state import ReplicaState
+from tests.mesh.core.build import EU, beat, core, digest, request
+
+
+@pytest.fixture
+def router():
+    return core()
+
+
+@pytest.fixture
+def page(router):
+    metrics = RouterMetrics(router, CollectorRegistry())
+    return metrics.registry.get_sample_value
+
+
+def test_what_an_engine_does_not_tell_has_no_sample(router, page):
+    router.handle(ev.HeartbeatSeen(beat("a", pending=0, running=3, kv_used_ratio=None)), 0.0)
+    router.handle(ev.HeartbeatSeen(beat("b", pending=2, running=None, kv_used_ratio=0.5)), 0.0)
+    told = {
+        (name, replica): page(f"mesh_replica_{name}", {"replica": replica})
+        for name in ("pending", "running", "kv_used_ratio")
+        for replica in "ab"
+    }
+    assert told == {
+        ("pending", "a"): 0.0,
+        ("pending", "b"): 2.0,
+        ("running", "a"): 3.0,
+        ("running", "b"): None,
+        ("kv_used_ratio", "a"): None,
+        ("kv_used_ratio", "b"): 0.5,
+    }
+
+
+def test_full_replicas_are_counted_apart_from_ready_ones(router, page):
+    states = [ReplicaState.READY, ReplicaState.READY, ReplicaState.READY, ReplicaState.DRAINING]
+    for number, state in enumerate(states):
+        seen = beat(f"g{number}", state=state, full=number in (2, 3))
+        router.handle(ev.HeartbeatSeen(seen), 0.0)
+    counts = {s: page("mesh_replicas", {"state": s}) for s in ("ready", "full", "draining", "down")}
+    assert counts == {"ready": 2.0, "full": 1.0, "draining": 1.0, "down": None}
+
+
+def test_a_peer_is_shown_while_it_is_heard(router, page):
+    router.handle(ev.DigestSeen(digest("eu", free=3, queue=2)), 0.0)
+    labels = {"peer": "eu"}
+    assert page("mesh_peer_replicas_free", labels) == 3.0
+    assert page("mesh_peer_queue", labels) == 2.0
+    assert page("mesh_peer_rtt_seconds", labels) is None  # not measured yet
+    router.handle(ev.RttMeasured(EU, 0.08), 0.1)
+    assert page("mesh_peer_rtt_seconds", labels) == 0.08
+    router.handle(ev.Tick(), 60.0)
+    assert page("mesh_peer_replicas_free", labels) is None
+
+
+def test_requests_are_shown_while_they_wait(router, page):
+    router.handle(ev.RequestArrived(request(1)), 0.0)
+    assert (page("mesh_hold_queue_length"), page("mesh_inflight")) == (1.0, 1.0)
+    router.handle(ev.ClientGone(1), 1.0)
+    assert (page("mesh_hold_queue_length"), page("mesh_inflight")) == (0.0, 0.0)
+
+
+def test_only_good_answers_have_a_duration(router):
+    metrics = RouterMetrics(router, CollectorRegistry())
+    for outcome in ("ok", "shed", "failed", "client_gone"):
+        metrics.ended(outcome, arrived_at=1.0, now=3.5)
+        assert metrics.registry.get_sample_value("mesh_requests_total", {"outcome": outcome}) == 1.0
+    assert metrics.registry.get_sample_value("mesh_request_duration_seconds_count") == 1.0
+    assert metrics.registry.get_sample_value("mesh_request_duration_seconds_sum") == 2.5

@@ -1,0 +1,85 @@
+"""The spans of one request, as a real OpenTelemetry SDK records them."""
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from infra import tracing
+from mesh.adapters.spans import IngressSpan, RequestSpans
+from schemas.decision import Decision, Placement
+
+PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The spans that have ended, in order."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
+    return exporter.get_finished_spans
+
+
+def decision(placement: Placement, **fields) -> Decision:
+    return Decision(
+        request="q-1", region="us", policy="p", placement=placement, reason="", **fields
+    )
+
+
+def test_a_request_that_was_held_refused_and_answered(ended):
+    spans = RequestSpans("q-1", "tiny", tracing.extract(PARENT))
+    spans.decided(decision(Placement.HOLD))
+    spans.decided(decision(Placement.LOCAL, replica="us-0"))
+    first: dict[str, str] = {}
+    spans.dispatched("us-0", 1, first)
+    spans.decided(decision(Placement.PEER, peer="eu"))
+    second: dict[str, str] = {}
+    spans.dispatched("eu", 2, second)
+    spans.first_byte()
+    spans.end(200)
+    names = [span.name for span in ended()]
+    assert names == [
+        "mesh.decide",
+        "mesh.hold",
+        "mesh.decide",
+        "mesh.decide",
+        "mesh.dispatch",
+        "mesh.dispatch",
+        "mesh.request",
+    ]
+    *children, root = ended()
+    assert {span.parent.span_id for span in children} == {root.context.span_id}
+    assert f"{root.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
+    assert root.attributes["http.response.status_code"] == 200
+    assert root.status.status_code is StatusCode.UNSET
+    again, answered = [span for span in ended() if span.name == "mesh.dispatch"]
+    assert again.status.description == "placed again"
+    assert answered.status.status_code is StatusCode.UNSET
+    for headers, span in ((first, again), (second, answered)):
+        assert headers["traceparent"].split("-")[2] == f"{span.context.span_id:016x}"
+
+
+def test_a_request_that_failed_leaves_no_span_open(ended):
+    spans = RequestSpans("q-1", "tiny", None)
+    spans.decided(decision(Placement.HOLD))
+    spans.end(503, "no replica")
+    assert [span.name for span in ended()] == ["mesh.decide", "mesh.hold", "mesh.request"]
+    assert ended()[-1].status.description == "no replica"
+
+
+@pytest.mark.parametrize(("refused", "told"), [(None, None), ("no_replica", "refused: no_replica")])
+def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused, told):
+    span = IngressSpan("q-1", "us", tracing.extract(PARENT))
+    headers: dict[str, str] = {}
+    if refused is None:
+        span.decided(decision(Placement.LOCAL, replica="eu-0"))
+        span.dispatched(headers)
+    span.end(refused)
+    ingress = ended()[-1]
+    assert f"{ingress.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
+    assert ingress.status.description == told
+    if refused is None:
+        assert headers["traceparent"].split("-")[2] == f"{ingress.context.span_id:016x}"
