@@ -19,7 +19,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_server import NatsServer
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import Behaviour, ScriptedEngine
 
 _EPOCHS = itertools.count(time.time_ns() // 1_000_000)
 WAIT_S = 20.0
@@ -34,6 +34,7 @@ class SmallMesh:
         self.routers: dict[str, Router] = {}
         self.agents: dict[str, tuple[asyncio.Task[None], Stop]] = {}
         self.urls: dict[str, str] = {}
+        self.engines: tuple[ScriptedEngine, ...] = ()  # whose behaviour `set_all` changes
 
     async def router(self, region: str, **settings: object) -> str:
         """A router of the region; returns its base URL."""
@@ -82,6 +83,11 @@ class SmallMesh:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    def sample(self, region: str, name: str, **labels: str) -> float:
+        """A value of the region's router's metrics page; 0.0 when it has none yet."""
+        registry = self.routers[region]._metrics.registry
+        return registry.get_sample_value(name, labels) or 0.0
+
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition of this process's own objects."""
         try:
@@ -115,6 +121,12 @@ class SmallMesh:
         )
 
 
+def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
+    """Every engine of the mesh behaves so from now on."""
+    for engine in mesh.engines:
+        engine.behaviour = behaviour
+
+
 @asynccontextmanager
 async def small_mesh(servers: Mapping[str, NatsServer]) -> AsyncIterator[SmallMesh]:
     """A mesh of the regions that `servers` names."""
@@ -138,3 +150,13 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         yield session
+
+
+async def post(
+    mesh: SmallMesh, body: dict, region: str = "us", **headers: str
+) -> tuple[int, bytes, Mapping[str, str]]:
+    """Ask for a chat: status, body and headers of the whole answer."""
+    async with client() as session:
+        url = mesh.urls[region] + "/v1/chat/completions"
+        async with session.post(url, data=upload(body), headers=headers) as answer:
+            return answer.status, await answer.read(), answer.headers

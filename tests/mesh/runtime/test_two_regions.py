@@ -1,6 +1,8 @@
 """Forwarding between two regions: one hop, and the answer comes straight from the far agent."""
 
 import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from infra.bus import BusAddress, connect
 from schemas import exchange, subjects
 from schemas.exchange import Frame
+from schemas.state import decode_heartbeat, encode_state
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, say, scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh, upload
+from tests.support.small_mesh import chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -40,13 +43,6 @@ async def two(servers):
         await mesh.until_peer("us", "eu")
         mesh.near, mesh.far = near, far
         yield mesh
-
-
-async def post(mesh, body, region="us", **headers):
-    async with client() as session:
-        url = mesh.urls[region] + "/v1/chat/completions"
-        async with session.post(url, data=upload(body), headers=headers) as answer:
-            return answer.status, await answer.read(), answer.headers
 
 
 async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
@@ -96,16 +92,91 @@ async def test_a_forwarded_request_is_never_forwarded_again(two):
     assert two.far.seen == []
 
 
-async def test_a_peer_that_fills_up_on_the_way_refuses_and_nothing_is_lost(two):
-    gate = asyncio.Event()
-    two.far.behaviour = hang(event("slow"), gate)
-    two.far.waiting = 9  # the digest of 100 ms ago may still say it is free
+async def test_a_peer_that_has_filled_up_refuses_and_nothing_is_lost(two, servers):
+    two.far.waiting = 9
+    await two.until_ready("eu", 0)
+    peer = two.routers["us"].core.peers.get("eu")
+    [latest] = peer.digests.values()
+    capacity = {name: replace(old, free=old.ready) for name, old in latest.models.items()}
+    async with liar(servers["eu"]) as say_it:  # another router of eu, that knows no better
+        free = replace(latest, router="r2", replicas_free=1, models=capacity)
+        await say_it(subjects.digest("eu"), encode_state(free))
+        await two.until_peer("us", "eu")
     task = asyncio.create_task(post(two, chat(stream=True)))
-    await asyncio.sleep(0)
+    await two.until(lambda: forwards(two, "refused") >= 1, "the peer to refuse")
+    assert two.sample("eu", "mesh_ingress_total", origin="us", result="refused") >= 1
+    assert not task.done()
     two.near.waiting = 0
-    gate.set()
-    assert (await task)[0] == 200
-    assert len(two.near.seen) + len(two.far.seen) == 1
+    status, body, _ = await task
+    assert (status, b"hello" in body) == (200, True)
+    assert (len(two.near.seen), len(two.far.seen)) == (1, 0)
+    assert forwards(two, "placed") == 0
+
+
+async def test_a_far_replica_that_has_filled_up_refuses_and_nothing_is_lost(two, servers):
+    two.far.waiting = 9
+    await two.until_ready("eu", 0)
+    [replica] = two.routers["eu"].core.replicas
+    beat = replica.heartbeat  # with a higher number what the agent itself says is old
+    async with liar(servers["eu"]) as say_it:
+        free = replace(beat, seq=beat.seq + 1_000_000, full=False, pending=0)
+        await say_it(subjects.heartbeat("eu", "eu-0"), encode_state(free))
+        await two.until_peer("us", "eu")
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(
+        lambda: two.sample("us", "mesh_refusals_total", reason="full") >= 1, "the agent to refuse"
+    )
+    assert forwards(two, "placed") >= 1
+    two.near.waiting = 0
+    status, body, _ = await task
+    assert (status, b"hello" in body) == (200, True)
+    assert (len(two.near.seen), len(two.far.seen)) == (1, 0)
+
+
+async def test_a_client_that_hangs_up_while_the_peer_refuses_leaves_nothing(two, servers):
+    two.far.waiting = 9
+    await two.until_ready("eu", 0)
+    [replica] = two.routers["eu"].core.replicas
+    beat = replica.heartbeat
+    async with liar(servers["eu"]) as say_it:
+        free = replace(beat, seq=beat.seq + 1_000_000, full=False, pending=0)
+        await say_it(subjects.heartbeat("eu", "eu-0"), encode_state(free))
+        await two.until_peer("us", "eu")
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(lambda: forwards(two, "placed") >= 1, "the peer to have placed it")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    router = two.routers["us"]
+    await two.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
+    assert not router.core.inflight
+    assert len(router.core.held) == 0
+    assert two.near.seen == two.far.seen == []
+
+
+def forwards(mesh, result: str) -> float:
+    return mesh.sample("us", "mesh_forwards_total", peer="eu", result=result)
+
+
+@asynccontextmanager
+async def liar(server):
+    """Publishes what is not so."""
+    bus = await connect(BusAddress(server.url), name="liar", inbox_prefix="_INBOX.liar")
+    try:
+        yield bus.publish
+    finally:
+        await bus.close()
+
+
+async def test_each_region_keeps_the_last_heartbeats_of_its_own(two, servers):
+    for region, server in servers.items():
+        bus = await connect(BusAddress(server.url), name="reader", inbox_prefix="_INBOX.reader")
+        stream = await bus.jetstream().stream_info(subjects.STREAM_HEARTBEATS)
+        last = await bus.jetstream().get_last_msg(
+            subjects.STREAM_HEARTBEATS, subjects.heartbeat(region, f"{region}-0")
+        )
+        await bus.close()
+        assert stream.config.subjects == [subjects.heartbeat(region, subjects.ANY)]
+        assert decode_heartbeat(last.data).region == region
 
 
 async def test_the_client_hanging_up_frees_the_far_engine(two):
