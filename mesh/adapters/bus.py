@@ -6,7 +6,6 @@ subscriptions by itself; the heartbeat stream lives in the server's memory and i
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import BusAddress, BusUnreachable, connect
+from infra.ending import end_all
 from mesh.adapters.answer import Answer
 from schemas import subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -115,18 +115,25 @@ class RouterBus:
         self._sender = asyncio.create_task(self._send(), name="bus outbox")
 
     async def close(self) -> None:
-        """Send what is in the outbox, then leave."""
+        """Send what is in the outbox, then leave; a bus that is gone keeps nobody."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._leave()
+        except (nats.errors.Error, OSError, RuntimeError, TimeoutError) as error:
+            # uvloop raises RuntimeError for a socket that was closed under it.
+            log.info("left a bus that was gone: %s", error or type(error).__name__)
         if self._sender is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
-                    await self._outbox.join()
-            self._sender.cancel()
-        if self._client is not None:
-            if self._service is not None and self._client.is_connected:
+            await end_all([self._sender])
+
+    async def _leave(self) -> None:
+        if self._client is None:
+            return
+        if self.is_connected:
+            await self._outbox.join()
+            if self._service is not None:
                 await self._service.stop()
-            if self._client.is_connected:
-                await self._client.flush()
-            await self._client.close()
+            await self._client.flush()
+        await self._client.close()
 
     def publish(
         self,

@@ -35,7 +35,11 @@ class FrontDoor(Door, Protocol):
         ...
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that can be asked for."""
+        """Models that some ready replica serves."""
+        ...
+
+    def known_models(self) -> tuple[ModelId, ...]:
+        """Models that can be asked for, if only to wait for a replica's return."""
         ...
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
@@ -106,7 +110,7 @@ class HttpApi:
             raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
         try:
             ask = await read_ask(request, known_id)
-            models = self._door.models()
+            models = self._door.known_models()
             if models and ask.model not in models:
                 raise Problem(
                     Fault.MODEL_UNKNOWN,

@@ -18,7 +18,7 @@ from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.router import PortTaken, run
+from mesh.runtime.router import NameTaken, PortTaken, run
 from schemas.ids import RegionId, RouterId
 
 EXIT_BAD_USE = 2
@@ -125,7 +125,7 @@ def command(
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
     try:
         uvloop.run(_until_signal(config))
-    except (BusUnreachable, PortTaken) as error:
+    except (BusUnreachable, NameTaken, PortTaken) as error:
         _refuse(str(error))
     finally:
         tracing.shut_down()
@@ -145,10 +145,15 @@ async def _until_signal(config: RouterConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        await run(config, stop)
+        await run(config, stop, lambda: _say_ready(config))
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+
+
+def _say_ready(config: RouterConfig) -> None:
+    where = Address(config.http_host, config.http_port)
+    click.echo(f"router {config.region}/{config.router} serves http://{where}/v1")
 
 
 def _topology(config_file: Path) -> Topology:

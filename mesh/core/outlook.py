@@ -5,6 +5,7 @@ from mesh.core.peers import PeerTable
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
+from schemas.ids import ModelId
 
 
 class Outlook:
@@ -14,6 +15,19 @@ class Outlook:
         self._replicas = replicas
         self._peers = peers
         self._settings = settings
+
+    def ready_models(self) -> tuple[ModelId, ...]:
+        """Models that some ready replica of the mesh serves, full or not; by name."""
+        ready = {
+            model
+            for replica in self._replicas
+            for model in replica.heartbeat.models
+            if self._replicas.serves(replica, model)
+        }
+        for _, peer in self._peers:
+            for digest in peer.digests.values():
+                ready.update(model for model, has in digest.models.items() if has.ready)
+        return tuple(sorted(ready))
 
     def others_serve(self, record: Inflight) -> bool:
         """Whether a place that has not failed this request serves its model, free or not."""

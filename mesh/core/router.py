@@ -101,7 +101,11 @@ class RouterCore:
         return effects
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that somebody in the mesh serves, as far as this router knows."""
+        """Models that some ready replica of the mesh serves at this moment, full or not."""
+        return self._outlook.ready_models()
+
+    def known_models(self) -> tuple[ModelId, ...]:
+        """Those, and the ones that may come back: requests for them are held, not refused."""
         return self._models.known()
 
     # Requests.

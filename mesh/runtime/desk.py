@@ -4,6 +4,7 @@ The HTTP face calls the desk (`admit` to `finished`, `failed` or `leave`), the b
 `Hearing`, and what the core answers is done by `Performer`. Nothing here waits or chooses.
 """
 
+import logging
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
@@ -26,6 +27,8 @@ from mesh.runtime.tickets import Tickets
 from schemas import subjects
 from schemas.http import Fault
 from schemas.ids import ModelId
+
+log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
@@ -84,8 +87,12 @@ class Desk:
         self._hearing.hear_ingress(msg, self._new_key())
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that somebody in the mesh serves."""
+        """Models that some ready replica serves."""
         return self._core.models()
+
+    def known_models(self) -> tuple[ModelId, ...]:
+        """Models that can be asked for, if only to wait for a replica's return."""
+        return self._core.known_models()
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         """Why requests can't be placed at present."""
@@ -94,7 +101,7 @@ class Desk:
         if not self._bus.is_connected:
             return Fault.NO_REPLICA, "the bus can't be reached"
         if not self._core.models():
-            return Fault.NO_REPLICA, "no replica has been heard of yet"
+            return Fault.NO_REPLICA, "no replica of any region is ready"
         return None
 
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
@@ -158,6 +165,8 @@ class Desk:
             status, message = ticket.failure.fault.value.status, ticket.failure.message
             outcome = "shed" if ticket.failure.fault in SHED else "failed"
         if self._close(ticket, outcome):
+            level = logging.INFO if outcome == "shed" else logging.WARNING
+            log.log(level, "%s: %d: %s", ticket.ask.request_id, status, message)
             ticket.spans.end(status, message)
 
     def leave(self, ticket: Ticket) -> None:

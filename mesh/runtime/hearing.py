@@ -81,7 +81,11 @@ class Hearing:
             else:
                 self._frame(ticket, answer, exchange.unpack_frame(msg.data))
         except wire.WireError as error:
-            log.warning("frame on %s dropped: %s", msg.subject, error)
+            log.warning("frame on %s: %s", msg.subject, error)
+            if ticket is not None and answer is not None:
+                detail = "the replica sent a frame that can't be read"
+                self._attempt_over(ticket, ev.AttemptFailed(answer.key, answer.attempt, detail))
+                ticket.wake()
 
     def _frame(self, ticket: Ticket, answer: Answer, frame: exchange.FrameView) -> None:
         if frame.kind is Frame.BODY_WANTED:

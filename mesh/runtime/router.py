@@ -4,13 +4,14 @@ import asyncio
 import logging
 import random
 import struct
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
+from infra.ending import end_all
 from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
@@ -32,7 +33,14 @@ PING_S = 1.0
 DRAIN_POLL_S = 0.02
 CANCEL_AGAIN_S = 0.1
 PING = struct.Struct(">Q")
+# Last tokens of this router's own inboxes, beside those of answers.
 PING_PREFIX = "ping-"
+WHO, HERE = "who", "here"
+NAMESAKE_S = 0.15  # for a namesake on the same server to answer
+
+
+class NameTaken(RuntimeError):
+    """Another router of this name runs in the region; the message says what to do."""
 
 
 class PortTaken(OSError):
@@ -69,16 +77,6 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel until all have ended."""
-    # Once is not enough: Python 3.11's wait_for, which nats-py awaits replies with, loses a
-    # cancel that comes together with the reply.
-    while tasks:
-        for task in tasks:
-            task.cancel()
-        _, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
-
-
 class Router:
     """One router: `open`, then `drain` and `close`."""
 
@@ -95,6 +93,7 @@ class Router:
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry())
         self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock)
+        self._namesake = asyncio.Event()
         self._pings: dict[str, tuple[int, float]] = {}
         self._ping_number = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,6 +112,7 @@ class Router:
             )
         )
         self._metrics.bus_connected.set(1)
+        await self._refuse_namesakes()
         for work in (self._ticks(), self._signs_of_life(), self._ping_peers(), self._stream()):
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
@@ -144,7 +144,7 @@ class Router:
         """Leave at once."""
         if self._http is not None:
             await self._http.cleanup()
-        await _end(self._tasks)
+        await end_all(self._tasks)
         await self._bus.close()
 
     async def _open_http(self) -> None:
@@ -163,6 +163,32 @@ class Router:
 
     # The bus.
 
+    async def _refuse_namesakes(self) -> None:
+        # Two routers of one name would share an inbox and look restarted to every agent, so
+        # the second asks, before its first sign of life, and the first says that it is here.
+        self._bus.publish(self._own_inbox(WHO), PING.pack(self._config.epoch))
+        try:
+            async with asyncio.timeout(NAMESAKE_S):
+                await self._namesake.wait()
+        except TimeoutError:
+            return
+        region, router = self._config.region, self._config.router
+        raise NameTaken(
+            f"router {router} of region {region} runs already; end that one, or give this one "
+            f"another name in routers of [regions.{region}] and in --router"
+        )
+
+    def _own_inbox(self, token: str) -> str:
+        return subjects.inbox(self._config.region, self._config.router, token)
+
+    def _hear_namesake(self, token: str, data: bytes) -> None:
+        if data == PING.pack(self._config.epoch):  # our own voice
+            return
+        if token == WHO:
+            self._bus.publish(self._own_inbox(HERE), PING.pack(self._config.epoch))
+        else:
+            self._namesake.set()
+
     def _bus_is_back(self) -> None:
         self._metrics.bus_connected.set(1)
         self.desk.feed(ev.BusReturned())
@@ -171,6 +197,8 @@ class Router:
         token = msg.subject.rpartition(".")[2]
         if token.startswith(PING_PREFIX):
             self._hear_pong(token.removeprefix(PING_PREFIX), msg.data)
+        elif token in (WHO, HERE):
+            self._hear_namesake(token, msg.data)
         else:
             self.desk.hear_answer(msg)
 

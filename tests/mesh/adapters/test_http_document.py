@@ -29,6 +29,8 @@ class House:
     def models(self):
         return (ModelId("org/model-1.5"),)
 
+    known_models = models
+
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
 

@@ -104,9 +104,10 @@ def test_the_models_of_everybody_are_known():
     fed(router, ev.DigestSeen(digest("eu", models={far: ModelCapacity(ready=1, free=0)})))
     assert router.models() == ("far", "m", "small")
     fed(router, ev.Tick(), now=NOW + 3.0)  # nobody is there any more, but they may come back
-    assert router.models() == ("far", "m", "small")
-    fed(router, ev.Tick(), now=NOW + KEPT_S + 1.0)
     assert router.models() == ()
+    assert router.known_models() == ("far", "m", "small")
+    fed(router, ev.Tick(), now=NOW + KEPT_S + 1.0)
+    assert router.known_models() == ()
 
 
 def test_only_a_peer_can_say_where_it_placed_a_request():

@@ -1,0 +1,48 @@
+"""The router process: who may run, and how it leaves."""
+
+import asyncio
+
+import pytest
+
+from mesh.runtime.router import NameTaken
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import chat, client, small_mesh
+
+
+async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_server):
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        url = await mesh.router("us")
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        with pytest.raises(NameTaken, match="runs already"):
+            await mesh.router("us")
+        async with (
+            client() as session,
+            session.post(f"{url}/v1/chat/completions", json=chat()) as answer,
+        ):
+            assert answer.status == 200
+
+
+async def test_a_router_leaves_quietly_when_its_bus_has_gone(nats_server):
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us")
+        await nats_server.stop()
+        async with asyncio.timeout(10):
+            await mesh.routers["us"].drain()
+            await mesh.routers["us"].close()
+
+
+async def test_ready_says_whether_anybody_could_answer_now(nats_server):
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        url = await mesh.router("us", hold_s_max=0.5)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        await mesh.kill_agent("us-0")
+        router = mesh.routers["us"]
+        await mesh.until(lambda: not router.core.models(), "the replica to be lost")
+        async with client() as session:
+            async with session.get(f"{url}/ready") as answer:
+                assert answer.status == 503
+            async with session.post(f"{url}/v1/chat/completions", json=chat()) as answer:
+                assert answer.status == 503  # held for its return, then told: not 404
+                assert answer.headers["retry-after"]
