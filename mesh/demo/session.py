@@ -83,7 +83,8 @@ class Session:
             await self._mesh.start()
             self._models = await served_models(self._topology)
         self._up = True
-        self._screen.up(self._topology, self._models, loop.time() - started)
+        took_s = loop.time() - started
+        self._screen.up(self._topology, self._models, took_s, self._mesh.missing)
         self._record()
 
     def _happened(self, event: Event) -> None:

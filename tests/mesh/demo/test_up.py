@@ -158,7 +158,7 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
     """An engine of one's own serves every region; a killed part is reported and replaced."""
     async with (
         simulated_engine(tmp_path) as url,
-        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics") as mesh,
+        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics", time_scale=None) as mesh,
     ):
         processes = mesh.record["processes"]
         assert [name for name in processes if name.startswith(("engine", "agent"))] == [
@@ -172,6 +172,19 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
         pids = mesh.record["processes"].values()
         mesh.process.kill()  # no time to end its children
         await until(lambda: not any(map(alive, pids)))
+
+
+async def test_an_engine_without_metrics_is_named_and_does_not_keep_the_others_away(tmp_path):
+    config = write_config(tmp_path, regions=("us", "eu"))
+    async with simulated_engine(tmp_path) as url:
+        given = ("--engine", f"us={url}", "--engine", f"eu={url},{url}/nothing/here")
+        async with mesh_up(tmp_path, *given, config=config, time_scale=None) as mesh:
+            assert await streamed(mesh.endpoint("eu"), mesh.model)
+            said = " ".join(mesh.output.split())
+            assert f"missing: agent-eu-0: {url} does not serve yet: {url}/nothing/here" in said
+            assert "HTTP 404; if that server has no metrics, use --engine-kind openai" in said
+            assert "0 of 1" in said
+            assert await mesh.stop() == 0
 
 
 async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
