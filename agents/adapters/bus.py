@@ -60,7 +60,10 @@ class AgentBus:
         self.strange = 0  # messages that were none of ours
 
     async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
-        """Begin to hear. Events go to `feed`, credits straight to the relay they belong to."""
+        """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
+
+        On return the server has taken every subscription, or has complained of it.
+        """
 
         async def work(msg: Msg) -> None:
             await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
@@ -90,6 +93,7 @@ class AgentBus:
         await self._subscribe(
             subjects.work(*me), work, queue=subjects.QUEUE_AGENT, messages=WORK_MESSAGES_MAX
         )
+        await self.flush()
 
     async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
         """Show this agent in `nats micro ls|info|stats`; again when its models change.

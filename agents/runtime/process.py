@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
 from agents.adapters.kinds import KINDS
+from agents.adapters.standing import Standing
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.beat import Replica
@@ -40,11 +41,12 @@ class Stop:
 async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop: Stop) -> None:
     """Serve one engine's work from the bus until `stop`.
 
-    `epoch` must rise with every start. Raises BusUnreachable when there is no bus to serve from;
-    an engine that is not there yet is waited for.
+    `epoch` must rise with every start. Raises BusUnreachable, or a group of it, when there is no
+    bus to serve from or it does not let us; an engine that is not there yet is waited for.
     """
     async with AsyncExitStack() as opened:
-        client = await _connected(config)
+        standing = Standing(config.region, config.replica)
+        client = await _connected(config, standing)
         opened.push_async_callback(client.close)
         engine = Engine(
             api_url=config.engine_url,
@@ -61,7 +63,9 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                     opened, config.metrics_host, config.metrics_port, agent.heartbeat
                 )
             await ears.listen(agent.feed, agent.credit)
+            standing.check()
             background = [
+                tasks.create_task(standing.hold()),
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
@@ -75,7 +79,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 await agent.cut()
 
 
-async def _connected(config: AgentConfig) -> Client:
+async def _connected(config: AgentConfig, standing: Standing) -> Client:
     password = config.nats_password
     address = bus.BusAddress(
         config.nats_url,
@@ -86,6 +90,7 @@ async def _connected(config: AgentConfig) -> Client:
         address,
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
+        on_error=standing.complained,
     )
 
 

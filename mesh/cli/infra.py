@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from infra import topology
 from infra.nats import bundle, server
 from infra.nats.passwords import PasswordsUnreadable
+from mesh.cli.unusable import Unusable
 
 
 @click.group(help="Render configuration for the servers around the mesh.")
@@ -52,17 +50,15 @@ def nats(
         for files in written.values():
             server.check_config(binary, files.config)
     except (topology.TopologyError, PasswordsUnreadable, server.ServerUnusable) as error:
-        raise click.ClickException(str(error)) from error
+        raise Unusable(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"can't write below {out}: {error}") from error
-    Console().print(_summary(written))
+    _tell(written)
 
 
-def _summary(written: bundle.Written) -> Table:
-    table = Table("region", "server configuration", "credentials", title="Checked and written")
+def _tell(written: bundle.Written) -> None:
+    click.echo("checked and written:")
     for name, files in written.items():
         folder = next(iter(files.credentials.values())).parent
-        table.add_row(
-            name, escape(str(files.config)), f"{escape(str(folder))} ({len(files.credentials)})"
-        )
-    return table
+        click.echo(f"  {name}: {files.config}")
+        click.echo(f"  {name}: {folder}/ ({len(files.credentials)} files of credentials)")

@@ -9,6 +9,7 @@ import uvloop
 from pydantic import ValidationError
 from rich.console import Console
 
+from mesh.cli.unusable import Unusable
 from mesh.replay.client import EndpointError
 from mesh.replay.play import Played, play, prepare
 from mesh.replay.report import Report, print_report, write_report
@@ -18,14 +19,7 @@ from mesh.replay.trace import FORMATS
 
 TABLE_COLUMNS = 100  # where the output is no terminal
 EXIT_ALL_FAILED = 1
-EXIT_BAD_INPUT = 2
 EXIT_SIGNAL = 128  # and the signal's number, as shells do
-
-
-class Unusable(click.ClickException):
-    """One line that says what to change."""
-
-    exit_code = EXIT_BAD_INPUT
 
 
 def _option(name: str, help: str, **kwargs: Any) -> Callable[..., Any]:
@@ -94,7 +88,11 @@ def command(
     interrupted, the results so far are given.
     """
     settings = _settings(
-        {**rest, "url": _pairs("--url", url), "weight": _pairs("--weight", weight)}
+        {
+            **rest,
+            "url": _pairs("--url", "REGION=URL", url),
+            "weight": _pairs("--weight", "REGION=NUMBER", weight),
+        }
     )
     played = _played(settings)
     _hand_over(played.report, settings.out)
@@ -104,10 +102,12 @@ def command(
         ctx.exit(EXIT_ALL_FAILED)
 
 
-def _pairs(option: str, values: Sequence[str]) -> dict[str, str]:
+def _pairs(option: str, form: str, values: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for value in values:
-        region, _, text = value.partition("=")
+        region, is_pair, text = value.partition("=")
+        if not is_pair or "://" in region:  # a URL alone may have a = of its own
+            raise Unusable(f"{option} {value}: name the region before it, as {form}")
         if region in pairs:
             raise Unusable(f"{option} names region {region} twice")
         pairs[region] = text

@@ -12,11 +12,14 @@ from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, TopologyError
+from mesh.cli.unusable import Unusable
 from mesh.core.policies import POLICIES
 from mesh.demo.child import GaveUp
 from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import StateInUse
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def _given_engines(
@@ -30,6 +33,8 @@ def _given_engine(text: str) -> GivenEngine:
     region, _, urls = text.partition("=")
     url, comma, metrics_url = urls.partition(",")
     for given in (url, metrics_url) if comma else (url,):
+        if given and "://" not in given:
+            raise click.BadParameter(f"{text!r}: http:// is missing before {given}")
         parts = urlsplit(given)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise click.BadParameter(f"{text!r}: write REGION=URL or REGION=URL,METRICS_URL")
@@ -51,8 +56,7 @@ def _given_engine(text: str) -> GivenEngine:
 @click.option(
     "--time-scale",
     type=click.FloatRange(0, 1000, min_open=True),
-    default=1.0,
-    show_default=True,
+    show_default="1",
     help="How many times faster than their hardware the simulated engines run.",
 )
 @click.option(
@@ -82,6 +86,13 @@ def _given_engine(text: str) -> GivenEngine:
     help="How every router places requests, instead of the router's own default.",
 )
 @click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default="WARNING",
+    show_default=True,
+    help="What routers write to their logs; INFO has every placement.",
+)
+@click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write endpoints, credentials and process ids here (JSON) once every region is ready.",
@@ -96,11 +107,12 @@ def _given_engine(text: str) -> GivenEngine:
 def command(
     config: Path,
     replicas: int | None,
-    time_scale: float,
+    time_scale: float | None,
     profile: str | None,
     engines: tuple[GivenEngine, ...],
     engine_kind: str,
     policy: str | None,
+    log_level: str,
     ready_file: Path | None,
     state: Path,
 ) -> None:
@@ -111,23 +123,25 @@ def command(
     """
     if engines and replicas is not None:
         raise click.UsageError("each --engine is one replica: leave out --replicas")
-    if engines and profile is not None:
-        raise click.UsageError("--profile is of simulated engines: leave it out with --engine")
+    for option, value in (("--profile", profile), ("--time-scale", time_scale)):
+        if engines and value is not None:
+            raise click.UsageError(f"{option} is of simulated engines: leave it out with --engine")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = Options(
         config=config.absolute(),
         state=state,
         replicas=replicas,
-        time_scale=time_scale,
+        time_scale=1.0 if time_scale is None else time_scale,
         profile=profile,
         engines=engines,
         engine_kind=EngineKind(engine_kind),
         policy=policy,
+        log_level=log_level,
         ready_file=ready_file,
     )
     try:
         uvloop.run(run(options, Console()))
     except (TopologyError, ServerUnusable, PasswordsUnreadable, StateInUse, PortsUnusable) as error:
-        raise click.ClickException(str(error)) from error
+        raise Unusable(str(error)) from error
     except GaveUp as error:
         raise click.ClickException(f"{error}, so nothing runs; its log is above") from error

@@ -53,11 +53,12 @@ class Commands:
         policy = ("--policy", self._options.policy) if self._options.policy else ()
         who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
         config = ("--config", str(self._options.config), "--http", str(http))
+        log = ("--log-level", self._options.log_level)
         return Program(
             name=f"router-{region}-{router}",
             kind=Kind.ROUTER,
             region=region,
-            command=_python("mesh.cli.main", "router", *who, *config, *policy),
+            command=_python("mesh.cli.main", "router", *who, *config, *log, *policy),
             ready=http_ready(http),
             environment=self._as_user(region, "router"),
         )

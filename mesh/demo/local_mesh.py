@@ -19,8 +19,9 @@ from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
 from infra.topology import Region, Topology
 from mesh.demo import ports
-from mesh.demo.child import Died, Ready
+from mesh.demo.child import Child, Died, Ready
 from mesh.demo.commands import Commands, engine_url
+from mesh.demo.engine_look import why_silent
 from mesh.demo.options import EngineKind, GivenEngine, Options
 from mesh.demo.program import Kind, Program
 from mesh.demo.state_directory import StateDirectory
@@ -30,14 +31,17 @@ from schemas.ids import RegionId, ReplicaId, RouterId
 
 # A given engine may still be loading its model. It is waited for, but after this long not silently.
 GIVEN_ENGINE_WITHIN_S = 5.0
+# And after this long the mesh is up without it: one bad engine must not keep the good ones away.
+UP_WITHOUT_IT_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSilent:
-    """A given engine does not answer; its agent goes on asking."""
+    """A given engine does not serve yet; its agent goes on asking."""
 
     agent: Program
     engine: GivenEngine
+    why: str
 
 
 Event = Ready | Died | EngineSilent
@@ -62,6 +66,7 @@ class LocalMesh:
         self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
+        self.missing: list[EngineSilent] = []  # given engines that `start` did not wait for
 
     @property
     def pids(self) -> dict[str, int]:
@@ -84,7 +89,10 @@ class LocalMesh:
         return sizes
 
     async def start(self) -> None:
-        """Start everything and return when all is ready. Raises GaveUp if a program ends."""
+        """Start everything and return when all is ready, but for the engines in `missing`.
+
+        Raises GaveUp if a program ends.
+        """
         files = await self._configure()
         commands = Commands(self._topology, self._options, self._state, self._nats_server, files)
         try:
@@ -126,7 +134,7 @@ class LocalMesh:
         await self._supervisor.start(commands.nats(name))
         for router in region.routers:
             program = commands.router(name, router, self.endpoints[name][router])
-            group.create_task(self._supervisor.start(program))
+            group.create_task(self._start_router(program))
         given = deque(engine for engine in self._options.engines if engine.region == name)
         for replica in region.replicas:
             if given:
@@ -134,17 +142,24 @@ class LocalMesh:
             else:
                 group.create_task(self._start_simulated(commands, name, replica))
 
+    async def _start_router(self, program: Program) -> None:
+        child = self._supervisor.launch(program)
+        if self._options.engines:  # it may have none to be ready with
+            await _ready_within(child, UP_WITHOUT_IT_AFTER_S)
+        else:
+            await child.wait_ready()
+
     async def _start_given(
         self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
     ) -> None:
-        agent = commands.agent(region, replica, engine, self._options.engine_kind)
+        kind = self._options.engine_kind
+        agent = commands.agent(region, replica, engine, kind)
         child = self._supervisor.launch(agent)
-        try:
-            async with asyncio.timeout(GIVEN_ENGINE_WITHIN_S):
-                await child.wait_ready()
-        except TimeoutError:
-            self._report(EngineSilent(agent, engine))
-            await child.wait_ready()
+        if await _ready_within(child, GIVEN_ENGINE_WITHIN_S):
+            return
+        self._report(EngineSilent(agent, engine, await why_silent(engine, kind)))
+        if not await _ready_within(child, UP_WITHOUT_IT_AFTER_S - GIVEN_ENGINE_WITHIN_S):
+            self.missing.append(EngineSilent(agent, engine, await why_silent(engine, kind)))
 
     async def _start_simulated(
         self, commands: Commands, region: RegionId, replica: ReplicaId
@@ -155,6 +170,16 @@ class LocalMesh:
         engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
         agent = commands.agent(region, replica, GivenEngine(region, url), EngineKind.VLLM)
         await self._supervisor.start(agent)
+
+
+async def _ready_within(child: Child, wait_s: float) -> bool:
+    """Whether it becomes ready in time. Raises GaveUp if it ends instead."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await child.wait_ready()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _endpoints(region: Region) -> dict[RouterId, Address]:

@@ -41,6 +41,7 @@ class Options:
     engines: tuple[GivenEngine, ...] = ()
     engine_kind: EngineKind = EngineKind.VLLM
     policy: str | None = None  # None: the router's own default
+    log_level: str = "WARNING"  # of routers
     ready_file: Path | None = None
 
 

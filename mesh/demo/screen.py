@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -41,9 +41,7 @@ class Screen:
     def report(self, event: Event) -> None:
         """Show what happened to a program."""
         if isinstance(event, EngineSilent):
-            self._plain(
-                f"{event.engine.url} does not answer yet; {event.agent.name} goes on asking"
-            )
+            self._plain(f"{_silent(event)}; it goes on asking")
         elif isinstance(event, Died):
             self._died(event)
         elif event.again or self._is_up:
@@ -53,12 +51,22 @@ class Screen:
             self._ready[event.program.kind] += 1
             self._status.update(self._progress())
 
-    def up(self, topology: Topology, models: list[str], took_s: float) -> None:
-        """Say where everything is, and give a first request to try."""
+    def up(
+        self,
+        topology: Topology,
+        models: list[str],
+        took_s: float,
+        missing: Sequence[EngineSilent] = (),
+    ) -> None:
+        """Say where everything is and what of it is missing, and give a first request to try."""
         self._is_up = True
-        self._console.print(_regions(topology))
+        self._console.print(_regions(topology, Counter(each.engine.region for each in missing)))
         if topology.links:
             self._plain(f"round trips: {_round_trips(topology)}")
+        for each in missing:
+            self._console.print(Text(f"missing: {_silent(each)}", style="red"), soft_wrap=True)
+        if missing:
+            self._console.print("what is missing joins when its engine answers")
         self._console.print(f"ready after {took_s:.1f} s; Ctrl-C ends every process")
         if models:
             self._console.print("try:")
@@ -113,10 +121,15 @@ def _quoted(text: str) -> str:
     return text.replace("'", "'\\''")
 
 
-def _regions(topology: Topology) -> Table:
+def _silent(event: EngineSilent) -> str:
+    return f"{event.agent.name}: {event.engine.url} does not serve yet: {event.why}"
+
+
+def _regions(topology: Topology, missing: Counter[str]) -> Table:
     table = Table("region", "OpenAI endpoint", "NATS", "replicas", box=box.SIMPLE)
     for name, region in topology.regions.items():
-        replicas = str(len(region.replicas))
+        size = len(region.replicas)
+        replicas = f"{size - missing[name]} of {size}" if missing[name] else str(size)
         table.add_row(name, f"http://{region.http}/v1", f"nats://{region.nats}", replicas)
     return table
 

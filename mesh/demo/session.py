@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import aiohttp
 import orjson
 from rich.console import Console
 
-from infra.topology import Topology, load
+from infra.topology import DEFAULT_FILE, Topology, load
 from mesh.demo import ports
 from mesh.demo.child import Ready
 from mesh.demo.local_mesh import Event, LocalMesh
@@ -34,14 +35,22 @@ async def run(options: Options, console: Console) -> None:
     """
     topology = fitted(load(options.config), options)
     state = StateDirectory(options.state)
+    if problems := ports.unusable(topology):
+        state.require_free()  # the likeliest reason of taken ports has words of its own
+        raise PortsUnusable(_ports_text(options.config, problems))
     with state.held():
-        if problems := ports.unusable(topology):
-            raise PortsUnusable("\n".join(f"{options.config}: {line}" for line in problems))
         session = Session(topology, options, state, console)
         try:
             await session.run()
         finally:
             session.forget()
+
+
+def _ports_text(config: Path, problems: Sequence[str]) -> str:
+    lines = [f"{config}: {problem}" for problem in problems]
+    if config == DEFAULT_FILE:
+        lines.append("to use other ports: copy that file, change them there, pass it by --config")
+    return "\n".join(lines)
 
 
 class Session:
@@ -83,7 +92,8 @@ class Session:
             await self._mesh.start()
             self._models = await served_models(self._topology)
         self._up = True
-        self._screen.up(self._topology, self._models, loop.time() - started)
+        took_s = loop.time() - started
+        self._screen.up(self._topology, self._models, took_s, self._mesh.missing)
         self._record()
 
     def _happened(self, event: Event) -> None:

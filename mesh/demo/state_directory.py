@@ -34,10 +34,26 @@ class StateDirectory:
         self.jetstream = self.path / "jetstream"
         self.running = self.path / "mesh.json"
 
+    def require_free(self) -> None:
+        """Raise StateInUse if another demo runs on it. Makes nothing."""
+        if (self.path / "lock").exists():
+            with self._locked():
+                pass
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Make the directory, and keep others out meanwhile. Raises StateInUse."""
         self.path.mkdir(parents=True, exist_ok=True)
+        with self._locked() as lock:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            for directory in (self.config, self.logs, self.run, self.jetstream):
+                directory.mkdir(mode=0o700, exist_ok=True)
+            self._forget_earlier()
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
@@ -46,16 +62,18 @@ class StateDirectory:
                 holder = os.read(lock, 32).decode("ascii", "replace").strip()
                 raise StateInUse(
                     f"{self.path} is in use by a running mesh (process {holder or 'unknown'}): "
-                    "end that one, or give this one another directory with --state"
+                    "end that one; a second mesh needs a directory (--state) and a mesh.toml with "
+                    "ports (--config) of its own"
                 ) from error
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-            for directory in (self.config, self.logs, self.run, self.jetstream):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            self.running.unlink(missing_ok=True)
-            yield
+            yield lock
         finally:
             os.close(lock)
+
+    def _forget_earlier(self) -> None:
+        """Remove what an earlier run said: its replicas may not be there any more."""
+        self.running.unlink(missing_ok=True)
+        for stale in (*self.logs.glob("*.log"), *self.run.glob("*.json")):
+            stale.unlink()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -104,11 +104,12 @@ def write_config(
 
 @contextlib.asynccontextmanager
 async def mesh_up(
-    directory: Path, *arguments: str, config: Path | None = None, time_scale: float = 50.0
+    directory: Path, *arguments: str, config: Path | None = None, time_scale: float | None = 50.0
 ) -> AsyncIterator[MeshUp]:
     """Run `mesh up` with its state in `directory` and yield it when it is ready.
 
-    Without a `config` it has three regions of one replica each, on free ports.
+    Without a `config` it has three regions of one replica each, on free ports. Given engines
+    have no `time_scale`.
     """
     output, ready = directory / "up.out", directory / "ready.json"
     with output.open("wb") as out:
@@ -116,7 +117,8 @@ async def mesh_up(
             *(sys.executable, "-m", "mesh.cli.main", "up"),
             *("--config", str(config or write_config(directory))),
             *("--state", str(directory / ".mesh"), "--ready-file", str(ready)),
-            *("--time-scale", str(time_scale), *arguments),
+            *(() if time_scale is None else ("--time-scale", str(time_scale))),
+            *arguments,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

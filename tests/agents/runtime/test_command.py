@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agents.runtime.command import command
+from infra.nats import permissions
 from schemas.exchange import Outcome
 from schemas.state import ReplicaState
 from tests.agents.asker import asking
@@ -139,3 +141,36 @@ async def test_a_password_from_a_file_opens_a_guarded_bus(tmp_path) -> None:
         ) as agent,
     ):
         await appeared(ready, agent)
+
+
+async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> None:
+    from tests.support.nats_server import running_nats_server
+
+    async def script(talk: Conversation) -> None:
+        raise AssertionError("nobody asks")
+
+    theirs = permissions.agent("us", "us-0")
+    user = {
+        "user": "agent-us-0",
+        "password": "s3cret",
+        "permissions": {"publish": theirs.publish, "subscribe": theirs.subscribe},
+    }
+    async with (
+        running_nats_server(
+            tmp_path / "guarded", config=f"authorization: {json.dumps({'users': [user]})}"
+        ) as server,
+        running(script) as engine,
+        process(
+            *("run", "--region", "us", "--replica", "us-1", "--engine-url", engine.url),
+            *("--nats-url", server.url, "--nats-user", "agent-us-0"),
+            NATS_PASSWORD="s3cret",
+        ) as agent,
+    ):
+        _, said = await asyncio.wait_for(agent.communicate(), 30)
+    lines = said.decode().splitlines()
+    assert agent.returncode == 1
+    assert lines[-1] == (
+        "Error: the bus does not let this user speak for us/us-1: are these its credentials?"
+    )
+    assert len(lines) < 10
+    assert " is ready" not in said.decode()

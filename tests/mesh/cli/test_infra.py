@@ -22,6 +22,13 @@ def test_without_a_file_the_demo_is_rendered(tmp_path):
         assert region in result.output
 
 
+def test_paths_are_whole_however_long(tmp_path):
+    deep = tmp_path / ("long" * 30)
+    lines = run("--out", deep).output.splitlines()
+    assert f"  us: {deep}/us/nats.conf" in lines
+    assert f"  eu: {deep}/eu/credentials/ (7 files of credentials)" in lines
+
+
 def test_no_password_is_printed(tmp_path):
     output = run("--out", tmp_path).output
     for path in tmp_path.rglob("*.env"):
@@ -41,7 +48,7 @@ def test_a_mistake_in_mesh_toml_is_told_and_nothing_is_written(tmp_path):
     config = tmp_path / "mesh.toml"
     config.write_text(DEFAULT_FILE.read_text().replace("rtt_ms = 80", 'rtt_ms = "x"'))
     result = run("--config", config, "--out", tmp_path / "out")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith(f"Error: {config}: links.0.rtt_ms: ")
     assert not (tmp_path / "out").exists()
 
@@ -51,7 +58,7 @@ def test_an_old_server_is_told_and_nothing_is_written(tmp_path):
     old.write_text("#!/bin/sh\necho nats-server: v2.10.4\n")
     old.chmod(old.stat().st_mode | stat.S_IXUSR)
     result = run("--out", tmp_path / "out", "--nats-server", old)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nats-server 2.10.4 is too old" in result.output
     assert not (tmp_path / "out").exists()
 
@@ -59,7 +66,7 @@ def test_an_old_server_is_told_and_nothing_is_written(tmp_path):
 def test_lost_passwords_are_not_replaced_silently(tmp_path):
     (tmp_path / "passwords.json").write_text("{")
     result = run("--out", tmp_path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "not a passwords file" in result.output
 
 

@@ -63,7 +63,16 @@ def test_a_death_is_shown_with_its_log_and_what_follows():
     assert "engine-us-0 is back" in shown(lambda screen: screen.report(Ready(PROGRAM, again=True)))
 
 
-def test_a_silent_engine_is_named_with_the_agent_that_waits_for_it():
-    engine = GivenEngine("us", "http://127.0.0.1:8000")
-    text = shown(lambda screen: screen.report(EngineSilent(PROGRAM, engine)))
-    assert "http://127.0.0.1:8000 does not answer yet; engine-us-0 goes on asking" in text
+SILENT = EngineSilent(PROGRAM, GivenEngine("us", "http://127.0.0.1:8000"), "no answer, use less")
+
+
+def test_a_silent_engine_is_named_with_the_reason_and_the_agent_that_waits_for_it():
+    text = shown(lambda screen: screen.report(SILENT))
+    assert "engine-us-0: http://127.0.0.1:8000 does not serve yet: no answer, use less" in text
+    assert "it goes on asking" in text
+
+
+def test_what_is_missing_is_counted_and_named_where_the_rest_is_up():
+    text = shown(lambda screen: screen.up(load(DEFAULT_FILE), ["m"], 15.0, [SILENT]))
+    assert "3 of 4" in text
+    assert "missing: engine-us-0: http://127.0.0.1:8000 does not serve yet: no answer" in text

@@ -15,11 +15,24 @@ def test_two_demos_can_not_hold_one_directory(tmp_path):
         pass
 
 
+def test_whether_it_is_free_can_be_asked_without_making_it(tmp_path):
+    state = StateDirectory(tmp_path / ".mesh")
+    state.require_free()
+    assert not state.path.exists()
+    with state.held(), pytest.raises(StateInUse):
+        state.require_free()
+    state.require_free()
+
+
 def test_what_an_earlier_demo_left_is_stale_but_no_obstacle(tmp_path):
     state = StateDirectory(tmp_path)
     (tmp_path / "lock").write_text("999999999\n")
     state.running.write_text("{}")
+    for left in (state.logs / "agent-us-9.log", state.run / "agent-us-9.json"):
+        left.parent.mkdir()
+        left.write_text("of a replica that there was")
     with state.held():
+        assert list(state.logs.iterdir()) == list(state.run.iterdir()) == []
         assert not state.running.exists()
         assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
         assert stat.S_IMODE(state.config.stat().st_mode) == 0o700

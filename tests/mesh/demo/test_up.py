@@ -104,8 +104,8 @@ async def simulated_engine(directory: Path):
         await process.wait()
 
 
-async def refused(*arguments: str, **environment: str) -> str:
-    """What `mesh up` prints when it does not start."""
+async def refused(*arguments: str, status: int = 2, **environment: str) -> str:
+    """What `mesh up` prints when it does not start; by `status` it says whose fault that is."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "up", *arguments),
         stdin=subprocess.DEVNULL,
@@ -120,7 +120,7 @@ async def refused(*arguments: str, **environment: str) -> str:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode not in (0, None)
+    assert process.returncode == status
     assert b"Traceback" not in output
     return output.decode()
 
@@ -158,7 +158,7 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
     """An engine of one's own serves every region; a killed part is reported and replaced."""
     async with (
         simulated_engine(tmp_path) as url,
-        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics") as mesh,
+        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics", time_scale=None) as mesh,
     ):
         processes = mesh.record["processes"]
         assert [name for name in processes if name.startswith(("engine", "agent"))] == [
@@ -174,12 +174,27 @@ async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back
         await until(lambda: not any(map(alive, pids)))
 
 
+async def test_an_engine_without_metrics_is_named_and_does_not_keep_the_others_away(tmp_path):
+    config = write_config(tmp_path, regions=("us", "eu"))
+    async with simulated_engine(tmp_path) as url:
+        given = ("--engine", f"us={url}", "--engine", f"eu={url},{url}/nothing/here")
+        async with mesh_up(tmp_path, *given, config=config, time_scale=None) as mesh:
+            assert await streamed(mesh.endpoint("eu"), mesh.model)
+            said = " ".join(mesh.output.split())
+            assert f"missing: agent-eu-0: {url} does not serve yet: {url}/nothing/here" in said
+            assert "HTTP 404; if that server has no metrics, use --engine-kind openai" in said
+            assert "0 of 1" in said
+            assert await mesh.stop() == 0
+
+
 async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
     config = write_config(tmp_path, regions=("us",), routers=("r1", "r2"))
-    async with mesh_up(tmp_path, config=config) as mesh:
+    async with mesh_up(tmp_path, "--log-level", "INFO", config=config) as mesh:
         assert mesh.endpoint("us", "r1") != mesh.endpoint("us", "r2")
         assert await streamed(mesh.endpoint("us", "r1"), mesh.model)
         assert await streamed(mesh.endpoint("us", "r2"), mesh.model)
+        log = tmp_path / ".mesh" / "logs" / "router-us-r2.log"
+        await until(lambda: " INFO " in log.read_text(), deadline_s=DEADLINE_S)
         assert await mesh.stop(signal.SIGINT) == 0
 
 
@@ -192,7 +207,8 @@ async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_pat
         config.write_text(f'{text[:at]}nats = "127.0.0.1:{port}"{text[text.index(chr(10), at) :]}')
         output = await refused("--config", str(config), "--state", str(tmp_path / ".mesh"))
     assert f"regions.us.nats: 127.0.0.1:{port} is taken" in output
-    assert list((tmp_path / ".mesh" / "logs").iterdir()) == []
+    assert "copy that file" not in output  # it is the user's own already
+    assert not (tmp_path / ".mesh").exists()
 
 
 async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh(tmp_path):
@@ -202,6 +218,7 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
     failing.chmod(0o755)
     output = await refused(
         *("--config", str(write_config(tmp_path)), "--state", str(tmp_path / ".mesh")),
+        status=1,
         PATH=f"{failing.parent}:{os.environ['PATH']}",
     )
     assert "ended with status 3, so nothing runs" in output
@@ -213,8 +230,16 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
     [
         (("--engine", "mars=http://127.0.0.1:1"), "there are us, eu, ap"),
         (("--engine", "us"), "write REGION=URL"),
-        (("--engine", "us=http://127.0.0.1:1,nonsense"), "write REGION=URL"),
+        (("--engine", "us=http://,http://127.0.0.1:1"), "write REGION=URL"),
+        (("--engine", "us=http://127.0.0.1:1,"), "write REGION=URL"),
+        (("--engine", "us=1.2.3.4:8000"), "http:// is missing before 1.2.3.4:8000"),
+        (("--engine", "us=http://127.0.0.1:1,localhost:9"), "http:// is missing before localhost"),
         (("--engine", "us=http://127.0.0.1:1", "--replicas", "2"), "leave out --replicas"),
+        (("--engine", "us=http://127.0.0.1:1", "--profile", "a100-mistral-7b"), "--profile is of"),
+        (
+            ("--engine", "us=http://127.0.0.1:1", "--time-scale", "2"),
+            "--time-scale is of simulated",
+        ),
         (("--replicas", "-1"), "-1"),
         (("--time-scale", "0"), "0"),
         (("--engine-kind", "abacus"), "vllm"),

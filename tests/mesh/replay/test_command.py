@@ -177,7 +177,11 @@ GOOD = {"--url": "us=http://127.0.0.1:9", "--trace": RECORDED}
     ("changes", "says"),
     [
         ({"--url": None}, "--url"),
-        ({"--url": "us"}, "--url: '' is no endpoint: write REGION=http://host:port"),
+        ({"--url": "us"}, "--url us: name the region before it, as REGION=URL"),
+        ({"--url": "http://127.0.0.1:8101"}, "name the region before it, as REGION=URL"),
+        ({"--url": "http://127.0.0.1:8101/?a=b"}, "name the region before it, as REGION=URL"),
+        ({"--url": "us="}, "--url: '' is no endpoint: write REGION=http://host:port"),
+        ({"--weight": "2"}, "--weight 2: name the region before it, as REGION=NUMBER"),
         ({"--url": "us=ftp://127.0.0.1"}, "is no endpoint"),
         ({"--url": "us=http://127.0.0.1:99999"}, "is no endpoint"),
         ({"--url": "US=http://127.0.0.1"}, "region name 'US'"),

@@ -1,0 +1,32 @@
+"""The reasons that a person reads when a given engine does not serve."""
+
+import pytest
+
+from mesh.demo.engine_look import why_silent
+from mesh.demo.options import EngineKind, GivenEngine
+from tests.agents.scripted_engine import Conversation, plain, running
+
+HINT = "if that server has no metrics, use --engine-kind openai"
+
+
+async def nobody_asks(talk: Conversation) -> None:
+    raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize("kind", [EngineKind.VLLM, EngineKind.SGLANG, EngineKind.LLAMACPP])
+async def test_a_server_without_metrics_is_told_from_one_that_is_down(kind) -> None:
+    async with running(nobody_asks) as engine:
+        elsewhere = GivenEngine("us", engine.url, f"{engine.url}/elsewhere")
+        said = await why_silent(elsewhere, kind)
+        assert said == f"{engine.url}/elsewhere answers HTTP 404; {HINT}"
+        assert "answers since just now" in await why_silent(elsewhere, EngineKind.OPENAI)
+        engine.odd_looks = lambda: plain(503, b"loading")
+        assert await why_silent(elsewhere, kind) == f"{engine.url}/v1/models answers HTTP 503"
+
+
+async def test_where_nobody_listens_no_kind_is_recommended(unused_tcp_port) -> None:
+    said = await why_silent(
+        GivenEngine("us", f"http://127.0.0.1:{unused_tcp_port}"), EngineKind.VLLM
+    )
+    assert str(unused_tcp_port) in said
+    assert HINT not in said
