@@ -53,7 +53,7 @@ async def connect(
 
     `name` shows in `nats server report connections`. `on_lost` and `on_back` are called at each
     loss and return of the connection; `on_error` gets what the server complains of (permissions).
-    The caller drains or closes the client.
+    The caller drains the client, or gives it to `close`.
     """
 
     ears = _Ears(name, address, on_lost, on_back, on_error)
@@ -85,6 +85,15 @@ async def connect(
         ) from cause
     ears.client = client
     return client
+
+
+async def close(client: Client) -> None:
+    """Leave the bus. What could not be sent is lost, with a line in the log; raises nothing."""
+    try:
+        await client.close()
+    except (RuntimeError, OSError, nats.errors.Error):
+        # nats-py 2.16 writes what is pending even to a socket that the server closed long ago.
+        log.warning("left without the bus: what was still to be sent is lost")
 
 
 @dataclass(slots=True)

@@ -5,13 +5,18 @@ Without OTEL_EXPORTER_OTLP_ENDPOINT (or …_TRACES_ENDPOINT) nothing of the SDK 
 W3C context travels in NATS headers and HTTP headers by the same two functions.
 """
 
+import logging
 import os
+import threading
 from collections.abc import Mapping, MutableMapping
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+log = logging.getLogger(__name__)
+
+FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -35,17 +40,26 @@ def set_up(service: str, **resource: str) -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": service, **resource}))
+    about = Resource.create({"service.name": service, **resource})
+    provider = TracerProvider(resource=about, shutdown_on_exit=False)  # `shut_down` is bounded
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
 
 
 def shut_down() -> None:
-    """Flush what is left. Harmless when tracing was never set up."""
-    provider = trace.get_tracer_provider()
-    stop = getattr(provider, "shutdown", None)
-    if stop is not None:
-        stop()
+    """Flush what is left, for FLUSH_S at most. Harmless when tracing was never set up.
+
+    The SDK's own shutdown takes no limit and tries a dead endpoint again and again, so it runs in
+    a thread that the process does not wait for.
+    """
+    stop = getattr(trace.get_tracer_provider(), "shutdown", None)
+    if stop is None:
+        return
+    flushing = threading.Thread(target=stop, name="last spans", daemon=True)
+    flushing.start()
+    flushing.join(FLUSH_S)
+    if flushing.is_alive():
+        log.warning("the last spans are lost: the OTLP endpoint did not take them in %g s", FLUSH_S)
 
 
 def tracer(name: str) -> trace.Tracer:

@@ -1,7 +1,6 @@
 """The agent as a function: `run(config, clock, epoch, stop)`."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from agents.runtime.metrics import serve_metrics
 from infra import bus
 from infra.ending import end_all
 from schemas import subjects
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
     async with AsyncExitStack() as opened:
         standing = Standing(config.region, config.replica)
         client = await _connected(config, standing)
-        opened.push_async_callback(client.close)
+        opened.push_async_callback(bus.close, client)
         engine = Engine(
             api_url=config.engine_url,
             metrics_url=config.metrics_page,
@@ -111,7 +108,6 @@ def _replica(config: AgentConfig, epoch: int) -> Replica:
 async def _tell_ready(path: str | None, ready: asyncio.Event) -> None:
     """Write the ready file when the replica first takes work."""
     await ready.wait()
-    log.info("ready")
     if path is not None:
         whole = Path(path + ".part")
         whole.write_bytes(orjson.dumps({"ready": True}))

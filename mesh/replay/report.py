@@ -19,6 +19,7 @@ from mesh.replay.tally import Ledger, Outcome, Tally
 
 LATE_ALWAYS_FINE_S = 0.02
 LATE_SHARE_OF_TTFT = 0.1
+SHOWN_MIN_S = 0.0001  # what is less is no time that anyone waited
 PROMPT_RATIO_FINE = (0.8, 1.25)
 _MEASURES = {"TTFT": "ttft_s", "end-to-end": "e2e_s", "inter-token": "itl_s"}
 
@@ -113,6 +114,8 @@ def _known(value: float | None, form: str) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
+    if value < SHOWN_MIN_S:
+        return f"<{SHOWN_MIN_S * 1000:g} ms"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -126,6 +129,12 @@ def remarks(report: Report) -> Iterator[str]:
         yield (
             f"warning: requests left late, p99 {_seconds(late_s)}: this process was short of CPU, "
             "so the load was smoother than the trace; use a lower --speed or a freer machine"
+        )
+    itl_s = report["itl_s"]["p50"]
+    if itl_s is not None and itl_s < SHOWN_MIN_S:
+        yield (
+            "note: most tokens arrived together with the one before, so the median inter-token "
+            "time is next to nothing; the mean is the pace"
         )
     yield from _calibration(report["prompt_tokens"]["asked"], report["prompt_tokens"]["reported"])
 

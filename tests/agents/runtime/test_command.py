@@ -174,3 +174,27 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
     )
     assert len(lines) < 10
     assert " is ready" not in said.decode()
+
+
+async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> None:
+    async def script(talk: Conversation) -> None:
+        raise AssertionError("nobody asks")
+
+    ready = tmp_path / "ready"
+    arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
+    async with (
+        running(script) as engine,
+        process(*arguments, "--engine-url", engine.url, NATS_URL=nats_server.url) as agent,
+    ):
+        await appeared(ready, agent)
+        await nats_server.stop()
+        said = b""
+        while b"lost the bus" not in said:
+            said += await asyncio.wait_for(agent.stderr.readline(), 10)
+        agent.send_signal(signal.SIGTERM)
+        _, rest = await asyncio.wait_for(agent.communicate(), 20)
+    said += rest
+    assert agent.returncode == 0, said.decode()
+    assert b"Traceback" not in said
+    assert said.count(b" is ready") == 1
+    assert said.count(b"what was still to be sent is lost") == 1

@@ -76,6 +76,19 @@ def test_remarks_only_when_they_matter() -> None:
     assert "2.00 times" in next(remarks(build_report(long, 1.0, {})))
 
 
+def test_tokens_that_arrive_together_are_explained_instead_of_looking_broken() -> None:
+    usage = Usage(prompt_tokens=100, output_tokens=5, cached_tokens=0)
+    together = Answer(Outcome.OK, "", 0.001, 0.2, 0.5, (0.2, 0.00004, 0.0, 0.00002, 0.0), usage)
+    report = build_report(ledger_of(("us", together)), 1.0, {})
+    assert next(remarks(report)).startswith("note: most tokens arrived together")
+    console = Console(file=io.StringIO(), width=100)
+    print_report(report, console)
+    [inter_token, *_] = [
+        line.split() for line in console.file.getvalue().splitlines() if "inter-token" in line
+    ]
+    assert inter_token == ["inter-token", "40.0", "ms", "<0.1", "ms", *inter_token[5:]]
+
+
 def test_the_plain_table_has_every_group_and_a_dash_for_nothing() -> None:
     console = Console(file=io.StringIO(), width=100)
     print_report(build_report(ledger_of(("us", ok(80))), 1.0, {}), console)

@@ -1,0 +1,57 @@
+"""Tracing as a process has it: the SDK keeps its provider for the life of the process."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+
+from tests.support.otlp_collector import otlp_collector
+
+ONE_SPAN = """
+import logging, time
+from infra import tracing
+logging.basicConfig()
+tracing.set_up("mesh-test", **{"mesh.region": "us"})
+with tracing.tracer("t").start_as_current_span("last"):
+    pass
+before = time.monotonic()
+tracing.shut_down()
+print(time.monotonic() - before)
+"""
+
+
+async def ended(endpoint: str) -> tuple[float, float, str]:
+    """Seconds in `shut_down`, seconds of the whole process, and what it logged."""
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ONE_SPAN),
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(40):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, err.decode()
+    return float(out), time.monotonic() - began, err.decode()
+
+
+async def test_the_last_spans_are_flushed_at_the_end() -> None:
+    async with otlp_collector() as collector:
+        _, _, said = await ended(collector.url)
+        assert [(span.name, span.service) for span in collector.spans] == [("last", "mesh-test")]
+    assert "lost" not in said
+
+
+async def test_an_endpoint_that_never_answers_does_not_keep_the_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        shutting_s, whole_s, said = await ended(f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert 0.9 < shutting_s < 2.0
+    assert whole_s - shutting_s < 8.0  # the interpreter's end does not wait for it either
+    assert "the last spans are lost" in said
+    assert "Traceback" not in said
