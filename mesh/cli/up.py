@@ -121,11 +121,10 @@ def command(
     Each region gets a nats-server, a router with an OpenAI endpoint, and replicas with simulated
     engines; the links between regions have the round trips that the configuration says.
     """
-    if engines and replicas is not None:
-        raise click.UsageError("each --engine is one replica: leave out --replicas")
-    for option, value in (("--profile", profile), ("--time-scale", time_scale)):
-        if engines and value is not None:
-            raise click.UsageError(f"{option} is of simulated engines: leave it out with --engine")
+    simulated = {"--replicas": replicas, "--profile": profile, "--time-scale": time_scale}
+    idle = [option for option, value in simulated.items() if value is not None]
+    if engines and idle:
+        click.echo(f"note: {', '.join(idle)} speak of simulated engines; there are none", err=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = Options(
         config=config.absolute(),

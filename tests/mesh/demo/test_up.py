@@ -234,11 +234,9 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
         (("--engine", "us=http://127.0.0.1:1,"), "write REGION=URL"),
         (("--engine", "us=1.2.3.4:8000"), "http:// is missing before 1.2.3.4:8000"),
         (("--engine", "us=http://127.0.0.1:1,localhost:9"), "http:// is missing before localhost"),
-        (("--engine", "us=http://127.0.0.1:1", "--replicas", "2"), "leave out --replicas"),
-        (("--engine", "us=http://127.0.0.1:1", "--profile", "a100-mistral-7b"), "--profile is of"),
         (
-            ("--engine", "us=http://127.0.0.1:1", "--time-scale", "2"),
-            "--time-scale is of simulated",
+            ("--engine", "mars=http://127.0.0.1:1", "--replicas", "2", "--time-scale", "2"),
+            "note: --replicas, --time-scale speak of simulated engines",
         ),
         (("--replicas", "-1"), "-1"),
         (("--time-scale", "0"), "0"),
