@@ -19,7 +19,7 @@ from nats.js.errors import BadRequestError
 from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, BusUnreachable, connect
+from infra.bus import BusAddress, BusUnreachable, close, connect
 from infra.ending import end_all
 from mesh.adapters.answer import Answer
 from schemas import subjects, wire
@@ -133,7 +133,7 @@ class RouterBus:
             if self._service is not None:
                 await self._service.stop()
             await self._client.flush()
-        await self._client.close()
+        await close(self._client)
 
     def publish(
         self,
