@@ -69,22 +69,22 @@ class Performer:
         ) | handoff_headers(self._config.router, effect.handoff)
         ticket.spans.dispatched(effect.replica, effect.attempt, headers)
         subject = subjects.work(self._config.region, effect.replica)
-        self._send(ticket, answer, subject, b"", headers)
+        self._send(ticket, answer, subject, headers, lambda: b"")
 
     def _forward(self, effect: fx.Forward) -> None:
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
         headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
-        stand_in = sketch(self._tickets.request(effect.key).prompt)
-        self._send(ticket, answer, subjects.ingress(effect.peer), stand_in, headers)
+        prompt = self._tickets.request(effect.key).prompt
+        subject = subjects.ingress(effect.peer)
+        self._send(ticket, answer, subject, headers, lambda: sketch(prompt))
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
         ticket = self._tickets.get(effect.key)
         if ticket is None or ticket.answer is None:
             return
-        self._tickets.stop_listening(
-            ticket
-        )  # an unknown replica is told when its first frame comes
+        # A replica that is not known yet is told when its first frame comes.
+        self._tickets.stop_listening(ticket)
         if effect.replica is not None:
             message = exchange.Cancel(ticket.answer.inbox)
             self._bus.send_cancel(effect.region, effect.replica, message)
@@ -119,13 +119,18 @@ class Performer:
         self._bus.publish(subjects.digest(self._config.region), state.encode_state(effect.digest))
 
     def _send(
-        self, ticket: Ticket, answer: Answer, subject: str, in_parts: bytes, headers: dict[str, str]
+        self,
+        ticket: Ticket,
+        answer: Answer,
+        subject: str,
+        headers: dict[str, str],
+        stand_in: Callable[[], bytes],
     ) -> None:
-        """Publish a request; `in_parts` goes in the place of a body too large for one message."""
+        """Publish a request; `stand_in` makes what goes in the place of too large a body."""
         payload = ticket.ask.body
         if len(payload) > self._bus.payload_bytes_max:
             headers[exchange.H_BODY_BYTES] = str(len(payload))
-            payload = in_parts
+            payload = stand_in()
         if not self._bus.publish(subject, payload, reply=answer.inbox, headers=headers):
             failed = ev.AttemptFailed(answer.key, answer.attempt, "the way to the bus is blocked")
             asyncio.get_running_loop().call_soon(self._feed, failed)  # after this effect's event
