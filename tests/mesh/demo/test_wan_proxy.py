@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import random
-import statistics
 
 import pytest
 import uvloop
@@ -75,9 +74,9 @@ async def test_a_round_trip_takes_the_rtt(rtt_s):
         listening(echo) as target,
         WanProxy(target, one_way_s=rtt_s / 2) as link,
     ):
-        taken = await round_trips(link.address, 9)
-    assert min(taken) >= rtt_s - 0.003
-    assert statistics.median(taken) == pytest.approx(rtt_s, abs=0.006)
+        taken = await round_trips(link.address, 15)
+    # A busy machine makes some round trips longer, none shorter: the quickest shows the link's own.
+    assert min(taken) == pytest.approx(rtt_s, abs=0.006)
 
 
 async def test_jitter_spreads_round_trips_above_the_delay():
