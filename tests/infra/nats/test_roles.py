@@ -118,6 +118,7 @@ async def test_a_request_whose_reply_is_no_inbox_lends_nobody_its_voice(us: Nats
     async with logged_in(us, "agent-us-0") as agent, logged_in(us, "operator") as operator:
         config = micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
         service = await micro.add_service(agent.client, config)
+        await agent.allowed()  # the server has the service's subscriptions: the ping will find it
         aimed_at = subjects.work("us", "us-1")
         await operator.client.publish("$SRV.PING", reply=aimed_at)
         assert f'publish to "{aimed_at}"' in await agent.refusal()
