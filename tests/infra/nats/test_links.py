@@ -63,6 +63,9 @@ def drop_guards(tree: dict[str, Any]) -> None:
         remote["account"] = ACCOUNT
 
 
+FENCES = itertools.count()
+
+
 class Taps:
     """One all-powerful client a region, and everything that each has heard."""
 
@@ -103,9 +106,10 @@ class Taps:
         """All that `speaker` said before has arrived at `listener` or never will.
 
         A link keeps order. The subject is a digest or a sign of life that the speaker may send;
-        it is repeated until it arrives, because interest takes a moment to cross a new link.
+        it is repeated until it arrives, because interest takes a moment to cross a new link, and
+        new every time, because a repetition may arrive long after its fence has fallen.
         """
-        subject = subjects.alive(speaker, f"fence-{listener}")
+        subject = subjects.alive(speaker, f"fence-{listener}-{next(FENCES)}")
         before = self.heard[listener][subject]
         async with asyncio.timeout(TIMEOUT_S):
             while self.heard[listener][subject] == before:
