@@ -82,6 +82,11 @@ class EngineSim:
         return self.cache.capacity * self.block_tokens
 
     @property
+    def running(self) -> int:
+        """Sequences in the batch, as of the last call."""
+        return self._batch.size
+
+    @property
     def wake_at(self) -> float | None:
         """When the next step is due; None while there is nothing to do."""
         if self._events:
