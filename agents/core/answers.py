@@ -37,13 +37,14 @@ class Answer:
 class AnswerTable:
     """Answers by inbox. The caller bounds their number with `full`."""
 
-    __slots__ = ("_by_inbox", "_settled", "held_bytes")
+    __slots__ = ("_by_inbox", "_settled", "held_bytes", "settled_at")
 
     def __init__(self) -> None:
         self._by_inbox: dict[str, Answer] = {}
         # When answers that no longer wait were handed over, and when they ceased to wait.
         self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
         self.held_bytes = 0
+        self.settled_at = -inf  # when one last ceased to wait
 
     def __len__(self) -> int:
         return len(self._by_inbox)
@@ -72,7 +73,7 @@ class AnswerTable:
         """It no longer waits for the engine, and nobody needs its body any more."""
         if answer.settled:
             return
-        answer.settled = True
+        answer.settled, self.settled_at = True, now
         self.held_bytes -= answer.body_bytes
         if answer.handed_at is not None:
             self._settled.append((answer.handed_at, now))
@@ -94,6 +95,10 @@ class AnswerTable:
     def settled(self, *, until: float, since: float) -> int:
         """How many handed over until then had a first byte or an end only since then."""
         return sum(handed <= until and at > since for handed, at in self._settled)
+
+    def waiting(self) -> Iterator[Answer]:
+        """Those without a first byte, in the order they were taken."""
+        return (answer for answer in self._by_inbox.values() if not answer.settled)
 
     def forget_settled(self, before: float) -> None:
         """Nobody will ask `settled` about earlier times any more."""

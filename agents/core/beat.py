@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from agents.core import load
 from agents.core.answers import AnswerTable
+from agents.core.prefill_queue import queued_tokens
 from agents.core.view import EngineView
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
@@ -55,6 +56,7 @@ def compose(
         pending=carried.pending,
         running=carried.running,
         outstanding=len(answers),
+        prefill_queued_tokens=queued_tokens(answers, line, answers.settled_at, now),
         batch_max=reading.batch_max,
         batch_occupancy=load.occupancy(carried.running, reading.batch_max),
         kv_used_ratio=reading.kv_used_ratio,

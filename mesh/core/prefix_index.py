@@ -66,6 +66,15 @@ class PrefixIndex(Generic[Owner]):
         """How many leading blocks this one owner holds."""
         return self.match(hashes, (owner,)).blocks
 
+    def hit_ratio(self, hashes: Sequence[int]) -> float:
+        """Part of a prompt's blocks that some owner holds, 0 to 1."""
+        held = 0
+        for block in hashes:
+            if block not in self._owners_of:
+                break
+            held += 1
+        return held / len(hashes) if hashes else 0.0
+
     def forget(self, owner: Owner) -> None:
         """`owner` is gone, and its KV with it."""
         if owner not in self._bit_of:
