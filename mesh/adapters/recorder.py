@@ -51,8 +51,15 @@ class RecordTo:
 class Recorder:
     """`open`, then `handle` in the core's stead, then `close`."""
 
-    def __init__(self, to: RecordTo, header: Header, decide: Decide) -> None:
+    def __init__(
+        self,
+        to: RecordTo,
+        header: Header,
+        decide: Decide,
+        open_file: Callable[[Path], BinaryIO] | None = None,
+    ) -> None:
         self._to = to
+        self._open_file = open_file or open_new
         self._header = header
         self._decide = decide
         self._file: BinaryIO | None = None
@@ -72,7 +79,7 @@ class Recorder:
             first = recording.encode_header(self._header)
         except (recording.RecordingInvalid, TypeError) as error:
             raise RecordingRefused(str(error)) from error
-        self._file = open_new(self._to.path)
+        self._file = self._open_file(self._to.path)
         self._recording = True
         self._keep(first)
         self._writing = asyncio.create_task(self._write_often())
@@ -121,20 +128,22 @@ class Recorder:
         log.warning("the recording in %s ended, the router goes on: %s", self._to.path, why)
 
     async def _write_often(self) -> None:
-        while not self._closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_S):
-                    await self._closing.wait()
-            lines, self._lines, self._waiting_bytes = self._lines, [], 0
-            try:
+        closing = False
+        try:
+            while not closing:  # and once more then
+                closing = await self._until_due()
+                lines, self._lines, self._waiting_bytes = self._lines, [], 0
                 await asyncio.to_thread(self._write, lines)
-            except OSError as error:
-                self._recording = False
-                log.warning(
-                    "the recording in %s ended, the router goes on: %s", self._to.path, error
-                )
-                break
+        except OSError as error:
+            self._recording = False
+            log.warning("the recording in %s ended, the router goes on: %s", self._to.path, error)
         self._close_file()
+
+    async def _until_due(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_S):
+                await self._closing.wait()
+        return self._closing.is_set()
 
     def _write(self, lines: list[bytes]) -> None:
         assert self._file is not None, "opened"

@@ -18,6 +18,7 @@ Rejected: recording NATS messages. It would replay the edge too, but needs promp
 says nothing of clocks and of what HTTP did.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -76,10 +77,11 @@ class End:
 
 def encode_header(header: Header) -> bytes:
     """The first line. Raises RecordingInvalid for settings that JSON can't hold (infinite)."""
-    line = _line({"recording": header})
-    if decode_header(line) != header:
-        raise RecordingInvalid("infinite settings can't be recorded; give large ones instead")
-    return line
+    values = {name: getattr(header.settings, name) for name in _names(RouterSettings)}
+    endless = sorted(name for name, value in values.items() if value == math.inf)
+    if endless:
+        raise RecordingInvalid(f"{endless[0]} inf can't be recorded; a large number can")
+    return _line({"recording": header})
 
 
 def encode_step(now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> bytes:
