@@ -158,9 +158,7 @@ class _Replay:
         except Exception as error:  # the recorded core may have broken here, too
             return recording.plain_error(error)
 
-    def _difference(
-        self, step: Step, where: str, recorded: Plain, replayed: Plain
-    ) -> Difference:
+    def _difference(self, step: Step, where: str, recorded: Plain, replayed: Plain) -> Difference:
         return Difference(
             line=self._file.line,
             at_s=step.now - self._began,
