@@ -105,7 +105,9 @@ class ModelCapacity:
     free: Count
     """Of those, the ones that are not full."""
     wait_s: Seconds | None = None
-    """Shortest wait for the prompts already queued, over the free ones, in seconds."""
+    """Shortest time to compute the prompts already queued at one of them, in seconds."""
+    running: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    """Requests running in each, on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,8 @@ class Digest:
     """Requests that arrived at this router, per second, of late."""
     prefill_s_per_token: Seconds | None = None
     """Median over ready replicas, in seconds per uncached prompt token."""
+    prefill_base_s: Seconds | None = None
+    """Median over ready replicas of what every first token costs, in seconds."""
     kv_used_ratio: Ratio | None = None
     """Mean over ready replicas."""
 

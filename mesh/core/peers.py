@@ -54,6 +54,30 @@ class Peer:
         capacities = (digest.models.get(model) for digest in self.digests.values())
         return max((capacity.free for capacity in capacities if capacity is not None), default=0)
 
+    def wait_s(self, model: ModelId) -> float | None:
+        """Shortest wait that any of its routers told; None while none did."""
+        known = (digest.models.get(model) for digest in self.digests.values())
+        waits = [one.wait_s for one in known if one is not None and one.wait_s is not None]
+        return min(waits, default=None)
+
+    def running(self, model: ModelId) -> float:
+        """Requests running beside a newcomer, as far as told."""
+        known = (digest.models.get(model) for digest in self.digests.values())
+        return max((one.running for one in known if one is not None), default=0.0)
+
+    @property
+    def prefill(self) -> tuple[float | None, float | None]:
+        """Seconds per prompt token and of every first token, of its median replica."""
+        for digest in self.digests.values():
+            if digest.prefill_s_per_token is not None:
+                return digest.prefill_s_per_token, digest.prefill_base_s
+        return None, None
+
+    @property
+    def requests_per_s(self) -> float:
+        """Arrivals over all its routers."""
+        return sum(digest.requests_per_s for digest in self.digests.values())
+
     def ready(self, model: ModelId) -> int:
         """Replicas that serve the model, full or not."""
         capacities = (digest.models.get(model) for digest in self.digests.values())
@@ -123,8 +147,13 @@ class PeerTable:
             if not peer.digests:
                 peer.forwarded_at.clear()
 
-    def unavailable_because(self, peer: Peer, model: ModelId, now: float) -> str | None:
-        """Why this peer should not be asked now, or None if it may be."""
+    def unavailable_because(
+        self, peer: Peer, model: ModelId, now: float, *, busy_too: bool = False
+    ) -> str | None:
+        """Why this peer should not be asked now, or None if it may be.
+
+        `busy_too`: whoever asks judges by itself what is too busy.
+        """
         if now - peer.seen_at > self._settings.digest_lost_s:
             return "silent"
         if not peer.accepting:
@@ -133,6 +162,8 @@ class PeerTable:
             return "other model"
         if peer.refused_at is not None:
             return "refused"
+        if busy_too:
+            return None
         if peer.queue > self._settings.peer_queue_max:
             return "queue"
         if peer.free(model) <= len(peer.forwarded_at):

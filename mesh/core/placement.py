@@ -14,11 +14,11 @@ from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
 from mesh.core.policies.base import Choice, Policy, Spot, Target
 from mesh.core.receipt import Layer, receipt
-from mesh.core.replicas import ReplicaTable
+from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
-from schemas.ids import ReplicaId
+from schemas.ids import ModelId, ReplicaId
 
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
@@ -31,6 +31,7 @@ class Place:
     target: str | None
     reason: str
     policy: str
+    by_choice: bool = False  # held though somebody was free: others in line may be placed
     prefill_tokens: int = 0  # of the prompt, not believed to be held there
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
@@ -76,18 +77,26 @@ class Placer:
     def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before."""
         brain = self._brain_of.get(request.priority, self._brain)
-        local = self._local_layer(request, avoid, now)
+        local = self._local_layer(brain, request, avoid, now)
         if local.free and not brain.local.joint:
             return self._choose(brain, brain.local, request, local.free, now, local)
         if request.hops >= self._settings.hops_max:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
             return self._held(brain, "no local replica is free", local)
-        remote = self._peer_layer(request, avoid, now)
+        remote = self._peer_layer(brain, request, avoid, now)
         free = [*local.free, *remote.free]
         if free:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
         return self._held(brain, "no replica and no peer is free", local, remote)
+
+    def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
+        """Whether a held request for one of these models may find room in that replica."""
+        busy_too = self._brain.local.judges_load
+        return any(
+            self._replicas.unavailable_because(replica, model, now, busy_too=busy_too) is None
+            for model in models
+        )
 
     def held(self, request: Request, reason: str) -> Place:
         """The receipt of a request that is held without asking anybody."""
@@ -126,11 +135,15 @@ class Placer:
     def _policies(self, kind: CandidateKind) -> Iterator[Policy]:
         return (brain.of(kind) for brain in self._brains.values())
 
-    def _local_layer(self, request: Request, avoid: Collection[str], now: float) -> Layer:
+    def _local_layer(
+        self, brain: Brain, request: Request, avoid: Collection[str], now: float
+    ) -> Layer:
         layer = Layer(CandidateKind.REPLICA)
         for replica in self._replicas:
             name = replica.heartbeat.replica
-            why = self._replicas.unavailable_because(replica, request.model, now)
+            why = self._replicas.unavailable_because(
+                replica, request.model, now, busy_too=brain.local.judges_load
+            )
             if why is None and name not in avoid:
                 rtt_s = self._peers.rtt_s(replica.heartbeat.region)
                 layer.free.append(Target(name, replica.load, layer.kind, rtt_s, replica))
@@ -139,10 +152,14 @@ class Placer:
                 layer.busy.append((spare, why or "failed before"))
         return layer
 
-    def _peer_layer(self, request: Request, avoid: Collection[str], now: float) -> Layer:
+    def _peer_layer(
+        self, brain: Brain, request: Request, avoid: Collection[str], now: float
+    ) -> Layer:
         layer = Layer(CandidateKind.PEER)
         for region, peer in self._peers:
-            why = self._peers.unavailable_because(peer, request.model, now)
+            why = self._peers.unavailable_because(
+                peer, request.model, now, busy_too=brain.local.judges_load
+            )
             load = peer.queue + len(peer.forwarded_at)
             target = Target(region, load, layer.kind, peer.rtt_s, peer=peer)
             if why is None and region not in avoid:
@@ -170,6 +187,7 @@ class Placer:
             target.name,
             choice.reason,
             brain.name,
+            False,
             request.prompt.uncached_tokens(choice.matched_blocks),
             candidates,
             considered,
@@ -179,4 +197,5 @@ class Placer:
         self, brain: Brain, reason: str, *layers: Layer, choice: Choice | None = None
     ) -> Place:
         candidates, considered = receipt(layers, choice or Choice(None, reason))
-        return Place(Placement.HOLD, None, reason, brain.name, 0, candidates, considered)
+        chosen = choice is not None
+        return Place(Placement.HOLD, None, reason, brain.name, chosen, 0, candidates, considered)

@@ -39,14 +39,14 @@ class RegionalDigest:
         since_s = now - self._published_at
         if since_s < CHANGE_S_MIN and accepting == self._accepted:
             return None
-        models = _capacities(replicas, now)
+        models = _counts(replicas, now)
         crossed = len(held) > self._settings.peer_queue_max
         telling = (models, crossed, accepting)
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
         self._seq += 1
-        return self._digest(models, replicas, held, accepting, now)
+        return self._digest(_capacities(replicas, models, now), replicas, held, accepting, now)
 
     def _digest(
         self,
@@ -72,11 +72,13 @@ class RegionalDigest:
             prefill_s_per_token=_known(
                 median, [replica.heartbeat.prefill_s_per_token for replica in ready]
             ),
+            prefill_base_s=_known(median, [replica.heartbeat.prefill_base_s for replica in ready]),
             kv_used_ratio=_known(_mean, [replica.heartbeat.kv_used_ratio for replica in ready]),
         )
 
 
-def _capacities(replicas: ReplicaTable, now: float) -> dict[ModelId, ModelCapacity]:
+def _counts(replicas: ReplicaTable, now: float) -> dict[ModelId, tuple[int, int]]:
+    """Ready and free replicas of each model: what peers must hear of at once."""
     ready: dict[ModelId, int] = {}
     free: dict[ModelId, int] = {}
     for replica in replicas:
@@ -85,7 +87,28 @@ def _capacities(replicas: ReplicaTable, now: float) -> dict[ModelId, ModelCapaci
                 ready[model] = ready.get(model, 0) + 1
                 is_free = replicas.unavailable_because(replica, model, now) is None
                 free[model] = free.get(model, 0) + is_free
-    return {model: ModelCapacity(ready=ready[model], free=free[model]) for model in sorted(ready)}
+    return {model: (ready[model], free[model]) for model in sorted(ready)}
+
+
+def _capacities(
+    replicas: ReplicaTable, counts: dict[ModelId, tuple[int, int]], now: float
+) -> dict[ModelId, ModelCapacity]:
+    capacities = {}
+    for model, (ready, free) in counts.items():
+        serving = [replica for replica in replicas if replicas.serves(replica, model)]
+        capacities[model] = ModelCapacity(
+            ready=ready,
+            free=free,
+            wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
+            running=_mean([float(replica.heartbeat.running or 0) for replica in serving]),
+        )
+    return capacities
+
+
+def _wait_s(replica: Replica, now: float) -> float | None:
+    """Until it has computed what it was given; None where its speed or its queue is unknown."""
+    s_per_token = replica.heartbeat.prefill_s_per_token
+    return None if s_per_token is None else replica.prefill_queue_s(now, s_per_token)
 
 
 def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:

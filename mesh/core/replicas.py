@@ -205,8 +205,13 @@ class ReplicaTable:
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 
-    def unavailable_because(self, replica: Replica, model: ModelId, now: float) -> str | None:
-        """Why this replica should not be pushed work now, or None if it may be."""
+    def unavailable_because(
+        self, replica: Replica, model: ModelId, now: float, *, busy_too: bool = False
+    ) -> str | None:
+        """Why this replica should not be pushed work now, or None if it may be.
+
+        `busy_too`: whoever asks judges by itself what is too busy.
+        """
         beat = replica.heartbeat
         if beat.state is not ReplicaState.READY:
             return beat.state.value
@@ -217,7 +222,7 @@ class ReplicaTable:
         if replica.refused_at is not None:
             return "full"
         pushing = self._settings.pushing
-        if pushing.kind is PushingKind.BLIND:
+        if busy_too or pushing.kind is PushingKind.BLIND:
             return None
         if pushing.kind is PushingKind.OUTSTANDING:
             return "outstanding" if replica.load >= pushing.outstanding_max else None

@@ -22,6 +22,7 @@ from mesh.core import events as ev
 from mesh.core.attempts import Attempts
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
+from mesh.core.line import Line
 from mesh.core.models import ModelNames
 from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
@@ -41,7 +42,6 @@ from schemas.state import ReplicaState
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
-NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
 
 
 class RouterCore:
@@ -68,6 +68,7 @@ class RouterCore:
         self._models = ModelNames()
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
+        self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -122,7 +123,7 @@ class RouterCore:
         self.inflight[request.key] = record
         if self.draining:
             self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
-        elif self.held.waiting(request.model):
+        elif self._line.must_be_joined(request.model):
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
             place = self._placer.place(request, record.avoid, now)
@@ -132,7 +133,7 @@ class RouterCore:
                 self._begin(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
-        own_wait_first = self.draining or bool(self.held.waiting(request.model))
+        own_wait_first = self.draining or self._line.must_be_joined(request.model)
         place = None if own_wait_first else self._placer.place(request, (), now)
         if place is None or place.placement is not Placement.LOCAL:
             reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
@@ -158,36 +159,6 @@ class RouterCore:
         self._attempts.leave(record, now)
         record.hold(now)
         self.held.put(record.request)
-
-    def _try_held(self, now: float) -> None:
-        """Place those who wait, the oldest first, as far as there is room.
-
-        A request that may not go where there is room doesn't block those behind it that may.
-        """
-        stuck: set[tuple[ModelId, frozenset[str]]] = set()
-        models_left = len(self.held.models())
-        for request in self.held:
-            record = self.inflight[request.key]
-            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, record.avoid))):
-                continue
-            place = self._placer.place(request, record.avoid, now)
-            if place.target is not None:
-                self.held.remove(request)
-                self._begin(record, place, now)
-                continue
-            stuck.add((request.model, record.avoid))
-            models_left -= not record.avoid
-            if not models_left:
-                return
-
-    def _offer(self, name: ReplicaId | None, now: float) -> None:
-        """Let those who wait have the room that this replica may have now."""
-        replica = None if name is None else self.replicas.get(name)
-        if replica is not None and any(
-            self.replicas.unavailable_because(replica, model, now) is None
-            for model in self.held.models()
-        ):
-            self._try_held(now)
 
     # Ends.
 
@@ -222,14 +193,14 @@ class RouterCore:
         if record.held_since is None:
             self._attempts.cancel(record)
         self._end(record, now)
-        self._offer(record.replica, now)
+        self._line.offer(record.replica, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
             self._attempts.served(record, event.served, now)
             self._end(record, now)
-            self._offer(record.replica, now)
+            self._line.offer(record.replica, now)
 
     # Attempts.
 
@@ -255,7 +226,7 @@ class RouterCore:
         if record is not None:
             record.started, record.heard_at = True, now
             self._attempts.began(record, now)
-            self._offer(record.replica, now)
+            self._line.offer(record.replica, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -270,7 +241,7 @@ class RouterCore:
             self._saturated(record, f"refused {record.refusals} times", now)
         else:
             self._back_in_line(record, now)
-        self._try_held(now)
+        self._line.try_all(now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -284,7 +255,7 @@ class RouterCore:
         if whole_place and not event.answered:
             self._attempts.rest(record, now)
         self._attempt_failed(record, event.detail, now)
-        self._try_held(now)
+        self._line.try_all(now)
 
     def _attempt_failed(
         self, record: Inflight, detail: str, now: float, *, same_again: bool = False
@@ -319,7 +290,7 @@ class RouterCore:
         if news.restarted:
             self._placer.forget_replica(beat.replica)
             self._replica_lost(beat.replica, news.orphans, "the agent restarted or left", now)
-        self._offer(beat.replica, now)
+        self._line.offer(beat.replica, now)
         if news.changed:
             self._tell_peers(now)
 
@@ -327,7 +298,7 @@ class RouterCore:
         self.peers.see(event.digest, now)
         self._models.hear(event.digest.models, now)
         if len(self.held) and event.digest.replicas_free:
-            self._try_held(now)
+            self._line.try_all(now)
 
     def _on_rtt(self, event: ev.RttMeasured, now: float) -> None:
         self.peers.measured(event.region, event.rtt_s)
@@ -344,7 +315,7 @@ class RouterCore:
         ]
         for record in lost:
             self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
-        self._try_held(now)
+        self._line.try_all(now)
 
     def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
         self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
@@ -359,7 +330,7 @@ class RouterCore:
         for record in [record for record in self.inflight.values() if record.is_tried]:
             self._attempts.cancel(record)
             self._back_in_line(record, now)
-        self._try_held(now)
+        self._line.try_all(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:
         self.draining = True
@@ -376,7 +347,7 @@ class RouterCore:
         self._models.expire(now)
         for record in list(self.inflight.values()):
             self._check(record, now)
-        self._try_held(now)
+        self._line.try_all(now)
         self._tell_peers(now)
 
     def _check(self, record: Inflight, now: float) -> None:

@@ -5,6 +5,7 @@ from random import Random
 
 from mesh.core.policies.base import Policy
 from mesh.core.policies.least_load import LeastLoad
+from mesh.core.policies.mesh import Mesh
 from mesh.core.policies.prefix_tree import PrefixTree
 from mesh.core.policies.round_robin import RoundRobin
 from mesh.core.settings import RouterSettings
@@ -14,6 +15,7 @@ Makers = Mapping[str, Callable[[RouterSettings, Random], Policy]]
 POLICIES: Makers = {
     "round-robin": lambda settings, dice: RoundRobin(),
     "least-load": lambda settings, dice: LeastLoad(dice),
+    "mesh": Mesh,
     "prefix-tree": lambda settings, dice: PrefixTree(
         dice, blocks_max=settings.index_blocks_max, explore_below=settings.explore_below
     ),

@@ -81,6 +81,7 @@ class Policy(Protocol):
     """One way to choose."""
 
     joint: ClassVar[bool]
+    judges_load: ClassVar[bool]  # busy targets are shown to it too, and it may give them work
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """Pick one of `targets`, which are all available and at least one."""
@@ -122,6 +123,7 @@ class Layered:
     """What most policies have in common: two layers, and nothing to learn."""
 
     joint: ClassVar[bool] = False
+    judges_load: ClassVar[bool] = False
 
     def hit_ratio(self, request: Request) -> float:
         """It knows no prefixes."""

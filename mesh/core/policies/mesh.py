@@ -1,0 +1,160 @@
+"""`mesh`: least expected time to first token over everyone at once, and over waiting.
+
+For each candidate, in seconds:
+
+    rtt_s       to a peer region, and back to us with the first token
+  + queue_s     prompts that are computed before ours: told by its heartbeat or digest, plus what
+                was handed off since
+  + prefill_s   prompt tokens it does not hold × its seconds per token
+  + base_s      what every first token costs there
+  + memory_s    until memory for the prompt is given back, where it is full
+  + others_s    what others pay: decodes that our prefill stalls
+
+It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
+region itself is a candidate like its peers) and charged with what it does to others, without
+which batches decay: pure greed leaves replicas idle. Speeds are each replica's own, learned by
+its agent; what came of our estimates stretches them. A hot prefix replicates by itself: its
+holder's queue grows until computing it elsewhere is quicker.
+
+Everyone who serves the model is a candidate, busy or not, because the busy holder of a long
+prefix may still be the quickest. A replica is *open* while the prompts queued there take less
+than QUEUE_S; that is enough to keep it busy from one heartbeat to the next, and more would be
+better placed later, by what is known then. If the cheapest is not open, the request is held.
+
+A prompt is entered in the index when its first token has come: while it is being computed it is
+nobody's to share. What is unknown is taken to be as bad as the worst that is known, never zero.
+Near ties are broken at random.
+
+Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
+only when full (the far idle replica is often nearer in seconds).
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import ClassVar, NamedTuple
+
+from mesh.core.policies.base import Choice, Spot, Target
+from mesh.core.policies.mesh_lessons import Lessons
+from mesh.core.policies.mesh_prices import Price, Prices
+from mesh.core.prefix_index import PrefixIndex
+from mesh.core.request import Request, Served
+from mesh.core.settings import RouterSettings
+from schemas.decision import CandidateKind
+
+SCORES_MAX = 8  # of the cheapest candidates, for the receipt
+TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
+QUEUE_S = 0.5
+AWAITED_MAX = 65_536  # placements whose first token has not come
+
+
+class Expected(NamedTuple):
+    """What was expected of one placement, until its answer ends."""
+
+    placed_at: float
+    fixed_s: float
+    computing_s: float
+    matched_blocks: int
+    began_at: float | None = None
+
+
+class Mesh:
+    """Weighs replicas and peers against each other; learns from each first token."""
+
+    joint: ClassVar[bool] = True
+    judges_load: ClassVar[bool] = True
+
+    def __init__(self, settings: RouterSettings, dice: Random) -> None:
+        self._dice = dice
+        self._index: dict[CandidateKind, PrefixIndex[str]] = {
+            kind: PrefixIndex(settings.index_blocks_max) for kind in CandidateKind
+        }
+        self._lessons = Lessons()
+        self._prices = Prices(self._lessons)
+        self._chosen: Price | None = None  # of the last choice, until it is placed
+        self._expected: dict[int, Expected] = {}  # by key of the request
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The cheapest of the targets, all things counted; nobody if that one is not open."""
+        prices = self._prices.of(request, targets, self._depths(request, targets), now)
+        best_s = min(prices).seconds
+        good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
+        ties = [price for price in prices if price.seconds <= good_s]
+        best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
+        scores = [price.score() for price in sorted(prices)[:SCORES_MAX]]
+        if _is_open(best):
+            self._chosen = best
+            reason = f"first token in {best.ttft_s:.3f} s: the least of {len(prices)}"
+            return Choice(best.target, reason, best.matched_blocks, scores)
+        reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
+        return Choice(None, reason, 0, scores)
+
+    def _depths(self, request: Request, targets: Sequence[Target]) -> dict[Spot, int]:
+        hashes = request.prompt.hashes
+        depths: dict[Spot, int] = {}
+        for kind, index in self._index.items():
+            names = [target.name for target in targets if target.kind is kind]
+            found = index.depths(hashes, names)
+            depths |= {Spot(kind, name): depth for name, depth in found.items()}
+        return depths
+
+    def hit_ratio(self, request: Request) -> float:
+        """Of the longest match that any replica here has."""
+        return self._index[CandidateKind.REPLICA].hit_ratio(request.prompt.hashes)
+
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
+        """Remember what was expected; a peer's request is not followed, so take it as served."""
+        index = self._index[spot.kind]
+        if request.answer_inbox is not None:
+            index.insert(spot.name, request.prompt.hashes, now)
+            return
+        chosen, self._chosen = self._chosen, None
+        if chosen is None or chosen.target.name != spot.name:
+            return  # somebody else's choice
+        if chosen.target.replica is not None:
+            self._fit(chosen.target, request)
+        computing_s = chosen.queue_s + chosen.prefill_s + chosen.memory_s
+        fixed_s = chosen.rtt_s + chosen.base_s
+        if len(self._expected) >= AWAITED_MAX:
+            self._expected.pop(next(iter(self._expected)))
+        self._expected[request.key] = Expected(now, fixed_s, computing_s, chosen.matched_blocks)
+        self._lessons.prompt(request.prompt.uncached_tokens(chosen.matched_blocks))
+
+    def _fit(self, target: Target, request: Request) -> None:
+        """An owner can't hold more than its memory."""
+        assert target.replica is not None
+        capacity = target.replica.heartbeat.kv_capacity_tokens
+        if capacity:
+            blocks = int(capacity / request.prompt.block_tokens)
+            self._index[CandidateKind.REPLICA].bound(target.name, blocks)
+
+    def began(self, request: Request, spot: Spot, now: float) -> None:
+        """Its prompt is computed: it can be shared from here on."""
+        self._index[spot.kind].insert(spot.name, request.prompt.hashes, now)
+        expected = self._expected.get(request.key)
+        if expected is None or expected.began_at is not None:
+            return
+        observed_s = now - expected.placed_at - expected.fixed_s
+        self._lessons.at(spot).began(expected.computing_s, observed_s)
+        self._expected[request.key] = expected._replace(began_at=now)
+
+    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+        """What the answer cost."""
+        expected = self._expected.get(request.key)
+        if expected is not None and expected.began_at is not None:
+            self._lessons.at(spot).resided(now - expected.began_at)
+        if served.output_tokens is not None:
+            self._lessons.answer(served.output_tokens)
+
+    def left(self, request: Request, spot: Spot, now: float) -> None:
+        """Nothing more comes of that attempt."""
+        self._expected.pop(request.key, None)
+
+    def forget(self, spot: Spot) -> None:
+        """It is gone, or came back empty."""
+        self._index[spot.kind].forget(spot.name)
+        self._lessons.forget(spot)
+
+
+def _is_open(price: Price) -> bool:
+    """Whether it should be given work now."""
+    return price.queue_s <= QUEUE_S and price.memory_s <= 0.0
