@@ -61,13 +61,13 @@ class RouterCore:
         self.region = region
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
-        self.held = HoldQueue(settings.hold_max)
         self.inflight: dict[int, Inflight] = {}
         self.draining = False
         self._settings = settings
         self._models = ModelNames()
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
+        self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -160,7 +160,7 @@ class RouterCore:
         self.held.put(record.request)
 
     def _try_held(self, now: float) -> None:
-        """Place those who wait, the oldest first, as far as there is room.
+        """Place those who wait, in the order of trying, as far as there is room.
 
         A request that may not go where there is room doesn't block those behind it that may.
         """
@@ -172,7 +172,7 @@ class RouterCore:
                 continue
             place = self._placer.place(request, record.avoid, now)
             if place.target is not None:
-                self.held.remove(request)
+                self.held.release(request)
                 self._begin(record, place, now)
                 continue
             stuck.add((request.model, record.avoid))
