@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from mesh.core.policies.base import Policy
+from mesh.core.policies.e2 import E2
 from mesh.core.policies.least_load import LeastLoad
 from mesh.core.policies.prefix_tree import PrefixTree
 from mesh.core.policies.round_robin import RoundRobin
@@ -16,6 +17,9 @@ POLICIES: Makers = {
     "least-load": lambda settings, dice: LeastLoad(dice),
     "prefix-tree": lambda settings, dice: PrefixTree(
         dice, blocks_max=settings.index_blocks_max, explore_below=settings.explore_below
+    ),
+    "e2": lambda settings, dice: E2(
+        dice, blocks_max=settings.index_blocks_max, window_s=settings.e2_window_s
     ),
 }
 
