@@ -1,61 +1,86 @@
-"""Requests that nobody can take yet: first come, first served, bounded (SkyWalker 3.3).
+"""Requests that nobody can take yet: in line by time of arrival, bounded (SkyWalker 3.3).
 
 One line per model, because a request whose model has no free replica must not block those
 behind it that ask for another; within a model order is arrival, kept also when a request comes
-back because a replica refused it.
+back because a replica refused it. Where the order of trying has groups (`hold_order.py`), each
+group has its own lines, and the order says which group is next.
 """
 
 from bisect import insort
 from collections.abc import Iterator
 from heapq import merge
 
+from mesh.core.hold_order import FirstCome, Turns
 from mesh.core.request import Request
 from schemas.ids import ModelId
+
+Line = list[tuple[float, int, Request]]
 
 
 class HoldQueue:
     """New requests up to `length_max` over all models; one that comes back always has its place."""
 
-    def __init__(self, length_max: int) -> None:
+    def __init__(self, length_max: int, turns: Turns | None = None) -> None:
+        """`turns`: the order of trying; by time of arrival unless given."""
         self._length_max = length_max
-        self._lines: dict[ModelId, list[tuple[float, int, Request]]] = {}
-        self._length = 0
+        self._turns = FirstCome() if turns is None else turns
+        self._lines: dict[int, dict[ModelId, Line]] = {}  # of each group
+        self._group_of: dict[int, int] = {}  # by the request's key
+        self._waiting: dict[ModelId, int] = {}
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._group_of)
 
     @property
     def is_full(self) -> bool:
         """Whether a new request must be shed instead of held."""
-        return self._length >= self._length_max
+        return len(self) >= self._length_max
 
     def waiting(self, model: ModelId) -> int:
         """Requests held for one model."""
-        return len(self._lines.get(model, ()))
+        return self._waiting.get(model, 0)
 
     def put(self, request: Request) -> None:
         """Hold a request at its place by time of arrival. The caller has looked at `is_full`."""
-        line = self._lines.setdefault(request.model, [])
+        group = self._turns.group(request)
+        line = self._lines.setdefault(group, {}).setdefault(request.model, [])
         insort(line, (request.arrived_at, request.key, request))
-        self._length += 1
+        self._group_of[request.key] = group
+        self._waiting[request.model] = self.waiting(request.model) + 1
+
+    def release(self, request: Request) -> None:
+        """Take out one that has got a place: it was its group's turn."""
+        group = self._group_of[request.key]
+        self.remove(request)
+        self._turns.released(group)
 
     def remove(self, request: Request) -> bool:
         """Take a request out, wherever it stands; False if it is not held."""
-        line = self._lines.get(request.model, [])
-        for place, (_, key, _) in enumerate(line):
-            if key == request.key:
-                del line[place]
-                self._length -= 1
-                if not line:
-                    del self._lines[request.model]
-                return True
-        return False
+        group = self._group_of.pop(request.key, None)
+        if group is None:
+            return False
+        lines = self._lines[group]
+        line = lines[request.model]
+        del line[next(place for place, (_, key, _) in enumerate(line) if key == request.key)]
+        if not line:
+            del lines[request.model]
+        if not lines:
+            del self._lines[group]
+        self._waiting[request.model] -= 1
+        if not self._waiting[request.model]:
+            del self._waiting[request.model]
+        return True
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that somebody waits for."""
-        return tuple(self._lines)
+        return tuple(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, over all models, by time of arrival. They may be removed meanwhile."""
-        for _, _, request in merge(*(line.copy() for line in self._lines.values())):
-            yield request
+        """All of them, over all models, in the order of trying. They may be removed meanwhile."""
+        lines = {
+            group: merge(*(line.copy() for line in lines.values()))
+            for group, lines in self._lines.items()
+        }
+        waiting = {group: sum(map(len, own.values())) for group, own in self._lines.items()}
+        for group in self._turns.walk(waiting):
+            yield next(lines[group])[2]

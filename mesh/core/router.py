@@ -61,13 +61,13 @@ class RouterCore:
         self.region = region
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
-        self.held = HoldQueue(settings.hold_max)
         self.inflight: dict[int, Inflight] = {}
         self.draining = False
         self._settings = settings
         self._models = ModelNames()
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
+        self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
         self._attempts = Attempts(
             region=region,

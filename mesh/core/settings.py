@@ -40,6 +40,7 @@ class RouterSettings:
     index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
+    e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from mesh.core.policies.base import Policy
+from mesh.core.policies.e2 import E2
 from mesh.core.policies.least_load import LeastLoad
 from mesh.core.policies.mesh import Mesh
 from mesh.core.policies.prefix_tree import PrefixTree
@@ -18,6 +19,9 @@ POLICIES: Makers = {
     "mesh": Mesh,
     "prefix-tree": lambda settings, dice: PrefixTree(
         dice, blocks_max=settings.index_blocks_max, explore_below=settings.explore_below
+    ),
+    "e2": lambda settings, dice: E2(
+        dice, blocks_max=settings.index_blocks_max, window_s=settings.e2_window_s
     ),
 }
 

@@ -6,14 +6,15 @@ import pytest
 
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Spot, Target
+from mesh.core.replicas import Replica
 from mesh.core.settings import RouterSettings
-from tests.mesh.core.build import request
+from tests.mesh.core.build import beat, request
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_each_policy_picks_one_of_its_targets_and_says_why(name):
     policy = make_policy(name, RouterSettings(), Random(1))
-    targets = [Target("a", 1), Target("b", 2)]
+    targets = [Target(name, 1, replica=Replica(beat(name), 0.0)) for name in "ab"]
     for number in range(10):
         choice = policy.choose(request(number, "AB"), targets, 0.0)
         assert choice.name in ("a", "b") and choice.reason
