@@ -33,6 +33,7 @@ H_PATH = "Mesh-Path"  # HTTP path at the engine, e.g. /v1/chat/completions
 H_ATTEMPT = "Mesh-Attempt"  # 1 for the first placement
 H_FROM = "Mesh-From"  # the router that handed off, a router of the replica's own region
 H_HANDOFF = "Mesh-Handoff"  # its number, rising for each replica: see Heartbeat.taken
+H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by the router's estimate
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_HOPS = "Mesh-Hops"  # regions passed so far

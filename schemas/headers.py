@@ -66,6 +66,11 @@ HEADERS: dict[str, tuple[Header, ...]] = {
             COUNT_PATTERN,
             "Its running number: the heartbeat's `taken` tells the last one.",
         ),
+        Header(
+            exchange.H_PREFILL_TOKENS,
+            COUNT_PATTERN,
+            "Prompt tokens to be computed, by the router's estimate of what is cached.",
+        ),
         *TRACE,
     ),
     "ingress": (*REQUEST, *TRACE),

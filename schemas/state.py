@@ -66,6 +66,9 @@ class Heartbeat:
     """Requests in the running batch."""
     outstanding: Count
     """Requests taken from the bus and not finished, counted by the agent itself."""
+    prefill_queued_tokens: Count | None = None
+    """Prompt tokens still to be computed of requests taken whose answer has not begun, by the
+    routers' estimate of what is cached, less what the learned speed says is done."""
     batch_max: Count | None = None
     """Most requests the engine runs at once."""
     batch_occupancy: Ratio | None = None
@@ -101,6 +104,8 @@ class ModelCapacity:
     """Replicas that serve it."""
     free: Count
     """Of those, the ones that are not full."""
+    wait_s: Seconds | None = None
+    """Shortest wait for the prompts already queued, over the free ones, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

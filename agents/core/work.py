@@ -17,6 +17,7 @@ from schemas.exchange import (
     H_HANDOFF,
     H_MODEL,
     H_PATH,
+    H_PREFILL_TOKENS,
     H_REQUEST,
 )
 from schemas.http import ENGINE_PATHS
@@ -33,13 +34,17 @@ class BadWork(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One readable work message. `body_bytes` is set when the body is to be fetched in parts."""
+    """One readable work message. `body_bytes` is set when the body is to be fetched in parts.
+
+    `prefill_tokens`: of its prompt, to be computed here; None when the router did not say.
+    """
 
     model: ModelId
     path: str
     request_id: str
     deadline_s: float  # time left on arrival; 0 means that none is left
     body_bytes: int | None
+    prefill_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
         request_id=request_id if is_request_id(request_id) else "",
         deadline_s=_deadline_s(headers),
         body_bytes=parts,
+        prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
     )
 
 

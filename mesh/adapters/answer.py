@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from mesh.core import events as ev
+from mesh.core.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import RegionId, ReplicaId
@@ -198,7 +199,7 @@ class Answer:
             self.engine_error = EngineError(self.head.status, self.head.content_type, self.take())
             return self._failed(f"the engine answered {self.head.status}", answered=True)
         self.end = end
-        return ev.AnswerEnded(self.key, self.attempt)
+        return ev.AnswerEnded(self.key, self.attempt, _served(end))
 
     def _failed(self, detail: str, *, answered: bool = False) -> ev.AttemptFailed:
         return ev.AttemptFailed(self.key, self.attempt, detail, answered)
@@ -214,3 +215,8 @@ def _events_bytes(data: bytes) -> int:
     """How many of the bytes end with an event's blank line; 0 if none does."""
     found = ((data.rfind(ending), len(ending)) for ending in EVENT_ENDS)
     return max(at + length if at >= 0 else 0 for at, length in found)
+
+
+def _served(end: exchange.End) -> Served:
+    prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.completion_tokens
+    return Served(*(None if count < 0 else count for count in (prompt, cached, output)))

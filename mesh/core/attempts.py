@@ -8,9 +8,10 @@ from mesh.core import effects as fx
 from mesh.core.inflight import Inflight
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
+from mesh.core.policies.base import Spot
 from mesh.core.replicas import ReplicaTable
-from mesh.core.request import Request
-from schemas.decision import Decision, Placement
+from mesh.core.request import Request, Served
+from schemas.decision import CandidateKind, Decision, Placement
 from schemas.ids import RegionId, ReplicaId
 
 
@@ -21,14 +22,12 @@ class Attempts:
         self,
         *,
         region: RegionId,
-        policy: str,
         replicas: ReplicaTable,
         peers: PeerTable,
         placer: Placer,
         effects: list[fx.Effect],
     ) -> None:
         self._region = region
-        self._policy = policy
         self._replicas = replicas
         self._peers = peers
         self._placer = placer
@@ -42,7 +41,7 @@ class Attempts:
         decision = Decision(
             request=request.request_id,
             region=self._region,
-            policy=self._policy,
+            policy=place.policy,
             placement=place.placement,
             replica=place.target if local else None,
             peer=None if local else place.target,
@@ -63,12 +62,14 @@ class Attempts:
         self.decided(request, place, attempt=record.attempt, held_s=record.held_s)
         if place.placement is Placement.LOCAL:
             replica = ReplicaId(place.target)
+            record.spot = Spot(CandidateKind.REPLICA, replica)
             record.replica, record.peer = replica, None
-            record.handoff = self._hand_off(request, replica, record.attempt, None, now)
+            record.handoff = self._hand_off(request, place, replica, record.attempt, None, now)
         else:
             record.replica, record.peer = None, RegionId(place.target)
             self._peers.forwarded(record.peer, now)
-            self._placer.placed_on_peer(request, record.peer)
+            record.spot = Spot(CandidateKind.PEER, record.peer)
+            self._placer.placed(request, record.spot, now)
             self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
 
     def begin_for_peer(self, request: Request, inbox: str, place: Place, now: float) -> None:
@@ -76,27 +77,45 @@ class Attempts:
         assert place.placement is Placement.LOCAL and place.target is not None
         replica = ReplicaId(place.target)
         self.decided(request, place)
-        self._hand_off(request, replica, 1, inbox, now)
+        self._hand_off(request, place, replica, 1, inbox, now)
         self._replicas.relay(replica, inbox, request.deadline)
 
     def _hand_off(
-        self, request: Request, replica: ReplicaId, attempt: int, inbox: str | None, now: float
+        self,
+        request: Request,
+        place: Place,
+        replica: ReplicaId,
+        attempt: int,
+        inbox: str | None,
+        now: float,
     ) -> int:
-        handoff = self._replicas.hand_off(replica, request.prompt.tokens, now)
-        self._placer.placed_on_replica(request, replica)
-        self._effects.append(fx.Dispatch(request.key, attempt, replica, handoff, inbox))
+        prefill_tokens = place.prefill_tokens
+        handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
+        self._placer.placed(request, Spot(CandidateKind.REPLICA, replica), now)
+        self._effects.append(
+            fx.Dispatch(request.key, attempt, replica, handoff, inbox, prefill_tokens)
+        )
         return handoff
 
-    def began(self, record: Inflight) -> None:
+    def began(self, record: Inflight, now: float) -> None:
         """The answer has begun: its hand-off waits no longer."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.began(record.replica, record.handoff)
+        if record.spot is not None:
+            self._placer.began(record.request, record.spot, now)
 
-    def leave(self, record: Inflight) -> None:
+    def served(self, record: Inflight, served: Served, now: float) -> None:
+        """The whole answer has come: what it cost is a lesson."""
+        if record.spot is not None:
+            self._placer.served(record.request, record.spot, served, now)
+
+    def leave(self, record: Inflight, now: float) -> None:
         """The attempt under way, if any, takes no room any more."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.over(record.replica, record.handoff)
-        record.handoff = None
+        if record.spot is not None:
+            self._placer.left(record.request, record.spot, now)
+        record.handoff = record.spot = None
 
     def rest(self, record: Inflight, now: float) -> None:
         """Whoever did not do this attempt gets no other work until it speaks again."""

@@ -21,6 +21,7 @@ class Dispatch:
     replica: ReplicaId
     handoff: int
     answer_inbox: str | None
+    prefill_tokens: int = 0  # prompt tokens that the replica is not believed to hold
 
 
 @dataclass(frozen=True, slots=True)

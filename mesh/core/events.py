@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mesh.core.request import Request
+from mesh.core.request import NOTHING_SAID, Request, Served
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat
 
@@ -100,6 +100,7 @@ class AnswerEnded:
 
     key: int
     attempt: int
+    served: Served = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)

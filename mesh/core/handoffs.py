@@ -16,6 +16,7 @@ class Handoff:
 
     sent_at: float
     tokens: int
+    prefill_tokens: int
     waits: bool = True
 
 
@@ -25,15 +26,17 @@ class Handoffs:
     def __init__(self) -> None:
         self._unseen: dict[int, Handoff] = {}
         self.tokens = 0  # prompt tokens of all of them
-        self.waiting = 0  # those whose answers have not begun
+        self.prefill_tokens = 0  # still to be computed, of those whose answers have not begun
+        self.waiting = 0  # and how many those are
 
     def __len__(self) -> int:
         return len(self._unseen)
 
-    def add(self, number: int, tokens: int, now: float) -> None:
+    def add(self, number: int, tokens: int, prefill_tokens: int, now: float) -> None:
         """Count work that is being sent. Numbers rise."""
-        self._unseen[number] = Handoff(now, tokens)
+        self._unseen[number] = Handoff(now, tokens, prefill_tokens)
         self.tokens += tokens
+        self.prefill_tokens += prefill_tokens
         self.waiting += 1
 
     def began(self, number: int) -> None:
@@ -42,13 +45,16 @@ class Handoffs:
         if handoff is not None and handoff.waits:
             handoff.waits = False
             self.waiting -= 1
+            self.prefill_tokens -= handoff.prefill_tokens
 
     def over(self, number: int) -> None:
         """It ended, or was never taken."""
         handoff = self._unseen.pop(number, None)
         if handoff is not None:
             self.tokens -= handoff.tokens
-            self.waiting -= handoff.waits
+            if handoff.waits:
+                self.waiting -= 1
+                self.prefill_tokens -= handoff.prefill_tokens
 
     def confirm(self, last: int) -> None:
         """A heartbeat counts everything up to number `last`."""

@@ -8,6 +8,7 @@ any more and is ignored by everyone.
 
 from dataclasses import dataclass
 
+from mesh.core.policies.base import Spot
 from mesh.core.request import Request
 from schemas.ids import RegionId, ReplicaId
 
@@ -21,6 +22,7 @@ class Inflight:
     started: bool = False
     peer: RegionId | None = None  # region asked in this attempt, None when local
     replica: ReplicaId | None = None  # None while a peer has not said which
+    spot: Spot | None = None  # where this attempt is, until it is left
     handoff: int | None = None  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     heard_at: float = 0.0  # last frame of this attempt

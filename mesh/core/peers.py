@@ -63,8 +63,9 @@ class Peer:
 class PeerTable:
     """All peers that were heard of."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, home: RegionId | None = None) -> None:
         self._settings = settings
+        self._home = home
         self._peers: dict[RegionId, Peer] = {}
 
     def __iter__(self) -> Iterator[tuple[RegionId, Peer]]:
@@ -73,6 +74,13 @@ class PeerTable:
     def get(self, region: RegionId) -> Peer | None:
         """The peer of that name, if it was heard of."""
         return self._peers.get(region)
+
+    def rtt_s(self, region: RegionId) -> float | None:
+        """Seconds to a replica there and back; 0.0 at home, None while unknown."""
+        if self._home is None or region == self._home:
+            return 0.0
+        peer = self._peers.get(region)
+        return None if peer is None else peer.rtt_s
 
     def measured(self, region: RegionId, rtt_s: float) -> None:
         """Take in one ping."""

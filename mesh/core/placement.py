@@ -1,28 +1,26 @@
 """Where a request goes: a local replica, a peer region, or nowhere yet (SkyWalker Algorithm 1).
 
-HANDLEREQUEST of the paper: the available local replicas if there are any, else the available
-peers, else hold. The policy picks inside the chosen layer; a receipt of those considered comes
-with every answer. It lists the first few and counts all: listing a thousand replicas for every
-request would cost more than placing it.
+HANDLEREQUEST of the paper, for layered policies: the available local replicas if there are any,
+else the available peers, else hold. A joint policy is shown both layers at once and may prefer
+to hold. A receipt of those considered comes with every answer. It lists the first few and
+counts all: listing a thousand replicas for every request would cost more than placing it.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from mesh.core.peers import PeerTable
-from mesh.core.policies import make_policy
-from mesh.core.policies.base import Target
-from mesh.core.prompt import BLOCK_BYTES, BYTES_PER_TOKEN_START
+from mesh.core.policies import POLICIES, Makers, make_policy
+from mesh.core.policies.base import Choice, Policy, Spot, Target
+from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import ReplicaTable
-from mesh.core.request import Request
+from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ReplicaId
 
-BLOCK_TOKENS = round(BLOCK_BYTES / BYTES_PER_TOKEN_START)  # for receipts, not for arithmetic
-CANDIDATES_MAX = 16  # listed in a receipt
+PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,57 +30,101 @@ class Place:
     placement: Placement
     target: str | None
     reason: str
+    policy: str
+    prefill_tokens: int = 0  # of the prompt, not believed to be held there
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
 
 
-@dataclass(slots=True)
-class Layer:
-    """Those of one layer who serve the model."""
+class Brain:
+    """One policy at work: an instance for each layer, or one for both if it is joint."""
 
-    kind: CandidateKind
-    free: list[Target] = field(default_factory=list)
-    busy: list[tuple[str, str]] = field(default_factory=list)  # name, why it may not be chosen
+    def __init__(self, name: str, settings: RouterSettings, dice: Random, makers: Makers) -> None:
+        self.name = name
+        self.local = make_policy(name, settings, dice, makers)
+        self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
 
-    def __len__(self) -> int:
-        return len(self.free) + len(self.busy)
+    def of(self, kind: CandidateKind) -> Policy:
+        """The instance that knows this layer."""
+        return self.local if kind is CandidateKind.REPLICA else self.remote
 
 
 class Placer:
-    """Asks the policy of each layer, over those available, and writes the receipt."""
+    """Asks the policy, over those available, and writes the receipt."""
 
     def __init__(
-        self, settings: RouterSettings, replicas: ReplicaTable, peers: PeerTable, dice: Random
+        self,
+        settings: RouterSettings,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        dice: Random,
+        makers: Makers | None = None,
     ) -> None:
         self._settings = settings
         self._replicas = replicas
         self._peers = peers
-        self._local = make_policy(settings, dice)
-        self._remote = make_policy(settings, dice)
+        names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
+        self._brains = {
+            name: Brain(name, settings, dice, POLICIES if makers is None else makers)
+            for name in names
+        }
+        self._brain_of = {
+            priority: self._brains[name] for priority, name in settings.policy_by_priority
+        }
+        self._brain = self._brains[settings.policy]
 
     def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before."""
+        brain = self._brain_of.get(request.priority, self._brain)
         local = self._local_layer(request, avoid, now)
-        if local.free:
-            return self._chosen(Placement.LOCAL, request, local)
+        if local.free and not brain.local.joint:
+            return self._choose(brain, brain.local, request, local.free, now, local)
         if request.hops >= self._settings.hops_max:
-            return self._held("no local replica is free", local)
+            if local.free:
+                return self._choose(brain, brain.local, request, local.free, now, local)
+            return self._held(brain, "no local replica is free", local)
         remote = self._peer_layer(request, avoid, now)
-        if remote.free:
-            return self._chosen(Placement.PEER, request, remote, local)
-        return self._held("no replica and no peer is free", local, remote)
+        free = [*local.free, *remote.free]
+        if free:
+            return self._choose(brain, brain.remote, request, free, now, local, remote)
+        return self._held(brain, "no replica and no peer is free", local, remote)
 
-    def placed_on_replica(self, request: Request, replica: ReplicaId) -> None:
-        """The request goes to this replica."""
-        self._local.placed(request.model, request.prompt, replica)
+    def held(self, request: Request, reason: str) -> Place:
+        """The receipt of a request that is held without asking anybody."""
+        return self._held(self._brain_of.get(request.priority, self._brain), reason)
 
-    def placed_on_peer(self, request: Request, peer: RegionId) -> None:
-        """The request goes to this region."""
-        self._remote.placed(request.model, request.prompt, peer)
+    def hit_ratio(self, request: Request) -> float:
+        """Part of the prompt that some local replica is believed to hold."""
+        return self._brain_of.get(request.priority, self._brain).local.hit_ratio(request)
+
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
+        """The request goes there; every policy learns it, whichever chose."""
+        for policy in self._policies(spot.kind):
+            policy.placed(request, spot, now)
+
+    def began(self, request: Request, spot: Spot, now: float) -> None:
+        """Its first token has come from there."""
+        for policy in self._policies(spot.kind):
+            policy.began(request, spot, now)
+
+    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+        """Its whole answer has come from there."""
+        for policy in self._policies(spot.kind):
+            policy.served(request, spot, served, now)
+
+    def left(self, request: Request, spot: Spot, now: float) -> None:
+        """Nothing came of it there."""
+        for policy in self._policies(spot.kind):
+            policy.left(request, spot, now)
 
     def forget_replica(self, replica: ReplicaId) -> None:
         """It is gone, or came back with an empty cache."""
-        self._local.forget(replica)
+        spot = Spot(CandidateKind.REPLICA, replica)
+        for policy in self._policies(spot.kind):
+            policy.forget(spot)
+
+    def _policies(self, kind: CandidateKind) -> Iterator[Policy]:
+        return (brain.of(kind) for brain in self._brains.values())
 
     def _local_layer(self, request: Request, avoid: Collection[str], now: float) -> Layer:
         layer = Layer(CandidateKind.REPLICA)
@@ -90,62 +132,51 @@ class Placer:
             name = replica.heartbeat.replica
             why = self._replicas.unavailable_because(replica, request.model, now)
             if why is None and name not in avoid:
-                layer.free.append(Target(name, replica.load))
+                rtt_s = self._peers.rtt_s(replica.heartbeat.region)
+                layer.free.append(Target(name, replica.load, layer.kind, rtt_s, replica))
             elif why != "other model":
-                layer.busy.append((name, why or "failed before"))
+                spare = Target(name, replica.load, layer.kind, None, replica)
+                layer.busy.append((spare, why or "failed before"))
         return layer
 
     def _peer_layer(self, request: Request, avoid: Collection[str], now: float) -> Layer:
         layer = Layer(CandidateKind.PEER)
         for region, peer in self._peers:
             why = self._peers.unavailable_because(peer, request.model, now)
+            load = peer.queue + len(peer.forwarded_at)
+            target = Target(region, load, layer.kind, peer.rtt_s, peer=peer)
             if why is None and region not in avoid:
-                layer.free.append(Target(region, peer.queue + len(peer.forwarded_at)))
+                layer.free.append(target)
             else:
-                layer.busy.append((region, why or "failed before"))
+                layer.busy.append((target, why or "failed before"))
         return layer
 
-    def _chosen(
-        self, placement: Placement, request: Request, layer: Layer, *others: Layer
+    def _choose(
+        self,
+        brain: Brain,
+        policy: Policy,
+        request: Request,
+        free: Sequence[Target],
+        now: float,
+        *layers: Layer,
     ) -> Place:
-        policy = self._local if placement is Placement.LOCAL else self._remote
-        choice = policy.choose(request.model, request.prompt, layer.free)
-        matched_tokens = choice.matched_blocks * BLOCK_TOKENS
-        first = self._candidate(layer.kind, choice.name, None, matched_tokens)
-        candidates, considered = self._receipt(layer, *others, first=first)
-        return Place(placement, choice.name, choice.reason, candidates, considered)
-
-    def _held(self, reason: str, *layers: Layer) -> Place:
-        return Place(Placement.HOLD, None, reason, *self._receipt(*layers))
-
-    def _receipt(
-        self, *layers: Layer, first: Candidate | None = None
-    ) -> tuple[tuple[Candidate, ...], int]:
-        """Those to list, the chosen one first and the available next; and how many there are."""
-        listed = [] if first is None else [first]
-        for layer in layers:
-            for name, why in chain(((target.name, None) for target in layer.free), layer.busy):
-                if len(listed) >= CANDIDATES_MAX:
-                    break
-                if first is None or name != first.name:
-                    listed.append(self._candidate(layer.kind, name, why))
-        return tuple(listed), sum(map(len, layers))
-
-    def _candidate(
-        self, kind: CandidateKind, name: str, why: str | None, matched_tokens: int = 0
-    ) -> Candidate:
-        pending, rtt_s = None, None
-        if kind is CandidateKind.REPLICA:
-            replica = self._replicas.get(ReplicaId(name))
-            pending = None if replica is None else replica.pending
-        elif (peer := self._peers.get(RegionId(name))) is not None:
-            pending, rtt_s = peer.queue, peer.rtt_s
-        return Candidate(
-            name=name,
-            kind=kind,
-            available=why is None,
-            why=why,
-            terms={} if rtt_s is None else {"rtt_s": rtt_s},
-            matched_tokens=matched_tokens,
-            pending=pending,
+        choice = policy.choose(request, free, now)
+        target = choice.target
+        if target is None:
+            return self._held(brain, choice.reason, *layers, choice=choice)
+        candidates, considered = receipt(layers, choice, request.prompt.block_tokens)
+        return Place(
+            PLACEMENTS[target.kind],
+            target.name,
+            choice.reason,
+            brain.name,
+            request.prompt.uncached_tokens(choice.matched_blocks),
+            candidates,
+            considered,
         )
+
+    def _held(
+        self, brain: Brain, reason: str, *layers: Layer, choice: Choice | None = None
+    ) -> Place:
+        candidates, considered = receipt(layers, choice or Choice(None, reason))
+        return Place(Placement.HOLD, None, reason, brain.name, 0, candidates, considered)

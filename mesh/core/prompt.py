@@ -40,6 +40,11 @@ class Prompt:
 
     tokens: int
     hashes: tuple[int, ...]
+    block_tokens: float = BLOCK_BYTES / BYTES_PER_TOKEN_START  # tokens that one block stands for
+
+    def uncached_tokens(self, matched_blocks: int) -> int:
+        """Tokens to compute where that many leading blocks are held; the last one always is."""
+        return max(1, self.tokens - round(matched_blocks * self.block_tokens))
 
 
 class TokenRatio:
@@ -51,6 +56,11 @@ class TokenRatio:
     def tokens(self, text_bytes: int) -> int:
         """The estimate for a text of that many bytes."""
         return max(1, round(text_bytes / self._bytes_per_token))
+
+    @property
+    def block_tokens(self) -> float:
+        """Tokens that a block of text stands for."""
+        return BLOCK_BYTES / self._bytes_per_token
 
     def observe(self, text_bytes: int, prompt_tokens: int) -> None:
         """Learn from one finished request. Counts of 0 or less teach nothing."""

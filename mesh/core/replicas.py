@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.core.handoffs import Handoffs
+from mesh.core.pushing import PushingKind
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
@@ -59,6 +60,18 @@ class Replica:
         beat = self.heartbeat
         inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         return inside + len(self.on_the_way)
+
+    def prefill_queue_s(self, now: float, s_per_token: float) -> float | None:
+        """Seconds until this replica has computed the prompts it was given; None if unknown.
+
+        What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
+        and what was handed off since.
+        """
+        queued = self.heartbeat.prefill_queued_tokens
+        if queued is None:
+            return None
+        old_s = max(0.0, queued * s_per_token - (now - self.seen_at))
+        return old_s + self.on_the_way.prefill_tokens * s_per_token
 
 
 class Lost(NamedTuple):
@@ -127,10 +140,14 @@ class ReplicaTable:
         self._replicas[beat.replica] = Replica(beat, now)
         return True
 
-    def hand_off(self, name: ReplicaId, tokens: int, now: float) -> int:
-        """Count work that is being sent to a replica; returns the hand-off's number."""
+    def hand_off(self, name: ReplicaId, tokens: int, prefill_tokens: int, now: float) -> int:
+        """Count work that is being sent to a replica; returns the hand-off's number.
+
+        `tokens`: of its prompt; `prefill_tokens`: those of them that it has to compute.
+        """
         self._last_handoff += 1
-        self._replicas[name].on_the_way.add(self._last_handoff, tokens, now)
+        way = self._replicas[name].on_the_way
+        way.add(self._last_handoff, tokens, prefill_tokens, now)
         return self._last_handoff
 
     def began(self, name: ReplicaId, number: int) -> None:
@@ -197,7 +214,14 @@ class ReplicaTable:
             return "other model"
         if now - replica.seen_at > self._settings.heartbeat_late_s:
             return "heartbeat late"
-        if replica.refused_at is not None or beat.full:
+        if replica.refused_at is not None:
+            return "full"
+        pushing = self._settings.pushing
+        if pushing.kind is PushingKind.BLIND:
+            return None
+        if pushing.kind is PushingKind.OUTSTANDING:
+            return "outstanding" if replica.load >= pushing.outstanding_max else None
+        if beat.full:
             return "full"
         if beat.pending:
             return "pending"

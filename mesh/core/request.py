@@ -1,9 +1,18 @@
 """One request as the core sees it: no body, no socket, only what decides its place."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from mesh.core.prompt import Prompt
 from schemas.ids import ModelId, RegionId, RequestId
+
+
+class Priority(StrEnum):
+    """Whom to serve first when not all can be (`x-mesh-priority`)."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +32,17 @@ class Request:
     hops: int
     origin: RegionId
     answer_inbox: str | None = None
+    priority: Priority = Priority.NORMAL
+    slo_ttft_s: float | None = None  # its client has no use for a first token later than this
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine said that an answer cost, in tokens; None where it said nothing."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+NOTHING_SAID = Served()

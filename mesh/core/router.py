@@ -26,6 +26,7 @@ from mesh.core.models import ModelNames
 from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
+from mesh.core.policies import Makers
 from mesh.core.rate import Rate
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
@@ -38,7 +39,7 @@ from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import ReplicaState
 
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
-OTHERS_WAIT = Place(Placement.HOLD, None, "others wait for this model")
+OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
 
@@ -54,20 +55,21 @@ class RouterCore:
         epoch: int,
         settings: RouterSettings,
         dice: Random,
+        makers: Makers | None = None,
     ) -> None:
+        """`makers`: the policies there are, if not those of `mesh.core.policies`."""
         self.region = region
         self.replicas = ReplicaTable(router, settings)
-        self.peers = PeerTable(settings)
+        self.peers = PeerTable(settings, region)
         self.held = HoldQueue(settings.hold_max)
         self.inflight: dict[int, Inflight] = {}
         self.draining = False
         self._settings = settings
         self._models = ModelNames()
         self._effects: list[fx.Effect] = []
-        self._placer = Placer(settings, self.replicas, self.peers, dice)
+        self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
         self._attempts = Attempts(
             region=region,
-            policy=settings.policy,
             replicas=self.replicas,
             peers=self.peers,
             placer=self._placer,
@@ -119,9 +121,9 @@ class RouterCore:
         record = Inflight(request)
         self.inflight[request.key] = record
         if self.draining:
-            self._fail(record, Fault.DRAINING, "this router is shutting down", 1.0)
+            self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
         elif self.held.waiting(request.model):
-            self._hold(record, OTHERS_WAIT, now)
+            self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
             place = self._placer.place(request, record.avoid, now)
             if place.target is None:
@@ -153,7 +155,7 @@ class RouterCore:
 
     def _back_in_line(self, record: Inflight, now: float) -> None:
         """No attempt is under way: it waits at its place by time of arrival."""
-        self._attempts.leave(record)
+        self._attempts.leave(record, now)
         record.hold(now)
         self.held.put(record.request)
 
@@ -189,16 +191,21 @@ class RouterCore:
 
     # Ends.
 
-    def _end(self, record: Inflight) -> None:
+    def _end(self, record: Inflight, now: float) -> None:
         del self.inflight[record.request.key]
         if record.held_since is not None:
             self.held.remove(record.request)
-        self._attempts.leave(record)
+        self._attempts.leave(record, now)
 
     def _fail(
-        self, record: Inflight, fault: Fault, message: str, retry_after_s: float | None = None
+        self,
+        record: Inflight,
+        now: float,
+        fault: Fault,
+        message: str,
+        retry_after_s: float | None = None,
     ) -> None:
-        self._end(record)
+        self._end(record, now)
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 
     def _saturated(self, record: Inflight, why: str, now: float) -> None:
@@ -206,7 +213,7 @@ class RouterCore:
         pace = self._releases.per_s(now)
         wait_s = len(self.held) / pace if pace > 0.0 else RETRY_AFTER_S_MAX
         retry_after_s = min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
-        self._fail(record, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
+        self._fail(record, now, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
 
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
         record = self.inflight.get(event.key)
@@ -214,13 +221,14 @@ class RouterCore:
             return
         if record.held_since is None:
             self._attempts.cancel(record)
-        self._end(record)
+        self._end(record, now)
         self._offer(record.replica, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            self._end(record)
+            self._attempts.served(record, event.served, now)
+            self._end(record, now)
             self._offer(record.replica, now)
 
     # Attempts.
@@ -246,7 +254,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.started, record.heard_at = True, now
-            self._attempts.began(record)
+            self._attempts.began(record, now)
             self._offer(record.replica, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
@@ -254,7 +262,7 @@ class RouterCore:
         if record is None or record.started:
             return
         if event.reason == Refusal.BAD_WORK:
-            self._fail(record, Fault.ENGINE_FAILED, "the replica could not read the request")
+            self._fail(record, now, Fault.ENGINE_FAILED, "the replica could not read the request")
             return
         self._attempts.rest(record, now)
         record.refusals += 1
@@ -269,7 +277,7 @@ class RouterCore:
         if record is None:
             return
         if now >= record.request.deadline:  # the agent has a clock too, and may be first
-            self._fail(record, Fault.DEADLINE, DEADLINE_PASSED)
+            self._fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
         record.engine_answered = event.answered
         whole_place = record.peer is None or record.replica is None
@@ -286,7 +294,7 @@ class RouterCore:
         `same_again`: where it was, somebody new is now.
         """
         if record.started:
-            self._fail(record, Fault.ENGINE_FAILED, detail)
+            self._fail(record, now, Fault.ENGINE_FAILED, detail)
             return
         record.failures += 1
         place = record.peer or record.replica
@@ -296,10 +304,10 @@ class RouterCore:
         if hope and record.failures < self._settings.failures_max:
             self._back_in_line(record, now)
         elif record.engine_answered:
-            self._end(record)
+            self._end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
         else:
-            self._fail(record, Fault.ENGINE_FAILED, detail)
+            self._fail(record, now, Fault.ENGINE_FAILED, detail)
 
     # The fleet.
 
@@ -376,7 +384,7 @@ class RouterCore:
         if now >= record.request.deadline:
             if record.held_since is None:
                 self._attempts.cancel(record)
-            self._fail(record, Fault.DEADLINE, DEADLINE_PASSED)
+            self._fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
@@ -389,4 +397,4 @@ class RouterCore:
             self._saturated(record, f"held for {self._settings.hold_s_max:g} s", now)
         else:
             message = f"no replica serves {record.request.model!r} at present"
-            self._fail(record, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)
+            self._fail(record, now, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)

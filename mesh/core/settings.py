@@ -2,12 +2,22 @@
 
 from dataclasses import dataclass
 
+from mesh.core.hold_order import HoldOrder
+from mesh.core.pushing import PENDING, Pushing
+from mesh.core.request import Priority
+
+MAY_BE_ZERO = ("peer_queue_max", "hops_max")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """Validated at construction: a value out of range raises ValueError and says what fits."""
 
     policy: str = "prefix-tree"
+    # Other policies for some classes of requests, as (priority, policy) pairs.
+    policy_by_priority: tuple[tuple[Priority, str], ...] = ()
+    pushing: Pushing = PENDING  # when a replica may be given work
+    hold_order: HoldOrder = HoldOrder.FIRST_COME
     # Peers with a longer hold queue are not available (SkyWalker Algorithm 1, tau: "small
     # buffer for newly arriving requests"; 10 is what its authors' balancer uses).
     peer_queue_max: int = 10
@@ -33,14 +43,19 @@ class RouterSettings:
     explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
-        for name in ("peer_queue_max", "hops_max"):
+        for name in MAY_BE_ZERO:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more")
         for name in self.__slots__:
             value = getattr(self, name)
-            if name not in ("policy", "peer_queue_max", "hops_max") and not value > 0:
+            is_number = isinstance(value, int | float)
+            if is_number and name not in MAY_BE_ZERO and not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value}")
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
+
+    def policy_for(self, priority: Priority) -> str:
+        """The name of the policy that places requests of that class."""
+        return dict(self.policy_by_priority).get(priority, self.policy)

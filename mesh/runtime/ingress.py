@@ -119,7 +119,7 @@ class Ingress:
     def dispatch(self, effect: fx.Dispatch, inbox: str) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
         foreign = self._current(effect.key)
-        headers = foreign.headers | handoff_headers(self._config.router, effect.handoff)
+        headers = foreign.headers | handoff_headers(self._config.router, effect)
         foreign.span.dispatched(headers)
         subject = subjects.work(self._config.region, effect.replica)
         self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)

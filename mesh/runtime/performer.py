@@ -66,7 +66,7 @@ class Performer:
         answer.region, answer.replica = self._config.region, effect.replica
         headers = request_headers(
             ticket, effect.attempt, 0, self._config.region, self._clock()
-        ) | handoff_headers(self._config.router, effect.handoff)
+        ) | handoff_headers(self._config.router, effect)
         ticket.spans.dispatched(effect.replica, effect.attempt, headers)
         subject = subjects.work(self._config.region, effect.replica)
         self._send(ticket, answer, subject, headers, lambda: b"")

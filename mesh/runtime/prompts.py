@@ -16,7 +16,8 @@ class PromptReader:
     def read(self, model: ModelId, text: bytes) -> Prompt:
         """The prompt of that text."""
         hashes = block_hashes(text, key=self._hash_key, model=model)
-        return Prompt(self._ratio(model).tokens(len(text)), hashes)
+        ratio = self._ratio(model)
+        return Prompt(ratio.tokens(len(text)), hashes, ratio.block_tokens)
 
     def learn(self, model: ModelId, text_bytes: int, prompt_tokens: int) -> None:
         """What an engine counted for a text of that size."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from mesh.adapters.ticket import Ticket
+from mesh.core.effects import Dispatch
 from mesh.core.prompt import Prompt
 from schemas import exchange, subjects, wire
 from schemas.ids import RegionId, RouterId
@@ -26,9 +27,13 @@ def request_headers(
     }
 
 
-def handoff_headers(router: RouterId, handoff: int) -> dict[str, str]:
-    """The headers by which heartbeats tell this router what has been taken."""
-    return {exchange.H_FROM: router, exchange.H_HANDOFF: str(handoff)}
+def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
+    """The headers by which heartbeats tell routers what has been taken and what it costs."""
+    return {
+        exchange.H_FROM: router,
+        exchange.H_HANDOFF: str(effect.handoff),
+        exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
+    }
 
 
 def sketch(prompt: Prompt) -> bytes:

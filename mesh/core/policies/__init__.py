@@ -1,6 +1,6 @@
 """The policies by name. A dict of functions is our registry."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from mesh.core.policies.base import Policy
@@ -9,7 +9,9 @@ from mesh.core.policies.prefix_tree import PrefixTree
 from mesh.core.policies.round_robin import RoundRobin
 from mesh.core.settings import RouterSettings
 
-POLICIES: dict[str, Callable[[RouterSettings, Random], Policy]] = {
+Makers = Mapping[str, Callable[[RouterSettings, Random], Policy]]
+
+POLICIES: Makers = {
     "round-robin": lambda settings, dice: RoundRobin(),
     "least-load": lambda settings, dice: LeastLoad(dice),
     "prefix-tree": lambda settings, dice: PrefixTree(
@@ -18,9 +20,11 @@ POLICIES: dict[str, Callable[[RouterSettings, Random], Policy]] = {
 }
 
 
-def make_policy(settings: RouterSettings, dice: Random) -> Policy:
-    """A new instance of the configured policy. Raises ValueError and names the known ones."""
-    maker = POLICIES.get(settings.policy)
+def make_policy(
+    name: str, settings: RouterSettings, dice: Random, makers: Makers = POLICIES
+) -> Policy:
+    """A new instance of that policy. Raises ValueError and names the known ones."""
+    maker = makers.get(name)
     if maker is None:
-        raise ValueError(f"unknown policy {settings.policy!r}; one of {', '.join(POLICIES)}")
+        raise ValueError(f"unknown policy {name!r}; one of {', '.join(makers)}")
     return maker(settings, dice)

@@ -1,47 +1,113 @@
 """What a policy is: it picks one of the available candidates, and says what it knew.
 
 A policy ranks; it never admits. Who is available was settled before it is asked (selective
-pushing), and the same object serves either layer: one instance picks among local replicas,
-another among peer regions (SkyWalker 3.1, two-layer routing).
+pushing). There are two kinds:
+
+* *layered* (`joint = False`): one instance picks among local replicas, another among peer
+  regions, and peers are asked only when no local replica is available (SkyWalker 3.1,
+  two-layer routing);
+* *joint* (`joint = True`): one instance weighs replicas, peers and holding against each other.
+
+A policy learns from what becomes of its placements, and of those that others made: `placed`,
+`began` if a first token comes, `served` if the whole answer does, and `left`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from mesh.core.prompt import Prompt
-from schemas.ids import ModelId
+from mesh.core.peers import Peer
+from mesh.core.replicas import Replica
+from mesh.core.request import Request, Served
+from schemas.decision import CandidateKind
+
+
+class Spot(NamedTuple):
+    """The name of a place to put a request: a replica or a peer region."""
+
+    kind: CandidateKind
+    name: str
 
 
 class Target(NamedTuple):
-    """One available place. `load`: requests in it or on their way, however its layer counts."""
+    """One available place, and what is known of it.
+
+    `load`: requests in it or on their way, however its layer counts. `rtt_s`: round trip to it,
+    0.0 inside the region, None while unknown. Exactly one of `replica` and `peer` is set, as
+    `kind` says.
+    """
 
     name: str
     load: int
+    kind: CandidateKind = CandidateKind.REPLICA
+    rtt_s: float | None = 0.0
+    replica: Replica | None = None
+    peer: Peer | None = None
+
+
+class Score(NamedTuple):
+    """What a policy thought of one target: `seconds` of expected TTFT where it computes them.
+
+    `terms` add up to `seconds`, the ones in seconds; others are there to be read.
+    """
+
+    target: Target
+    seconds: float | None = None
+    terms: Mapping[str, float | None] = {}
+    matched_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The pick. `matched_blocks`: prompt blocks the pick is believed to hold."""
+    """The pick. `matched_blocks`: prompt blocks the pick is believed to hold.
 
-    name: str
+    `target` None: hold the request here for now; only a joint policy may say so, and only of a
+    request that has not been forwarded. `scores`: of the targets it looked at, in any order.
+    """
+
+    target: Target | None
     reason: str
     matched_blocks: int = 0
+    scores: Sequence[Score] = ()
+
+    @property
+    def name(self) -> str | None:
+        """The pick's name; None when held."""
+        return None if self.target is None else self.target.name
 
 
 class Policy(Protocol):
-    """One way to choose; one instance a layer."""
+    """One way to choose."""
 
-    def choose(self, model: ModelId, prompt: Prompt, targets: Sequence[Target]) -> Choice:
+    joint: ClassVar[bool]
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """Pick one of `targets`, which are all available and at least one."""
         ...
 
-    def placed(self, model: ModelId, prompt: Prompt, name: str) -> None:
-        """The request went to `name`, whoever chose it."""
+    def hit_ratio(self, request: Request) -> float:
+        """Part of the prompt that some place is believed to hold, 0 to 1; orders the held."""
         ...
 
-    def forget(self, name: str) -> None:
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
+        """The request went to `spot`, whoever chose it."""
+        ...
+
+    def began(self, request: Request, spot: Spot, now: float) -> None:
+        """Its first token has come from there."""
+        ...
+
+    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+        """The whole answer has come from there, at this cost."""
+        ...
+
+    def left(self, request: Request, spot: Spot, now: float) -> None:
+        """The attempt is over, however it ended. Comes exactly once for every `placed` of a
+        client's request; a peer's request is not followed."""
+        ...
+
+    def forget(self, spot: Spot) -> None:
         """That place is gone, or came back empty."""
         ...
 
@@ -52,11 +118,26 @@ def least_loaded(targets: Sequence[Target], dice: Random) -> Target:
     return dice.choice([target for target in targets if target.load == least])
 
 
-class Memoryless:
-    """The half of a policy that learns nothing from what happened."""
+class Layered:
+    """What most policies have in common: two layers, and nothing to learn."""
 
-    def placed(self, model: ModelId, prompt: Prompt, name: str) -> None:
+    joint: ClassVar[bool] = False
+
+    def hit_ratio(self, request: Request) -> float:
+        """It knows no prefixes."""
+        return 0.0
+
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
         """Nothing to remember."""
 
-    def forget(self, name: str) -> None:
+    def began(self, request: Request, spot: Spot, now: float) -> None:
+        """Nothing to learn."""
+
+    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+        """Nothing to learn."""
+
+    def left(self, request: Request, spot: Spot, now: float) -> None:
+        """Nothing to take back."""
+
+    def forget(self, spot: Spot) -> None:
         """Nothing to forget."""

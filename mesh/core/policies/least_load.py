@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from random import Random
 
-from mesh.core.policies.base import Choice, Memoryless, Target, least_loaded
-from mesh.core.prompt import Prompt
-from schemas.ids import ModelId
+from mesh.core.policies.base import Choice, Layered, Target, least_loaded
+from mesh.core.request import Request
 
 
-class LeastLoad(Memoryless):
+class LeastLoad(Layered):
     """Fewest requests; ties at random."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
 
-    def choose(self, model: ModelId, prompt: Prompt, targets: Sequence[Target]) -> Choice:
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The least loaded target."""
         target = least_loaded(targets, self._dice)
-        return Choice(target.name, f"least load: {target.load} requests")
+        return Choice(target, f"least load: {target.load} requests")

@@ -12,13 +12,12 @@ about what an engine's memory holds.
 from collections.abc import Sequence
 from random import Random
 
-from mesh.core.policies.base import Choice, Target, least_loaded
+from mesh.core.policies.base import Choice, Layered, Spot, Target, least_loaded
 from mesh.core.prefix_index import PrefixIndex
-from mesh.core.prompt import Prompt
-from schemas.ids import ModelId
+from mesh.core.request import Request
 
 
-class PrefixTree:
+class PrefixTree(Layered):
     """Longest prefix among the available, least load when that is too short to matter."""
 
     def __init__(self, dice: Random, *, blocks_max: int, explore_below: float) -> None:
@@ -26,25 +25,28 @@ class PrefixTree:
         self._explore_below = explore_below
         self._index: PrefixIndex[str] = PrefixIndex(blocks_max)
 
-    def choose(self, model: ModelId, prompt: Prompt, targets: Sequence[Target]) -> Choice:
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The target that holds most of the prompt, if that is enough to matter."""
-        match = self._index.match(prompt.hashes, (target.name for target in targets))
-        ratio = match.blocks / len(prompt.hashes) if prompt.hashes else 0.0
+        hashes = request.prompt.hashes
+        match = self._index.match(hashes, (target.name for target in targets))
+        ratio = match.blocks / len(hashes) if hashes else 0.0
         if match.blocks and ratio >= self._explore_below:
             deepest = set(match.owners)
             owners = [target for target in targets if target.name in deepest]
             target = least_loaded(owners, self._dice)
-            return Choice(target.name, f"holds {ratio:.0%} of the prompt", match.blocks)
+            return Choice(target, f"holds {ratio:.0%} of the prompt", match.blocks)
         target = least_loaded(targets, self._dice)
-        held = self._index.matched_blocks(target.name, prompt.hashes)
-        return Choice(
-            target.name, f"explore: best match {ratio:.0%}, least load {target.load}", held
-        )
+        held = self._index.matched_blocks(target.name, hashes)
+        return Choice(target, f"explore: best match {ratio:.0%}, least load {target.load}", held)
 
-    def placed(self, model: ModelId, prompt: Prompt, name: str) -> None:
+    def hit_ratio(self, request: Request) -> float:
+        """Of the longest match that anyone has, free or not."""
+        return self._index.hit_ratio(request.prompt.hashes)
+
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
         """Its prefill will leave the prompt's KV there."""
-        self._index.insert(name, prompt.hashes)
+        self._index.insert(spot.name, request.prompt.hashes, now)
 
-    def forget(self, name: str) -> None:
+    def forget(self, spot: Spot) -> None:
         """Its KV is gone with it."""
-        self._index.forget(name)
+        self._index.forget(spot.name)

@@ -7,25 +7,29 @@ skip the turn of another's replicas.
 
 from collections.abc import Sequence
 
-from mesh.core.policies.base import Choice, Memoryless, Target
-from mesh.core.prompt import Prompt
+from mesh.core.policies.base import Choice, Layered, Target
+from mesh.core.request import Request
 from schemas.ids import ModelId
 
 MODELS_MAX = 256  # whose turns are remembered; the longest unused is forgotten
 
 
-class RoundRobin(Memoryless):
+class RoundRobin(Layered):
     """Next in order of name after the last one chosen."""
 
     def __init__(self) -> None:
         self._last: dict[ModelId, str] = {}
 
-    def choose(self, model: ModelId, prompt: Prompt, targets: Sequence[Target]) -> Choice:
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The next target in turn."""
-        names = sorted(target.name for target in targets)
-        last = self._last.pop(model, "")
-        name = next((name for name in names if name > last), names[0])
+        ordered = sorted(targets, key=_name)
+        last = self._last.pop(request.model, "")
+        target = next((target for target in ordered if target.name > last), ordered[0])
         if len(self._last) >= MODELS_MAX:
             del self._last[next(iter(self._last))]
-        self._last[model] = name
-        return Choice(name, "next in turn")
+        self._last[request.model] = target.name
+        return Choice(target, "next in turn")
+
+
+def _name(target: Target) -> str:
+    return target.name

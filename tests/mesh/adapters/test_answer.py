@@ -14,12 +14,15 @@ from mesh.adapters.answer import (
     EngineError,
 )
 from mesh.core import events as ev
+from mesh.core.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome, Refusal
 
 KEY, ATTEMPT, INBOX = 7, 2, "_INBOX.us.r1.7-2-x"
 EVENTS, JSON = "text/event-stream; charset=utf-8", "application/json"
 BLOCK = 64 * 1024
+
+SERVED = Served(prompt_tokens=9, cached_tokens=4, output_tokens=2)
 
 
 class Sender:
@@ -67,7 +70,7 @@ def test_an_answer_from_its_head_to_its_end() -> None:
     assert answer.is_startable
     assert answer.take() == b"data: 1\n\n"
     sender.data(b"data: 2\n\n")
-    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT)
+    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED)
     assert (answer.take(), answer.take(), answer.is_complete) == (b"data: 2\n\n", b"", True)
     assert answer.end is not None and answer.end.prompt_tokens == 9
 
@@ -288,7 +291,7 @@ def test_an_engine_s_error_is_kept_and_never_starts(status, content_type) -> Non
 def test_other_statuses_are_answers(status) -> None:
     sender = Sender(JSON, status)
     sender.data(b"{}")
-    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT)
+    assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED)
     assert sender.answer.is_startable
     assert sender.answer.engine_error is None
 

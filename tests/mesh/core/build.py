@@ -3,10 +3,12 @@
 from random import Random
 from typing import Any
 
+from mesh.core.policies.base import Spot
 from mesh.core.prompt import Prompt, block_hashes
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
+from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId, RequestId, RouterId
 from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
 
@@ -55,6 +57,11 @@ def prompt(text: str, tokens: int = 100) -> Prompt:
     """Each letter is one block: "ABC" and "ABD" share two."""
     data = b"".join(letter.encode() * 256 for letter in text)
     return Prompt(tokens, block_hashes(data, key="test", model=MODEL))
+
+
+def spot(name: str, kind: CandidateKind = CandidateKind.REPLICA) -> Spot:
+    """A replica, unless said otherwise."""
+    return Spot(kind, name)
 
 
 def request(key: int, text: str = "A", arrived_at: float = 0.0, **fields: Any) -> Request:

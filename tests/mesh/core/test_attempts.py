@@ -15,8 +15,8 @@ from schemas.decision import Placement
 from schemas.ids import ReplicaId
 from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, request
 
-LOCAL = Place(Placement.LOCAL, "a", "because", ())
-PEER = Place(Placement.PEER, "eu", "because", ())
+LOCAL = Place(Placement.LOCAL, "a", "because", "prefix-tree")
+PEER = Place(Placement.PEER, "eu", "because", "prefix-tree")
 A = ReplicaId("a")
 
 
@@ -31,7 +31,6 @@ class Bench:
         self.placer = Placer(settings, self.replicas, self.peers, Random(1))
         self.attempts = Attempts(
             region=US,
-            policy="prefix-tree",
             replicas=self.replicas,
             peers=self.peers,
             placer=self.placer,
@@ -62,10 +61,10 @@ def test_a_local_attempt_occupies_a_replica_until_it_is_left(bench):
         0,
     )
     assert bench.on_the_way == (1, 1)
-    bench.attempts.began(record)
+    bench.attempts.began(record, 0.0)
     assert bench.on_the_way == (1, 0)
-    bench.attempts.leave(record)
-    bench.attempts.leave(record)
+    bench.attempts.leave(record, 0.0)
+    bench.attempts.leave(record, 0.0)
     assert (bench.on_the_way, record.handoff) == ((0, 0), None)
 
 
@@ -76,8 +75,8 @@ def test_a_forwarded_attempt_counts_against_the_peer(bench):
     assert forward == fx.Forward(1, 1, EU)
     assert (receipt.decision.replica, receipt.decision.peer, receipt.decision.hops) == (None, EU, 1)
     assert list(bench.peers.get(EU).forwarded_at) == [1.0]
-    bench.attempts.began(record)
-    bench.attempts.leave(record)
+    bench.attempts.began(record, 0.0)
+    bench.attempts.leave(record, 0.0)
     assert bench.on_the_way == (0, 0)
 
 

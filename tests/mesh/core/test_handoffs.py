@@ -9,7 +9,7 @@ from mesh.core.handoffs import Handoffs
 def test_work_takes_room_until_a_heartbeat_counts_it():
     sent = Handoffs()
     for number, tokens in ((1, 10), (2, 20), (5, 50)):
-        sent.add(number, tokens, now=0.0)
+        sent.add(number, tokens, tokens, now=0.0)
     assert (len(sent), sent.waiting, sent.tokens) == (3, 3, 80)
     sent.confirm(2)
     assert (len(sent), sent.waiting, sent.tokens) == (1, 1, 50)
@@ -19,7 +19,7 @@ def test_work_takes_room_until_a_heartbeat_counts_it():
 
 def test_what_began_waits_no_longer_but_takes_room():
     sent = Handoffs()
-    sent.add(1, 10, now=0.0)
+    sent.add(1, 10, 5, now=0.0)
     sent.began(1)
     sent.began(1)
     assert (len(sent), sent.waiting, sent.tokens) == (1, 0, 10)
@@ -29,7 +29,7 @@ def test_what_began_waits_no_longer_but_takes_room():
 
 def test_numbers_that_are_not_there_change_nothing():
     sent = Handoffs()
-    sent.add(7, 10, now=0.0)
+    sent.add(7, 10, 5, now=0.0)
     sent.over(6)
     sent.began(8)
     assert (len(sent), sent.waiting, sent.tokens) == (1, 1, 10)
@@ -37,8 +37,8 @@ def test_numbers_that_are_not_there_change_nothing():
 
 def test_the_unconfirmed_expire_by_their_own_age():
     sent = Handoffs()
-    sent.add(1, 10, now=0.0)
-    sent.add(2, 20, now=1.0)
+    sent.add(1, 10, 5, now=0.0)
+    sent.add(2, 20, 7, now=1.0)
     sent.expire(sent_before=1.0)
     assert (len(sent), sent.tokens) == (1, 20)
 
@@ -56,7 +56,7 @@ def test_counts_are_those_of_a_plain_list(steps):
         now += 1.0
         if verb == "add":
             fresh = max(plain, default=12) + 1 + number
-            sent.add(fresh, number, now)
+            sent.add(fresh, number, number // 2, now)
             plain[fresh] = [now, number, True]
         elif verb == "began":
             sent.began(number + 12)

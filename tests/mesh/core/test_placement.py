@@ -5,12 +5,13 @@ from random import Random
 import pytest
 
 from mesh.core.peers import PeerTable
-from mesh.core.placement import CANDIDATES_MAX, Placer
+from mesh.core.placement import Placer
+from mesh.core.receipt import CANDIDATES_MAX
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
 from schemas.ids import ModelId, ReplicaId
-from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, request
+from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, request, spot
 
 
 class Fleet:
@@ -95,8 +96,8 @@ def test_each_layer_has_its_own_memory():
     fleet.peers.see(digest("ap"), 0.0)
     fleet.replicas.see(beat("a"), 0.0)
     fleet.replicas.see(beat("b"), 0.0)
-    fleet.placer.placed_on_replica(request(1, "ABCD"), ReplicaId("b"))
-    fleet.placer.placed_on_peer(request(1, "ABCD"), EU)
+    fleet.placer.placed(request(1, "ABCD"), spot("b"), 0.0)
+    fleet.placer.placed(request(1, "ABCD"), spot(EU, CandidateKind.PEER), 0.0)
     local = fleet.place(request(2, "ABCX"))
     assert (local.target, local.reason) == ("b", "holds 75% of the prompt")
     assert local.candidates[0].matched_tokens == 3 * 64
@@ -108,7 +109,7 @@ def test_each_layer_has_its_own_memory():
 def test_a_replica_that_came_back_empty_holds_nothing():
     fleet = Fleet(policy="prefix-tree")
     fleet.replicas.see(beat("a"), 0.0)
-    fleet.placer.placed_on_replica(request(1, "ABCD"), ReplicaId("a"))
+    fleet.placer.placed(request(1, "ABCD"), spot("a"), 0.0)
     fleet.placer.forget_replica(ReplicaId("a"))
     assert fleet.place(request(2, "ABCD")).candidates[0].matched_tokens == 0
 

@@ -89,7 +89,7 @@ def test_handed_off_work_makes_a_replica_full():
     region = Region()
     region.replicas.see(beat("a", running=7), 0.0)
     assert region.due(0.0).replicas_free == 1
-    region.replicas.hand_off(ReplicaId("a"), 10, 0.0)
+    region.replicas.hand_off(ReplicaId("a"), 10, 10, 0.0)
     assert region.due(0.05).replicas_free == 0
 
 

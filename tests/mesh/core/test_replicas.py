@@ -60,18 +60,18 @@ def test_handoffs_fill_the_room_it_left_and_no_more(table, fields, room):
     table.see(beat("a", **fields), 0.0)
     sent = 0
     while why(table) is None:
-        table.hand_off(A, tokens=100, now=0.0)
+        table.hand_off(A, tokens=100, prefill_tokens=100, now=0.0)
         sent += 1
     assert (sent, why(table)) == (room, "handed off")
 
 
 def test_a_begun_answer_keeps_its_slot_but_frees_a_blind_engines_turn(table):
     table.see(beat("a", running=7), 0.0)
-    number = table.hand_off(A, 10, 0.0)
+    number = table.hand_off(A, 10, 10, 0.0)
     table.began(A, number)
     assert why(table) == "handed off"
     table.see(beat("a", 2, batch_max=None, taken={ROUTER: number}), 0.0)
-    numbers = [table.hand_off(A, 10, 0.0) for _ in range(2)]
+    numbers = [table.hand_off(A, 10, 10, 0.0) for _ in range(2)]
     assert why(table) == "handed off"
     table.began(A, numbers[0])
     assert why(table) is None
@@ -79,7 +79,7 @@ def test_a_begun_answer_keeps_its_slot_but_frees_a_blind_engines_turn(table):
 
 def test_a_heartbeat_confirms_what_its_agent_took_from_this_router(table):
     table.see(beat("a", running=6), 0.0)
-    first, second = (table.hand_off(A, 10, 0.0) for _ in range(2))
+    first, second = (table.hand_off(A, 10, 10, 0.0) for _ in range(2))
     table.see(beat("a", 2, running=6, taken={"another-router": 99}), 0.0)
     assert why(table) == "handed off"
     table.see(beat("a", 3, running=7, taken={ROUTER: first}), 0.0)
@@ -90,10 +90,10 @@ def test_a_heartbeat_confirms_what_its_agent_took_from_this_router(table):
 
 def test_numbers_go_on_when_a_replica_comes_back(table):
     table.see(beat("a"), 0.0)
-    before = table.hand_off(A, 10, 0.0)
+    before = table.hand_off(A, 10, 10, 0.0)
     assert table.expire(5.0) == [(A, ())]
     table.see(beat("a", 2, running=7, taken={ROUTER: before}), 5.0)
-    assert table.hand_off(A, 10, 5.0) > before
+    assert table.hand_off(A, 10, 10, 5.0) > before
     table.see(beat("a", 3, running=7, taken={ROUTER: before}), 5.0)
     assert why(table, 5.0) == "handed off"
 
@@ -101,7 +101,7 @@ def test_numbers_go_on_when_a_replica_comes_back(table):
 def test_load_and_pending_count_what_is_on_its_way(table):
     table.see(beat("a", pending=2, running=3, outstanding=4), 0.0)
     replica = table.get(A)
-    number = table.hand_off(A, 10, 0.0)
+    number = table.hand_off(A, 10, 10, 0.0)
     assert (replica.load, replica.pending) == (6, 3)
     table.began(A, number)
     assert (replica.load, replica.pending) == (6, 2)
@@ -144,7 +144,7 @@ def test_silence_is_lateness_then_loss(table):
 @pytest.mark.parametrize("last", [{"epoch": 2}, {"epoch": 2, "state": ReplicaState.GONE}])
 def test_another_agent_owes_nothing_of_what_the_old_one_owed(table, last):
     table.see(beat("a"), 0.0)
-    table.hand_off(A, 10, 0.0)
+    table.hand_off(A, 10, 10, 0.0)
     table.relay(A, "inbox-1", deadline=9.0)
     news = table.see(beat("a", **last), 0.0)
     assert news == module.News(changed=True, restarted=True, orphans=("inbox-1",))
@@ -161,7 +161,7 @@ def test_a_goodbye_of_somebody_unknown_is_no_news(table):
 def test_what_peers_are_owed_is_forgotten_when_it_can_be_nothing_any_more(table):
     table.see(beat("a"), 0.0)
     for number in range(1, 4):
-        table.hand_off(A, 10, 0.0)
+        table.hand_off(A, 10, 10, 0.0)
         table.relay(A, f"inbox-{number}", deadline=float(number))
     table.see(beat("a", 2, outstanding=3, taken={ROUTER: 3}), 1.0)
     table.expire(1.0)
@@ -172,7 +172,7 @@ def test_what_peers_are_owed_is_forgotten_when_it_can_be_nothing_any_more(table)
 
 def test_work_on_its_way_is_owed_though_nothing_is_outstanding_yet(table):
     table.see(beat("a"), 0.0)
-    table.hand_off(A, 10, 0.0)
+    table.hand_off(A, 10, 10, 0.0)
     table.relay(A, "inbox-1", deadline=9.0)
     table.see(beat("a", 2, outstanding=0), 0.0)
     assert table.get(A).relayed

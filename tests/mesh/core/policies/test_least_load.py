@@ -5,12 +5,12 @@ from random import Random
 
 from mesh.core.policies.base import Target, least_loaded
 from mesh.core.policies.least_load import LeastLoad
-from tests.mesh.core.build import MODEL, prompt
+from tests.mesh.core.build import request
 
 
 def test_the_least_loaded_is_chosen():
     targets = [Target("a", 3), Target("b", 1), Target("c", 2)]
-    choice = LeastLoad(Random(1)).choose(MODEL, prompt("A"), targets)
+    choice = LeastLoad(Random(1)).choose(request(1), targets, 0.0)
     assert (choice.name, choice.reason, choice.matched_blocks) == ("b", "least load: 1 requests", 0)
 
 

@@ -6,21 +6,24 @@ import pytest
 
 from mesh.core.policies.base import Target
 from mesh.core.policies.prefix_tree import PrefixTree
-from mesh.core.prompt import Prompt
-from tests.mesh.core.build import MODEL, prompt
+from tests.mesh.core.build import request, spot
 
 
 @pytest.fixture
 def tree():
     tree = PrefixTree(Random(1), blocks_max=100, explore_below=0.5)
-    tree.placed(MODEL, prompt("ABCD"), "x")
-    tree.placed(MODEL, prompt("ABEE"), "y")
+    placed(tree, "ABCD", "x")
+    placed(tree, "ABEE", "y")
     return tree
+
+
+def placed(tree, text, name):
+    tree.placed(request(1, text), spot(name), 0.0)
 
 
 def pick(tree, text, loads):
     targets = [Target(name, load) for name, load in loads.items()]
-    choice = tree.choose(MODEL, prompt(text), targets)
+    choice = tree.choose(request(1, text), targets, 0.0)
     return choice.name, choice.matched_blocks
 
 
@@ -43,17 +46,17 @@ def test_who_is_chosen(tree, text, loads, expected):
 
 def test_reasons_are_for_people(tree):
     targets = [Target("x", 2)]
-    said = [tree.choose(MODEL, prompt(text), targets).reason for text in ("ABCZ", "AZZZ")]
+    said = [tree.choose(request(1, text), targets, 0.0).reason for text in ("ABCZ", "AZZZ")]
     assert said == ["holds 75% of the prompt", "explore: best match 25%, least load 2"]
 
 
 def test_exploring_begins_affinity(tree):
-    tree.placed(MODEL, prompt("ZZZZ"), "z")
+    placed(tree, "ZZZZ", "z")
     assert pick(tree, "ZZZY", {"x": 0, "y": 0, "z": 5}) == ("z", 3)
 
 
 def test_who_is_gone_is_forgotten(tree):
-    tree.forget("x")
+    tree.forget(spot("x"))
     assert pick(tree, "ABCD", {"x": 5, "y": 9}) == ("y", 2)
 
 
@@ -72,8 +75,8 @@ def test_a_thousand_owners_of_one_prefix_cost_no_square():
     tree = PrefixTree(Random(1), blocks_max=10, explore_below=0.5)
     names = [Name(f"replica-{number}") for number in range(500)]
     for name in names:
-        tree.placed(MODEL, prompt("AB"), name)
+        placed(tree, "AB", name)
     Name.compared = 0
     copies = [Target(Name(str(name)), 0) for name in names]
-    tree.choose(MODEL, Prompt(1, prompt("AB").hashes), copies)
+    tree.choose(request(1, "AB"), copies, 0.0)
     assert Name.compared < 10 * len(names)

@@ -7,11 +7,11 @@ from mesh.core.policies import round_robin
 from mesh.core.policies.base import Target
 from mesh.core.policies.round_robin import RoundRobin
 from schemas.ids import ModelId
-from tests.mesh.core.build import MODEL, prompt
+from tests.mesh.core.build import MODEL, request
 
 
 def pick(policy, names, model=MODEL):
-    return policy.choose(model, prompt("A"), [Target(name, 0) for name in names]).name
+    return policy.choose(request(1, model=model), [Target(name, 0) for name in names], 0.0).name
 
 
 def test_each_in_turn_by_name():

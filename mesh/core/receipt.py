@@ -1,0 +1,80 @@
+"""The receipt of one placement: who was considered, each with its price, the best first.
+
+Order: the chosen one, then those that the policy scored, cheapest first, then the other
+available ones, then the unavailable with the reason why. Only the first CANDIDATES_MAX are
+listed, all are counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mesh.core.policies.base import Choice, Score, Target
+from schemas.decision import Candidate, CandidateKind
+
+CANDIDATES_MAX = 16  # listed in a receipt
+BLOCK_TOKENS = 64.0  # of a prompt whose own ratio is not asked for
+
+
+@dataclass(slots=True)
+class Layer:
+    """Those of one layer who serve the model."""
+
+    kind: CandidateKind
+    free: list[Target] = field(default_factory=list)
+    busy: list[tuple[Target, str]] = field(default_factory=list)  # and why it may not be chosen
+
+    def __len__(self) -> int:
+        return len(self.free) + len(self.busy)
+
+
+def receipt(
+    layers: Sequence[Layer], choice: Choice, block_tokens: float = BLOCK_TOKENS
+) -> tuple[tuple[Candidate, ...], int]:
+    """Those to list, and how many there are."""
+    listed = islice(_ordered(layers, choice, block_tokens), CANDIDATES_MAX)
+    return tuple(listed), sum(map(len, layers))
+
+
+def _ordered(layers: Sequence[Layer], choice: Choice, block_tokens: float) -> Iterator[Candidate]:
+    scored = sorted(choice.scores, key=lambda score: (score.seconds is None, score.seconds or 0.0))
+    done = set()
+    if choice.target is not None:
+        own = (score for score in scored if _spot(score.target) == _spot(choice.target))
+        score = next(own, Score(choice.target))
+        matched = choice.matched_blocks or score.matched_blocks
+        scored.insert(0, score._replace(matched_blocks=matched))
+    for score in scored:
+        if _spot(score.target) not in done:
+            done.add(_spot(score.target))
+            yield _candidate(score.target, None, score, block_tokens)
+    for layer in layers:
+        for target in layer.free:
+            if _spot(target) not in done:
+                yield _candidate(target, None, Score(target), block_tokens)
+        for target, why in layer.busy:
+            yield _candidate(target, why, Score(target), block_tokens)
+
+
+def _spot(target: Target) -> tuple[CandidateKind, str]:
+    return target.kind, target.name
+
+
+def _candidate(target: Target, why: str | None, score: Score, block_tokens: float) -> Candidate:
+    terms = score.terms
+    if target.peer is not None and target.rtt_s is not None and "rtt_s" not in terms:
+        terms = {"rtt_s": target.rtt_s, **terms}
+    return Candidate(
+        name=target.name,
+        kind=target.kind,
+        available=why is None,
+        why=why,
+        seconds=score.seconds,
+        terms=terms,
+        matched_tokens=round(score.matched_blocks * block_tokens),
+        pending=target.replica.pending if target.replica is not None else _queue(target),
+    )
+
+
+def _queue(target: Target) -> int | None:
+    return None if target.peer is None else target.peer.queue
