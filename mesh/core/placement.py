@@ -188,7 +188,7 @@ class Placer:
             choice.reason,
             brain.name,
             False,
-            request.prompt.uncached_tokens(choice.matched_blocks),
+            _prefill_tokens(request, choice),
             candidates,
             considered,
         )
@@ -199,3 +199,9 @@ class Placer:
         candidates, considered = receipt(layers, choice or Choice(None, reason))
         chosen = choice is not None
         return Place(Placement.HOLD, None, reason, brain.name, chosen, 0, candidates, considered)
+
+
+def _prefill_tokens(request: Request, choice: Choice) -> int:
+    if choice.held_tokens is None:
+        return request.prompt.uncached_tokens(choice.matched_blocks)
+    return max(1, request.prompt.tokens - choice.held_tokens)

@@ -64,12 +64,14 @@ class Choice:
 
     `target` None: hold the request here for now; only a joint policy may say so, and only of a
     request that has not been forwarded. `scores`: of the targets it looked at, in any order.
+    `held_tokens`: of the prompt, where the policy knows better than by blocks.
     """
 
     target: Target | None
     reason: str
     matched_blocks: int = 0
     scores: Sequence[Score] = ()
+    held_tokens: int | None = None
 
     @property
     def name(self) -> str | None:

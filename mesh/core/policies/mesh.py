@@ -34,12 +34,11 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from mesh.core.policies.base import Choice, Spot, Target
+from mesh.core.policies.mesh_holdings import Holdings
 from mesh.core.policies.mesh_lessons import Lessons
 from mesh.core.policies.mesh_prices import Price, Prices
-from mesh.core.prefix_index import PrefixIndex
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
-from schemas.decision import CandidateKind
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
@@ -53,7 +52,6 @@ class Expected(NamedTuple):
     placed_at: float
     fixed_s: float
     computing_s: float
-    matched_blocks: int
     began_at: float | None = None
 
 
@@ -65,9 +63,7 @@ class Mesh:
 
     def __init__(self, settings: RouterSettings, dice: Random) -> None:
         self._dice = dice
-        self._index: dict[CandidateKind, PrefixIndex[str]] = {
-            kind: PrefixIndex(settings.index_blocks_max) for kind in CandidateKind
-        }
+        self._holdings = Holdings(settings.index_blocks_max)
         self._lessons = Lessons()
         self._prices = Prices(self._lessons)
         self._chosen: Price | None = None  # of the last choice, until it is placed
@@ -75,7 +71,7 @@ class Mesh:
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets, all things counted; nobody if that one is not open."""
-        prices = self._prices.of(request, targets, self._depths(request, targets), now)
+        prices = self._prices.of(request, targets, self._holdings.of(request, targets), now)
         best_s = min(prices).seconds
         good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
         ties = [price for price in prices if price.seconds <= good_s]
@@ -84,28 +80,18 @@ class Mesh:
         if _is_open(best):
             self._chosen = best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(prices)}"
-            return Choice(best.target, reason, best.matched_blocks, scores)
+            return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores)
 
-    def _depths(self, request: Request, targets: Sequence[Target]) -> dict[Spot, int]:
-        hashes = request.prompt.hashes
-        depths: dict[Spot, int] = {}
-        for kind, index in self._index.items():
-            names = [target.name for target in targets if target.kind is kind]
-            found = index.depths(hashes, names)
-            depths |= {Spot(kind, name): depth for name, depth in found.items()}
-        return depths
-
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""
-        return self._index[CandidateKind.REPLICA].hit_ratio(request.prompt.hashes)
+        return self._holdings.hit_ratio(request)
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
         """Remember what was expected; a peer's request is not followed, so take it as served."""
-        index = self._index[spot.kind]
         if request.answer_inbox is not None:
-            index.insert(spot.name, request.prompt.hashes, now)
+            self._holdings.computed(request, spot, now)
             return
         chosen, self._chosen = self._chosen, None
         if chosen is None or chosen.target.name != spot.name:
@@ -116,20 +102,19 @@ class Mesh:
         fixed_s = chosen.rtt_s + chosen.base_s
         if len(self._expected) >= AWAITED_MAX:
             self._expected.pop(next(iter(self._expected)))
-        self._expected[request.key] = Expected(now, fixed_s, computing_s, chosen.matched_blocks)
-        self._lessons.prompt(request.prompt.uncached_tokens(chosen.matched_blocks))
+        self._expected[request.key] = Expected(now, fixed_s, computing_s)
+        self._lessons.prompt(request.prompt.tokens - chosen.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:
         """An owner can't hold more than its memory."""
         assert target.replica is not None
         capacity = target.replica.heartbeat.kv_capacity_tokens
         if capacity:
-            blocks = int(capacity / request.prompt.block_tokens)
-            self._index[CandidateKind.REPLICA].bound(target.name, blocks)
+            self._holdings.fit(target.name, int(capacity / request.prompt.block_tokens))
 
     def began(self, request: Request, spot: Spot, now: float) -> None:
         """Its prompt is computed: it can be shared from here on."""
-        self._index[spot.kind].insert(spot.name, request.prompt.hashes, now)
+        self._holdings.computed(request, spot, now)
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
@@ -144,6 +129,7 @@ class Mesh:
             self._lessons.at(spot).resided(now - expected.began_at)
         if served.output_tokens is not None:
             self._lessons.answer(served.output_tokens)
+            self._holdings.answered(request, spot, served.output_tokens)
 
     def left(self, request: Request, spot: Spot, now: float) -> None:
         """Nothing more comes of that attempt."""
@@ -151,7 +137,7 @@ class Mesh:
 
     def forget(self, spot: Spot) -> None:
         """It is gone, or came back empty."""
-        self._index[spot.kind].forget(spot.name)
+        self._holdings.forget(spot)
         self._lessons.forget(spot)
 
 

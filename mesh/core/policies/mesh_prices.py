@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mesh.core.peers import Peer
 from mesh.core.policies.base import Score, Spot, Target
+from mesh.core.policies.mesh_holdings import NOTHING, Held
 from mesh.core.policies.mesh_lessons import Lesson, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
@@ -27,7 +28,7 @@ class Price(NamedTuple):
 
     seconds: float
     target: Target
-    matched_blocks: int
+    held: Held
     rtt_s: float
     queue_s: float
     prefill_s: float
@@ -50,7 +51,7 @@ class Price(NamedTuple):
             "memory_s": self.memory_s,
             "others_s": self.others_s,
         }
-        return Score(self.target, self.seconds, terms, self.matched_blocks)
+        return Score(self.target, self.seconds, terms, self.held.blocks)
 
 
 class Speed(NamedTuple):
@@ -67,19 +68,19 @@ class Prices:
         self._lessons = lessons
 
     def of(
-        self, request: Request, targets: Sequence[Target], depths: Mapping[Spot, int], now: float
+        self, request: Request, targets: Sequence[Target], held: Mapping[Spot, Held], now: float
     ) -> list[Price]:
-        """The price of each target; `depths`: leading blocks that each is believed to hold."""
+        """The price of each target; `held`: what each holds of the prompt."""
         speeds = [_told(target) for target in targets]
         fallback = _worst(speeds)
         prices = []
         for target, told in zip(targets, speeds, strict=True):
-            depth = depths.get(Spot(target.kind, target.name), 0)
+            has = held.get(Spot(target.kind, target.name), NOTHING)
             lesson = self._lessons.of(target)
             if target.replica is not None:
-                price = self._local(request, target, depth, told or fallback, lesson, now)
+                price = self._local(request, target, has, told or fallback, lesson, now)
             else:
-                price = self._remote(request, target, depth, told or fallback, lesson, now)
+                price = self._remote(request, target, has, told or fallback, lesson, now)
             prices.append(price)
         return prices
 
@@ -87,7 +88,7 @@ class Prices:
         self,
         request: Request,
         target: Target,
-        depth: int,
+        held: Held,
         speed: Speed,
         lesson: Lesson,
         now: float,
@@ -95,7 +96,7 @@ class Prices:
         replica = target.replica
         assert replica is not None
         s_per_token = speed.s_per_token * lesson.stretch
-        prefill_s = request.prompt.uncached_tokens(depth) * s_per_token
+        prefill_s = (request.prompt.tokens - held.tokens) * s_per_token
         queue_s = replica.prefill_queue_s(now, s_per_token)
         if queue_s is None:  # its agent doesn't say: count requests instead
             waiting = replica.load if replica.pending is None else replica.pending
@@ -109,7 +110,7 @@ class Prices:
         return Price(
             own_s + others_s,
             target,
-            depth,
+            held,
             rtt_s,
             queue_s,
             prefill_s,
@@ -134,7 +135,7 @@ class Prices:
         self,
         request: Request,
         target: Target,
-        depth: int,
+        held: Held,
         speed: Speed,
         lesson: Lesson,
         now: float,
@@ -142,13 +143,13 @@ class Prices:
         peer = target.peer
         assert peer is not None
         s_per_token = speed.s_per_token * lesson.stretch
-        prefill_s = request.prompt.uncached_tokens(depth) * s_per_token
+        prefill_s = (request.prompt.tokens - held.tokens) * s_per_token
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s = self._peer_queue_s(request, peer, rtt_s, s_per_token, now)
         others_s = STALL_WEIGHT * peer.running(request.model) * prefill_s
         own_s = rtt_s + queue_s + prefill_s + speed.base_s
         return Price(
-            own_s + others_s, target, depth, rtt_s, queue_s, prefill_s, speed.base_s, 0.0, others_s
+            own_s + others_s, target, held, rtt_s, queue_s, prefill_s, speed.base_s, 0.0, others_s
         )
 
     def _peer_queue_s(
