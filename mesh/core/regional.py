@@ -108,7 +108,10 @@ def _capacities(
 def _wait_s(replica: Replica, now: float) -> float | None:
     """Until it has computed what it was given; None where its speed or its queue is unknown."""
     s_per_token = replica.heartbeat.prefill_s_per_token
-    return None if s_per_token is None else replica.prefill_queue_s(now, s_per_token)
+    if s_per_token is None:
+        return None
+    queued = replica.prefill_queue_tokens(now, s_per_token)
+    return None if queued is None else queued * s_per_token
 
 
 def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:

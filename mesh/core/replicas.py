@@ -61,8 +61,8 @@ class Replica:
         inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         return inside + len(self.on_the_way)
 
-    def prefill_queue_s(self, now: float, s_per_token: float) -> float | None:
-        """Seconds until this replica has computed the prompts it was given; None if unknown.
+    def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
+        """Prompt tokens this replica still has to compute; None if unknown.
 
         What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
         and what was handed off since.
@@ -70,8 +70,8 @@ class Replica:
         queued = self.heartbeat.prefill_queued_tokens
         if queued is None:
             return None
-        old_s = max(0.0, queued * s_per_token - (now - self.seen_at))
-        return old_s + self.on_the_way.prefill_tokens * s_per_token
+        old = max(0.0, queued - (now - self.seen_at) / s_per_token) if s_per_token else queued
+        return old + self.on_the_way.prefill_tokens
 
 
 class Lost(NamedTuple):

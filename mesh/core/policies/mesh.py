@@ -50,8 +50,9 @@ class Expected(NamedTuple):
     """What was expected of one placement, until its answer ends."""
 
     placed_at: float
-    fixed_s: float
-    computing_s: float
+    rtt_s: float
+    tokens: float  # to compute before the first token, those queued included
+    running: float
     began_at: float | None = None
 
 
@@ -98,11 +99,9 @@ class Mesh:
             return  # somebody else's choice
         if chosen.target.replica is not None:
             self._fit(chosen.target, request)
-        computing_s = chosen.queue_s + chosen.prefill_s + chosen.memory_s
-        fixed_s = chosen.rtt_s + chosen.base_s
         if len(self._expected) >= AWAITED_MAX:
             self._expected.pop(next(iter(self._expected)))
-        self._expected[request.key] = Expected(now, fixed_s, computing_s)
+        self._expected[request.key] = Expected(now, chosen.rtt_s, chosen.tokens, chosen.running)
         self._lessons.prompt(request.prompt.tokens - chosen.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:
@@ -118,15 +117,15 @@ class Mesh:
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
-        observed_s = now - expected.placed_at - expected.fixed_s
-        self._lessons.at(spot).began(expected.computing_s, observed_s)
+        ttft_s = now - expected.placed_at - expected.rtt_s
+        self._lessons.began(spot, expected.tokens, expected.running, ttft_s)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
         """What the answer cost."""
         expected = self._expected.get(request.key)
         if expected is not None and expected.began_at is not None:
-            self._lessons.at(spot).resided(now - expected.began_at)
+            self._lessons.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
             self._lessons.answer(served.output_tokens)
             self._holdings.answered(request, spot, served.output_tokens)

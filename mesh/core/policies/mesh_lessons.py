@@ -1,43 +1,120 @@
-"""What the `mesh` policy learns from what becomes of its estimates.
+"""What the `mesh` policy learns from what becomes of its placements.
 
-* `stretch`, per candidate: time to first token that was observed over what was expected. Prefill
-  shares iterations with decodes, so a busy engine is slower than its idle line says, and every
-  engine differently. Sums that forget, so that ten slow answers outweigh one; bounded, because
-  an outlier must not make a candidate untouchable.
-* `residence_s`, per candidate: from first to last token, which is how long an answer keeps its
-  memory.
-* over all: the usual prompt tokens to compute and the usual answer, for work that is only
-  counted in requests.
+A first token takes
+
+    ttft_s = base_s + s_per_token × tokens to compute before it + s_per_decode × requests running
+
+(GORGO, section 4.2, has the first two terms). Prefill shares iterations with decodes, every
+engine in its own way, so each candidate's three numbers are fitted on line, by least squares
+that forget, to what its placements came to: a mixed fleet needs no table, and an engine that
+slows down is noticed within some thirty answers. A candidate with few answers leans on the fleet,
+the fleet on what its agents' heartbeats say: the fit is a ridge towards that, and the ridge is
+as heavy as RIDGE answers.
+
+Rejected: scaling an estimate by observed over expected, which can't tell a slow engine from one
+that has much to decode.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mesh.core.policies.base import Spot, Target
 
-MEMORY = 0.97  # kept of the past at each lesson: some thirty answers
-PRIOR_S = 1.0  # of seconds as expected, that the first lessons are weighed against
-STRETCH_MIN, STRETCH_MAX = 0.5, 4.0
+MEMORY = 0.97  # kept of the past at each answer: some thirty of them
+RIDGE = 8.0  # answers
+KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
+TTFT_S_MAX = 60.0  # a longer one tells of an accident, not of a speed
 RESIDENCE_START_S = 10.0
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
 WEIGHT = 0.02  # of a new observation in the averages over all
 
 
+class Speed(NamedTuple):
+    """The three numbers. Seconds, seconds per prompt token, seconds per running request."""
+
+    base_s: float
+    s_per_token: float
+    s_per_decode: float
+
+
+# Before anybody told or taught anything: about an 8B model on a recent data centre GPU.
+SPEED_START = Speed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+
+
+@dataclass(slots=True)
+class Fit:
+    """Decayed sums over answers: of 1, x (thousands of tokens), n (running) and y (seconds)."""
+
+    w: float = 0.0
+    x: float = 0.0
+    n: float = 0.0
+    xx: float = 0.0
+    nn: float = 0.0
+    xn: float = 0.0
+    y: float = 0.0
+    xy: float = 0.0
+    ny: float = 0.0
+
+    def add(self, x: float, n: float, y: float) -> None:
+        """One answer."""
+        self.w = MEMORY * self.w + 1.0
+        self.x = MEMORY * self.x + x
+        self.n = MEMORY * self.n + n
+        self.xx = MEMORY * self.xx + x * x
+        self.nn = MEMORY * self.nn + n * n
+        self.xn = MEMORY * self.xn + x * n
+        self.y = MEMORY * self.y + y
+        self.xy = MEMORY * self.xy + x * y
+        self.ny = MEMORY * self.ny + n * y
+
+    def speed(self, prior: Speed) -> Speed:
+        """The ridge towards `prior`; no number falls below a tenth of it, or below zero."""
+        if not self.w:
+            return prior
+        base, slope, decode = prior.base_s, prior.s_per_token * KILO, prior.s_per_decode
+        rest = (
+            self.y - base * self.w - slope * self.x - decode * self.n,
+            self.xy - base * self.x - slope * self.xx - decode * self.xn,
+            self.ny - base * self.n - slope * self.xn - decode * self.nn,
+        )
+        share = RIDGE / self.w  # the ridge weighs as much as RIDGE answers like these
+        db, ds, dn = _solve(
+            (self.w + RIDGE, self.x, self.n),
+            (self.xx + share * self.xx + 1e-9, self.xn),
+            self.nn + share * self.nn + 1e-9,
+            rest,
+        )
+        return Speed(
+            max(0.1 * base, base + db), max(0.1 * slope, slope + ds) / KILO, max(0.0, decode + dn)
+        )
+
+
+def _solve(
+    first: tuple[float, float, float],
+    second: tuple[float, float],
+    third: float,
+    rest: tuple[float, float, float],
+) -> tuple[float, float, float]:
+    """The symmetric system of three, by elimination; the ridge keeps it regular."""
+    a, b, c = first
+    d, e = second
+    p, q, r = rest
+    d, e, q = d - b * b / a, e - b * c / a, q - b * p / a
+    f, r = third - c * c / a, r - c * p / a
+    f, r = f - e * e / d, r - e * q / d
+    z = r / f
+    y = (q - e * z) / d
+    return (p - b * y - c * z) / a, y, z
+
+
 @dataclass(slots=True)
 class Lesson:
     """What is known of one candidate."""
 
-    expected_s: float = PRIOR_S
-    observed_s: float = PRIOR_S
+    fit: Fit = field(default_factory=Fit)
+    speed: Speed | None = None
     residence_s: float = RESIDENCE_START_S
-    stretch: float = 1.0
-
-    def began(self, expected_s: float, observed_s: float) -> None:
-        """A first token came; both without what is not computing (round trip, base)."""
-        self.expected_s = MEMORY * self.expected_s + expected_s
-        self.observed_s = MEMORY * self.observed_s + max(0.0, observed_s)
-        ratio = (self.observed_s + PRIOR_S) / (self.expected_s + PRIOR_S)
-        self.stretch = min(STRETCH_MAX, max(STRETCH_MIN, ratio))
 
     def resided(self, seconds: float) -> None:
         """An answer was complete so long after its first token."""
@@ -48,10 +125,13 @@ UNKNOWN = Lesson()
 
 
 class Lessons:
-    """By candidate."""
+    """By candidate, and of all replicas here together."""
 
     def __init__(self) -> None:
         self._of: dict[Spot, Lesson] = {}
+        self._fleet = Fit()
+        self._told: Speed | None = None
+        self.fleet_speed = SPEED_START
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
 
@@ -59,9 +139,22 @@ class Lessons:
         """What is known of that candidate."""
         return self._of.get(Spot(target.kind, target.name), UNKNOWN)
 
-    def at(self, spot: Spot) -> Lesson:
-        """The same, to be written to."""
-        return self._of.setdefault(spot, Lesson())
+    def speed(self, target: Target) -> Speed:
+        """Its own, or the fleet's."""
+        return self.of(target).speed or self.fleet_speed
+
+    def began(self, spot: Spot, tokens: float, running: float, ttft_s: float) -> None:
+        """A first token came `ttft_s` after it was asked for, round trip not counted."""
+        y = min(TTFT_S_MAX, max(0.0, ttft_s))
+        self._fleet.add(tokens / KILO, running, y)
+        self.fleet_speed = self._fleet.speed(SPEED_START)
+        lesson = self._of.setdefault(spot, Lesson())
+        lesson.fit.add(tokens / KILO, running, y)
+        lesson.speed = lesson.fit.speed(self.fleet_speed)
+
+    def resided(self, spot: Spot, seconds: float) -> None:
+        """An answer was complete so long after its first token."""
+        self._of.setdefault(spot, Lesson()).resided(seconds)
 
     def forget(self, spot: Spot) -> None:
         """Whoever comes back under that name is another."""

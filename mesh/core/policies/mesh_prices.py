@@ -1,8 +1,8 @@
 """What a first token costs at each candidate, in seconds: the arithmetic of the `mesh` policy.
 
-Everything here is read from heartbeats, digests and hand-offs, and stretched by what came of
-earlier estimates (`mesh_lessons`). A value that nobody told is taken from the worst that is
-known of the others, so that the least known candidate never looks like the best one.
+Everything here is read from heartbeats, digests and hand-offs, at the speeds that were learned
+from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is known otherwise
+(a queue from the requests in it), never taken for zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,6 @@ from mesh.core.request import Request
 # A second of our prefill holds up every decode that runs beside it by a second. Their users
 # wait for one token in hundreds, we for the first: their second weighs less.
 STALL_WEIGHT = 0.08
-# Nobody has told a speed yet: about an 8B model on a recent data centre GPU.
-S_PER_TOKEN_START = 1e-4
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -29,6 +27,8 @@ class Price(NamedTuple):
     seconds: float
     target: Target
     held: Held
+    tokens: float  # to compute there before the first one comes, those queued included
+    running: float
     rtt_s: float
     queue_s: float
     prefill_s: float
@@ -54,13 +54,6 @@ class Price(NamedTuple):
         return Score(self.target, self.seconds, terms, self.held.blocks)
 
 
-class Speed(NamedTuple):
-    """A first token costs `base_s` and `s_per_token` for each token to compute."""
-
-    s_per_token: float
-    base_s: float
-
-
 class Prices:
     """Prices of one request at many targets."""
 
@@ -71,52 +64,36 @@ class Prices:
         self, request: Request, targets: Sequence[Target], held: Mapping[Spot, Held], now: float
     ) -> list[Price]:
         """The price of each target; `held`: what each holds of the prompt."""
-        speeds = [_told(target) for target in targets]
-        fallback = _worst(speeds)
         prices = []
-        for target, told in zip(targets, speeds, strict=True):
+        for target in targets:
             has = held.get(Spot(target.kind, target.name), NOTHING)
-            lesson = self._lessons.of(target)
             if target.replica is not None:
-                price = self._local(request, target, has, told or fallback, lesson, now)
-            else:
-                price = self._remote(request, target, has, told or fallback, lesson, now)
-            prices.append(price)
+                prices.append(self._local(request, target, target.replica, has, now))
+            elif target.peer is not None:
+                prices.append(self._remote(request, target, target.peer, has, now))
         return prices
 
     def _local(
-        self,
-        request: Request,
-        target: Target,
-        held: Held,
-        speed: Speed,
-        lesson: Lesson,
-        now: float,
+        self, request: Request, target: Target, replica: Replica, held: Held, now: float
     ) -> Price:
-        replica = target.replica
-        assert replica is not None
-        s_per_token = speed.s_per_token * lesson.stretch
-        prefill_s = (request.prompt.tokens - held.tokens) * s_per_token
-        queue_s = replica.prefill_queue_s(now, s_per_token)
-        if queue_s is None:  # its agent doesn't say: count requests instead
+        speed, beat = self._lessons.speed(target), replica.heartbeat
+        prefill_tokens = request.prompt.tokens - held.tokens
+        queued = replica.prefill_queue_tokens(now, speed.s_per_token)
+        if queued is None:  # its agent doesn't say: count requests instead
             waiting = replica.load if replica.pending is None else replica.pending
-            queue_s = waiting * self._lessons.prefill_tokens * s_per_token
-        running = replica.heartbeat.running
-        decodes = replica.load if running is None else running
-        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        memory_s = self._memory_s(request, replica, lesson)
-        others_s = STALL_WEIGHT * decodes * prefill_s
-        own_s = rtt_s + queue_s + prefill_s + speed.base_s + memory_s
-        return Price(
-            own_s + others_s,
+            queued = waiting * self._lessons.prefill_tokens
+        running = replica.load if beat.running is None else beat.running
+        prefill_s = prefill_tokens * speed.s_per_token
+        return _price(
             target,
             held,
-            rtt_s,
-            queue_s,
-            prefill_s,
-            speed.base_s,
-            memory_s,
-            others_s,
+            prefill_tokens + queued,
+            running,
+            rtt_s=RTT_START_S if target.rtt_s is None else target.rtt_s,
+            queue_s=queued * speed.s_per_token,
+            prefill_s=prefill_s,
+            base_s=speed.base_s + speed.s_per_decode * running,
+            memory_s=self._memory_s(request, replica, self._lessons.of(target)),
         )
 
     def _memory_s(self, request: Request, replica: Replica, lesson: Lesson) -> float:
@@ -132,24 +109,23 @@ class Prices:
         return lacking * lesson.residence_s / (capacity * used)
 
     def _remote(
-        self,
-        request: Request,
-        target: Target,
-        held: Held,
-        speed: Speed,
-        lesson: Lesson,
-        now: float,
+        self, request: Request, target: Target, peer: Peer, held: Held, now: float
     ) -> Price:
-        peer = target.peer
-        assert peer is not None
-        s_per_token = speed.s_per_token * lesson.stretch
-        prefill_s = (request.prompt.tokens - held.tokens) * s_per_token
+        speed = self._lessons.speed(target)
+        prefill_tokens = request.prompt.tokens - held.tokens
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        queue_s = self._peer_queue_s(request, peer, rtt_s, s_per_token, now)
-        others_s = STALL_WEIGHT * peer.running(request.model) * prefill_s
-        own_s = rtt_s + queue_s + prefill_s + speed.base_s
-        return Price(
-            own_s + others_s, target, held, rtt_s, queue_s, prefill_s, speed.base_s, 0.0, others_s
+        queue_s = self._peer_queue_s(request, peer, rtt_s, speed.s_per_token, now)
+        running = peer.running(request.model)
+        return _price(
+            target,
+            held,
+            prefill_tokens + queue_s / speed.s_per_token,
+            running,
+            rtt_s=rtt_s,
+            queue_s=queue_s,
+            prefill_s=prefill_tokens * speed.s_per_token,
+            base_s=speed.base_s + speed.s_per_decode * running,
+            memory_s=0.0,
         )
 
     def _peer_queue_s(
@@ -166,20 +142,30 @@ class Prices:
         return (typical_s if told_s is None else told_s) + held_s + unseen_s
 
 
-def _told(target: Target) -> Speed | None:
-    """What its heartbeat or digest says of its speed."""
-    if target.replica is not None:
-        beat = target.replica.heartbeat
-        slope, base_s = beat.prefill_s_per_token, beat.prefill_base_s
-    else:
-        assert target.peer is not None
-        slope, base_s = target.peer.prefill
-    return None if slope is None else Speed(slope, base_s or 0.0)
-
-
-def _worst(speeds: Sequence[Speed | None]) -> Speed:
-    """The slowest of those known."""
-    known = [speed for speed in speeds if speed is not None]
-    if not known:
-        return Speed(S_PER_TOKEN_START, 0.0)
-    return Speed(max(s.s_per_token for s in known), max(s.base_s for s in known))
+def _price(
+    target: Target,
+    held: Held,
+    tokens: float,
+    running: float,
+    *,
+    rtt_s: float,
+    queue_s: float,
+    prefill_s: float,
+    base_s: float,
+    memory_s: float,
+) -> Price:
+    others_s = STALL_WEIGHT * running * prefill_s
+    seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
+    return Price(
+        seconds,
+        target,
+        held,
+        tokens,
+        running,
+        rtt_s,
+        queue_s,
+        prefill_s,
+        base_s,
+        memory_s,
+        others_s,
+    )
