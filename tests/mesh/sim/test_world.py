@@ -1,11 +1,17 @@
 """Worlds small enough to be worked out by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from mesh.core.policies.base import Choice, Layered, Target
 from mesh.core.pushing import BLIND
+from mesh.core.request import Request
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.run import report, run
 from mesh.sim.workload import Node, Segment, Workload
+from mesh.sim.world import World
+from schemas.ids import ReplicaId
 from tests.mesh.sim.build import (
     AP,
     EU,
@@ -190,3 +196,41 @@ def test_a_prefix_tree_finds_what_round_robin_scatters():
     tree, robin = told["prefix-tree"], told["round-robin"]
     assert tree["cached_token_ratio"] > robin["cached_token_ratio"] + 0.1
     assert tree["ttft_s"]["mean"] < robin["ttft_s"]["mean"]
+
+
+class AllSeeing(Layered):
+    """A policy that only the twin can have: it asks the engines themselves."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.seen: list[tuple[int, int]] = []
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The replica whose cache holds most of the prompt."""
+
+        def held(target: Target) -> int:
+            cache = self.world.replicas[ReplicaId(target.name)].engine.sim.cache
+            return cache.matched(request.prompt.hashes)
+
+        best = max(targets, key=held)
+        self.seen.append((self.world.clients.ask_of(request).node.answer.tokens, held(best)))
+        return Choice(best, "knows all")
+
+
+def test_a_policy_may_see_the_whole_world():
+    asked = node(640, 7)
+    seers = []
+
+    def makers(world):
+        def maker(settings, dice):
+            seers.append(AllSeeing(world))
+            return seers[-1]
+
+        return {"all-seeing": maker}
+
+    workload = arrivals((0.0, US, asked), (2.0, US, asked), (4.0, US, asked))
+    told = run(workload, config({US: 3}, policy="all-seeing"), makers=makers)
+    seen = [row for seer in seers for row in seer.seen]
+    # A router's hashes are keys of the engine's cache: ten of 64 tokens in this prompt.
+    assert seen == [(7, 0), (7, 10), (7, 10)]
+    assert told["cached_token_ratio"] == pytest.approx(2 * 624 / (3 * 640))
