@@ -40,7 +40,7 @@ class RouterSettings:
     index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
-    explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
+    explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
         for name in MAY_BE_ZERO:
