@@ -16,7 +16,8 @@ from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.core.policies import POLICIES
+from mesh.cli.policy_name import HELP as POLICIES_HELP
+from mesh.cli.policy_name import known_policy
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import NameTaken, PortTaken, run
@@ -41,9 +42,11 @@ EXIT_BAD_USE = 2
 @click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
 @click.option(
     "--policy",
-    type=click.Choice(list(POLICIES)),
+    callback=known_policy,
+    metavar="NAME[:OPTIONS]",
     default=RouterSettings().policy,
     show_default=True,
+    help=POLICIES_HELP,
 )
 @click.option(
     "--hold-max",

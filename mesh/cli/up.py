@@ -12,8 +12,9 @@ from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, TopologyError
+from mesh.cli.policy_name import HELP as POLICIES_HELP
+from mesh.cli.policy_name import known_policy
 from mesh.cli.unusable import Unusable
-from mesh.core.policies import POLICIES
 from mesh.demo.child import GaveUp
 from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
@@ -82,8 +83,9 @@ def _given_engine(text: str) -> GivenEngine:
 )
 @click.option(
     "--policy",
-    type=click.Choice(list(POLICIES)),
-    help="How every router places requests, instead of the router's own default.",
+    callback=known_policy,
+    metavar="NAME[:OPTIONS]",
+    help=f"How every router places requests, instead of the router's own default. {POLICIES_HELP}",
 )
 @click.option(
     "--log-level",

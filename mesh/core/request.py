@@ -34,6 +34,7 @@ class Request:
     answer_inbox: str | None = None
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its client has no use for a first token later than this
+    session: str | None = None  # whose conversation it is part of, if the client says
 
 
 @dataclass(frozen=True, slots=True)

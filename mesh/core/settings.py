@@ -41,7 +41,7 @@ class RouterSettings:
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
-    explore_below: float = 0.5  # prefix-tree: a match under one half does not bind (SkyWalker 3.2)
+    explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
         for name in MAY_BE_ZERO:

@@ -6,10 +6,12 @@ Run as a module it prints a fingerprint of every effect, to be compared between 
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
@@ -20,7 +22,6 @@ from tests.mesh.core.ledger import Case, Ledger
 REPLICAS = ("us-0", "us-1", "us-2")
 PEERS = ("eu", "ap")
 MODELS = (ModelId("m"), ModelId("n"))
-POLICIES = ("round-robin", "least-load", "prefix-tree")
 READY = ReplicaState.READY
 STATES = (READY,) * 8 + (ReplicaState.DRAINING, ReplicaState.DOWN, ReplicaState.GONE)
 
@@ -28,9 +29,9 @@ STATES = (READY,) * 8 + (ReplicaState.DRAINING, ReplicaState.DOWN, ReplicaState.
 class Chaos:
     """One router under random events, with a ledger that watches it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, policies: Sequence[str] = tuple(POLICIES)) -> None:
         self.dice = Random(seed)
-        policy = self.dice.choice(POLICIES)
+        policy = self.dice.choice(policies)
         limits = {"hold_max": self.dice.randint(1, 12), "hold_s_max": 5.0}
         core = build.core(seed, policy=policy, **limits)
         self.ledger = Ledger(core, RouterSettings(policy=policy, **limits))

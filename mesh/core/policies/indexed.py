@@ -1,0 +1,56 @@
+"""What policies that follow prefixes have in common: the indexes, and how they are fed.
+
+An index follows what was placed, not what engines have: it is an approximation, bounded to about
+what an engine's memory holds. Replicas and peers have one each (SkyWalker 3.2: a tree for the
+replicas, one for the other balancers), because a region may be called like a replica.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from mesh.core.policies.base import Layered, Spot, Target
+from mesh.core.prefix_index import PrefixIndex
+from mesh.core.request import Request
+from schemas.decision import CandidateKind
+
+
+class Indexed(Layered):
+    """Enters every placement into the index of its layer."""
+
+    def __init__(self, dice: Random, blocks_max: int) -> None:
+        self._dice = dice
+        self._index_of: dict[CandidateKind, PrefixIndex[str]] = {
+            kind: PrefixIndex(blocks_max) for kind in CandidateKind
+        }
+
+    def hit_ratio(self, request: Request) -> float:
+        """Of the longest match that anyone has, free or not."""
+        hashes = request.prompt.hashes
+        return max(index.hit_ratio(hashes) for index in self._index_of.values())
+
+    def placed(self, request: Request, spot: Spot, now: float) -> None:
+        """Its prefill will leave the prompt's KV there."""
+        self._index_of[spot.kind].insert(spot.name, request.prompt.hashes, now)
+
+    def forget(self, spot: Spot) -> None:
+        """Its KV is gone with it."""
+        self._index_of[spot.kind].forget(spot.name)
+
+    def _holders(self, request: Request, targets: Sequence[Target]) -> tuple[list[Target], int]:
+        """Those of one layer who hold the most of the prompt, and how many blocks that is."""
+        index = self._index_of[targets[0].kind]
+        match = index.match(request.prompt.hashes, (target.name for target in targets))
+        if not match.blocks:
+            return [], 0
+        deepest = set(match.owners)
+        return [target for target in targets if target.name in deepest], match.blocks
+
+    def _held_by(self, request: Request, target: Target) -> int:
+        """Leading blocks of the prompt that this one is believed to hold."""
+        return self._index_of[target.kind].matched_blocks(target.name, request.prompt.hashes)
+
+
+def part(blocks: int, request: Request) -> float:
+    """That many blocks as a part of the prompt's, 0 to 1."""
+    hashes = request.prompt.hashes
+    return blocks / len(hashes) if hashes else 0.0
