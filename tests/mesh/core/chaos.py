@@ -10,6 +10,7 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.hold_order import HoldOrder
 from mesh.core.settings import RouterSettings
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
@@ -20,7 +21,7 @@ from tests.mesh.core.ledger import Case, Ledger
 REPLICAS = ("us-0", "us-1", "us-2")
 PEERS = ("eu", "ap")
 MODELS = (ModelId("m"), ModelId("n"))
-POLICIES = ("round-robin", "least-load", "prefix-tree")
+POLICIES = ("round-robin", "least-load", "prefix-tree", "e2", "gorgo-tuned")
 READY = ReplicaState.READY
 STATES = (READY,) * 8 + (ReplicaState.DRAINING, ReplicaState.DOWN, ReplicaState.GONE)
 
@@ -31,9 +32,14 @@ class Chaos:
     def __init__(self, seed: int) -> None:
         self.dice = Random(seed)
         policy = self.dice.choice(POLICIES)
-        limits = {"hold_max": self.dice.randint(1, 12), "hold_s_max": 5.0}
-        core = build.core(seed, policy=policy, **limits)
-        self.ledger = Ledger(core, RouterSettings(policy=policy, **limits))
+        self.settings = {
+            "policy": policy,
+            "hold_max": self.dice.randint(1, 12),
+            "hold_s_max": 5.0,
+            "hold_order": self.dice.choice(tuple(HoldOrder)),
+        }
+        core = build.core(seed, **self.settings)
+        self.ledger = Ledger(core, RouterSettings(**self.settings))
         self.core = core
         self.now = 50.0
         self.last_key = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.hold_order import HoldOrder
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
@@ -174,7 +175,8 @@ class Ledger:
         assert place not in case.failed_by, f"request {key} back at {place}, which failed it"
         for other in self.cases.values():
             overtaken = (
-                other.ended_by is None
+                self.settings.hold_order is HoldOrder.FIRST_COME
+                and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model
                 and other.request.arrived_at < case.request.arrived_at
