@@ -21,7 +21,7 @@ QUEUE_WEIGHT = 0.5
 
 FORGETTING = 0.999  # a lesson counts half after 700 more
 COVARIANCE_START = 10.0  # of a weight that nothing is known of, relative to errors of 1 s²
-COVARIANCE_MAX = 100.0  # in sum; beyond it nothing is forgotten
+COVARIANCE_MAX = 10.0  # in sum; beyond it nothing is forgotten
 ERROR_WEIGHT = 0.05  # of a new error in the running average of their sizes
 ERRORS_MAX = 4.0  # an error counts as this many usual ones at most
 

@@ -151,7 +151,7 @@ def test_rebalancing_is_said_with_both_loads():
     choice = world.choose("AAAA")
     assert (choice.name, choice.reason) == (
         "y",
-        "rebalance: 4.4 s of load here, 0.0 s there",
+        "rebalance: 4.4 s of load where it is cached, 0.0 s there",
     )
 
 
@@ -172,6 +172,7 @@ def test_a_prefix_whose_requests_wait_twice_as_long_gets_a_second_home():
             world.serve("y", "Z" * 9, now)  # so that rebalancing sees nothing to do
     choice = world.choose("AAAAB", now=25.0)
     assert choice.name == "y" and choice.reason.startswith("replicate: ")
+    assert world.choose("AAAAC", now=25.0).name == "x"  # once: then it is judged anew
     world.give("y", "AAAAB", now=25.0)
     assert world.choose("AAAAC", now=25.0).reason.startswith("exploit: ")
 
@@ -186,6 +187,18 @@ def test_explorers_go_where_decoding_stands_out():
             world.serve(name, chr(100 + turn) + name * 3, output_tokens=36)
     choice = world.choose("QR")
     assert choice.name == "x" and choice.reason.startswith("explore: it decodes much more")
+
+
+def test_what_is_shed_by_rebalancing_does_not_come_back_for_its_decoding():
+    """The same, but x has twice the load of the others."""
+    world = World(warm=1)
+    world.choose("Z")
+    for turn in range(10):
+        world.serve("x", "AAAA", output_tokens=108)
+        for name in "yz":
+            world.serve(name, chr(100 + turn) + name * 3, output_tokens=36)
+    choice = world.choose("QR")
+    assert choice.name in ("y", "z") and choice.reason.startswith("explore: load cost")
 
 
 def test_one_busy_target_among_idle_ones_is_no_imbalance_of_phases():

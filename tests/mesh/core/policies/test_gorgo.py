@@ -88,8 +88,9 @@ def test_a_replica_that_counts_no_tokens_is_not_idle():
 
 
 def test_a_peer_has_all_three_terms():
-    """Four held over four ready replicas: 100 tokens each; a tenth of a cache like ours."""
-    far = peer("eu", 0.1, queue=4, kv_used_ratio=0.1, prefill_s_per_token=1e-3)
+    """Three held, one on its way, four ready: 100 tokens each; a tenth of a cache like ours."""
+    far = peer("eu", 0.1, queue=3, kv_used_ratio=0.1, prefill_s_per_token=1e-3)
+    far.peer.forwarded_at.append(0.0)
     far.peer.digests[ROUTER].models[MODEL] = ModelCapacity(ready=4, free=1, wait_s=0.2)
     score = costs(gorgo(), "A", replica("a"), far)["eu"]
     assert score.terms == {
