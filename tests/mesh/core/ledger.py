@@ -18,6 +18,8 @@ from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
 
+JOINT = ("gorgo-tuned",)  # may prefer a peer to a free replica
+
 
 @dataclass
 class Seen:
@@ -210,6 +212,8 @@ class Ledger:
         capacities = [seen.said.models.get(case.request.model) for seen in fresh]
         assert any(capacity is not None and capacity.free for capacity in capacities)
         assert all(seen.said.queue <= self.settings.peer_queue_max for seen in fresh)
+        if self.settings.policy in JOINT:
+            return
         for replica, seen in self.replicas.items():
             idle = self.core.replicas.get(replica)
             if idle is not None and replica not in case.failed_by:
