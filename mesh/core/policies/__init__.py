@@ -11,6 +11,8 @@ from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions
 from mesh.core.policies.cache_aware import CacheAware, CacheAwareOptions
 from mesh.core.policies.consistent_hash import ConsistentHash, ConsistentHashOptions
 from mesh.core.policies.e2 import E2
+from mesh.core.policies.gorgo import Gorgo
+from mesh.core.policies.gorgo_weights import TunedWeights
 from mesh.core.policies.least_load import LeastLoad
 from mesh.core.policies.llm_d import LlmD, LlmDOptions
 from mesh.core.policies.mesh import Mesh
@@ -28,6 +30,10 @@ Makers = Mapping[str, Maker]
 
 def _skywalker(settings: RouterSettings, dice: Random) -> Policy:
     return SkyWalker(dice, settings.index_blocks_max, settings.explore_below)
+
+
+def _gorgo(settings: RouterSettings, dice: Random) -> Policy:
+    return Gorgo(dice, blocks_max=settings.index_blocks_max)
 
 
 POLICIES: Makers = {
@@ -60,6 +66,11 @@ POLICIES: Makers = {
     ),
     "e2": lambda settings, dice: E2(
         dice, blocks_max=settings.index_blocks_max, window_s=settings.e2_window_s
+    ),
+    "gorgo": _gorgo,
+    "gorgo-proxy": _gorgo,  # the same, named for a router that serves all regions
+    "gorgo-tuned": lambda settings, dice: Gorgo(
+        dice, blocks_max=settings.index_blocks_max, weights=TunedWeights()
     ),
 }
 

@@ -148,9 +148,10 @@ class E2(Layered):
         lightest = min(account.load_s for account in free)
         if self._is_overloaded(best.account, lightest, free):
             light = self._lightest([*free], lightest)
-            if light not in match.holders:
-                times = f"{best.load_s:.1f} s of load here, {lightest:.1f} s there"
-                return self._choice(request, light, free, match, costs, f"rebalance: {times}")
+            reason = (
+                f"rebalance: {best.load_s:.1f} s of load where it is cached, {lightest:.1f} s there"
+            )
+            return self._choice(request, light, free, match, costs, reason)
         others = [account for account in free if account not in match.holders]
         prefill_s = best.account.speed.prefill_s(len(prefix.hashes) * request.prompt.block_tokens)
         if others and self._is_warm(free) and self._scaling.overloaded(prefix, prefill_s, now):

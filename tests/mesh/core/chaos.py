@@ -11,6 +11,7 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
 from schemas.exchange import Refusal
@@ -32,9 +33,14 @@ class Chaos:
     def __init__(self, seed: int, policies: Sequence[str] = tuple(POLICIES)) -> None:
         self.dice = Random(seed)
         policy = self.dice.choice(policies)
-        limits = {"hold_max": self.dice.randint(1, 12), "hold_s_max": 5.0}
-        core = build.core(seed, policy=policy, **limits)
-        self.ledger = Ledger(core, RouterSettings(policy=policy, **limits))
+        self.settings = {
+            "policy": policy,
+            "hold_max": self.dice.randint(1, 12),
+            "hold_s_max": 5.0,
+            "hold_order": self.dice.choice(tuple(HoldOrder)),
+        }
+        core = build.core(seed, **self.settings)
+        self.ledger = Ledger(core, RouterSettings(**self.settings))
         self.core = core
         self.now = 50.0
         self.last_key = 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.hold_order import HoldOrder
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
@@ -16,6 +17,8 @@ from schemas.decision import Placement
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
+
+JOINT = ("gorgo-tuned",)  # may prefer a peer to a free replica
 
 
 @dataclass
@@ -174,7 +177,8 @@ class Ledger:
         assert place not in case.failed_by, f"request {key} back at {place}, which failed it"
         for other in self.cases.values():
             overtaken = (
-                other.ended_by is None
+                self.settings.hold_order is HoldOrder.FIRST_COME
+                and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model
                 and other.request.arrived_at < case.request.arrived_at
@@ -208,6 +212,8 @@ class Ledger:
         capacities = [seen.said.models.get(case.request.model) for seen in fresh]
         assert any(capacity is not None and capacity.free for capacity in capacities)
         assert all(seen.said.queue <= self.settings.peer_queue_max for seen in fresh)
+        if self.settings.policy in JOINT:
+            return
         for replica, seen in self.replicas.items():
             idle = self.core.replicas.get(replica)
             if idle is not None and replica not in case.failed_by:

@@ -67,8 +67,7 @@ def test_after_every_tick_nobody_waits_for_room_that_is_there(seed):
 def test_the_same_events_have_the_same_effects(seed):
     first = Chaos(seed)
     first.run(150)
-    again = build.core(seed, policy=first.ledger.settings.policy, hold_s_max=5.0,
-                       hold_max=first.ledger.settings.hold_max)  # fmt: skip
+    again = build.core(seed, **first.settings)
     assert [again.handle(event, now) for event, now in first.history] == first.effects
 
 
