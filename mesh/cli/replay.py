@@ -11,11 +11,11 @@ from rich.console import Console
 
 from mesh.cli.unusable import Unusable
 from mesh.replay.client import EndpointError
+from mesh.replay.formats import FORMATS
 from mesh.replay.play import Played, play, prepare
 from mesh.replay.report import Report, print_report, write_report
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.settings import Settings
-from mesh.replay.trace import FORMATS
 
 TABLE_COLUMNS = 100  # where the output is no terminal
 EXIT_ALL_FAILED = 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from mesh.replay.client import Client, choose_model, new_session, request_body
+from mesh.replay.formats import load_trace
 from mesh.replay.progress import ProgressView
 from mesh.replay.report import Report, build_report
 from mesh.replay.run import Replay
@@ -18,7 +19,6 @@ from mesh.replay.schedule import Departure, departures
 from mesh.replay.settings import Settings
 from mesh.replay.tally import Ledger
 from mesh.replay.text import Prompts
-from mesh.replay.trace import load_trace
 
 FILES_BESIDE_STREAMS = 64
 

@@ -6,11 +6,12 @@ most requests share their timestamp with another, the clock was coarse, and each
 uniformly (seeded) over its step, in its order. A trace with a fine clock is left alone.
 
 Place. No public trace says which region a request came from, so a rule must, the same in every
-run. `hash` keeps a conversation in one region, as a person is: the key is the first block that
-is not *common*, and a hash of the key picks the region by weight. A block is common when every
-request has it, or more than `COMMON_SHARE` of them (and more than `COMMON_LEAST`) do: those are
-system prompts and tool instructions, which all regions have. `round-robin` deals requests out
-by weight and tears conversations apart: the worst case for caches.
+run. `hash` keeps a conversation in one region, as a person is: the key is the recorded session
+or, where none was recorded, the first block that is not *common*, and a hash of the key picks
+the region by weight. A block is common when every request has it, or more than `COMMON_SHARE`
+of them (and more than `COMMON_LEAST`) do: those are system prompts and tool instructions, which
+all regions have. `round-robin` deals requests out by weight and tears conversations apart: the
+worst case for caches.
 
 Both are worked out over the whole trace, so a limited run plays the beginning of the full one.
 """
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from statistics import median
 
+from mesh.replay.sessions import together
 from mesh.replay.trace import Trace, TraceRequest
 
 COMMON_SHARE = 0.05  # a tool family's prompt is in 15% or more, the hottest session below 1%
@@ -52,6 +54,7 @@ def departures(
     rng: random.Random,
 ) -> tuple[Departure, ...]:
     """The plan of a run: the first at 0, `speed` times as fast as recorded, at most `limit`."""
+    trace = together(trace, rng)
     times = spread([request.at_s for request in trace.requests], rng)
     regions = ASSIGNMENTS[assign](trace, weights)
     rows = zip(times, regions, trace.requests, strict=True)
@@ -87,11 +90,13 @@ def spread(times: Sequence[float], rng: random.Random) -> list[float]:
 
 def by_hash(trace: Trace, weights: Weights) -> list[str]:
     """Each request's region by its conversation: see the module's text for the rule."""
+    return [pick_region(key, weights) for key in session_keys(trace)]
+
+
+def session_keys(trace: Trace) -> list[str]:
+    """Each request's conversation, as well as the trace tells."""
     common = common_blocks(trace.requests)
-    return [
-        _pick(session_key(request, common, number), weights)
-        for number, request in enumerate(trace.requests)
-    ]
+    return [session_key(request, common, number) for number, request in enumerate(trace.requests)]
 
 
 def common_blocks(requests: Sequence[TraceRequest]) -> frozenset[int]:
@@ -103,13 +108,16 @@ def common_blocks(requests: Sequence[TraceRequest]) -> frozenset[int]:
 
 def session_key(request: TraceRequest, common: frozenset[int], number: int) -> str:
     """What a conversation's requests have in common and others have not."""
+    if request.session:
+        return f"session {request.session}"
     if not request.blocks:
         return f"request {number}"
     own = (block for block in request.blocks if block not in common)
     return f"block {next(own, request.blocks[-1])}"
 
 
-def _pick(key: str, weights: Weights) -> str:
+def pick_region(key: str, weights: Weights) -> str:
+    """The region of a conversation: always the same, and each region by its weight."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     regions, bounds = list(weights), list(accumulate(weights.values()))
     point = int.from_bytes(digest, "big") / 2**64 * bounds[-1]

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from mesh.replay.formats import FORMATS
 from mesh.replay.schedule import ASSIGNMENTS
-from mesh.replay.trace import FORMATS
 from schemas.ids import checked_name
 
 Region = Annotated[str, AfterValidator(lambda name: checked_name("region", name))]

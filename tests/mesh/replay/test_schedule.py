@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.replay.formats import load_trace
 from mesh.replay.schedule import (
     ASSIGNMENTS,
     by_hash,
@@ -18,7 +19,7 @@ from mesh.replay.schedule import (
     in_turn,
     spread,
 )
-from mesh.replay.trace import Trace, TraceRequest, load_trace
+from mesh.replay.trace import Trace, TraceRequest
 
 RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
 REGIONS = {"us": 1.0, "eu": 1.0, "ap": 1.0}
