@@ -255,7 +255,8 @@ class AgentCore:
         self._routers.leave(answer.router)
 
     def _full(self) -> bool:
-        pending = self._engine.load(self._answers).pending
+        taken = self._replica.takes_pending
+        pending = None if taken else self._engine.load(self._answers).pending
         return load.full(pending, len(self._answers), self._replica.outstanding_max)
 
     def _beat(self, now: float) -> list[Effect]:

@@ -52,7 +52,7 @@ class EngineView:
 
     def read(self, event: EngineRead, now: float) -> None:
         reading = event.reading
-        if reading.batch_max is None:
+        if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)
         self.reading = reading
         self.read_at = event.began_at

@@ -36,7 +36,7 @@ class WorldConfig:
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
     batch_max_told: bool = False  # vLLM's metrics don't say it; operators may (--batch-max)
-    outstanding_max: int = 256  # the agents' default for engines that show their queue
+    outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     kv_tokens: int | None = None  # replaces the profiles' own
     faults: tuple[Fault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this

@@ -56,6 +56,7 @@ def block_keys(segments: Sequence[Segment]) -> list[int]:
 
 def estimate(hashes: tuple[int, ...], tokens: int, error: float, dice: Random) -> Prompt:
     """The prompt as a router sees it. `error`: standard deviation of its estimate's logarithm."""
-    if error:
-        tokens = max(1, round(tokens * dice.lognormvariate(0.0, error)))
-    return Prompt(tokens, hashes)
+    if not error:
+        return Prompt(tokens, hashes, HASH_TOKENS)
+    factor = dice.lognormvariate(0.0, error)
+    return Prompt(max(1, round(tokens * factor)), hashes, HASH_TOKENS * factor)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.request import Request
+from mesh.core.request import Priority, Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
@@ -144,6 +145,8 @@ class SimRouter:
             deadline=deadline,
             hops=0,
             origin=self.site,
+            priority=Priority(ask.node.priority),
+            slo_ttft_s=ask.node.slo_ttft_s,
         )
         self._decide(request)
 
@@ -247,7 +250,7 @@ class SimRouter:
         elif end.status >= STATUS_SERVER_ERROR or end.status == STATUS_TRY_AGAIN:
             self._failed(ticket, f"the engine answered {end.status}", answered=True)
         else:
-            self.feed(ev.AnswerEnded(ticket.key, ticket.attempt))
+            self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
             self._close(ticket)
             self._tell(ticket.ask, _answered(ticket, end))
 
@@ -307,7 +310,7 @@ class SimRouter:
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
         replica = self._around.replicas[effect.replica]
-        handoff = handoff_headers(ROUTER, effect.handoff)
+        handoff = handoff_headers(ROUTER, effect)
         if effect.answer_inbox is not None:
             self._dispatch_for_peer(effect.answer_inbox, replica, handoff)
             return
@@ -374,6 +377,11 @@ class SimRouter:
     def _end_badly(self, ticket: Ticket, answered: Answered) -> None:
         self._close(ticket)
         self._tell(ticket.ask, answered)
+
+
+def _served(usage: Usage) -> Served:
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return Served(*(None if count < 0 else count for count in counts))
 
 
 def _answered(ticket: Ticket, end: End) -> Answered:

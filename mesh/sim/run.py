@@ -12,6 +12,7 @@ The report has the fields of `mesh replay`'s out file. What a twin adds:
 
 from collections.abc import Callable
 
+from mesh.core.policies import Makers
 from mesh.replay.report import Report
 from mesh.sim.config import WorldConfig
 from mesh.sim.workload import Workload
@@ -24,13 +25,15 @@ def run(
     *,
     progress: Callable[[int, float], None] | None = None,
     perf: Callable[[], float] | None = None,
+    makers: Callable[[World], Makers] | None = None,
 ) -> Report:
     """Play a workload in a twin to its end.
 
     `progress` is told requests ended and virtual seconds, once a virtual second. `perf` is a
-    wall clock (`time.perf_counter`); all else in the report is the same in every run.
+    wall clock (`time.perf_counter`); all else in the report is the same in every run. `makers`:
+    policies that may see the whole world, for a bound that no router could reach.
     """
-    world = World(workload, config, perf)
+    world = World(workload, config, perf=perf, makers=makers)
     world.run(progress)
     return report(world, workload)
 
@@ -52,6 +55,7 @@ def report(world: World, workload: Workload) -> Report:
             "digest": ledger.digest(),
             "policy": config.settings.policy,
             "topology": config.topology,
+            "pushing": str(config.settings.pushing),
             "seed": config.seed,
             "replicas": {region: len(fleet) for region, fleet in config.regions.items()},
             "workload": {"name": workload.name, **workload.facts},

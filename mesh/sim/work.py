@@ -1,5 +1,6 @@
 """The headers of work and ingress messages, as live routers write them (mesh.runtime.work)."""
 
+from mesh.core.effects import Dispatch
 from schemas import exchange, subjects
 from schemas.http import CHAT
 from schemas.ids import ModelId, RegionId, RequestId, RouterId
@@ -23,6 +24,10 @@ def request_headers(
     }
 
 
-def handoff_headers(router: RouterId, handoff: int) -> dict[str, str]:
+def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
     """What work messages say of the hand-off."""
-    return {exchange.H_FROM: router, exchange.H_HANDOFF: str(handoff)}
+    return {
+        exchange.H_FROM: router,
+        exchange.H_HANDOFF: str(effect.handoff),
+        exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
+    }

@@ -11,7 +11,9 @@ from math import inf
 from random import Random
 
 from agents.sim.profile import Profile
+from mesh.core.policies import Makers
 from mesh.core.router import RouterCore
+from mesh.core.pushing import PushingKind
 from mesh.sim import faults as fault
 from mesh.sim.clients import Clients
 from mesh.sim.config import WorldConfig
@@ -36,12 +38,21 @@ class World:
     """`run` it once; the rest is there to be looked at."""
 
     def __init__(
-        self, workload: Workload, config: WorldConfig, perf: Callable[[], float] | None = None
+        self,
+        workload: Workload,
+        config: WorldConfig,
+        *,
+        perf: Callable[[], float] | None = None,
+        makers: Callable[["World"], Makers] | None = None,
     ) -> None:
-        """`perf`: a clock to measure decisions by; None keeps the result free of it."""
+        """`perf`: a clock to measure decisions by; None keeps the result free of it.
+
+        `makers`: makes the policies that routers may have, if they are to see the whole world.
+        """
         self.config = config
         self.queue = EventQueue()
         self.meter = Meter(perf)
+        self._makers = makers
         self._inside = 0  # answers that agents hold
         self.network = Network(
             self.queue,
@@ -115,6 +126,7 @@ class World:
                 epoch=epoch,
                 settings=self.config.router_settings(),
                 dice=self.dice(f"router {site} {epoch}"),
+                makers=None if self._makers is None else self._makers(self),
             )
         )
         self._pulses[router].begin(epoch)
@@ -131,6 +143,7 @@ class World:
             heartbeat_s=config.heartbeat_s,
             reading_s=config.reading_s,
             outstanding_max=config.outstanding_max,
+            takes_pending=config.settings.pushing.kind is not PushingKind.PENDING,
             batch_max=profile.max_seqs if config.batch_max_told else None,
             beat_gap_s=0.0 if config.news_at_once else config.heartbeat_s,
         )
