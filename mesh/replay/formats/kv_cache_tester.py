@@ -36,7 +36,11 @@ TALKS_MAX = 10_000  # of one session
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session. `think_s`: since the answer before it in its talk."""
+    """One request of a session.
+
+    `think_s`: since the answer before it in its talk; for a sub-agent's first, since the main
+    agent's last answer.
+    """
 
     at_s: float
     think_s: float
@@ -92,8 +96,9 @@ def _turn(row: dict[str, Any], block_tokens: int, answered_s: dict[int, float], 
     at_s = number_from_0(row, "t", where, most=SECONDS_MAX, unit="seconds")
     talk = whole(row, "sub", where, least=0, most=TALKS_MAX)
     think_s = _seconds(row, "think", where)
-    if think_s is None:  # not recorded: what is left between the answer before and this
-        think_s = max(0.0, at_s - answered_s.get(talk, at_s))
+    if think_s is None or talk not in answered_s:  # what is left between the answer and this
+        main_s = next(iter(answered_s.values()), at_s)  # the first talk is the main agent's
+        think_s = max(0.0, at_s - answered_s.get(talk, main_s))
     input_tokens = whole(row, "in", where, least=1)
     return Turn(
         at_s=at_s,

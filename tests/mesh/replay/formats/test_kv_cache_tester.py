@@ -19,11 +19,11 @@ def line(*turns: dict[str, object], **changes: object) -> bytes:
 
 
 def test_a_line_becomes_a_session() -> None:
-    (session,) = parse_kv_cache_tester([line({}, {"t": 9.0, "think": 7.0, "sub": 1})])
+    (session,) = parse_kv_cache_tester([line({}, {"t": 9.0, "think": 7.0})])
     assert (session.name, session.block_tokens) == ("a", 64)
     assert session.turns == (
         Turn(0.0, 0.0, 0, 130, 5, ((1, 2),)),
-        Turn(9.0, 7.0, 1, 130, 5, ((1, 2),)),
+        Turn(9.0, 7.0, 0, 130, 5, ((1, 2),)),
     )
 
 
@@ -31,6 +31,12 @@ def test_think_time_that_was_not_recorded_is_what_the_answer_before_left() -> No
     rows = ({}, {"t": 9.0, "think": None}, {"t": 10.0, "think": None, "api": None})
     (session,) = parse_kv_cache_tester([line(*rows)])
     assert [turn.think_s for turn in session.turns] == [0.0, 7.0, 0.0]
+
+
+def test_a_sub_agent_begins_after_the_main_agents_last_answer() -> None:
+    rows = ({}, {"t": 9.0, "think": 7.0, "api": 1.0}, {"t": 12.5, "sub": 1}, {"t": 20.0, "sub": 1})
+    (session,) = parse_kv_cache_tester([line(*rows)])
+    assert [turn.think_s for turn in session.turns] == [0.0, 7.0, 2.5, 0.0]
 
 
 def test_the_recorded_sessions_read_whole() -> None:

@@ -1,0 +1,125 @@
+"""What a workload costs in engine seconds, and how fast it is a given load of a fleet.
+
+*Load* is work per second over the fleet's engines: 1 means that engines which never idle, never
+compute a shared prefix twice and always run the batch that memory allows would just keep up. Real
+engines, with several caches and with waves in the arrivals, fill up somewhat below 1.
+
+*Work* counts iterations of one engine at that operating point:
+
+- A decoding batch is as large as memory and `max_seqs` allow for sequences as long as they are in
+  the mean while they decode: the prompt and half the answer. Concurrent sequences may share
+  memory; that is not counted.
+- A prompt's uncached tokens (an endless cache holds the rest, `mesh.sim.workloads.sharing`) are
+  computed in chunks beside the decoding batch, as many prompts at once as the token budget takes.
+- An iteration that does both pays its floor (the weights read once) once. So the total is: mixed
+  iterations while there is both to do, and then pure ones for what is left over.
+
+Rejected: seconds per prefill token plus seconds per output token. Both contain the floor, and on
+an L4 the sum overstates the work of a chat by a third.
+"""
+
+from dataclasses import dataclass
+
+from agents.sim.profile import Profile
+from mesh.sim.workload import Workload
+from mesh.sim.workloads.sharing import shared
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a workload asks for in all. Tokens are sums over its requests."""
+
+    requests: int
+    duration_s: float
+    prompt_tokens: int
+    uncached_tokens: int
+    output_tokens: int
+    decode_context_tokens: float  # summed over output tokens: what each of them attends to
+    prefill_context_tokens: float  # summed over uncached tokens, likewise
+
+    @property
+    def shared_ratio(self) -> float:
+        """The share of prompt tokens that an endless cache would hit."""
+        return 1 - self.uncached_tokens / self.prompt_tokens
+
+
+def demand(workload: Workload) -> Demand:
+    """Add up an open loop's requests. Raises ValueError for a closed one, whose load is its own.
+
+    The duration runs to the last request's nominal time and one mean gap beyond it.
+    """
+    if not workload.arrivals or workload.clients:
+        raise ValueError(
+            f"{workload.name} is a closed loop, whose load follows the mesh: "
+            "give a rate, or change the number of clients"
+        )
+    requests = prompt = uncached = output = 0
+    decode_context = prefill_context = 0.0
+    first_s = workload.arrivals[0].at_s
+    last_s = first_s
+    for asked in shared(workload.arrivals):
+        tokens, answer = asked.node.prompt_tokens, asked.node.answer.tokens
+        fresh = max(1, tokens - asked.shared_tokens)  # the last token is always computed
+        requests += 1
+        prompt += tokens
+        uncached += fresh
+        output += answer
+        decode_context += answer * (tokens + answer / 2)
+        prefill_context += fresh * (tokens - fresh / 2)
+        last_s = asked.at_s
+    gaps = requests - 1
+    duration_s = (last_s - first_s) * (requests / gaps if gaps else 1.0)
+    return Demand(requests, duration_s, prompt, uncached, output, decode_context, prefill_context)
+
+
+def batch_size(wanted: Demand, profile: Profile) -> int:
+    """How many sequences of this workload decode together in an engine that is full."""
+    length = wanted.decode_context_tokens / wanted.output_tokens
+    return max(1, min(profile.max_seqs, int(profile.kv_tokens / length)))
+
+
+def work_s(wanted: Demand, profile: Profile) -> float:
+    """Engine seconds that the whole workload takes."""
+    batch = batch_size(wanted, profile)
+    attended = round(batch * wanted.decode_context_tokens / wanted.output_tokens)
+    # The first token of an answer comes out of the prefill.
+    decodes = max(0, wanted.output_tokens - wanted.requests) / batch
+    budget = max(1, profile.batch_tokens - batch)
+    beside = _chunks(wanted, budget)
+    alone = _chunks(wanted, profile.batch_tokens)
+    mixed = min(decodes, wanted.uncached_tokens / _tokens(beside))
+    left_tokens = wanted.uncached_tokens - mixed * _tokens(beside)
+    return (
+        mixed * profile.iteration_s(beside, batch, attended)
+        + (decodes - mixed) * profile.decode_s(batch, attended)
+        + left_tokens / _tokens(alone) * profile.iteration_s(alone, 0, 0)
+    )
+
+
+def offered(workload: Workload, profile: Profile) -> float:
+    """Engine seconds of work per second: how many engines the workload keeps busy at speed 1."""
+    wanted = demand(workload)
+    if wanted.duration_s <= 0:
+        raise ValueError(f"{workload.name}: all requests come at once, so there is no rate")
+    return work_s(wanted, profile) / wanted.duration_s
+
+
+def speed_for_load(workload: Workload, profile: Profile, replicas: int, load: float) -> float:
+    """The speed at which the workload is `load` (1 = full) of so many engines.
+
+    The caller makes the workload again at that speed, or `pace.at_speed` does.
+    """
+    if replicas < 1 or not load > 0:
+        raise ValueError(f"load {load} of {replicas} replicas: both must be above 0")
+    return load * replicas / offered(workload, profile)
+
+
+def _chunks(wanted: Demand, budget: int) -> tuple[tuple[int, int], ...]:
+    """A full iteration's prefill: as many prompts' mean uncached tokens as the budget takes."""
+    tokens = min(budget, max(1, round(wanted.uncached_tokens / wanted.requests)))
+    context = max(tokens, round(wanted.prefill_context_tokens / wanted.uncached_tokens))
+    return ((tokens, context),) * max(1, budget // tokens)
+
+
+def _tokens(chunks: tuple[tuple[int, int], ...]) -> int:
+    return sum(tokens for tokens, _ in chunks)
