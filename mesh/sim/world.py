@@ -12,8 +12,8 @@ from random import Random
 
 from agents.sim.profile import Profile
 from mesh.core.policies import Makers
-from mesh.core.router import RouterCore
 from mesh.core.pushing import PushingKind
+from mesh.core.router import RouterCore
 from mesh.sim import faults as fault
 from mesh.sim.clients import Clients
 from mesh.sim.config import WorldConfig
