@@ -156,7 +156,7 @@ def _check_strangers(workload: Workload, regions: Sequence[RegionId]) -> None:
 
 def _shares(workload: Workload, progress: Progress) -> Progress:
     """The world's own progress, in requests and virtual seconds, as a share of the run."""
-    total = nodes(arrival.node for arrival in workload.arrivals)
+    total = len(nodes(arrival.node for arrival in workload.arrivals))
     until_s = workload.until_s
 
     def tell(ended: int, at_s: float) -> None:
@@ -166,9 +166,14 @@ def _shares(workload: Workload, progress: Progress) -> Progress:
     return tell
 
 
-def nodes(roots: Iterable[Node]) -> int:
-    """Requests in these trees."""
-    open_nodes = list(roots)
-    for node in open_nodes:
-        open_nodes.extend(node.children)
-    return len(open_nodes)
+def nodes(roots: Iterable[Node]) -> list[Node]:
+    """The requests of these trees, from the roots down."""
+    found = list(roots)
+    for node in found:
+        found.extend(node.children)
+    return found
+
+
+def tokens(roots: Iterable[Node]) -> int:
+    """What these trees ask for: tokens of their prompts and answers."""
+    return sum(node.prompt_tokens + node.answer.tokens for node in nodes(roots))

@@ -67,13 +67,18 @@ def _figures(study: Mapping[str, Played]) -> Iterator[tuple[str, Figure]]:
 
 
 def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
-    """The distribution of the time to the first token, a line for each run."""
+    """The distribution of the time to the first token, a line for each run.
+
+    It is of all requests: the line of a run that shed some ends below 100%.
+    """
     figure, axes = _canvas()
     for (name, played), look in zip(runs.items(), _looks(), strict=False):
         times = played.curves.ttft_curve_s()
-        shares = [100 * place / max(1, len(times) - 1) for place in range(len(times))]
+        answered = 100 * played.curves.ttft_s.count / max(1, played.report["requests"])
+        shares = [answered * place / max(1, len(times) - 1) for place in range(len(times))]
         axes.plot(times, shares, label=name, gid=f"ttft {name}", **look)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="time to first token (s)", ylabel="requests (%)", ylim=(0, 100))
     return _finished(figure, axes, "Time to first token")
 
@@ -93,6 +98,7 @@ def ttft_by_load(runs: Sequence[Played]) -> Figure:
     figure, axes = _canvas()
     _against(axes, runs, lambda cell: cell.load, lambda run: run.report["ttft_s"]["p90"])
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="load (share of capacity)", ylabel="time to first token, p90 (s)")
     return _finished(figure, axes, "Time to first token by load")
 

@@ -32,7 +32,7 @@ class PlanSettings(Scenario):
     central: Annotated[str, AfterValidator(checked_central)] | None = None
     policy: Policy = RouterSettings().policy
     pushing: Pushing = "pending"
-    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    gpu_hour_price: Positive | None = None
     gpus_per_replica: Annotated[int, Field(ge=1, le=1024)] = 1
     replicas_max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 64
     simulations_max: Annotated[int, Field(ge=1, le=SIMULATIONS_MAX)] = 200
