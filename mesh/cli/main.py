@@ -12,6 +12,8 @@ main = click.version_option(package_name="inference-mesh")(
             "router": ("mesh.cli.router", "Run one region's router."),
             "infra": ("mesh.cli.infra", "Render configuration for the servers around the mesh."),
             "replay": ("mesh.cli.replay", "Play a recorded trace against running endpoints."),
+            "sim": ("mesh.cli.sim", "Compare policies in a simulated mesh."),
+            "plan": ("mesh.cli.plan", "Find the fewest replicas that meet a target."),
         },
     )
 )

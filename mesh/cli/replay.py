@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 import uvloop
-from pydantic import ValidationError
 from rich.console import Console
 
+from mesh.cli.modelled import validated, with_options
 from mesh.cli.unusable import Unusable
 from mesh.replay.client import EndpointError
 from mesh.replay.formats import FORMATS
@@ -65,14 +65,8 @@ _OPTIONS = (
 )
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 @click.command()
-@_with_options
+@with_options(_OPTIONS)
 @click.pass_context
 def command(
     ctx: click.Context, /, url: Sequence[str], weight: Sequence[str], **rest: object
@@ -87,12 +81,13 @@ def command(
     failed, or the results can't be written; 2: bad input, nothing was sent; 130, 143:
     interrupted, the results so far are given.
     """
-    settings = _settings(
+    settings = validated(
+        Settings,
         {
             **rest,
             "url": _pairs("--url", "REGION=URL", url),
             "weight": _pairs("--weight", "REGION=NUMBER", weight),
-        }
+        },
     )
     played = _played(settings)
     _hand_over(played.report, settings.out)
@@ -112,17 +107,6 @@ def _pairs(option: str, form: str, values: Sequence[str]) -> dict[str, str]:
             raise Unusable(f"{option} names region {region} twice")
         pairs[region] = text
     return pairs
-
-
-def _settings(options: dict[str, object]) -> Settings:
-    try:
-        return Settings.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        # Our own ValueErrors come with a prefix of pydantic's, and name what they are about.
-        message = first["msg"].removeprefix("Value error, ")
-        option = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
-        raise Unusable(f"{option}{message}") from error
 
 
 def _played(settings: Settings) -> Played:

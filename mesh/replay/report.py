@@ -63,9 +63,14 @@ def _figures(tally: Tally, duration_s: float, names_cached: bool) -> Report:
 
 def write_report(path: Path, report: Report) -> None:
     """Write the file whole or not at all. Raises OSError."""
+    write_whole(path, orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
+        unfinished.write_bytes(content)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -82,36 +87,39 @@ def print_report(report: Report, console: Console) -> None:
 
 def _outcome_table(groups: Mapping[str, Report], console: Console) -> Table:
     columns = ("requests", "ok", "shed", "failed", "output tok/s", "cached")
-    table = _table(("region", *columns), left=1, console=console)
+    table = plain_table(("region", *columns), left=1, console=console)
     for name, figures in groups.items():
         counts = [str(figures[key]) for key in columns[:4]]
         rate, cached = figures["output_tokens_per_s"], figures["cached_token_ratio"]
-        table.add_row(name, *counts, _known(rate, "{:.1f}"), _known(cached, "{:.1%}"))
+        table.add_row(name, *counts, known(rate, "{:.1f}"), known(cached, "{:.1%}"))
     return table
 
 
 def _latency_table(groups: Mapping[str, Report], console: Console) -> Table:
-    table = _table(("region", "time", "mean", "p50", "p90", "p99"), left=2, console=console)
+    table = plain_table(("region", "time", "mean", "p50", "p90", "p99"), left=2, console=console)
     for name, figures in groups.items():
         for label, key in _MEASURES.items():
             summary: Summary = figures[key]
-            table.add_row(name, label, *map(_seconds, summary.values()))
+            table.add_row(name, label, *map(seconds, summary.values()))
             name = ""  # each region is named once
     return table
 
 
-def _table(columns: tuple[str, ...], *, left: int, console: Console) -> Table:
+def plain_table(columns: tuple[str, ...], *, left: int, console: Console) -> Table:
+    """A table without lines where the console is no terminal; `left` columns hold words."""
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None)
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
     return table
 
 
-def _known(value: float | None, form: str) -> str:
+def known(value: float | None, form: str) -> str:
+    """The value in that form, or a dash."""
     return "-" if value is None else form.format(value)
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Seconds as people read them, or a dash."""
     if value is None:
         return "-"
     if value < SHOWN_MIN_S:
@@ -127,7 +135,7 @@ def remarks(report: Report) -> Iterator[str]:
     late_s, ttft_s = report["late_s"]["p99"], report["ttft_s"]["p50"] or 0.0
     if late_s is not None and late_s > max(LATE_ALWAYS_FINE_S, LATE_SHARE_OF_TTFT * ttft_s):
         yield (
-            f"warning: requests left late, p99 {_seconds(late_s)}: this process was short of CPU, "
+            f"warning: requests left late, p99 {seconds(late_s)}: this process was short of CPU, "
             "so the load was smoother than the trace; use a lower --speed or a freer machine"
         )
     itl_s = report["itl_s"]["p50"]

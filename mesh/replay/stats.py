@@ -53,6 +53,12 @@ class Samples:
         points = {name: percentile(ordered, share) for name, share in PERCENTILES.items()}
         return {"mean": self._total / self.count, **points}
 
+    def curve(self, points: int) -> list[float]:
+        """The distribution as `points` values (2 or more) of equal steps; [] without a value."""
+        ordered = sorted(self._kept)
+        steps = range(points) if ordered else range(0)
+        return [percentile(ordered, step / (points - 1)) for step in steps]
+
 
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The value below which `share` (0..1) of the sorted, non-empty `ordered` lies."""

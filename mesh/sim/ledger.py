@@ -7,6 +7,7 @@ every request, those of the warm-up too, in the order in which they ended.
 
 import hashlib
 import struct
+from collections.abc import Callable
 from random import Random
 
 from mesh.replay.report import Report, build_report
@@ -19,6 +20,8 @@ _LINE = struct.Struct("<qqqqBB")
 _OUTCOMES = tuple(Outcome)
 NEVER = -1.0
 
+Watch = Callable[[Ask, Answered, float], None]
+
 
 class Ledger:
     """Fed by the clients; `report` at the end."""
@@ -29,6 +32,7 @@ class Ledger:
         self.ended = 0
         self.forwarded = 0
         self.last_at = 0.0
+        self.watch: Watch | None = None  # told of every reported end
         self._first_at: float | None = None
         self._reported_from = reported_from
         self._tallies = Tallies(regions, dice)
@@ -61,6 +65,8 @@ class Ledger:
             usage=Usage(ask.node.prompt_tokens, tokens, answered.cached_tokens) if ok else None,
         )
         self._tallies.add(ask.region, answer, ask.node.prompt_tokens)
+        if self.watch is not None:
+            self.watch(ask, answered, now)
 
     def report(self, facts: dict[str, object]) -> Report:
         """The fields of a replay's report, and `facts`."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from mesh.core.policies import Makers
 from mesh.replay.report import Report
 from mesh.sim.config import WorldConfig
+from mesh.sim.ledger import Watch
 from mesh.sim.workload import Workload
 from mesh.sim.world import World
 
@@ -26,14 +27,17 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     perf: Callable[[], float] | None = None,
     makers: Callable[[World], Makers] | None = None,
+    watch: Watch | None = None,
 ) -> Report:
     """Play a workload in a twin to its end.
 
     `progress` is told requests ended and virtual seconds, once a virtual second. `perf` is a
     wall clock (`time.perf_counter`); all else in the report is the same in every run. `makers`:
-    policies that may see the whole world, for a bound that no router could reach.
+    policies that may see the whole world, for a bound that no router could reach. `watch` is told
+    of every reported end, with the world's time: for curves that the report has no place for.
     """
     world = World(workload, config, perf=perf, makers=makers)
+    world.ledger.watch = watch
     world.run(progress)
     return report(world, workload)
 

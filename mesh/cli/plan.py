@@ -1,0 +1,123 @@
+"""`mesh plan`: how few replicas meet a target, with the mesh and without."""
+
+from functools import partial
+
+import click
+from rich.console import Console
+from rich.status import Status
+
+from agents.sim.profiles import PROFILES
+from mesh.cli.modelled import given, option, validated, with_options
+from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
+from mesh.cli.sim import table_console
+from mesh.cli.unusable import Unusable
+from mesh.core.policies import POLICIES
+from mesh.core.settings import RouterSettings
+from mesh.replay.report import Report, write_report
+from mesh.sim.run import run
+from mesh.sim.study.cells import Cell, config_of, workload_of
+from mesh.sim.study.fleet import EVERYWHERE, deal
+from mesh.sim.study.plan import Plan, Planner, demand_of
+from mesh.sim.study.plan_out import plan_file, print_plan
+from mesh.sim.study.plan_settings import PlanSettings
+from mesh.sim.study.simulations import Replicas, Simulations
+from mesh.sim.study.target import Target
+from mesh.sim.topology import CENTRAL, MESH, REGION_LOCAL
+from mesh.sim.workload import Workload
+
+EXIT_NO_FLEET = 1
+
+_OPTIONS = (
+    *SCENARIO_OPTIONS[:3],
+    option(
+        "--ttft-p90",
+        "The target: in every region, nine in ten first tokens come within so many seconds.",
+        metavar="S",
+        required=True,
+    ),
+    option("--throughput", "And so many answers a second, over all regions.", metavar="REQ/S"),
+    option("--lost-max", "Share of a region's requests that may be shed or fail.", default="0.01"),
+    option(
+        "--regions",
+        "Where clients and replicas may be.",
+        metavar="REGION,…",
+        default="us,eu,ap",
+    ),
+    option("--central", "Plan a single router in this region too.", metavar="REGION"),
+    option("--policy", f"One of {', '.join(POLICIES)}.", default=RouterSettings().policy),
+    option("--pushing", "blind, outstanding:N or pending.", default="pending"),
+    option("--gpu-hour-price", "What one GPU costs an hour, in any currency."),
+    option("--gpus-per-replica", "How many an engine runs on.", default="1"),
+    option("--replicas-max", "Most replicas in one region.", default="64"),
+    option("--simulations-max", "Most simulations to play.", default="200"),
+    *SCENARIO_OPTIONS[3:],
+    option("--out", "Write the plan as JSON to this file.", type=FILE),
+)
+
+
+@click.command()
+@with_options(_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, **options: object) -> None:
+    """Find the fewest replicas that meet a target, with the mesh and without.
+
+    The trace or workload is played in the twin with fewer and fewer replicas, in regions of their
+    own and in a mesh of them; every fleet that comes out was played and met the target.
+
+    Exit code 0: both were found; 1: no fleet meets the target, or the file can't be written; 2:
+    bad input, nothing was played.
+    """
+    settings = validated(PlanSettings, given(options))
+    try:
+        plans, simulations = _planned(settings)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    print_plan(settings, plans, simulations, table_console())
+    if settings.out is not None:
+        try:
+            write_report(settings.out, plan_file(settings, plans, simulations))
+        except OSError as error:
+            raise click.ClickException(f"can't write {settings.out}: {error.strerror}") from error
+    if any(plan.replicas is None for plan in plans):
+        ctx.exit(EXIT_NO_FLEET)
+
+
+def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
+    """The plans, region-local first because the others begin where it ended."""
+    regions = settings.region_names
+    topologies = [REGION_LOCAL, MESH]
+    if settings.central is not None:
+        topologies.append(f"{CENTRAL}:{settings.central}")
+    console = Console(stderr=True)
+    with console.status("reading the workload") as status:
+        workload = workload_of(settings)
+        first = PROFILES[settings.patterns[EVERYWHERE][0]]
+        simulations = Simulations(
+            lambda: workload_of(settings) if workload.clients else workload,
+            partial(_play, settings),
+            limit=settings.simulations_max,
+            show=lambda number, what: _show(status, number, what),
+        )
+        planner = Planner(
+            simulations,
+            Target(
+                ttft_p90_s=settings.ttft_p90,
+                throughput_per_s=settings.throughput,
+                lost_max=settings.lost_max,
+            ),
+            demand_of(workload, regions, first),
+            regions,
+            replicas_max=settings.replicas_max,
+        )
+        return [planner.plan(topology) for topology in topologies], simulations.count
+
+
+def _show(status: Status, number: int, what: str) -> None:
+    status.update(f"simulation {number}: {what}")
+
+
+def _play(settings: PlanSettings, workload: Workload, topology: str, replicas: Replicas) -> Report:
+    cell = Cell(
+        policy=settings.policy, topology=topology, pushing=settings.pushing, replicas=replicas
+    )
+    return run(workload, config_of(settings, cell, deal(settings.patterns, replicas)))

@@ -1,0 +1,184 @@
+"""`mesh sim`: policies compared in the twin, or a live router's recording replayed."""
+
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from mesh.cli.modelled import given, option, validated, with_options
+from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
+from mesh.cli.unusable import Unusable
+from mesh.core.hold_order import HoldOrder
+from mesh.core.policies import POLICIES
+from mesh.core.pushing import parse_pushing
+from mesh.core.recording import RecordingInvalid
+from mesh.core.settings import RouterSettings
+from mesh.replay.report import Report, write_report
+from mesh.sim.replay import replay
+from mesh.sim.study.cells import Played, labels
+from mesh.sim.study.out import out_file, write_csv
+from mesh.sim.study.parallel import RunFailed, play_all
+from mesh.sim.study.progress import StudyBar
+from mesh.sim.study.scenario import checked_policy
+from mesh.sim.study.settings import SimSettings
+from mesh.sim.study.table import print_study
+
+TABLE_COLUMNS = 120  # where the output is no terminal
+EXIT_DIFFERENT = EXIT_ALL_FAILED = 1
+EXIT_INTERRUPTED = 130
+WITH_REPLAY = ("policy", "pushing", "hold_order")
+
+_OPTIONS = (
+    *SCENARIO_OPTIONS[:3],
+    option(
+        "--policy",
+        f"Compare these: {', '.join(POLICIES)}.",
+        metavar="POLICY,…",
+        default=RouterSettings().policy,
+    ),
+    option(
+        "--topology",
+        "And these: mesh, region-local, central:REGION.",
+        metavar="TOPOLOGY,…",
+        default="mesh",
+    ),
+    option(
+        "--pushing",
+        "And these: blind, outstanding:N, pending.",
+        metavar="PUSHING,…",
+        default="pending",
+    ),
+    option("--load", "And these shares of the fleet's capacity; sets the speed.", metavar="X,…"),
+    option(
+        "--regions",
+        "Replicas per region. Repeat it to compare fleets.",
+        metavar="REGION=N,…",
+        multiple=True,
+        default="us=4,eu=4,ap=4",
+    ),
+    *SCENARIO_OPTIONS[3:],
+    option("--jobs", "Runs at a time, each in a process of its own.", default="1"),
+    option("--out", "Write the results as JSON to this file.", type=FILE),
+    option("--csv", "Write them as CSV, a line for each run and region.", type=FILE),
+    option("--pictures", "Draw them, as SVG files in this folder.", metavar="DIR", type=FILE),
+)
+
+
+@click.command()
+@with_options(_OPTIONS)
+@click.option(
+    "--replay",
+    "recording",
+    help="Feed a recording of `mesh router --record` to a fresh core, with the --policy, "
+    "--pushing or --hold-order given here or else its own, and show the first difference.",
+    metavar="RECORDING",
+    type=FILE,
+)
+@click.pass_context
+def command(ctx: click.Context, /, recording: Path | None, **options: object) -> None:
+    """Play a trace or a workload in a simulated mesh, and compare policies.
+
+    The routers and agents are the live ones' own cores; engines, network and time are simulated.
+    Lists are separated by commas, and every combination is one run. The same seed gives the same
+    results, all but the decisions a second, which are measured.
+
+    Exit code 0: everything was played; 1: every request of every run failed, the results can't be
+    written, or a replay found a difference without being told to change anything; 2: bad input,
+    nothing was played; 130: interrupted, the runs that were complete are given.
+    """
+    if recording is not None:
+        ctx.exit(_replay(recording, given(options)))
+    settings = validated(SimSettings, given(options))
+    if settings.pictures is not None and find_spec("matplotlib") is None:
+        raise Unusable(
+            "--pictures draws with matplotlib, which is not installed: "
+            "pip install 'inference-mesh[pictures]'"
+        )
+    study, is_whole = _play(settings)
+    if study:
+        _hand_over(settings, study)
+    if not is_whole:
+        ctx.exit(EXIT_INTERRUPTED)
+    if all(played.report["failed"] == played.report["requests"] for played in study.values()):
+        ctx.exit(EXIT_ALL_FAILED)
+
+
+def _play(settings: SimSettings) -> tuple[dict[str, Played], bool]:
+    """Every complete run by its name, in their order, and whether these are all."""
+    cells = settings.cells()
+    done: dict[int, Played] = {}
+    is_whole = True
+    console = Console(stderr=True)
+    try:
+        with StudyBar(len(cells), console) as bar:
+            runs = play_all(
+                settings, cells, jobs=settings.jobs, perf=time.perf_counter, show=bar.show
+            )
+            for number, played in runs:
+                done[number] = played
+                bar.show(number, played.report["requests"], 1.0)
+    except KeyboardInterrupt:
+        is_whole = False
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    except RunFailed as error:
+        raise click.ClickException(str(error)) from error
+    names = labels(cells)
+    return {names[number]: done[number] for number in sorted(done)}, is_whole
+
+
+def _hand_over(settings: SimSettings, study: Mapping[str, Played]) -> None:
+    reports = {name: played.report for name, played in study.items()}
+    print_study(reports, table_console())
+    try:
+        _write(settings, study, reports)
+    except OSError as error:
+        raise click.ClickException(f"can't write {error.filename}: {error.strerror}") from error
+
+
+def _write(
+    settings: SimSettings, study: Mapping[str, Played], reports: Mapping[str, Report]
+) -> None:
+    if settings.out is not None:
+        write_report(settings.out, out_file(settings, reports))
+    if settings.csv is not None:
+        write_csv(settings.csv, reports)
+    if settings.pictures is not None:
+        from mesh.sim.study.pictures import draw  # matplotlib may not be there
+
+        draw(settings.pictures, study)
+
+
+def table_console() -> Console:
+    """Where tables are printed: plain and wide where that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=TABLE_COLUMNS, color_system=None)
+
+
+def _replay(recording: Path, options: Mapping[str, object]) -> int:
+    strangers = sorted(options.keys() - set(WITH_REPLAY))
+    if strangers:
+        raise Unusable(f"--{strangers[0].replace('_', '-')} does not go with --replay")
+    try:
+        changed = _changed({name: str(value) for name, value in options.items()})
+        verdict = replay(recording, **changed)
+    except OSError as error:
+        raise Unusable(f"--replay {recording}: {error.strerror}") from error
+    except (RecordingInvalid, ValueError) as error:
+        raise Unusable(str(error)) from error
+    click.echo(str(verdict))
+    return 0 if verdict.agrees or changed else EXIT_DIFFERENT
+
+
+def _changed(options: Mapping[str, str]) -> dict[str, object]:
+    changed: dict[str, object] = {}
+    if "policy" in options:
+        changed["policy"] = checked_policy(options["policy"])
+    if "pushing" in options:
+        changed["pushing"] = parse_pushing(options["pushing"])
+    if "hold_order" in options:
+        changed["hold_order"] = HoldOrder(options["hold_order"])
+    return changed

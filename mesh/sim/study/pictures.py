@@ -1,0 +1,211 @@
+"""A study as pictures, for a report or a slide: SVG files whose texts stay texts.
+
+- `ttft-cdf…`: how many requests had their first token by when; a line for each policy.
+- `throughput…`, `ttft-by-load`: what more replicas, or more load, do; only in a sweep.
+- `regions…`: over the time of the run, requests a second where clients are and where they were
+  answered. What a region asked and did not answer itself, the mesh moved.
+
+Lines differ in colour (Okabe and Ito's eight, which colour-blind readers tell apart) and in
+their dashes, so they survive a grey printer.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mesh.sim.study.cells import Cell, Played, labels
+from schemas.ids import RegionId
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = "os^Dv<>P"
+SIZE_INCHES = (7.0, 4.2)
+STYLE: Any = {  # matplotlib types the key of every setting there is
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mesh",  # the same study gives the same bytes
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+Group = tuple[tuple[tuple[str, int], ...], float | None]
+
+
+def draw(folder: Path, study: Mapping[str, Played]) -> list[Path]:
+    """Write all pictures that this study has something for. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    with mpl.rc_context(STYLE):
+        figures = dict(_figures(study))
+        for name, figure in figures.items():
+            figure.savefig(folder / name, metadata={"Date": None}, bbox_inches="tight")
+    return [folder / name for name in figures]
+
+
+def _figures(study: Mapping[str, Played]) -> Iterator[tuple[str, Figure]]:
+    groups: dict[Group, list[Played]] = {}
+    for played in study.values():
+        groups.setdefault(_group(played.cell), []).append(played)
+    suffixes = _suffixes(list(groups))
+    for suffix, runs in zip(suffixes, groups.values(), strict=True):
+        yield f"ttft-cdf{suffix}.svg", ttft_cdf(_named(runs))
+    runs = list(study.values())
+    if len({played.cell.total for played in runs}) > 1:
+        yield "throughput.svg", throughput(runs)
+    if len({played.cell.load for played in runs}) > 1:
+        yield "ttft-by-load.svg", ttft_by_load(runs)
+    for name, played in study.items():
+        suffix = "" if len(study) == 1 else f"-{slug(name)}"
+        yield f"regions{suffix}.svg", regions_over_time(name, played)
+
+
+def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
+    """The distribution of the time to the first token, a line for each run.
+
+    It is of all requests: the line of a run that shed some ends below 100%.
+    """
+    figure, axes = _canvas()
+    for (name, played), look in zip(runs.items(), _looks(), strict=False):
+        times = played.curves.ttft_curve_s()
+        answered = 100 * played.curves.ttft_s.count / max(1, played.report["requests"])
+        shares = [answered * place / max(1, len(times) - 1) for place in range(len(times))]
+        axes.plot(times, shares, label=name, gid=f"ttft {name}", **look)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="time to first token (s)", ylabel="requests (%)", ylim=(0, 100))
+    return _finished(figure, axes, "Time to first token")
+
+
+def throughput(runs: Sequence[Played]) -> Figure:
+    """Output tokens a second against the number of replicas."""
+    figure, axes = _canvas()
+    _against(axes, runs, lambda cell: cell.total, lambda run: run.report["output_tokens_per_s"])
+    axes.set(xlabel="replicas", ylabel="output tokens per second")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return _finished(figure, axes, "Throughput by number of replicas")
+
+
+def ttft_by_load(runs: Sequence[Played]) -> Figure:
+    """The 90th percentile of the time to the first token against load."""
+    figure, axes = _canvas()
+    _against(axes, runs, lambda cell: cell.load, lambda run: run.report["ttft_s"]["p90"])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="load (share of capacity)", ylabel="time to first token, p90 (s)")
+    return _finished(figure, axes, "Time to first token by load")
+
+
+def regions_over_time(name: str, played: Played) -> Figure:
+    """Requests a second where clients are, and where they were answered."""
+    figure = Figure(figsize=(SIZE_INCHES[0], 1.6 * SIZE_INCHES[1]), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
+    for axes, slices, title in (
+        (upper, played.curves.asked, "asked, by the clients' region"),
+        (lower, played.curves.answered, "answered, by the replicas' region"),
+    ):
+        rates = smoothed(slices.rates_per_s())
+        times = [place * slices.slice_s for place in range(len(next(iter(rates.values()), [])))]
+        for (region, values), look in zip(rates.items(), _looks(), strict=False):
+            axes.plot(times, values, label=region, gid=f"{title.split(',')[0]} {region}", **look)
+        total = [sum(values) for values in zip(*rates.values(), strict=True)]
+        axes.plot(times, total, color="#888888", lw=1, label="all", gid=title.split(",")[0])
+        axes.set(title=f"{name}: {title}", ylabel="requests per second")
+        axes.set_ylim(bottom=0)
+    lower.set_xlabel("time (s)")
+    upper.legend(loc="upper right", frameon=False, ncols=4)
+    return figure
+
+
+def smoothed(
+    rates: Mapping[RegionId, list[float]], points: int = 64
+) -> dict[RegionId, list[float]]:
+    """Each slice as the mean of those around it: about `points` independent ones remain."""
+    return {name: _means(values, max(1, len(values) // points)) for name, values in rates.items()}
+
+
+def slug(name: str) -> str:
+    """A run's name as part of a file's."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+
+
+def _means(values: list[float], half: int) -> list[float]:
+    windows = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def _against(
+    axes: Axes,
+    runs: Sequence[Played],
+    across: Callable[[Cell], float | None],
+    up: Callable[[Played], float | None],
+) -> None:
+    """A line for each kind of run, through its points in order."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for played, name in zip(runs, _kinds(runs), strict=True):
+        x, y = across(played.cell), up(played)
+        if x is not None and y is not None:
+            lines.setdefault(name, []).append((x, y))
+    for (name, points), look, marker in zip(lines.items(), _looks(), cycle(MARKERS), strict=False):
+        xs, ys = zip(*sorted(points), strict=True)
+        axes.plot(xs, ys, marker=marker, label=name, gid=f"line {name}", **look)
+
+
+def _kinds(runs: Sequence[Played]) -> list[str]:
+    """What a line stands for: all of a cell but its fleet and load."""
+    same = runs[0].cell
+    return labels([_alike(played.cell, same) for played in runs])
+
+
+def _alike(cell: Cell, other: Cell) -> Cell:
+    return Cell(
+        policy=cell.policy,
+        topology=cell.topology,
+        pushing=cell.pushing,
+        load=other.load,
+        replicas=other.replicas,
+    )
+
+
+def _named(runs: Sequence[Played]) -> dict[str, Played]:
+    return dict(zip(labels([played.cell for played in runs]), runs, strict=True))
+
+
+def _group(cell: Cell) -> Group:
+    return tuple(cell.replicas.items()), cell.load
+
+
+def _suffixes(groups: Sequence[Group]) -> list[str]:
+    """What tells the groups' files apart: nothing for a single one."""
+    if len(groups) == 1:
+        return [""]
+    named = (
+        "-".join(f"{region}{count}" for region, count in fleet)
+        + ("" if load is None else f"-load{load:g}")
+        for fleet, load in groups
+    )
+    return [f"-{slug(name)}" for name in named]
+
+
+def _looks() -> Iterator[dict[str, Any]]:
+    """Colours and dashes; no two of the first forty lines look the same."""
+    for dash, colour in zip(cycle(DASHES), cycle(COLOURS), strict=False):
+        yield {"color": colour, "ls": dash, "lw": 1.8}
+
+
+def _canvas() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
