@@ -123,9 +123,10 @@ class Gorgo(Layered):
 
     def _replica_queue_s(self, replica: Replica, t_p: float, now: float) -> float:
         beat = replica.heartbeat
-        waiting_s = replica.prefill_queue_s(now, t_p)
-        if waiting_s is None:  # then by what waits, each as long as usual
-            waiting_s = (replica.pending or 0) * self._usual_tokens * t_p
+        waiting = replica.prefill_queue_tokens(now, t_p)
+        if waiting is None:  # then by what waits, each as long as usual
+            waiting = (replica.pending or 0) * self._usual_tokens
+        waiting_s = waiting * t_p
         if beat.kv_used_ratio is None or beat.kv_capacity_tokens is None:
             running = max(0, replica.load - (replica.pending or 0))
             return waiting_s + running * self._usual_tokens * t_p
