@@ -37,10 +37,12 @@ class Answer:
 class AnswerTable:
     """Answers by inbox. The caller bounds their number with `full`."""
 
-    __slots__ = ("_by_inbox", "_settled", "held_bytes", "settled_at")
+    __slots__ = ("_by_inbox", "_settled", "_unsettled", "held_bytes", "settled_at")
 
     def __init__(self) -> None:
         self._by_inbox: dict[str, Answer] = {}
+        # Beside the whole table, because they are few and every event asks for them.
+        self._unsettled: dict[str, Answer] = {}
         # When answers that no longer wait were handed over, and when they ceased to wait.
         self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
         self.held_bytes = 0
@@ -57,7 +59,7 @@ class AnswerTable:
         return iter(list(self._by_inbox.values()))
 
     def add(self, answer: Answer) -> None:
-        self._by_inbox[answer.inbox] = answer
+        self._by_inbox[answer.inbox] = self._unsettled[answer.inbox] = answer
         self.held_bytes += answer.body_bytes
 
     def get(self, inbox: str) -> Answer | None:
@@ -74,22 +76,26 @@ class AnswerTable:
         if answer.settled:
             return
         answer.settled, self.settled_at = True, now
+        del self._unsettled[answer.inbox]
         self.held_bytes -= answer.body_bytes
         if answer.handed_at is not None:
             self._settled.append((answer.handed_at, now))
 
     def remove(self, answer: Answer) -> None:
         del self._by_inbox[answer.inbox]
-        if not answer.settled:
+        if self._unsettled.pop(answer.inbox, None) is not None:
             self.held_bytes -= answer.body_bytes
+
+    @property
+    def all_settled_long_ago(self) -> bool:
+        """Whether `unbegun` and `settled` are 0 whatever they are asked."""
+        return not self._unsettled and not self._settled
 
     def unbegun(self, *, after: float = -inf, until: float = inf) -> int:
         """How many were handed over in that time and have no first byte."""
         return sum(
-            not answer.settled
-            and answer.handed_at is not None
-            and after < answer.handed_at <= until
-            for answer in self._by_inbox.values()
+            answer.handed_at is not None and after < answer.handed_at <= until
+            for answer in self._unsettled.values()
         )
 
     def settled(self, *, until: float, since: float) -> int:
@@ -98,7 +104,7 @@ class AnswerTable:
 
     def waiting(self) -> Iterator[Answer]:
         """Those without a first byte, in the order they were taken."""
-        return (answer for answer in self._by_inbox.values() if not answer.settled)
+        return iter(self._unsettled.values())
 
     def forget_settled(self, before: float) -> None:
         """Nobody will ask `settled` about earlier times any more."""

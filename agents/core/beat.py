@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from agents.core import load
 from agents.core.answers import AnswerTable
 from agents.core.prefill_queue import queued_tokens
-from agents.core.view import EngineView
+from agents.core.view import EngineView, Load
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
@@ -25,6 +25,7 @@ class Replica:
     heartbeat_s: float
     batch_max: int | None = None  # where the engine's metrics don't say it
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
+    takes_pending: bool = False  # full only at outstanding_max: for routers that push blindly
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,15 @@ class Told:
 
 
 def compose(
-    replica: Replica, engine: EngineView, answers: AnswerTable, told: Told, now: float
+    replica: Replica,
+    engine: EngineView,
+    answers: AnswerTable,
+    carried: Load,
+    told: Told,
+    now: float,
 ) -> Heartbeat:
     """The heartbeat at `now`; what nobody knows is None."""
-    reading, line, carried = engine.reading, engine.line, engine.load(answers)
+    reading, line = engine.reading, engine.line
     return Heartbeat(
         region=replica.region,
         replica=replica.replica,

@@ -6,7 +6,7 @@ from agents.core import load
 from agents.core.answers import Answer, AnswerTable
 from agents.core.events import AnswerEnded, EngineFailed, EngineRead
 from agents.core.health import EngineHealth
-from agents.core.load import Handed
+from agents.core.load import NOBODY_HANDED, Handed
 from agents.core.prefill import PrefillEstimator, PrefillLine
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from agents.core.served import Served
@@ -52,7 +52,7 @@ class EngineView:
 
     def read(self, event: EngineRead, now: float) -> None:
         reading = event.reading
-        if reading.batch_max is None:
+        if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)
         self.reading = reading
         self.read_at = event.began_at
@@ -71,8 +71,8 @@ class EngineView:
         return Load(pending, running)
 
     def _handed(self, answers: AnswerTable) -> Handed:
-        if self.reading.waiting is None or self.read_at is None:
-            return Handed()
+        if self.reading.waiting is None or self.read_at is None or answers.all_settled_long_ago:
+            return NOBODY_HANDED
         return Handed(
             still=answers.unbegun(until=self._seen_at),
             settled=answers.settled(until=self._seen_at, since=self.read_at),

@@ -137,9 +137,16 @@ class Batch:
     def rounds_that_fit(self, most: int) -> int:
         """For how many decode iterations, up to `most`, the memory is enough. May be 0."""
         available = self.cache.available
-        if self._growth(most) <= available:
+        if self.growth(most) <= available:
             return most
-        return bisect_right(range(1, most), available, key=self._growth)
+        return bisect_right(range(1, most), available, key=self.growth)
+
+    def growth(self, rounds: int) -> int:
+        """Blocks that so many decode iterations take."""
+        block_tokens = self._block_tokens
+        return sum(
+            -(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding
+        )
 
     def newest(self) -> SequenceState:
         """Who gives way when memory runs out."""
@@ -157,12 +164,6 @@ class Batch:
             if self.cache.publish(key):
                 seq.held.append(key)
         seq.filled = full
-
-    def _growth(self, rounds: int) -> int:
-        block_tokens = self._block_tokens
-        return sum(
-            -(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding
-        )
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)

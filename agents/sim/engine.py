@@ -82,6 +82,11 @@ class EngineSim:
         return self.cache.capacity * self.block_tokens
 
     @property
+    def running(self) -> int:
+        """Sequences in the batch, as of the last call."""
+        return self._batch.size
+
+    @property
     def wake_at(self) -> float | None:
         """When the next step is due; None while there is nothing to do."""
         if self._events:
@@ -141,20 +146,32 @@ class EngineSim:
 
     def stats(self, now: float) -> EngineStats:
         """The engine's numbers at `now`. What happened up to then stays for the next step."""
-        self._settle(now)
+        ahead = self._ahead(now)
         return EngineStats(
             running=self._batch.size,
             waiting=len(self._waiting),
-            kv_used_tokens=self.cache.used * self.block_tokens,
+            kv_used_tokens=(self.cache.used + self._batch.growth(ahead)) * self.block_tokens,
             kv_capacity_tokens=self.capacity_tokens,
             preemptions=self._preemptions,
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            generated_tokens=self._generated_tokens + ahead * len(self._batch.decoding),
             queried_tokens=self._queried_tokens,
             hit_tokens=self._hit_tokens,
             finished=self._finished,
             aborted=self._aborted,
         )
+
+    def _ahead(self, now: float) -> int:
+        """Decode iterations of the running stretch that are over and not settled yet.
+
+        Whoever only looks need not cut a long stretch into pieces: what the iterations add is
+        known without them.
+        """
+        if self._stretch is None or self._stretch.rounds_by(now) == self._stretch.rounds:
+            self._settle(now)
+            return 0
+        self._arrive(now)
+        return self._stretch.rounds_by(now) - self._stretch.done
 
     def _settle(self, now: float) -> None:
         while True:

@@ -15,6 +15,7 @@ from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
+from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.policy_name import HELP as POLICIES_HELP
 from mesh.cli.policy_name import known_policy
 from mesh.core.settings import RouterSettings
@@ -76,6 +77,21 @@ EXIT_BAD_USE = 2
     help="For requests under way when asked to stop.",
 )
 @click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write what happens and what is decided to FILE (mode 0600), to be replayed: ids, times, "
+    "loads and hashes of prompts, no text of prompts or answers. A FILE that exists becomes "
+    "FILE.old.",
+)
+@click.option(
+    "--record-bytes-max",
+    type=click.IntRange(64 * 1024),
+    default=BYTES_MAX,
+    show_default=True,
+    help="The recording ends there; the router goes on.",
+)
+@click.option(
     "--log-level",
     default="WARNING",
     show_default=True,
@@ -95,6 +111,8 @@ def command(
     hold_s: float,
     timeout_s: float,
     drain_s: float,
+    record: Path | None,
+    record_bytes_max: int,
     log_level: str,
 ) -> None:
     """Run one region's router.
@@ -124,11 +142,12 @@ def command(
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,
+        record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
     )
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
     try:
         uvloop.run(_until_signal(config))
-    except (BusUnreachable, NameTaken, PortTaken) as error:
+    except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
         _refuse(str(error))
     finally:
         tracing.shut_down()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from infra.bus import BusAddress
+from mesh.adapters.recorder import RecordTo
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
 
@@ -22,3 +23,4 @@ class RouterConfig:
     epoch: int  # differs at every start
     seed: int
     drain_s: float = 30.0  # for requests under way when asked to stop
+    record: RecordTo | None = None

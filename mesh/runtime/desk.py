@@ -1,7 +1,8 @@
 """The desk between clients, core and bus: everything that happens passes through `feed`.
 
 The HTTP face calls the desk (`admit` to `finished`, `failed` or `leave`), the bus is heard by
-`Hearing`, and what the core answers is done by `Performer`. Nothing here waits or chooses.
+`Hearing`, and what the core answers is done by `Performer`. Nothing here waits or chooses. Whom
+`feed` asks is given as `decide`: the core, or a recorder that asks the core.
 """
 
 import logging
@@ -13,6 +14,7 @@ from opentelemetry.context import Context
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.recorder import Decide
 from mesh.adapters.spans import RequestSpans
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core import events as ev
@@ -44,12 +46,14 @@ class Desk:
         bus: RouterBus,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        decide: Decide,
     ) -> None:
         self._config = config
         self._core = core
         self._bus = bus
         self._metrics = metrics
         self._clock = clock
+        self._decide = decide
         self._last_key = 0
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
@@ -79,7 +83,7 @@ class Desk:
 
     def feed(self, event: ev.Event) -> None:
         """Let the core decide about one event, and do what it says."""
-        for effect in self._core.handle(event, self._clock()):
+        for effect in self._decide(event, self._clock()):
             self._performer.perform(effect)
 
     def hear_ingress(self, msg: Msg) -> None:

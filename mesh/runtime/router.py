@@ -5,6 +5,7 @@ import logging
 import random
 import struct
 from collections.abc import Callable, Coroutine
+from importlib import metadata
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +17,9 @@ from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.recorder import Recorder
 from mesh.core import events as ev
+from mesh.core.recording import Header
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
@@ -52,8 +55,9 @@ async def run(
 ) -> None:
     """Serve until `stop` is set, then drain.
 
-    Raises BusUnreachable or PortTaken at start, and BusUnreachable when the server has turned
-    this router away for good: a router that can only refuse must end, to be started anew.
+    Raises BusUnreachable, PortTaken or RecordingRefused at start, and BusUnreachable when the
+    server has turned this router away for good: a router that can only refuse must end, to be
+    started anew.
     """
     router = Router(config)
     try:
@@ -77,6 +81,27 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
 
 
+def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
+    if config.record is None:
+        return None
+    header = Header(
+        version=_version(),
+        region=config.region,
+        router=config.router,
+        epoch=config.epoch,
+        seed=config.seed,
+        settings=config.settings,
+    )
+    return Recorder(config.record, header, core.handle)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("inference-mesh")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
 class Router:
     """One router: `open`, then `drain` and `close`."""
 
@@ -92,7 +117,9 @@ class Router:
             dice=random.Random(config.seed),
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry())
-        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock)
+        self._recorder = _recorder(config, self.core)
+        decide = self.core.handle if self._recorder is None else self._recorder.handle
+        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide)
         self._namesake = asyncio.Event()
         self._pings: dict[str, tuple[int, float]] = {}
         self._ping_number = 0
@@ -101,6 +128,8 @@ class Router:
 
     async def open(self) -> None:
         """Join the bus, then open the door."""
+        if self._recorder is not None:
+            self._recorder.open()  # before the first event, or nothing could be replayed
         await self._bus.open(
             Listeners(
                 heartbeat=self.desk.hear_heartbeat,
@@ -146,6 +175,8 @@ class Router:
             await self._http.cleanup()
         await end_all(self._tasks)
         await self._bus.close()
+        if self._recorder is not None:
+            await self._recorder.close()
 
     async def _open_http(self) -> None:
         api = HttpApi(self._config.region, self.desk, self._metrics.registry)

@@ -14,6 +14,7 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
+from mesh.adapters.recorder import RecordTo
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import Router
@@ -36,7 +37,9 @@ class SmallMesh:
         self.urls: dict[str, str] = {}
         self.engines: tuple[ScriptedEngine, ...] = ()  # whose behaviour `set_all` changes
 
-    async def router(self, region: str, **settings: object) -> str:
+    async def router(
+        self, region: str, *, record: RecordTo | None = None, **settings: object
+    ) -> str:
         """A router of the region; returns its base URL."""
         config = RouterConfig(
             region=RegionId(region),
@@ -50,6 +53,7 @@ class SmallMesh:
             epoch=next(_EPOCHS),
             seed=7,
             drain_s=5.0,
+            record=record,
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)

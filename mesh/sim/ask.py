@@ -1,0 +1,54 @@
+"""One request on its way through the world: what its client wants and what has come of it.
+
+Work messages of the twin carry headers as live ones do, but no body: this object goes along in
+its place, so that the replica's engine knows what is really asked.
+"""
+
+from dataclasses import dataclass
+
+from mesh.core.prompt import Prompt
+from mesh.replay.tally import Outcome
+from mesh.sim.prompts import Keys
+from mesh.sim.workload import Client, Node
+from schemas.ids import RegionId, ReplicaId, RequestId
+
+
+@dataclass(slots=True)
+class Tree:
+    """One tree of nodes in play. `left`: nodes that are open or will be."""
+
+    client: Client | None  # whose it is, in a closed loop
+    left: int = 1
+
+
+@dataclass(slots=True)
+class Ask:
+    """Times are the client's own, in seconds of the world."""
+
+    number: int
+    region: RegionId
+    node: Node
+    tree: Tree
+    keys: Keys
+    prompt: Prompt  # as its router sees it
+    asked_at: float
+    first_at: float | None = None
+    ended: bool = False
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id on the bus."""
+        return RequestId(f"twin-{self.number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How one request ended, as its router tells its client."""
+
+    outcome: Outcome
+    reason: str = ""
+    retry_after_s: float | None = None
+    replica: ReplicaId | None = None
+    cached_tokens: int = 0
+    hops: int = 0
+    attempts: int = 0

@@ -1,0 +1,80 @@
+"""Every request's end: counted once, and hashed, so that two runs can be compared by one number.
+
+Counts and times are `mesh replay`'s own (`mesh.replay.tally`), so both report the same fields.
+One inter-token time is taken per answer, its mean: tokens are no events here. The digest covers
+every request, those of the warm-up too, in the order in which they ended.
+"""
+
+import hashlib
+import struct
+from random import Random
+
+from mesh.replay.report import Report, build_report
+from mesh.replay.tally import Answer, Outcome, Usage
+from mesh.replay.tally import Ledger as Tallies
+from mesh.sim.ask import Answered, Ask
+from schemas.ids import RegionId
+
+_LINE = struct.Struct("<qqqqBB")
+_OUTCOMES = tuple(Outcome)
+NEVER = -1.0
+
+
+class Ledger:
+    """Fed by the clients; `report` at the end."""
+
+    def __init__(self, regions: list[RegionId], dice: Random, reported_from: float) -> None:
+        """`reported_from`: requests that begin earlier are only counted and hashed."""
+        self.asked = 0
+        self.ended = 0
+        self.forwarded = 0
+        self.last_at = 0.0
+        self._first_at: float | None = None
+        self._reported_from = reported_from
+        self._tallies = Tallies(regions, dice)
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def began(self, ask: Ask) -> None:
+        """A client asks."""
+        self.asked += 1
+        if self._first_at is None:
+            self._first_at = ask.asked_at
+
+    def add(self, ask: Ask, answered: Answered, now: float) -> None:
+        """A client has its whole answer, or none."""
+        self.ended += 1
+        self.last_at = now
+        ok = answered.outcome is Outcome.OK
+        ttft_s = NEVER if ask.first_at is None else ask.first_at - ask.asked_at
+        self._note(ask, answered, ttft_s, now - ask.asked_at)
+        if ask.asked_at < self._reported_from:
+            return
+        self.forwarded += ok and answered.hops > 0
+        tokens = ask.node.answer.tokens
+        streamed = ok and ask.first_at is not None
+        gap_s = (now - ask.first_at) / (tokens - 1) if streamed and tokens > 1 else None  # type: ignore[operator]
+        answer = Answer(
+            answered.outcome,
+            answered.reason,
+            ttft_s=ttft_s if streamed else None,
+            e2e_s=now - ask.asked_at,
+            gaps_s=() if gap_s is None else (gap_s,),
+            usage=Usage(ask.node.prompt_tokens, tokens, answered.cached_tokens) if ok else None,
+        )
+        self._tallies.add(ask.region, answer, ask.node.prompt_tokens)
+
+    def report(self, facts: dict[str, object]) -> Report:
+        """The fields of a replay's report, and `facts`."""
+        first_at = max(self._first_at or 0.0, self._reported_from)
+        return build_report(self._tallies, max(0.0, self.last_at - first_at), facts)
+
+    def digest(self) -> str:
+        """All ends in one number."""
+        return self._hash.hexdigest()
+
+    def _note(self, ask: Ask, answered: Answered, ttft_s: float, e2e_s: float) -> None:
+        outcome = _OUTCOMES.index(answered.outcome)
+        us = round(ttft_s * 1e6), round(e2e_s * 1e6)
+        line = _LINE.pack(ask.number, *us, answered.cached_tokens, outcome, answered.hops)
+        self._hash.update(line)
+        self._hash.update(f"{ask.region} {answered.replica} {answered.reason}\n".encode())

@@ -1,0 +1,396 @@
+"""A router of the twin: the real RouterCore, with the world in the place of bus and HTTP.
+
+What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
+under way are strays and their sender is told to stop, an answer's first bytes start it, and a
+peer's request is placed or refused at once. What happens by the clock is in `pulse`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.core.reading import Usage
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.request import Priority, Request, Served
+from mesh.core.router import RouterCore
+from mesh.replay.tally import Outcome
+from mesh.sim.ask import Answered, Ask
+from mesh.sim.event_queue import EventQueue
+from mesh.sim.network import Network
+from mesh.sim.place import STATUS_OK, Asker, End, Worker
+from mesh.sim.work import MODEL, handoff_headers, request_headers
+from schemas import exchange, subjects
+from schemas.exchange import Refused
+from schemas.http import Fault
+from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.state import Digest, Heartbeat
+
+ROUTER = RouterId("r1")  # every region has one
+SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+NOBODY_LISTENS = "nobody_listens"
+NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
+STATUS_TRY_AGAIN, STATUS_SERVER_ERROR = 429, 500
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A client's request in this router."""
+
+    key: int
+    ask: Ask
+    deadline: float
+    attempt: int = 0
+    inbox: str = ""  # of the attempt under way; empty while there is none
+    peer: RegionId | None = None  # asked in this attempt
+    replica: Worker | None = None  # who answers, as soon as it is known
+
+
+@dataclass(slots=True)
+class Meter:
+    """What deciding costs: the seconds `handle` took for requests, by a clock from outside."""
+
+    clock: Callable[[], float] | None = None
+    decisions: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Who a router can speak to."""
+
+    replicas: Mapping[ReplicaId, Worker]
+    routers: Mapping[RegionId, "SimRouter"]
+    first_byte: Callable[[Ask], None]  # the client sees it
+    answered: Callable[[Ask, Answered], None]
+    publish: Callable[["SimRouter", Digest], None]
+    request_s: float  # a request's time, as its client does not say one
+    meter: Meter = field(default_factory=Meter)
+
+
+class SimRouter:
+    """`open` it with a core; `crash` and `open` again for a fault. `hear_…` is what comes in."""
+
+    def __init__(
+        self, site: RegionId, queue: EventQueue, network: Network, around: Surroundings
+    ) -> None:
+        self.site = site
+        self.core: RouterCore | None = None
+        self._queue = queue
+        self._network = network
+        self._around = around
+        self._last_key = 0  # over restarts, so that no two inboxes have one name
+        self._tickets: dict[int, Ticket] = {}
+        self._by_ask: dict[int, Ticket] = {}
+        self._streams: dict[str, Ticket] = {}
+        self._placing: tuple[dict[str, str], Ask, Asker] | None = None  # a peer's request
+        self._performers: dict[type, Callable[[Any], None]] = {
+            fx.Dispatch: self._dispatch,
+            fx.Forward: self._forward,
+            fx.CancelAttempt: self._cancel,
+            fx.RefusePeer: self._refuse_peer,
+            fx.TellLost: self._tell_lost,
+            fx.Fail: self._fail,
+            fx.PassEngineError: self._pass_engine_error,
+            fx.Decided: lambda effect: None,
+            fx.PublishDigest: lambda effect: around.publish(self, effect.digest),
+        }
+
+    @property
+    def open_requests(self) -> int:
+        """Clients that wait for an answer."""
+        return len(self._tickets)
+
+    def open(self, core: RouterCore) -> None:
+        """Serve with this core."""
+        self.core = core
+
+    def crash(self) -> None:
+        """The process is gone, and its clients' connections with it."""
+        self.core = None
+        for ticket in self._tickets.values():
+            self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
+        self._tickets.clear()
+        self._by_ask.clear()
+        self._streams.clear()
+
+    def feed(self, event: ev.Event) -> None:
+        """Let the core decide, and do what it says. A crashed router hears nothing."""
+        if self.core is not None:
+            for effect in self.core.handle(event, self._queue.now):
+                self._performers[type(effect)](effect)
+
+    # What clients say.
+
+    def hear_client(self, ask: Ask) -> None:
+        """A request comes in."""
+        if self.core is None:
+            self._tell(ask, Answered(Outcome.FAILED, NO_CONNECTION))
+        elif MODEL not in self.core.known_models():
+            self._tell(ask, Answered(Outcome.FAILED, f"http_{Fault.MODEL_UNKNOWN.value.status}"))
+        else:
+            self._admit(ask)
+
+    def _admit(self, ask: Ask) -> None:
+        now = self._queue.now
+        key = self._new_key()
+        deadline = now + self._around.request_s
+        ticket = self._tickets[key] = self._by_ask[ask.number] = Ticket(key, ask, deadline)
+        request = Request(
+            key=ticket.key,
+            request_id=ask.request_id,
+            model=MODEL,
+            prompt=ask.prompt,
+            arrived_at=now,
+            deadline=deadline,
+            hops=0,
+            origin=self.site,
+            priority=Priority(ask.node.priority),
+            slo_ttft_s=ask.node.slo_ttft_s,
+        )
+        self._decide(request)
+
+    def hear_hang_up(self, ask: Ask) -> None:
+        """A client is gone."""
+        ticket = self._by_ask.get(ask.number)
+        if ticket is not None:
+            self.feed(ev.ClientGone(ticket.key))
+            self._close(ticket)
+
+    # What peers say.
+
+    def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
+        """A peer's request, to be placed or refused at once."""
+        if self.core is None:
+            self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
+            return
+        now = self._queue.now
+        self._placing = headers, ask, asker
+        request = Request(
+            key=self._new_key(),
+            request_id=ask.request_id,
+            model=MODEL,
+            prompt=ask.prompt,
+            arrived_at=now,
+            deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
+            hops=int(headers[exchange.H_HOPS]),
+            origin=RegionId(headers[exchange.H_ORIGIN]),
+            answer_inbox=inbox,
+        )
+        self._decide(request)
+
+    def hear_digest(self, digest: Digest) -> None:
+        """A peer region's state."""
+        self.feed(ev.DigestSeen(digest))
+
+    # What the bus brings of replicas and answers.
+
+    def hear_heartbeat(self, beat: Heartbeat) -> None:
+        """A replica's state."""
+        self.feed(ev.HeartbeatSeen(beat))
+
+    def hear_nobody(self, inbox: str) -> None:
+        """Nothing was begun: whoever was asked rests until it speaks."""
+        if (ticket := self._over(inbox)) is not None:
+            replica = None if ticket.replica is None else ticket.replica.name
+            region = ticket.peer or self.site
+            self._refused(ticket, Refused(NOBODY_LISTENS, region, replica or "", -1, -1))
+
+    def hear_refused(self, inbox: str, refused: Refused) -> None:
+        """A replica, or a peer for all of its region, does not take it."""
+        if (ticket := self._over(inbox)) is not None:
+            self._refused(ticket, refused)
+
+    def _refused(self, ticket: Ticket, refused: Refused) -> None:
+        self.feed(
+            ev.AttemptRefused(
+                ticket.key,
+                ticket.attempt,
+                refused.reason,
+                RegionId(refused.region),
+                ReplicaId(refused.replica) if refused.replica else None,
+                refused.pending,
+                refused.running,
+            )
+        )
+
+    def hear_placed(self, inbox: str, replica: Worker) -> None:
+        """A peer found who will answer."""
+        if (ticket := self._wanted(inbox, replica)) is not None:
+            self.feed(ev.PlacedByPeer(ticket.key, ticket.attempt, replica.name))
+
+    def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
+        """A peer lost who was answering."""
+        if (ticket := self._over(inbox)) is not None:
+            self._failed(ticket, f"replica {replica} was lost")
+
+    def hear_first(self, inbox: str, replica: Worker, status: int) -> None:
+        """The answer begins. What is no stream is complete before its client sees of it."""
+        ticket = self._wanted(inbox, replica)
+        if ticket is None:
+            return
+        self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
+        if status == STATUS_OK:
+            self._http(ticket.ask, self._around.first_byte, ticket.ask)
+            self.feed(ev.AnswerStarted(ticket.key, ticket.attempt))
+
+    def hear_progress(self, inboxes: Sequence[str]) -> None:
+        """Frames of these answers keep coming."""
+        for inbox in inboxes:
+            if (ticket := self._streams.get(inbox)) is not None:
+                self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
+
+    def hear_end(self, inbox: str, end: End) -> None:
+        """The answer is over, well or badly."""
+        ticket = self._over(inbox)
+        if ticket is None:
+            return
+        if end.outcome != exchange.Outcome.DONE:
+            self._failed(ticket, end.detail or end.outcome)
+        elif end.status >= STATUS_SERVER_ERROR or end.status == STATUS_TRY_AGAIN:
+            self._failed(ticket, f"the engine answered {end.status}", answered=True)
+        else:
+            self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
+            self._close(ticket)
+            self._tell(ticket.ask, _answered(ticket, end))
+
+    def _failed(self, ticket: Ticket, detail: str, *, answered: bool = False) -> None:
+        self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, answered))
+
+    # Tickets.
+
+    def _new_key(self) -> int:
+        self._last_key += 1
+        return self._last_key
+
+    def _decide(self, request: Request) -> None:
+        """Feed a request, by the meter's clock."""
+        meter, core = self._around.meter, self.core
+        assert core is not None
+        began = meter.clock() if meter.clock else 0.0
+        effects = core.handle(ev.RequestArrived(request), self._queue.now)
+        meter.seconds += meter.clock() - began if meter.clock else 0.0
+        meter.decisions += 1
+        for effect in effects:
+            self._performers[type(effect)](effect)
+
+    def _begin(self, key: int, attempt: int) -> Ticket:
+        """A new attempt, with an inbox of its own."""
+        ticket = self._tickets[key]
+        self._streams.pop(ticket.inbox, None)
+        ticket.attempt, ticket.peer, ticket.replica = attempt, None, None
+        ticket.inbox = subjects.inbox(self.site, ROUTER, f"{key:x}-{attempt}")
+        self._streams[ticket.inbox] = ticket
+        return ticket
+
+    def _wanted(self, inbox: str, replica: Worker) -> Ticket | None:
+        """Whose attempt this is; a stray's sender is told to stop."""
+        ticket = self._streams.get(inbox)
+        if ticket is None:
+            self._network.send(self.site, replica.site, replica.hear_cancel, inbox)
+        else:
+            ticket.replica = replica
+        return ticket
+
+    def _over(self, inbox: str) -> Ticket | None:
+        """Whose attempt this was: nothing more of it is wanted."""
+        return self._streams.pop(inbox, None)
+
+    def _close(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.key], self._by_ask[ticket.ask.number]
+        self._streams.pop(ticket.inbox, None)
+
+    def _http(self, ask: Ask, call: Callable[..., None], *args: Any) -> None:
+        self._network.send_http(self.site, ask.region, call, *args)
+
+    def _tell(self, ask: Ask, answered: Answered) -> None:
+        self._http(ask, self._around.answered, ask, answered)
+
+    # What the core wants done.
+
+    def _dispatch(self, effect: fx.Dispatch) -> None:
+        replica = self._around.replicas[effect.replica]
+        handoff = handoff_headers(ROUTER, effect)
+        if effect.answer_inbox is not None:
+            self._dispatch_for_peer(effect.answer_inbox, replica, handoff)
+            return
+        ticket = self._begin(effect.key, effect.attempt)
+        ticket.replica = replica
+        headers = self._headers(ticket, hops=0) | handoff
+        self._send(replica.site, replica.hear_work, ticket.inbox, headers, ticket.ask, self)
+
+    def _dispatch_for_peer(self, inbox: str, replica: Worker, handoff: dict[str, str]) -> None:
+        assert self._placing is not None, "a peer's request is placed the moment it comes"
+        headers, ask, asker = self._placing
+        self._send(replica.site, replica.hear_work, inbox, headers | handoff, ask, asker)
+        self._send(asker.site, asker.hear_placed, inbox, replica)
+
+    def _forward(self, effect: fx.Forward) -> None:
+        ticket = self._begin(effect.key, effect.attempt)
+        ticket.peer = effect.peer
+        peer = self._around.routers[effect.peer]
+        headers = self._headers(ticket, hops=1)
+        self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
+
+    def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:
+        remaining_s = ticket.deadline - self._queue.now
+        request_id = ticket.ask.request_id
+        return request_headers(request_id, ticket.attempt, hops, self.site, remaining_s)
+
+    def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
+        self._network.send(self.site, to, call, *args)
+
+    def _cancel(self, effect: fx.CancelAttempt) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is None or not ticket.inbox:
+            return
+        # A replica that is not known yet is told when its first frame comes.
+        self._streams.pop(ticket.inbox, None)
+        if effect.replica is not None:
+            replica = self._around.replicas[effect.replica]
+            self._send(replica.site, replica.hear_cancel, ticket.inbox)
+
+    def _refuse_peer(self, effect: fx.RefusePeer) -> None:
+        assert self._placing is not None
+        asker = self._placing[2]
+        refused = Refused(effect.reason, self.site, "", -1, -1)
+        self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
+
+    def _tell_lost(self, effect: fx.TellLost) -> None:
+        address = subjects.parse_inbox(effect.answer_inbox)
+        assert address is not None, "our own routers' inboxes"
+        asker = self._around.routers[address.region]
+        self._send(asker.site, asker.hear_lost, effect.answer_inbox, effect.replica)
+
+    def _fail(self, effect: fx.Fail) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is not None:
+            outcome = Outcome.SHED if effect.fault in SHED else Outcome.FAILED
+            code = effect.fault.value.code
+            self._end_badly(ticket, Answered(outcome, code, effect.retry_after_s))
+
+    def _pass_engine_error(self, effect: fx.PassEngineError) -> None:
+        ticket = self._tickets.get(effect.key)
+        if ticket is not None:
+            self._end_badly(ticket, Answered(Outcome.FAILED, "engine_error"))
+
+    def _end_badly(self, ticket: Ticket, answered: Answered) -> None:
+        self._close(ticket)
+        self._tell(ticket.ask, answered)
+
+
+def _served(usage: Usage) -> Served:
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+    return Served(*(None if count < 0 else count for count in counts))
+
+
+def _answered(ticket: Ticket, end: End) -> Answered:
+    ok = end.status == STATUS_OK
+    return Answered(
+        Outcome.OK if ok else Outcome.FAILED,
+        "" if ok else f"http_{end.status}",
+        replica=None if ticket.replica is None else ticket.replica.name,
+        cached_tokens=max(0, end.usage.cached_tokens),
+        hops=int(ticket.peer is not None),
+        attempts=ticket.attempt,
+    )

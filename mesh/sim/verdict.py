@@ -1,0 +1,99 @@
+"""What a replay found, for people and for the command that ends with it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mesh.core.recording import Header, Plain
+from mesh.core.settings import RouterSettings
+
+SWAPS_SHOWN = 10
+VALUE_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """An event of which something else came; `line` is its place in the file, from 1.
+
+    `at_s`: seconds since the first event. `where`: the first part of the effects that differs;
+    `recorded` and `replayed`: what stands there, None where there is nothing.
+    """
+
+    line: int
+    at_s: float
+    event: str
+    where: str
+    recorded: Plain
+    replayed: Plain
+
+    def __str__(self) -> str:
+        return (
+            f"at line {self.line}, {self.at_s:.3f} s after the first event, "
+            f"in what came of {self.event}:\n"
+            f"  {self.where}\n"
+            f"    recorded: {_short(self.recorded)}\n"
+            f"    replayed: {_short(self.replayed)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a replay found. `ended`: the recording's own last word, None if it was cut off.
+
+    `first`: the first effect that differs in anything; `first_decision`: the first request that
+    goes to another place. With other settings the former says little: receipts name the policy.
+    """
+
+    header: Header
+    settings: RouterSettings
+    events: int
+    span_s: float
+    decisions: int
+    decisions_changed: int
+    swaps: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (was, would be): how often
+    first: Difference | None
+    first_decision: Difference | None
+    ended: str | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every effect of every event was the same."""
+        return self.first is None
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        header = self.header
+        yield (
+            f"router {header.region}/{header.router}, version {header.version}: "
+            f"{self.events} events in {self.span_s:.1f} s, {self.decisions} decisions"
+        )
+        if self.settings != header.settings:
+            yield f"replayed with {_changed(header.settings, self.settings)}"
+        if self.ended is None:
+            yield "the recording was cut off: what came in the last second may be missing"
+        else:
+            yield f"the recording ended with: {self.ended}"
+        if self.first is None:
+            yield "every decision and every other effect is the same"
+            return
+        if self.settings == header.settings:
+            yield f"first difference {self.first}"
+        if self.first_decision is not None:
+            yield f"first decision that differs {self.first_decision}"
+        yield f"{self.decisions_changed} of {self.decisions} decisions differ"
+        ranked = sorted(self.swaps.items(), key=lambda item: (-item[1], item[0]))
+        for (was, would_be), count in ranked[:SWAPS_SHOWN]:
+            yield f"  {count:>8}  {was} → {would_be}"
+        if len(ranked) > SWAPS_SHOWN:
+            yield f"  {sum(count for _, count in ranked[SWAPS_SHOWN:]):>8}  other changes"
+
+
+def _changed(was: RouterSettings, now: RouterSettings) -> str:
+    names = [name for name in was.__slots__ if getattr(was, name) != getattr(now, name)]
+    return ", ".join(f"{n} {getattr(now, n)} instead of {getattr(was, n)}" for n in names)
+
+
+def _short(value: Plain) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"

@@ -1,0 +1,33 @@
+"""The headers of work and ingress messages, as live routers write them (mesh.runtime.work)."""
+
+from mesh.core.effects import Dispatch
+from schemas import exchange, subjects
+from schemas.http import CHAT
+from schemas.ids import ModelId, RegionId, RequestId, RouterId
+
+MODEL = ModelId("twin")
+_MODEL_TOKEN = subjects.encode_model(MODEL)
+
+
+def request_headers(
+    request_id: RequestId, attempt: int, hops: int, origin: RegionId, remaining_s: float
+) -> dict[str, str]:
+    """What both kinds of message say of a request."""
+    return {
+        exchange.H_REQUEST: request_id,
+        exchange.H_MODEL: _MODEL_TOKEN,
+        exchange.H_PATH: CHAT,
+        exchange.H_ATTEMPT: str(attempt),
+        exchange.H_DEADLINE_MS: str(max(1, round(remaining_s * 1000))),
+        exchange.H_HOPS: str(hops),
+        exchange.H_ORIGIN: origin,
+    }
+
+
+def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
+    """What work messages say of the hand-off."""
+    return {
+        exchange.H_FROM: router,
+        exchange.H_HANDOFF: str(effect.handoff),
+        exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
+    }

@@ -1,0 +1,82 @@
+"""Strategies made from types, so that a new event or field is tested without being named here."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, Literal, Union
+
+from annotated_types import Ge, Le, MinLen
+from hypothesis import strategies as st
+
+I64 = 2**63 - 1
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value of the type, within the limits that its annotation says."""
+    return _values(hint, ())
+
+
+def _values(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    if hasattr(hint, "__supertype__"):
+        return _values(hint.__supertype__, limits)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    if is_dataclass(hint) or _is_named_tuple(hint):
+        return _whole(hint)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not None:
+        return _composed(origin, inner)
+    return _plain(hint, limits)
+
+
+def _composed(origin: Any, inner: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    if origin is Annotated:
+        return _values(inner[0], tuple(m for field in inner[1:] for m in field.metadata))
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin in (Union, UnionType):
+        return st.one_of(*map(values_of, inner))
+    if origin in (dict, Mapping):
+        return st.dictionaries(values_of(inner[0]), values_of(inner[1]), max_size=3)
+    assert origin is tuple, f"teach this module {origin}"
+    if inner[-1] is Ellipsis:
+        return st.lists(values_of(inner[0]), max_size=4).map(tuple)
+    return st.tuples(*map(values_of, inner))
+
+
+def _plain(hint: Any, limits: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    said = {type(limit): limit for limit in limits}
+    least, most = said.get(Ge), said.get(Le)
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        return st.integers(least.ge if least else -I64, most.le if most else I64)
+    if hint is float:
+        return st.floats(
+            least.ge if least else None,
+            most.le if most else None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
+    if hint is type(None):
+        return st.none()
+    assert hint is str, f"teach this module {hint}"
+    patterns = [m.pattern for m in limits if getattr(m, "pattern", None)]
+    if patterns:
+        return st.from_regex(patterns[0], fullmatch=True)
+    shortest = said[MinLen].min_length if MinLen in said else 0
+    return st.text(CHARACTERS, min_size=shortest, max_size=12)
+
+
+def _is_named_tuple(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+
+
+def _whole(kind: Any) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
+    return st.builds(kind, **{name: values_of(hints[name]) for name in names})
