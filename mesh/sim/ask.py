@@ -42,6 +42,11 @@ class Ask:
         """The id on the bus."""
         return RequestId(f"{_PREFIX}{self.number}")
 
+    @property
+    def session(self) -> str | None:
+        """What its client names the conversation."""
+        return str(self.node.session) if self.node.session else None
+
 
 def number_of(request_id: RequestId) -> int:
     """Which request of the world an id on the bus names."""

@@ -141,6 +141,7 @@ class SimRouter:
             request_id=ask.request_id,
             model=MODEL,
             prompt=ask.prompt,
+            session=ask.session,
             arrived_at=now,
             deadline=deadline,
             hops=0,
@@ -171,11 +172,14 @@ class SimRouter:
             request_id=ask.request_id,
             model=MODEL,
             prompt=ask.prompt,
+            session=ask.session,
             arrived_at=now,
             deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
             hops=int(headers[exchange.H_HOPS]),
             origin=RegionId(headers[exchange.H_ORIGIN]),
             answer_inbox=inbox,
+            priority=Priority(ask.node.priority),
+            slo_ttft_s=ask.node.slo_ttft_s,
         )
         self._decide(request)
 

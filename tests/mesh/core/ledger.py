@@ -6,10 +6,12 @@ thinks, but for the lengths of its tables.
 """
 
 from dataclasses import dataclass, field
+from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.hold_order import HoldOrder
+from mesh.core.policies import POLICIES, find_maker
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
@@ -18,7 +20,9 @@ from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
 
-JOINT = ("gorgo-tuned",)  # may prefer a peer to a free replica
+POLICIES_USED = {name: find_maker(name)(RouterSettings(), Random(0)) for name in POLICIES}
+JOINT = [name for name, policy in POLICIES_USED.items() if policy.joint]  # may prefer a peer
+JUDGES = [name for name, policy in POLICIES_USED.items() if policy.judges_load]  # or the busy
 
 
 @dataclass
@@ -178,6 +182,7 @@ class Ledger:
         for other in self.cases.values():
             overtaken = (
                 self.settings.hold_order is HoldOrder.FIRST_COME
+                and self.settings.policy not in JUDGES  # who may wait for a busy one by choice
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model
@@ -198,9 +203,12 @@ class Ledger:
             model = self._begin(effect.key, effect.attempt, effect.replica, effect.handoff)
             model = model.request.model
         assert beat.state is ReplicaState.READY and model in beat.models
-        assert not beat.full and not beat.pending and not seen.rests
+        assert not seen.rests
         assert now - seen.at <= self.settings.heartbeat_late_s
         seen.sent[effect.handoff] = now
+        if self.settings.policy in JUDGES:
+            return
+        assert not beat.full and not beat.pending
         if beat.batch_max is not None:
             assert len(seen.sent) <= max(1, beat.batch_max - beat.running)
 
@@ -210,6 +218,9 @@ class Ledger:
         fresh = [s for s in known if now - s.at <= self.settings.digest_lost_s and not s.rests]
         assert any(seen.said.accepting for seen in fresh)
         capacities = [seen.said.models.get(case.request.model) for seen in fresh]
+        if self.settings.policy in JUDGES:
+            assert any(capacity is not None and capacity.ready for capacity in capacities)
+            return
         assert any(capacity is not None and capacity.free for capacity in capacities)
         assert all(seen.said.queue <= self.settings.peer_queue_max for seen in fresh)
         if self.settings.policy in JOINT:

@@ -1,6 +1,6 @@
 """A recording is replayed to the same decisions, and what was changed in it is found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 
 from mesh.core import events as ev
 from mesh.core import recording
+from mesh.core.policies import POLICIES
 from mesh.core.recording import Header, RecordingInvalid
 from mesh.core.settings import RouterSettings
 from mesh.sim.replay import replay
@@ -18,9 +19,9 @@ from tests.mesh.core.chaos import Chaos
 SEED = 11
 
 
-def chaos_lines(seed: int) -> list[bytes]:
+def chaos_lines(seed: int, policies: Sequence[str] = tuple(POLICIES)) -> list[bytes]:
     """The recording of a router to which anything happened."""
-    chaos = Chaos(seed)
+    chaos = Chaos(seed, policies)
     chaos.run(400)
     head = Header(
         version="0.1.0",
@@ -37,7 +38,7 @@ def chaos_lines(seed: int) -> list[bytes]:
 
 @pytest.fixture
 def lines() -> list[bytes]:
-    return chaos_lines(SEED)
+    return chaos_lines(SEED, ["skywalker"])
 
 
 @pytest.fixture
