@@ -11,7 +11,7 @@ from agents.core.cadence import Cadence
 from agents.core.effects import Effect
 from agents.core.routers import RouterName, RouterWatch
 from agents.core.taken import Taken
-from agents.core.view import EngineView
+from agents.core.view import EngineView, Load
 from agents.core.work import BadWork, Work, parse_handoff, parse_work
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
@@ -88,20 +88,19 @@ class AgentCore:
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
-        return compose(
-            self._replica,
-            self._engine,
-            self._answers,
-            Told(
-                self._seq,
-                self.state,
-                self._full(),
-                self._served_total,
-                self._refused_total,
-                self._taken.snapshot(),
-            ),
-            now,
+        carried = self._engine.load(self._answers)
+        return self._heartbeat(carried, self._is_full(carried), now)
+
+    def _heartbeat(self, carried: Load, full: bool, now: float) -> Heartbeat:
+        told = Told(
+            self._seq,
+            self.state,
+            full,
+            self._served_total,
+            self._refused_total,
+            self._taken.snapshot(),
         )
+        return compose(self._replica, self._engine, self._answers, carried, told, now)
 
     def _on_work(self, event: events.WorkArrived, now: float) -> list[Effect]:
         handoff = parse_handoff(event.headers)
@@ -255,12 +254,16 @@ class AgentCore:
         self._routers.leave(answer.router)
 
     def _full(self) -> bool:
-        taken = self._replica.takes_pending
-        pending = None if taken else self._engine.load(self._answers).pending
+        return self._is_full(self._engine.load(self._answers))
+
+    def _is_full(self, carried: Load) -> bool:
+        pending = None if self._replica.takes_pending else carried.pending
         return load.full(pending, len(self._answers), self._replica.outstanding_max)
 
     def _beat(self, now: float) -> list[Effect]:
-        verdict = (self.state, self._full(), self._engine.models)
+        carried = self._engine.load(self._answers)
+        full = self._is_full(carried)
+        verdict = (self.state, full, self._engine.models)
         if verdict != self._told:
             self._cadence.hurry()
         last_word = self._leaving is ReplicaState.GONE
@@ -269,7 +272,7 @@ class AgentCore:
         self._told = verdict
         self._cadence.sent(now)
         self._seq += 1
-        return [effects.Beat(self.heartbeat(now))]
+        return [effects.Beat(self._heartbeat(carried, full, now))]
 
 
 def _router_of(inbox: str) -> RouterName | None:

@@ -86,6 +86,11 @@ class AnswerTable:
         if self._unsettled.pop(answer.inbox, None) is not None:
             self.held_bytes -= answer.body_bytes
 
+    @property
+    def all_settled_long_ago(self) -> bool:
+        """Whether `unbegun` and `settled` are 0 whatever they are asked."""
+        return not self._unsettled and not self._settled
+
     def unbegun(self, *, after: float = -inf, until: float = inf) -> int:
         """How many were handed over in that time and have no first byte."""
         return sum(

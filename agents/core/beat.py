@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from agents.core import load
 from agents.core.answers import AnswerTable
 from agents.core.prefill_queue import queued_tokens
-from agents.core.view import EngineView
+from agents.core.view import EngineView, Load
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
@@ -41,10 +41,15 @@ class Told:
 
 
 def compose(
-    replica: Replica, engine: EngineView, answers: AnswerTable, told: Told, now: float
+    replica: Replica,
+    engine: EngineView,
+    answers: AnswerTable,
+    carried: Load,
+    told: Told,
+    now: float,
 ) -> Heartbeat:
     """The heartbeat at `now`; what nobody knows is None."""
-    reading, line, carried = engine.reading, engine.line, engine.load(answers)
+    reading, line = engine.reading, engine.line
     return Heartbeat(
         region=replica.region,
         replica=replica.replica,

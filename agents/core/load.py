@@ -33,11 +33,16 @@ class Handed:
     since: int = 0  # after the reading began, no first byte yet
 
 
+NOBODY_HANDED = Handed()
+
+
 def pending(reading: EngineReading, handed: Handed, tokens_per_answer: float | None) -> int | None:
     """Requests that wait, by the rule above; None for an engine that shows no queue."""
     if reading.waiting is None:
         return None
     waiting = still_waiting(reading.waiting, handed)
+    if not handed.since:
+        return waiting
     space = room(reading, tokens_per_answer)
     beyond = 0 if space is None else max(0, handed.since - space)
     return waiting + beyond

@@ -6,7 +6,7 @@ from agents.core import load
 from agents.core.answers import Answer, AnswerTable
 from agents.core.events import AnswerEnded, EngineFailed, EngineRead
 from agents.core.health import EngineHealth
-from agents.core.load import Handed
+from agents.core.load import NOBODY_HANDED, Handed
 from agents.core.prefill import PrefillEstimator, PrefillLine
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from agents.core.served import Served
@@ -71,8 +71,8 @@ class EngineView:
         return Load(pending, running)
 
     def _handed(self, answers: AnswerTable) -> Handed:
-        if self.reading.waiting is None or self.read_at is None:
-            return Handed()
+        if self.reading.waiting is None or self.read_at is None or answers.all_settled_long_ago:
+            return NOBODY_HANDED
         return Handed(
             still=answers.unbegun(until=self._seen_at),
             settled=answers.settled(until=self._seen_at, since=self.read_at),

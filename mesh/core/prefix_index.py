@@ -8,13 +8,18 @@ owner here" is one `&`.
 A match stops at the first block without an available owner: a child's owners are a subset of
 its parent's, so none can come deeper. Memory is bounded per owner, oldest insertion out first;
 an insertion touches its path leaf first and root last, so a parent is always younger than its
-children and eviction never leaves a gap in a path.
+children and eviction never leaves a gap in a path. What nobody has asked for during `ttl_s` goes
+too: an engine that idled has kept it, but one that was restarted behind its agent has not.
+
+`correct` takes out what an engine was found not to hold. That may leave blocks behind the gap;
+no match reaches them any more, and age takes them out.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 Owner = TypeVar("Owner", bound=Hashable)
+TTL_S = 3600.0
 
 
 class Match(NamedTuple):
@@ -25,12 +30,15 @@ class Match(NamedTuple):
 
 
 class PrefixIndex(Generic[Owner]):
-    """Owners of prompt prefixes; at most `blocks_max` blocks per owner."""
+    """Owners of prompt prefixes; at most `blocks_max` blocks per owner, for `ttl_s`."""
 
-    def __init__(self, blocks_max: int) -> None:
+    def __init__(self, blocks_max: int, ttl_s: float = TTL_S) -> None:
         self._blocks_max = blocks_max
+        self._ttl_s = ttl_s
+        self._bounds: dict[Owner, int] = {}  # of owners known to hold less than blocks_max
         self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
-        self._blocks_of: dict[Owner, dict[int, None]] = {}  # oldest insertion first
+        # Block hash -> when it was inserted, the oldest insertion first.
+        self._blocks_of: dict[Owner, dict[int, float]] = {}
         self._bit_of: dict[Owner, int] = {}
         self._owner_at: dict[int, Owner] = {}  # bit -> owner
         self._free_bits: list[int] = []
@@ -38,16 +46,49 @@ class PrefixIndex(Generic[Owner]):
     def __len__(self) -> int:
         return len(self._owners_of)
 
-    def insert(self, owner: Owner, hashes: Sequence[int]) -> None:
-        """`owner` is about to hold the KV of this prompt."""
+    def blocks(self, owner: Owner) -> int:
+        """How many blocks it is believed to hold."""
+        return len(self._blocks_of.get(owner, ()))
+
+    def bound(self, owner: Owner, blocks: int) -> None:
+        """`owner` has memory for so many blocks; more than `blocks_max` are not kept."""
+        self._bounds[owner] = max(1, min(blocks, self._blocks_max))
+
+    def bound_of(self, owner: Owner) -> int:
+        """Most blocks that are kept for it."""
+        return self._bounds.get(owner, self._blocks_max)
+
+    def insert(self, owner: Owner, hashes: Sequence[int], now: float) -> None:
+        """`owner` holds, or is about to hold, the KV of this prompt."""
         bit = self._bit(owner)
-        blocks = self._blocks_of[owner]
-        for block in reversed(hashes[: self._blocks_max]):
-            blocks.pop(block, None)
-            blocks[block] = None
-            self._owners_of[block] = self._owners_of.get(block, 0) | bit
-        while len(blocks) > self._blocks_max:
+        blocks, owners_of = self._blocks_of[owner], self._owners_of
+        bound = self._bounds.get(owner, self._blocks_max)
+        for block in reversed(hashes[:bound]):
+            if block in blocks:
+                del blocks[block]
+            else:
+                owners_of[block] = owners_of.get(block, 0) | bit
+            blocks[block] = now
+        while len(blocks) > bound:
             self._drop(next(iter(blocks)), owner)
+        self._expire(owner, now)
+
+    def correct(self, owner: Owner, hashes: Sequence[int], held: int) -> None:
+        """`owner` was found to hold only the first `held` blocks of this prompt."""
+        blocks = self._blocks_of.get(owner, {})
+        for block in hashes[held:]:
+            if block in blocks:
+                self._drop(block, owner)
+
+    def expire(self, now: float) -> None:
+        """Let go of what is older than `ttl_s`."""
+        for owner in self._blocks_of:
+            self._expire(owner, now)
+
+    def _expire(self, owner: Owner, now: float) -> None:
+        blocks, oldest = self._blocks_of[owner], now - self._ttl_s
+        while blocks and blocks[first := next(iter(blocks))] < oldest:
+            self._drop(first, owner)
 
     def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
         """The longest prefix of `hashes` that an available owner holds."""
@@ -61,6 +102,26 @@ class PrefixIndex(Generic[Owner]):
                 break
             deepest, blocks = here, blocks + 1
         return Match(blocks, self._names(deepest))
+
+    def depths(self, hashes: Iterable[int], available: Iterable[Owner]) -> dict[Owner, int]:
+        """How many leading blocks each available owner holds; those that hold none are left out."""
+        mask = 0
+        for owner in available:
+            mask |= self._bit_of.get(owner, 0)
+        found: dict[Owner, int] = {}
+        depth = 0
+        for block in hashes:
+            here = self._owners_of.get(block, 0) & mask
+            if here != mask:
+                if depth:
+                    found |= dict.fromkeys(self._names(mask & ~here), depth)
+                if not here:
+                    return found
+                mask = here
+            depth += 1
+        if depth:
+            found |= dict.fromkeys(self._names(mask), depth)
+        return found
 
     def matched_blocks(self, owner: Owner, hashes: Iterable[int]) -> int:
         """How many leading blocks this one owner holds."""
@@ -83,6 +144,7 @@ class PrefixIndex(Generic[Owner]):
             self._drop(block, owner)
         bit = self._bit_of.pop(owner)
         del self._blocks_of[owner], self._owner_at[bit]
+        self._bounds.pop(owner, None)
         self._free_bits.append(bit)
 
     def _bit(self, owner: Owner) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from mesh.core import events as ev
 from mesh.core import recording
@@ -32,6 +32,14 @@ NOTHING = "nothing"
 OTHERS = ("others", "others")
 
 T = TypeVar("T")
+
+
+class Case(NamedTuple):
+    """What one decision was about."""
+
+    key: int
+    attempt: int
+    request: str
 
 
 class RecordingFile:
@@ -99,6 +107,7 @@ class _Replay:
         self._decisions = 0
         self._swaps: Counter[tuple[str, str]] = Counter()
         self._first: Difference | None = None
+        self._first_decision: Difference | None = None
 
     def run(self) -> Verdict:
         for step in self._file.steps():
@@ -112,6 +121,7 @@ class _Replay:
             decisions_changed=self._swaps.total(),
             swaps=dict(self._swaps),
             first=self._first,
+            first_decision=self._first_decision,
             ended=self._file.ended,
         )
 
@@ -126,13 +136,21 @@ class _Replay:
         if effects == step.effects:
             return
         if self._first is None:
-            self._first = self._difference(step, effects)
+            self._first = self._difference(
+                step, *_first_difference(step.effects, effects, "effects")
+            )
         would_be = _places(effects)
         for case in sorted(was.keys() | would_be.keys()):
             swap = was.get(case, NOTHING), would_be.get(case, NOTHING)
             if swap[0] != swap[1]:
-                known = swap in self._swaps or len(self._swaps) < SWAPS_MAX
-                self._swaps[swap if known else OTHERS] += 1
+                self._swapped(step, case, swap)
+
+    def _swapped(self, step: Step, case: Case, swap: tuple[str, str]) -> None:
+        known = swap in self._swaps or len(self._swaps) < SWAPS_MAX
+        self._swaps[swap if known else OTHERS] += 1
+        if self._first_decision is None:
+            where = f"attempt {case.attempt} of request {case.request}"
+            self._first_decision = self._difference(step, where, *swap)
 
     def _effects(self, event: ev.Event) -> list[Plain]:
         try:
@@ -140,8 +158,7 @@ class _Replay:
         except Exception as error:  # the recorded core may have broken here, too
             return recording.plain_error(error)
 
-    def _difference(self, step: Step, effects: list[Plain]) -> Difference:
-        where, recorded, replayed = _first_difference(step.effects, effects, "effects")
+    def _difference(self, step: Step, where: str, recorded: Plain, replayed: Plain) -> Difference:
         return Difference(
             line=self._file.line,
             at_s=step.now - self._began,
@@ -152,14 +169,14 @@ class _Replay:
         )
 
 
-def _places(effects: list[Plain]) -> dict[tuple[int, int], str]:
-    """Where the decisions among these effects send each request, by key and attempt."""
+def _places(effects: list[Plain]) -> dict[Case, str]:
+    """Where the decisions among these effects send each request."""
     found = {}
     for effect in effects:
         if (decided := effect.get("Decided")) is not None:
             decision = decided["decision"]
             place = decision["replica"] or decision["peer"] or decision["placement"]
-            found[decided["key"], decision["attempt"]] = place
+            found[Case(decided["key"], decision["attempt"], decision["request"])] = place
     return found
 
 

@@ -12,7 +12,7 @@ VALUE_CHARS_MAX = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first event whose effects differ; `line` is its place in the file, from 1.
+    """An event of which something else came; `line` is its place in the file, from 1.
 
     `at_s`: seconds since the first event. `where`: the first part of the effects that differs;
     `recorded` and `replayed`: what stands there, None where there is nothing.
@@ -27,7 +27,7 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"first difference at line {self.line}, {self.at_s:.3f} s after the first event, "
+            f"at line {self.line}, {self.at_s:.3f} s after the first event, "
             f"in what came of {self.event}:\n"
             f"  {self.where}\n"
             f"    recorded: {_short(self.recorded)}\n"
@@ -37,7 +37,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a replay found. `ended`: the recording's own last word, None if it was cut off."""
+    """What a replay found. `ended`: the recording's own last word, None if it was cut off.
+
+    `first`: the first effect that differs in anything; `first_decision`: the first request that
+    goes to another place. With other settings the former says little: receipts name the policy.
+    """
 
     header: Header
     settings: RouterSettings
@@ -47,6 +51,7 @@ class Verdict:
     decisions_changed: int
     swaps: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (was, would be): how often
     first: Difference | None
+    first_decision: Difference | None
     ended: str | None
 
     @property
@@ -72,7 +77,10 @@ class Verdict:
         if self.first is None:
             yield "every decision and every other effect is the same"
             return
-        yield str(self.first)
+        if self.settings == header.settings:
+            yield f"first difference {self.first}"
+        if self.first_decision is not None:
+            yield f"first decision that differs {self.first_decision}"
         yield f"{self.decisions_changed} of {self.decisions} decisions differ"
         ranked = sorted(self.swaps.items(), key=lambda item: (-item[1], item[0]))
         for (was, would_be), count in ranked[:SWAPS_SHOWN]:

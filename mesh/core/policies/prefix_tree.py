@@ -45,7 +45,7 @@ class PrefixTree(Layered):
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
         """Its prefill will leave the prompt's KV there."""
-        self._index.insert(spot.name, request.prompt.hashes)
+        self._index.insert(spot.name, request.prompt.hashes, now)
 
     def forget(self, spot: Spot) -> None:
         """Its KV is gone with it."""

@@ -14,7 +14,8 @@ TOLD = Told(4, ReplicaState.READY, False, 5, 6, {"r1": 7})
 
 
 def beat(view: EngineView) -> Heartbeat:
-    made = compose(REPLICA, view, AnswerTable(), TOLD, 12.0)
+    answers = AnswerTable()
+    made = compose(REPLICA, view, answers, view.load(answers), TOLD, 12.0)
     assert decode_heartbeat(encode_state(made)) == made
     return made
 

@@ -19,9 +19,9 @@ def chain(word):
 
 def test_the_deepest_available_owner_wins():
     index = PrefixIndex(100)
-    index.insert("a", chain("xxxx"))
-    index.insert("b", chain("xxyy"))
-    index.insert("c", chain("xxyy"))
+    index.insert("a", chain("xxxx"), 0.0)
+    index.insert("b", chain("xxyy"), 0.0)
+    index.insert("c", chain("xxyy"), 0.0)
     assert index.match(chain("xxyz"), OWNERS) == Match(3, ("b", "c"))
     assert index.match(chain("xxyz"), ["a", "c"]) == Match(3, ("c",))
     assert index.match(chain("xxyz"), ["a"]) == Match(2, ("a",))
@@ -31,28 +31,28 @@ def test_the_deepest_available_owner_wins():
 
 def test_the_oldest_prompt_goes_first_and_shared_prefixes_stay():
     index = PrefixIndex(5)
-    index.insert("a", chain("xxx"))
-    index.insert("a", chain("xyy"))
+    index.insert("a", chain("xxx"), 0.0)
+    index.insert("a", chain("xyy"), 0.0)
     assert index.matched_blocks("a", chain("xxx")) == 3
-    index.insert("a", chain("xyz"))
+    index.insert("a", chain("xyz"), 0.0)
     assert index.matched_blocks("a", chain("xxx")) == 2
     assert index.matched_blocks("a", chain("xyy")) == 3
 
 
 def test_a_prompt_longer_than_the_bound_keeps_its_beginning():
     index = PrefixIndex(3)
-    index.insert("a", chain("xxxxxx"))
+    index.insert("a", chain("xxxxxx"), 0.0)
     assert index.matched_blocks("a", chain("xxxxxx")) == 3
 
 
 def test_a_forgotten_owner_leaves_nothing_and_its_place_to_the_next():
     index = PrefixIndex(100)
-    index.insert("a", chain("xyz"))
-    index.insert("b", chain("xy"))
+    index.insert("a", chain("xyz"), 0.0)
+    index.insert("b", chain("xy"), 0.0)
     index.forget("a")
     index.forget("a")
     assert len(index) == 2
-    index.insert("c", chain("z"))
+    index.insert("c", chain("z"), 0.0)
     assert index.match(chain("xyz"), OWNERS) == Match(2, ("b",))
     assert index.match(chain("z"), OWNERS) == Match(1, ("c",))
     index.forget("b")
@@ -62,8 +62,47 @@ def test_a_forgotten_owner_leaves_nothing_and_its_place_to_the_next():
 
 def test_hashes_that_are_no_chain_do_no_harm():
     index = PrefixIndex(4)
-    index.insert("a", [1, 2, 1, -5, 2, 2**70])
-    index.insert("a", [])
+    index.insert("a", [1, 2, 1, -5, 2, 2**70], 0.0)
+    index.insert("a", [], 0.0)
+    index.forget("a")
+    assert len(index) == 0
+
+
+def test_what_is_old_goes_and_what_is_used_stays():
+    index = PrefixIndex(100, ttl_s=10.0)
+    index.insert("a", chain("xyz"), 0.0)
+    index.insert("a", chain("xyy"), 8.0)
+    index.insert("b", chain("z"), 0.0)
+    index.expire(10.0)
+    assert index.matched_blocks("a", chain("xyz")) == 3
+    index.expire(10.1)
+    assert index.depths(chain("xyz"), OWNERS) == {"a": 2}
+    assert index.depths(chain("z"), OWNERS) == {}
+    index.insert("a", chain("zz"), 19.0)
+    assert index.matched_blocks("a", chain("xyy")) == 0
+
+
+def test_each_owner_has_a_bound_of_its_own():
+    index = PrefixIndex(4)
+    index.bound("a", 2)
+    index.bound("b", 99)
+    for owner in "abc":
+        index.insert(owner, chain("xyzxyz"), 0.0)
+    assert [index.blocks(owner) for owner in "abcd"] == [2, 4, 4, 0]
+    assert [index.bound_of(owner) for owner in "abc"] == [2, 4, 4]
+    index.forget("a")
+    index.insert("a", chain("xyzxyz"), 0.0)
+    assert index.blocks("a") == 4
+
+
+def test_what_was_not_there_after_all_is_taken_out_of_that_owner_alone():
+    index = PrefixIndex(100)
+    for owner in "ab":
+        index.insert(owner, chain("xyzx"), 0.0)
+    index.correct("a", chain("xyzx"), 1)
+    index.correct("nobody", chain("xyzx"), 0)
+    assert index.depths(chain("xyzx"), OWNERS) == {"a": 1, "b": 4}
+    index.forget("b")
     index.forget("a")
     assert len(index) == 0
 
@@ -73,9 +112,9 @@ def test_hashes_that_are_no_chain_do_no_harm():
 def test_many_owners_need_no_more_bits_than_owners(count, seed):
     index = PrefixIndex(10)
     for number in range(count):
-        index.insert(number, chain("x"))
+        index.insert(number, chain("x"), 0.0)
     index.forget(seed % count)
-    index.insert("new", chain("x"))
+    index.insert("new", chain("x"), 0.0)
     names = index.match(chain("x"), [*range(count), "new"]).owners
     assert sorted(map(str, names)) == sorted({*map(str, range(count)), "new"} - {str(seed % count)})
 
@@ -92,7 +131,7 @@ class AgainstSets(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS), word=WORDS)
     def insert(self, owner, word):
-        self.index.insert(owner, chain(word))
+        self.index.insert(owner, chain(word), 0.0)
         held = self.plain.setdefault(owner, [])
         path = [word[:end] for end in range(1, min(len(word), self.LIMIT) + 1)]
         held[:] = [prefix for prefix in held if prefix not in path] + path[::-1]
@@ -113,6 +152,8 @@ class AgainstSets(RuleBasedStateMachine):
             )
         best = max(depths.values(), default=0)
         found = self.index.match(chain(word), available)
+        depths = {owner: depth for owner, depth in depths.items() if depth}
+        assert self.index.depths(chain(word), available) == depths
         deepest = {owner for owner, depth in depths.items() if depth == best} if best else set()
         assert (found.blocks, set(found.owners)) == (best, deepest)
 
@@ -137,5 +178,5 @@ TestAgainstSets.settings = settings(max_examples=60, stateful_step_count=30, dea
 def test_the_bound_holds_per_owner(limit):
     index = PrefixIndex(limit)
     for number in range(50):
-        index.insert("a", chain("xyz"[number % 3] * (number % 9)))
+        index.insert("a", chain("xyz"[number % 3] * (number % 9)), 0.0)
     assert len(index) <= limit

@@ -28,7 +28,7 @@ async def recordings(tmp_path) -> tuple[Path, Path]:
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", record=RecordTo(path=us), hold_s_max=2.0)
+        await mesh.router("us", record=RecordTo(path=us))
         await mesh.router("eu", record=RecordTo(path=eu))
         await mesh.agent("us", "us-0", near)
         await mesh.agent("us", "us-1", other)

@@ -93,6 +93,7 @@ def test_an_event_that_was_changed_is_found_at_its_line(lines, file):
         orjson.loads(lines[at])["now"] - orjson.loads(lines[1])["now"]
     )
     assert verdict.decisions_changed > 0
+    assert verdict.first_decision is not None and verdict.first_decision.line == at + 1
     assert f"first difference at line {at + 1}," in str(verdict)
 
 
@@ -147,6 +148,14 @@ def test_another_policy_is_a_question_with_counts_for_an_answer(lines, file):
     assert sum(verdict.swaps.values()) == verdict.decisions_changed > 0
     assert all(was != would_be for was, would_be in verdict.swaps)
     assert f"replayed with policy {other} instead of {recorded}" in str(verdict)
+    first = verdict.first_decision
+    assert first is not None
+    assert (first.recorded, first.replayed) in verdict.swaps
+    step = orjson.loads(lines[first.line - 1])
+    decided = [e["Decided"]["decision"] for e in step["effects"] if "Decided" in e]
+    assert first.where in [f"attempt {d['attempt']} of request {d['request']}" for d in decided]
+    assert "first difference" not in str(verdict)  # it is but the policy's name in a receipt
+    assert f"first decision that differs at line {first.line}," in str(verdict)
     assert replay(file, policy=other) == verdict
 
 

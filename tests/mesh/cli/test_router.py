@@ -1,0 +1,64 @@
+"""`mesh router` as a process: what it records can be replayed when it has left."""
+
+import asyncio
+import signal
+import stat
+import sys
+from pathlib import Path
+
+from mesh.sim.replay import replay
+from tests.support.nats_regions import free_ports, mesh_toml
+
+READY_S = 30.0
+
+
+async def router(directory: Path, nats_url: str, *options: str) -> asyncio.subprocess.Process:
+    config = directory / "mesh.toml"
+    config.write_text(mesh_toml(("us",)))
+    [port] = free_ports(1)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "router", "--region", "us"),
+        *("--config", str(config), "--http", f"127.0.0.1:{port}", "--nats-url", nats_url),
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_what_a_router_recorded_can_be_replayed(tmp_path, nats_server):
+    file = tmp_path / "us.jsonl"
+    process = await router(
+        tmp_path, nats_server.url, "--record", str(file), "--policy", "least-load"
+    )
+    try:
+        async with asyncio.timeout(READY_S):
+            assert b"serves http" in await process.stdout.readline()
+            while not file.stat().st_size:
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, said) == (0, b"")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    verdict = replay(file)
+    assert verdict.agrees, str(verdict)
+    assert verdict.events > 5
+    assert verdict.ended == "the router left"
+    assert verdict.header.settings.policy == "least-load"
+
+
+async def test_a_file_that_cannot_be_had_is_said_before_anything_is_served(tmp_path, nats_server):
+    file = tmp_path / "absent" / "us.jsonl"
+    process = await router(tmp_path, nats_server.url, "--record", str(file))
+    try:
+        async with asyncio.timeout(READY_S):
+            said, why = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, said) == (2, b"")
+    assert why == f"mesh router: can't record to {file}: No such file or directory\n".encode()
