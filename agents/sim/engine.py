@@ -167,11 +167,13 @@ class EngineSim:
         Whoever only looks need not cut a long stretch into pieces: what the iterations add is
         known without them.
         """
-        if self._stretch is None or self._stretch.rounds_by(now) == self._stretch.rounds:
+        stretch = self._stretch
+        rounds = 0 if stretch is None else stretch.rounds_by(now)
+        if stretch is None or rounds == stretch.rounds:
             self._settle(now)
             return 0
         self._arrive(now)
-        return self._stretch.rounds_by(now) - self._stretch.done
+        return rounds - stretch.done
 
     def _settle(self, now: float) -> None:
         while True:

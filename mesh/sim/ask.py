@@ -12,6 +12,8 @@ from mesh.sim.prompts import Keys
 from mesh.sim.workload import Client, Node
 from schemas.ids import RegionId, ReplicaId, RequestId
 
+_PREFIX = "twin-"
+
 
 @dataclass(slots=True)
 class Tree:
@@ -38,7 +40,12 @@ class Ask:
     @property
     def request_id(self) -> RequestId:
         """The id on the bus."""
-        return RequestId(f"twin-{self.number}")
+        return RequestId(f"{_PREFIX}{self.number}")
+
+
+def number_of(request_id: RequestId) -> int:
+    """Which request of the world an id on the bus names."""
+    return int(request_id.removeprefix(_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)

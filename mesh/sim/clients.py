@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
+from mesh.core.request import Request
 from mesh.replay.tally import Outcome
-from mesh.sim.ask import Answered, Ask, Tree
+from mesh.sim.ask import Answered, Ask, Tree, number_of
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
@@ -57,11 +58,16 @@ class Clients:
         self._unfinished = 0  # trees in play, users, and the list of arrivals
         self._open: dict[int, Ask] = {}
         self._patience: deque[tuple[float, int]] = deque()  # ends of it, by number
+        self._patience_watched = False
 
     @property
     def quiet(self) -> bool:
         """Whether everything has been asked and answered."""
         return self._unfinished == 0
+
+    def ask_of(self, request: Request) -> Ask:
+        """What stands behind a request that a router decides on: for policies that know all."""
+        return self._open[number_of(request.request_id)]
 
     def begin(self) -> None:
         """The workload's time 0 is now."""
@@ -149,18 +155,25 @@ class Clients:
     # Patience.
 
     def _be_patient(self, number: int) -> None:
-        self._patience.append((self._queue.now + self._timeout_s, number))
-        if len(self._patience) == 1:
+        patience = self._patience
+        while patience and patience[0][1] not in self._open:
+            patience.popleft()
+        patience.append((self._queue.now + self._timeout_s, number))
+        self._watch_patience()
+
+    def _watch_patience(self) -> None:
+        if self._patience and not self._patience_watched:
+            self._patience_watched = True
             self._queue.at(self._patience[0][0], self._lose_patience)
 
     def _lose_patience(self) -> None:
-        patience, now = self._patience, self._queue.now
-        while patience and (patience[0][0] <= now or patience[0][1] not in self._open):
+        self._patience_watched = False
+        patience = self._patience
+        while patience and patience[0][0] <= self._queue.now:
             ask = self._open.get(patience.popleft()[1])
             if ask is not None:
                 self._hang_up(ask)
-        if patience:
-            self._queue.at(patience[0][0], self._lose_patience)
+        self._watch_patience()
 
     def _hang_up(self, ask: Ask) -> None:
         router = self._routers[ask.region]

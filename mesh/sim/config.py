@@ -12,7 +12,7 @@ from mesh.sim.rtt import RttTable
 from mesh.sim.topology import Topology, parse_topology
 from schemas.ids import RegionId
 
-LATE_BEATS, LOST_BEATS, LOST_DIGESTS = 3, 20, 10  # the live settings' own ratios
+LIVE_HEARTBEAT_S = 0.1  # what the settings' limits were made for
 
 
 class WorldInvalid(ValueError):
@@ -21,14 +21,14 @@ class WorldInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """One twin. Raises WorldInvalid or RttInvalid at construction."""
+    """One twin. Raises WorldInvalid, TopologyInvalid or RttInvalid at construction."""
 
     regions: Mapping[RegionId, Sequence[Profile | str]]  # one entry a replica: a profile
     rtt: RttTable = field(default_factory=RttTable)
     topology: str = "mesh"  # mesh, region-local, central:REGION
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
-    heartbeat_s: float = 0.1  # the agents' default
+    heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
     reading_s: float = 0.05  # the agents' default; an idle engine is looked at half as often
     gossip_s: float | None = None  # digest cadence; None: as the settings say
     news_at_once: bool = True  # a changed verdict does not wait for its beat, as it does live
@@ -78,13 +78,15 @@ class WorldConfig:
         """
         known = self.settings
         digest_s = known.digest_s if self.gossip_s is None else self.gossip_s
+        beats = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
+        digests = max(1.0, digest_s / known.digest_s)
         return replace(
             known,
             digest_s=digest_s,
-            heartbeat_late_s=max(known.heartbeat_late_s, LATE_BEATS * self.heartbeat_s),
-            heartbeat_lost_s=max(known.heartbeat_lost_s, LOST_BEATS * self.heartbeat_s),
-            handoff_s_max=max(known.handoff_s_max, LOST_DIGESTS * self.heartbeat_s),
-            digest_lost_s=max(known.digest_lost_s, LOST_DIGESTS * digest_s),
+            heartbeat_late_s=known.heartbeat_late_s * beats,
+            heartbeat_lost_s=known.heartbeat_lost_s * beats,
+            handoff_s_max=known.handoff_s_max * beats,
+            digest_lost_s=known.digest_lost_s * digests,
         )
 
 

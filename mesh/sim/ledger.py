@@ -55,14 +55,13 @@ class Ledger:
             return
         self.forwarded += ok and answered.hops > 0
         tokens = ask.node.answer.tokens
-        streamed = ok and ask.first_at is not None
-        gap_s = (now - ask.first_at) / (tokens - 1) if streamed and tokens > 1 else None  # type: ignore[operator]
+        e2e_s = now - ask.asked_at
         answer = Answer(
             answered.outcome,
             answered.reason,
-            ttft_s=ttft_s if streamed else None,
-            e2e_s=now - ask.asked_at,
-            gaps_s=() if gap_s is None else (gap_s,),
+            ttft_s=ttft_s if ok else None,
+            e2e_s=e2e_s,
+            gaps_s=((e2e_s - ttft_s) / (tokens - 1),) if ok and tokens > 1 else (),
             usage=Usage(ask.node.prompt_tokens, tokens, answered.cached_tokens) if ok else None,
         )
         self._tallies.add(ask.region, answer, ask.node.prompt_tokens)

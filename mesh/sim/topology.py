@@ -15,6 +15,10 @@ from schemas.ids import RegionId
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
 
+class TopologyInvalid(ValueError):
+    """No topology of that name, or none that these regions can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """One of the three. `centre` is set for the central one."""
@@ -33,16 +37,16 @@ class Topology:
         return tuple(other for other in regions if other != region)
 
     def check(self, regions: Collection[RegionId]) -> None:
-        """Raises ValueError if the centre is no region of this world."""
+        """Raises TopologyInvalid if the centre is no region of this world."""
         if self.centre is not None and self.centre not in regions:
-            raise ValueError(f"topology: {self.centre} is none of {', '.join(regions)}")
+            raise TopologyInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
 
 
 def parse_topology(text: str) -> Topology:
-    """The topology of that name. Raises ValueError and names the known ones."""
+    """The topology of that name. Raises TopologyInvalid and names the known ones."""
     if text in (MESH, REGION_LOCAL):
         return Topology(text)
     kind, _, centre = text.partition(":")
     if kind != CENTRAL or not centre:
-        raise ValueError(f"unknown topology {text!r}: use mesh, region-local or central:REGION")
+        raise TopologyInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
     return Topology(CENTRAL, RegionId(centre))

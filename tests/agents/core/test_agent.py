@@ -162,6 +162,16 @@ def test_an_overdue_part_loses_the_body(bench) -> None:
     assert only(ended, effects.Finish).outcome is Outcome.BODY_LOST
 
 
+def test_an_agent_that_takes_pending_work_is_full_only_at_its_cap() -> None:
+    bench = Bench(outstanding_max=2, takes_pending=True)
+    bench.read(EngineReading(waiting=5, running=3))
+    for number in (1, 2):
+        assert not bench.core.heartbeat(bench.now).full
+        only(bench.work(number), effects.Hand)
+    assert bench.core.heartbeat(bench.now).pending == 5
+    assert only(bench.work(3), effects.Refuse).message.reason == Refusal.FULL
+
+
 def test_bodies_waiting_for_a_first_byte_are_bounded() -> None:
     bench = Bench(outstanding_max=100)
     bench.read()

@@ -1,0 +1,39 @@
+"""One seed, one digest: in this process, in others, under any hash seed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mesh.sim.run import run
+from tests.mesh.sim.build import AP, EU, US, config, steady
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = "from tests.mesh.sim.test_same_seed import digest; print(digest(7))"
+
+
+def digest(seed):
+    told = run(
+        steady(150, 0.03, US, US, EU, AP),
+        config({US: 1, EU: 2, AP: 1}, seed=seed, jitter_s=0.005, loss=0.1, token_error=0.1),
+    )
+    return told["digest"]
+
+
+def test_the_same_seed_gives_the_same_digest_under_any_hash_seed():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": hash_seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=50,
+        ).stdout.strip()
+        for hash_seed in ("0", "1", "4711")
+    }
+    assert digests == {digest(7)}
+
+
+def test_another_seed_gives_another_digest():
+    assert digest(7) != digest(8)
