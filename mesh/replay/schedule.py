@@ -36,12 +36,16 @@ Weights = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """One request to send `due_s` after the start, to `region`. `number`: its place, from 0."""
+    """One request to send `due_s` after the start, to `region`. `number`: its place, from 0.
+
+    `session`: what its conversation is called, as well as the trace tells.
+    """
 
     number: int
     due_s: float
     region: str
     request: TraceRequest
+    session: str = ""
 
 
 def departures(
@@ -57,10 +61,10 @@ def departures(
     trace = together(trace, rng)
     times = spread([request.at_s for request in trace.requests], rng)
     regions = ASSIGNMENTS[assign](trace, weights)
-    rows = zip(times, regions, trace.requests, strict=True)
+    rows = zip(times, regions, trace.requests, session_keys(trace), strict=True)
     return tuple(
-        Departure(number, (at_s - times[0]) / speed, region, request)
-        for number, (at_s, region, request) in enumerate(rows)
+        Departure(number, (at_s - times[0]) / speed, region, request, session)
+        for number, (at_s, region, request, session) in enumerate(rows)
         if limit is None or number < limit
     )
 
@@ -94,7 +98,7 @@ def by_hash(trace: Trace, weights: Weights) -> list[str]:
 
 
 def session_keys(trace: Trace) -> list[str]:
-    """Each request's conversation, as well as the trace tells."""
+    """Each request's conversation: the same key for its requests, and another for others'."""
     common = common_blocks(trace.requests)
     return [session_key(request, common, number) for number, request in enumerate(trace.requests)]
 

@@ -85,8 +85,8 @@ def work_s(wanted: Demand, profile: Profile) -> float:
     # The first token of an answer comes out of the prefill.
     decodes = max(0, wanted.output_tokens - wanted.requests) / batch
     budget = max(1, profile.batch_tokens - batch)
-    beside = _chunks(wanted, budget)
-    alone = _chunks(wanted, profile.batch_tokens)
+    beside = _chunks(wanted, budget, batch)
+    alone = _chunks(wanted, profile.batch_tokens, batch)
     mixed = min(decodes, wanted.uncached_tokens / _tokens(beside))
     left_tokens = wanted.uncached_tokens - mixed * _tokens(beside)
     return (
@@ -114,11 +114,11 @@ def speed_for_load(workload: Workload, profile: Profile, replicas: int, load: fl
     return load * replicas / offered(workload, profile)
 
 
-def _chunks(wanted: Demand, budget: int) -> tuple[tuple[int, int], ...]:
-    """A full iteration's prefill: as many prompts' mean uncached tokens as the budget takes."""
+def _chunks(wanted: Demand, budget: int, batch: int) -> tuple[tuple[int, int], ...]:
+    """A full iteration's prefill: the mean prompt's, as often as budget and batch allow."""
     tokens = min(budget, max(1, round(wanted.uncached_tokens / wanted.requests)))
     context = max(tokens, round(wanted.prefill_context_tokens / wanted.uncached_tokens))
-    return ((tokens, context),) * max(1, budget // tokens)
+    return ((tokens, context),) * max(1, min(batch, budget // tokens))
 
 
 def _tokens(chunks: tuple[tuple[int, int], ...]) -> int:

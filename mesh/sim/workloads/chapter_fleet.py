@@ -50,4 +50,4 @@ def chapter(
             asked += 1
 
     pace = Pace(given(duration_s, DURATION_S), given(rate_per_s, RATE_PER_S))
-    return workload("chapter", clients or CLIENTS, trees, pace, seed=seed, prefixes=prefixes)
+    return workload("chapter", given(clients, CLIENTS), trees, pace, seed=seed, prefixes=prefixes)

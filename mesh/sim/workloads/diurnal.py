@@ -69,7 +69,7 @@ def diurnal(
     habits: Habits = WILDCHAT,
 ) -> Workload:
     """The skewed closed loop, or with `rate_per_s` a day of `duration_s` seconds, open loop."""
-    clients = clients or CLIENTS
+    clients = given(clients, CLIENTS)
     duration_s = given(duration_s, DURATION_S)
     offsets_h = offsets_of(clients) | dict(utc_offsets_h or {})
     day = Day(duration_s, offsets_h, swing) if rate_per_s is not None else None

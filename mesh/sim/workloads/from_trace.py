@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mesh.replay.formats import FORMATS, load_trace, read_lines
 from mesh.replay.formats.kv_cache_tester import parse_kv_cache_tester
-from mesh.replay.schedule import Weights, departures, session_keys
+from mesh.replay.schedule import Weights, departures
 from mesh.replay.trace import Trace, TraceRequest
 from mesh.sim.workload import Arrival, Node, Segment, Workload
 from mesh.sim.workloads.agent_sessions import THINK_MAX_S, session_arrivals
@@ -100,7 +100,6 @@ def _flat_arrivals(
 ) -> tuple[Arrival, ...]:
     whole: dict[int, Segment] = {}
     plan = departures(trace, weights, assign=assign, speed=speed, limit=limit, rng=rng)
-    keys = session_keys(Trace(trace.block_tokens, tuple(leaving.request for leaving in plan)))
     return tuple(
         Arrival(
             leaving.due_s,
@@ -108,10 +107,10 @@ def _flat_arrivals(
             Node(
                 prompt=_prompt(leaving.request, leaving.number, trace.block_tokens, whole),
                 answer=segment(leaving.request.output_tokens, "answer", leaving.number),
-                session=segment_id("session", key),
+                session=segment_id("session", leaving.session),
             ),
         )
-        for leaving, key in zip(plan, keys, strict=True)
+        for leaving in plan
     )
 
 

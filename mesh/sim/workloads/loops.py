@@ -12,13 +12,14 @@ brings its own rhythm.
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from mesh.sim.workload import Arrival, Client, Node, Workload
 from mesh.sim.workloads.names import seeded
 from schemas.ids import RegionId
 
 Clients = Mapping[RegionId, int]
+Value = TypeVar("Value")
 Trees = Callable[[RegionId, int], Iterator[Node]]
 
 RAMP_S = 5.0  # clients begin within it, so that they don't start as one burst (ours)
@@ -44,7 +45,7 @@ class Pace(NamedTuple):
     trees_at_once: int = 1
 
 
-def given(value: float | None, otherwise: float) -> float:
+def given(value: Value | None, otherwise: Value) -> Value:
     """The caller's value, or the source's own where the caller gave none."""
     return otherwise if value is None else value
 

@@ -51,7 +51,7 @@ def programming(
     )
     return workload(
         "programming",
-        clients or CLIENTS,
+        given(clients, CLIENTS),
         trees,
         pace,
         seed=seed,

@@ -124,7 +124,7 @@ def _asked(
         return questions(name, subject, zipf, seed, region, number)
 
     pace = Pace(given(duration_s, DURATION_S), given(rate_per_s, subject.rate_per_s))
-    return workload(name, clients or CLIENTS, trees, pace, seed=seed, zipf=exponent)
+    return workload(name, given(clients, CLIENTS), trees, pace, seed=seed, zipf=exponent)
 
 
 def questions(

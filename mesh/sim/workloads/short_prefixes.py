@@ -52,7 +52,7 @@ def short(
 
     pace = Pace(given(duration_s, DURATION_S), given(rate_per_s, RATE_PER_S))
     return workload(
-        "short", clients or CLIENTS, trees, pace, seed=seed, prefix_tokens=prefix_tokens
+        "short", given(clients, CLIENTS), trees, pace, seed=seed, prefix_tokens=prefix_tokens
     )
 
 

@@ -59,7 +59,7 @@ def tot(
 ) -> Workload:
     """Every client thinks in the same trees: two branches, 15 requests."""
     shape = shape or TreeShape()
-    return _forest("tot", clients or CLIENTS, {}, shape, seed, duration_s, rate_per_s)
+    return _forest("tot", given(clients, CLIENTS), {}, shape, seed, duration_s, rate_per_s)
 
 
 def mixed_tree(
@@ -73,9 +73,10 @@ def mixed_tree(
     shape: TreeShape | None = None,
 ) -> Workload:
     """One region, `wide` (by default the first), thinks in wider trees: 85 requests of four."""
-    clients, shape = clients or MIXED_CLIENTS, shape or TreeShape()
-    wide = next(iter(clients)) if wide is None else wide
-    if wide not in clients:
+    clients, shape = given(clients, MIXED_CLIENTS), shape or TreeShape()
+    if wide is None:
+        wide = next(iter(clients), RegionId(""))
+    elif wide not in clients:
         raise ValueError(f"wide={wide!r} has no clients: use one of {', '.join(clients)}")
     branches = {wide: wide_branches}
     return _forest("mixed-tree", clients, branches, shape, seed, duration_s, rate_per_s)
