@@ -42,10 +42,7 @@ from mesh.core.settings import RouterSettings
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
-import os
-
-QUEUE_S = float(os.environ.get("M_Q", "0.5"))
-AGE = float(os.environ.get("M_A", "1"))
+QUEUE_S = 0.5
 AWAITED_MAX = 65_536  # placements whose first token has not come
 
 
@@ -76,18 +73,21 @@ class Mesh:
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets, all things counted; nobody if that one is not open."""
         prices = self._prices.of(request, targets, self._holdings.of(request, targets), now)
-        best_s = min(prices).seconds
-        good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
-        ties = [price for price in prices if price.seconds <= good_s]
-        best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
+        best = self._least(prices)
         scores = [price.score() for price in sorted(prices)[:SCORES_MAX]]
-        waited_s = now - request.arrived_at
-        if _is_open(best) or (AGE and waited_s > best.queue_s + best.memory_s):
+        if _is_open(best) or _starves(best, now - request.arrived_at):
             self._chosen = best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(prices)}"
             return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores)
+
+    def _least(self, prices: Sequence[Price]) -> Price:
+        """One of the cheapest: what is nearly as cheap is as good as they."""
+        least_s = min(prices).seconds
+        good_s = least_s + max(TIE_S, TIE_RATIO * least_s)
+        ties = [price for price in prices if price.seconds <= good_s]
+        return ties[0] if len(ties) == 1 else self._dice.choice(ties)
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""
@@ -150,3 +150,13 @@ class Mesh:
 def _is_open(price: Price) -> bool:
     """Whether it should be given work now."""
     return price.queue_s <= QUEUE_S and price.memory_s <= 0.0
+
+
+def _starves(price: Price, waited_s: float) -> bool:
+    """Whether it has waited for what should be over by now: then it waits in the engine's queue.
+
+    There it is first come, first served: nobody smaller can go before it any more. One at a
+    time, for whoever waits in an engine can't go elsewhere.
+    """
+    replica = price.target.replica
+    return replica is not None and not replica.pending and waited_s > price.queue_s + price.memory_s

@@ -7,7 +7,6 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 
 # A second of our prefill holds up every decode that runs beside it by a second. Their users
 # wait for one token in hundreds, we for the first: their second weighs less.
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,8 +17,8 @@ from mesh.core.policies.mesh_lessons import Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-STALL_WEIGHT = float(os.environ.get("M_W", "0.1"))
-M_D = float(os.environ.get("M_D", "0.3"))
+STALL_WEIGHT = 0.1
+CROWD_WEIGHT = 0.3  # the same of those whom our decode slows down, token by token
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -96,7 +95,7 @@ class Prices:
             prefill_s=prefill_s,
             base_s=speed.base_s + speed.s_per_decode * running,
             memory_s=self._memory_s(request, target, replica.kv_free_tokens, running),
-            slow_s=M_D * self._lessons.crowding_s * self._lessons.output_tokens,
+            slow_s=CROWD_WEIGHT * self._lessons.crowding_s * self._lessons.output_tokens,
         )
 
     def _memory_s(
@@ -130,7 +129,7 @@ class Prices:
             prefill_s=prefill_tokens * speed.s_per_token,
             base_s=speed.base_s + speed.s_per_decode * running,
             memory_s=self._memory_s(request, target, peer.kv_free_tokens(request.model), running),
-            slow_s=M_D * self._lessons.crowding_s * self._lessons.output_tokens,
+            slow_s=CROWD_WEIGHT * self._lessons.crowding_s * self._lessons.output_tokens,
         )
 
     def _peer_queue_s(
