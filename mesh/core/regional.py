@@ -100,7 +100,7 @@ def _capacities(
             ready=ready,
             free=free,
             wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
-            running=_mean([float(replica.heartbeat.running or 0) for replica in serving]),
+            running=_mean([_running(replica) for replica in serving]),
         )
     return capacities
 
@@ -112,6 +112,12 @@ def _wait_s(replica: Replica, now: float) -> float | None:
         return None
     queued = replica.prefill_queue_tokens(now, s_per_token)
     return None if queued is None else queued * s_per_token
+
+
+def _running(replica: Replica) -> float:
+    """As its engine counts; where it doesn't say, all that the replica has."""
+    running = replica.heartbeat.running
+    return float(replica.load if running is None else running)
 
 
 def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:

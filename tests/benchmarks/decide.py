@@ -22,7 +22,7 @@ from rich.table import Table
 from mesh.core import events as ev
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Policy, Spot, Target
-from mesh.core.prompt import BLOCK_BYTES, Prompt
+from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
@@ -61,13 +61,13 @@ def request(key: int, asked: Prompt) -> Request:
     )
 
 
-def heartbeat(number: int, seq: int, dice: Random) -> Heartbeat:
+def heartbeat(number: int, dice: Random) -> Heartbeat:
     """A replica with some work, at a speed of its own."""
     return Heartbeat(
         region=REGION,
         replica=ReplicaId(f"us-{number}"),
         epoch=1,
-        seq=seq,
+        seq=1,
         state=ReplicaState.READY,
         engine="vllm",
         models=(MODEL,),
@@ -122,21 +122,32 @@ def deciding(core: RouterCore) -> Callable[[Request], object]:
     return decide
 
 
-def undone(core: RouterCore, dice: Random, round_number: int) -> None:
-    """Everybody leaves, and every replica says how it is: the next round finds the same fleet."""
-    for key in list(core.inflight):
-        core.handle(ev.ClientGone(key), NOW)
-    for number, _ in enumerate(list(core.replicas)):
-        core.handle(ev.HeartbeatSeen(heartbeat(number, round_number + 2, dice)), NOW)
+def leaving(core: RouterCore) -> Callable[[Request], object]:
+    """The client goes at once: the next one finds the same fleet."""
+
+    def leave(asked: Request) -> object:
+        return core.handle(ev.ClientGone(asked.key), NOW)
+
+    return leave
 
 
-def median_us(act: Callable[[Request], object], requests: Sequence[Request]) -> float:
-    """Median time of one act, in microseconds."""
+def nothing(asked: Request) -> object:
+    """A choice that nobody follows leaves nothing to undo."""
+    return None
+
+
+def median_us(
+    act: Callable[[Request], object],
+    undo: Callable[[Request], object],
+    requests: Sequence[Request],
+) -> float:
+    """Median time of one act, in microseconds; `undo` is not counted."""
     took = []
     for asked in requests:
         began = time.perf_counter()
         act(asked)
         took.append(time.perf_counter() - began)
+        undo(asked)
     return 1e6 * statistics.median(took)
 
 
@@ -154,17 +165,16 @@ def measure(name: str, replicas: int, blocks: int, count: int) -> tuple[list[flo
     )
     table = ReplicaTable(ROUTER, settings)
     for number in range(replicas):
-        beat = heartbeat(number, 1, dice)
+        beat = heartbeat(number, dice)
         table.see(beat, NOW)
         core.handle(ev.HeartbeatSeen(beat), NOW)
     targets = [_target(replica) for replica in table]
     seen = filled(policy, replicas, blocks, dice)
     choices, decisions = [], []
-    for round_number in range(ROUNDS):
+    for _ in range(ROUNDS):
         requests = asks(seen, count, dice)
-        choices.append(median_us(choosing(policy, targets), requests))
-        decisions.append(median_us(deciding(core), requests))
-        undone(core, dice, round_number)
+        choices.append(median_us(choosing(policy, targets), nothing, requests))
+        decisions.append(median_us(deciding(core), leaving(core), requests))
     return choices, decisions
 
 
