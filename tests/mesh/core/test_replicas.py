@@ -208,3 +208,41 @@ def test_a_replica_lost_for_long_is_forgotten_once(table):
     assert table.forgotten(5.0 + module.KEPT_S) == []
     assert table.forgotten(5.1 + module.KEPT_S) == [A]
     assert table.forgotten(5.2 + module.KEPT_S) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"pending": 3, "full": True}, None),
+        ({"running": 8, "batch_max": 8}, None),
+        ({"models": (ModelId("other"),)}, "other model"),
+        ({"state": ReplicaState.DRAINING}, "draining"),
+    ],
+)
+def test_who_judges_load_by_itself_is_told_what_else_forbids(table, fields, reason):
+    table.see(beat("a", **fields), 0.0)
+    table.hand_off(A, 10, 10, 0.0)
+    assert table.unavailable_because(table.get(A), MODEL, 0.0, busy_too=True) == reason
+
+
+def test_neither_late_nor_refusing_replicas_are_shown_to_it(table):
+    table.see(beat("a"), 0.0)
+    assert table.unavailable_because(table.get(A), MODEL, 0.31, busy_too=True) == "heartbeat late"
+    table.refused(A, 0.1)
+    assert table.unavailable_because(table.get(A), MODEL, 0.1, busy_too=True) == "full"
+    table.see(beat("a", 2), 0.2)
+    assert table.unavailable_because(table.get(A), MODEL, 0.2, busy_too=True) is None
+
+
+def test_the_prefill_queue_is_worked_off_and_added_to(table):
+    table.see(beat("a", prefill_queued_tokens=1000), 10.0)
+    replica = table.get(A)
+    assert replica.prefill_queue_tokens(10.0, 0.001) == 1000
+    assert replica.prefill_queue_tokens(10.4, 0.001) == pytest.approx(600)
+    number = table.hand_off(A, 900, 300, 10.4)
+    assert replica.prefill_queue_tokens(12.0, 0.001) == 300
+    assert replica.prefill_queue_tokens(12.0, 0.0) == 1300  # no speed, no progress
+    table.began(A, number)
+    assert replica.prefill_queue_tokens(12.0, 0.001) == 0
+    table.see(beat("a", 2), 12.0)
+    assert replica.prefill_queue_tokens(12.0, 0.001) is None
