@@ -21,6 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
+NO_BLOCKS: dict[int, float] = {}
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
 
 
@@ -82,9 +83,18 @@ class PrefixIndex(Generic[Owner]):
             if block in blocks:
                 self._drop(block, owner)
 
-    def inserted_at(self, owner: Owner, block: int) -> float:
-        """When that block of its was inserted last. Raises KeyError if it has none such."""
-        return self._blocks_of[owner][block]
+    def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
+        """How many leading blocks it holds, and when the deepest of them was inserted last.
+
+        Of no block it is minus infinity.
+        """
+        blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, float("-inf")
+        for block in hashes:
+            inserted_at = blocks.get(block)
+            if inserted_at is None:
+                break
+            depth, at = depth + 1, inserted_at
+        return depth, at
 
     def retract(self, owner: Owner, hashes: Sequence[int], at: float) -> None:
         """`owner` never got the blocks that were inserted at `at`; what came since stays."""

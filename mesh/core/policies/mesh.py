@@ -30,7 +30,7 @@ only when full (the far idle replica is often nearer in seconds).
 """
 
 from collections.abc import Sequence
-from heapq import nsmallest
+from operator import itemgetter
 from random import Random
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -79,7 +79,7 @@ class Mesh:
         """The cheapest of the targets, all things counted; nobody if that one is not open."""
         held = self._holdings.of(request, targets)
         rows = Prices(self._courses.of(request.model), request, now).rows(targets, held)
-        cheapest = nsmallest(SCORES_MAX, rows)
+        cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         best_s = cheapest[0][0]
         good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
         ties = [row for row in rows if row[0] <= good_s]

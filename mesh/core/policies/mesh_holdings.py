@@ -105,9 +105,7 @@ class Holdings:
 
     def belief(self, request: Request, spot: Spot, now: float) -> Belief:
         """What is relied on if the prompt goes there now; ask before it is `computed`."""
-        index, hashes = self._shelf(spot).index, request.prompt.hashes
-        blocks = index.matched_blocks(spot.name, hashes)
-        at = index.inserted_at(spot.name, hashes[blocks - 1]) if blocks else now
+        blocks, at = self._shelf(spot).index.depth(spot.name, request.prompt.hashes)
         return Belief(blocks, at, now)
 
     def computed(self, request: Request, spot: Spot, now: float) -> None:

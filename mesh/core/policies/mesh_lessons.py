@@ -131,7 +131,7 @@ class Lessons:
     """Of one model: by candidate, and of all of them together."""
 
     def __init__(self) -> None:
-        self._replicas: dict[str, Lesson] = {}
+        self.replicas: dict[str, Lesson] = {}  # to be read
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self._told: Speed | None = None
@@ -141,7 +141,7 @@ class Lessons:
 
     def of(self, target: Target) -> Lesson:
         """What is known of that candidate."""
-        of = self._replicas if target.peer is None else self._peers
+        of = self.replicas if target.peer is None else self._peers
         return of.get(target.name, UNKNOWN)
 
     def speed(self, target: Target) -> Speed:
@@ -174,7 +174,7 @@ class Lessons:
         return lesson
 
     def _layer(self, spot: Spot) -> dict[str, Lesson]:
-        return self._replicas if spot.kind is CandidateKind.REPLICA else self._peers
+        return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
 
     def prompt(self, prefill_tokens: int) -> None:
         """A prompt of which so many tokens had to be computed."""

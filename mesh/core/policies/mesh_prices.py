@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mesh.core.peers import Peer
 from mesh.core.policies.base import Score, Target
 from mesh.core.policies.mesh_holdings import Held
-from mesh.core.policies.mesh_lessons import Lesson, Lessons
+from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
@@ -69,6 +69,7 @@ class Prices:
         self._request = request
         self._now = now
         self._prompt_tokens = request.prompt.tokens
+        self._needed_tokens = request.prompt.tokens + lessons.output_tokens
 
     def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
         """The price of each target; `held`: what each holds of the prompt."""
@@ -81,7 +82,8 @@ class Prices:
         return rows
 
     def _local(self, target: Target, replica: Replica, held: Held) -> Row:
-        lesson, beat = self._lessons.of(target), replica.heartbeat
+        beat, sent = replica.heartbeat, replica.on_the_way
+        lesson = self._lessons.replicas.get(target.name, UNKNOWN)
         base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.fleet_speed
         prefill_tokens = self._prompt_tokens - held.tokens
         queued = replica.prefill_queue_tokens(self._now, s_per_token)
@@ -89,27 +91,31 @@ class Prices:
             waiting = replica.load if replica.pending is None else replica.pending
             queued = waiting * self._lessons.prefill_tokens
         running = replica.load if beat.running is None else beat.running
+        capacity, used, memory_s = beat.kv_capacity_tokens, beat.kv_used_ratio, 0.0
+        if capacity and used is not None:
+            in_use = capacity * used + sent.tokens
+            lacking = in_use + self._needed_tokens - capacity
+            if lacking > 0.0 and in_use:  # an empty one has all it will ever have
+                memory_s = lacking * lesson.residence_s / in_use  # until that is given back
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        memory_s = self._memory_s(replica, lesson)
         others_s = STALL_WEIGHT * running * prefill_s
         seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
-        terms = rtt_s, queue_s, prefill_s, base_s, memory_s, others_s
-        return seconds, target, held, tokens, running, *terms
-
-    def _memory_s(self, replica: Replica, lesson: Lesson) -> float:
-        """Until running answers have given back the memory that this prompt lacks."""
-        beat = replica.heartbeat
-        capacity, used = beat.kv_capacity_tokens, beat.kv_used_ratio
-        if not capacity or used is None:
-            return 0.0
-        in_use = capacity * used + replica.on_the_way.tokens
-        lacking = self._prompt_tokens + self._lessons.output_tokens + in_use - capacity
-        if lacking <= 0.0 or not in_use:  # an empty one has all it will ever have
-            return 0.0
-        return lacking * lesson.residence_s / in_use
+        return (
+            seconds,
+            target,
+            held,
+            tokens,
+            running,
+            rtt_s,
+            queue_s,
+            prefill_s,
+            base_s,
+            memory_s,
+            others_s,
+        )
 
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
         base_s, s_per_token, s_per_decode = self._lessons.speed(target)
@@ -122,8 +128,19 @@ class Prices:
         others_s = STALL_WEIGHT * running * prefill_s
         seconds = rtt_s + queue_s + prefill_s + base_s + others_s
         tokens = prefill_tokens + queue_s / s_per_token
-        terms = rtt_s, queue_s, prefill_s, base_s, 0.0, others_s
-        return seconds, target, held, tokens, running, *terms
+        return (
+            seconds,
+            target,
+            held,
+            tokens,
+            running,
+            rtt_s,
+            queue_s,
+            prefill_s,
+            base_s,
+            0.0,
+            others_s,
+        )
 
     def _peer_queue_s(self, peer: Peer, rtt_s: float, s_per_token: float) -> float:
         """What the digest said, and what has come since: ours is counted, others' expected."""

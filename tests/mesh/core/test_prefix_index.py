@@ -112,7 +112,10 @@ def test_an_eviction_takes_all_that_is_as_old():
     for now, word in enumerate(("zz", "xyz", "xyy", "y")):
         index.insert("a", chain(word), float(now))
         index.insert("b", chain(word), float(now))
-    assert index.inserted_at("a", chain("xyz")[-1]) == 1.0
+    assert index.depth("a", chain("xyzz")) == (3, 1.0)
+    assert index.depth("a", chain("xy")) == (2, 2.0)
+    assert index.depth("a", chain("xx"))[0] == 1
+    assert index.depth("nobody", chain("x")) == (0, float("-inf"))
     index.forget_until("a", 1.0)
     index.forget_until("nobody", 1.0)
     depths = [index.depths(chain(word), "ab") for word in ("zz", "xyz", "xyy", "y")]
