@@ -100,6 +100,7 @@ def _capacities(
             ready=ready,
             free=free,
             wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
+            kv_free_tokens=_known(max, [_kv_free_tokens(replica) for replica in serving]),
             running=_mean([_running(replica) for replica in serving]),
         )
     return capacities
@@ -118,6 +119,11 @@ def _running(replica: Replica) -> float:
     """As its engine counts; where it doesn't say, all that the replica has."""
     running = replica.heartbeat.running
     return float(replica.load if running is None else running)
+
+
+def _kv_free_tokens(replica: Replica) -> int | None:
+    free = replica.kv_free_tokens
+    return None if free is None else max(0, int(free))
 
 
 def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:

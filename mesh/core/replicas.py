@@ -68,6 +68,15 @@ class Replica:
         """Requests in or on their way into this replica: what "least load" compares."""
         return self.inside + self.on_the_way.count
 
+    @property
+    def kv_free_tokens(self) -> float | None:
+        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
+        beat = self.heartbeat
+        if beat.kv_capacity_tokens is None or beat.kv_used_ratio is None:
+            return None
+        free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+        return free - (beat.prefill_queued_tokens or 0) - self.on_the_way.tokens
+
     def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
         """Prompt tokens this replica still has to compute; None if unknown.
 
@@ -225,7 +234,8 @@ class ReplicaTable:
         for replica in self._replicas.values():
             beat = replica.heartbeat
             is_heard = now - replica.seen_at <= late_s and replica.refused_at is None
-            if judged and is_heard and beat.state is ReplicaState.READY and model in beat.models:
+            is_ready = beat.state is ReplicaState.READY and model in beat.models
+            if judged and is_heard and is_ready and beat.outstanding_max is None:
                 free.append(replica)
                 continue
             why = self.unavailable_because(replica, model, now, busy_too=busy_too)
@@ -252,6 +262,10 @@ class ReplicaTable:
         if replica.refused_at is not None:
             return "full"
         pushing = self._settings.pushing
+        if beat.outstanding_max is not None and (
+            beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
+        ):
+            return "full"
         if busy_too or pushing.kind is PushingKind.BLIND:
             return None
         if pushing.kind is PushingKind.OUTSTANDING:

@@ -43,7 +43,10 @@ from mesh.core.settings import RouterSettings
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
-QUEUE_S = 0.5
+import os
+
+QUEUE_S = float(os.environ.get("M_Q", "0.5"))
+AGE = float(os.environ.get("M_A", "1"))
 AWAITED_MAX = 65_536  # placements whose first token has not come
 
 
@@ -85,7 +88,8 @@ class Mesh:
         ties = [row for row in rows if row[0] <= good_s]
         best = Price._make(ties[0] if len(ties) == 1 else self._dice.choice(ties))
         scores = [Price._make(row).score() for row in cheapest]
-        if _is_open(best):
+        waited_s = now - request.arrived_at
+        if _is_open(best) or (AGE and waited_s > best.queue_s + best.memory_s):
             self._chosen = request.key, best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(rows)}"
             return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
@@ -114,6 +118,10 @@ class Mesh:
             expected = Expected(now, price.rtt_s, price.tokens, price.running)
             _keep(self._expected, request.key, expected)
             lessons = self._courses.of(request.model)
+            if price.target.replica is not None:
+                beat = price.target.replica.heartbeat
+                if beat.running and beat.decode_tokens_per_s:
+                    lessons.batch(beat.running, 1.0 / beat.decode_tokens_per_s)
             lessons.prompt(request.prompt.tokens - price.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:
@@ -142,7 +150,7 @@ class Mesh:
         if expected is not None and expected.began_at is not None:
             lessons.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            lessons.answer(served.output_tokens)
+            lessons.answer(request.prompt.tokens, served.output_tokens)
         self._holdings.served(request, spot, served, self._relied.pop(request.key, None))
 
     def left(self, request: Request, spot: Spot, now: float) -> None:

@@ -5,6 +5,7 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 (a queue from the requests in it), never taken for zero.
 """
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,9 +16,8 @@ from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-# A second of our prefill holds up every decode that runs beside it by a second. Their users
-# wait for one token in hundreds, we for the first: their second weighs less.
-STALL_WEIGHT = 0.08
+STALL_WEIGHT = float(os.environ.get("M_W", "0.1"))
+M_D = float(os.environ.get("M_D", "0.3"))
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -70,6 +70,7 @@ class Prices:
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + lessons.output_tokens
+        self._slow_s = M_D * lessons.crowding_s * lessons.output_tokens
 
     def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
         """The price of each target; `held`: what each holds of the prompt."""
@@ -82,7 +83,7 @@ class Prices:
         return rows
 
     def _local(self, target: Target, replica: Replica, held: Held) -> Row:
-        beat, sent = replica.heartbeat, replica.on_the_way
+        beat = replica.heartbeat
         lesson = self._lessons.replicas.get(target.name, UNKNOWN)
         base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.fleet_speed
         prefill_tokens = self._prompt_tokens - held.tokens
@@ -91,16 +92,11 @@ class Prices:
             waiting = replica.load if replica.pending is None else replica.pending
             queued = waiting * self._lessons.prefill_tokens
         running = replica.load if beat.running is None else beat.running
-        capacity, used, memory_s = beat.kv_capacity_tokens, beat.kv_used_ratio, 0.0
-        if capacity and used is not None:
-            in_use = capacity * used + sent.tokens
-            lacking = in_use + self._needed_tokens - capacity
-            if lacking > 0.0 and in_use:  # an empty one has all it will ever have
-                memory_s = lacking * lesson.residence_s / in_use  # until that is given back
+        memory_s = self._memory_s(target, replica.kv_free_tokens, running)
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        others_s = STALL_WEIGHT * running * prefill_s
+        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
         seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
         return (
@@ -117,6 +113,14 @@ class Prices:
             others_s,
         )
 
+    def _memory_s(self, target: Target, free_tokens: float | None, running: float) -> float:
+        """Until answers that run there have given back the memory that this request lacks."""
+        if free_tokens is None or free_tokens >= self._needed_tokens:
+            return 0.0
+        lessons = self._lessons
+        given_back_per_s = max(1.0, running) * lessons.kv_tokens / lessons.of(target).residence_s
+        return (self._needed_tokens - free_tokens) / given_back_per_s
+
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
         base_s, s_per_token, s_per_decode = self._lessons.speed(target)
         prefill_tokens = self._prompt_tokens - held.tokens
@@ -125,8 +129,9 @@ class Prices:
         running = peer.running(self._request.model)
         prefill_s = prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        others_s = STALL_WEIGHT * running * prefill_s
-        seconds = rtt_s + queue_s + prefill_s + base_s + others_s
+        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
+        memory_s = self._memory_s(target, peer.kv_free_tokens(self._request.model), running)
+        seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queue_s / s_per_token
         return (
             seconds,
@@ -138,7 +143,7 @@ class Prices:
             queue_s,
             prefill_s,
             base_s,
-            0.0,
+            memory_s,
             others_s,
         )
 

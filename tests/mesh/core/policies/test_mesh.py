@@ -11,7 +11,12 @@ from mesh.core.peers import Peer
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Spot, Target
 from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, Mesh
-from mesh.core.policies.mesh_lessons import OUTPUT_TOKENS_START, RESIDENCE_START_S, SPEED_START
+from mesh.core.policies.mesh_lessons import (
+    OUTPUT_TOKENS_START,
+    PREFILL_TOKENS_START,
+    RESIDENCE_START_S,
+    SPEED_START,
+)
 from mesh.core.policies.mesh_prices import STALL_WEIGHT
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
@@ -116,6 +121,13 @@ def test_it_holds_where_memory_is_full_and_nobody_else_is_there():
     full = replica("a", kv_used_ratio=0.99)
     assert mesh().choose(asked(1, blocks=20), [full], 0.0).target is None
     assert mesh().choose(asked(1, blocks=20), [full, replica("b")], 0.0).name == "b"
+
+
+def test_it_holds_no_longer_than_what_it_waits_for_takes():
+    policy = mesh()
+    busy = replica("a", prefill_queued_tokens=queued(2 * QUEUE_S))
+    for waited_s, name in ((1.9 * QUEUE_S, None), (2.1 * QUEUE_S, "a")):
+        assert policy.choose(asked(1, arrived_at=-waited_s), [busy], 0.0).name == name
 
 
 def test_near_ties_are_broken_at_random_and_no_others():
@@ -251,11 +263,9 @@ def test_a_prompt_whose_answer_was_cut_off_is_there():
 
 def test_an_owner_is_believed_to_hold_no_more_than_its_memory():
     policy = mesh()
-    for key, text in enumerate(("ABCD", "EFGH")):
+    for key, text in enumerate("ABCDEF"):
         place(policy, asked(key, text), replica("a", kv_capacity_tokens=4 * BLOCK))
-    place(policy, asked(3, "I"), replica("a", kv_capacity_tokens=4 * BLOCK))
-    assert policy.hit_ratio(asked(4, "ABCD")) == 0.0
-    assert policy.hit_ratio(asked(4, "EFGH")) == 0.75
+    assert [policy.hit_ratio(asked(9, text)) for text in "ABCDEF"] == [0, 0, 1, 1, 1, 1]
 
 
 def test_an_answer_is_held_with_its_prompt():
@@ -283,9 +293,11 @@ def test_what_is_followed_is_limited(monkeypatch):
 def plain_price(target, tokens):
     """A fresh policy's price of one replica, as the module's text says it."""
     beat, sent = target.replica.heartbeat, target.replica.on_the_way
-    in_use = beat.kv_capacity_tokens * beat.kv_used_ratio + sent.tokens
-    lacking = tokens + OUTPUT_TOKENS_START + in_use - beat.kv_capacity_tokens
-    memory_s = lacking * RESIDENCE_START_S / in_use if lacking > 0 < in_use else 0.0
+    free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+    free -= beat.prefill_queued_tokens + sent.tokens
+    lacking = max(0.0, tokens + OUTPUT_TOKENS_START - free)
+    whole_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START
+    memory_s = lacking * RESIDENCE_START_S / (max(1, beat.running) * whole_tokens)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
     others_s = STALL_WEIGHT * beat.running * prefill_s

@@ -114,8 +114,9 @@ def test_averages_move_slowly_towards_what_is_seen():
     lessons.prompt(int(before) + 100)
     assert lessons.prefill_tokens == pytest.approx(before + 100 * module.WEIGHT)
     for _ in range(500):
-        lessons.answer(40)
+        lessons.answer(1000, 40)
     assert lessons.output_tokens == pytest.approx(40, abs=0.1)
+    assert lessons.kv_tokens == pytest.approx(1040, abs=0.1)
 
 
 def test_models_share_no_speed():

@@ -8,7 +8,7 @@ from mesh.core.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_holdings import NOTHING, Held
 from mesh.core.policies.mesh_lessons import RESIDENCE_START_S, SPEED_START, Lessons, Speed
-from mesh.core.policies.mesh_prices import RTT_START_S, STALL_WEIGHT, Price, Prices
+from mesh.core.policies.mesh_prices import M_D, RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
 from schemas.decision import CandidateKind
@@ -28,11 +28,13 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
     return Target(name, one.load, CandidateKind.REPLICA, rtt_s, one)
 
 
-def peer(name="eu", rtt_s=0.1, *, wait_s=0.0, free=4, running=0.0, forwarded=0, **fields):
-    """A region of four replicas, heard of just now."""
+def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
+    """A region of four idle replicas, heard of just now."""
     known = Peer(rtt_s=rtt_s, seen_at=100.0)
-    capacity = ModelCapacity(ready=4, free=free, wait_s=wait_s, running=running)
-    known.digests[ROUTER] = digest(name, **({"models": {MODEL: capacity}} | fields))
+    capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0} | has))
+    known.digests[ROUTER] = digest(
+        name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}
+    )
     known.forwarded_at.extend([100.0] * forwarded)
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
 
@@ -85,13 +87,18 @@ def test_others_pay_for_our_prefill_as_many_as_there_are():
     assert silent.others_s == one.others_s
 
 
-def test_memory_that_lacks_is_waited_for():
-    """90,000 in use are given back within one residence, as they came: evenly."""
+def given_back_per_s(lessons, running):
+    """Tokens of memory: as many whole requests as run there, one residence each."""
+    return max(1, running) * lessons.kv_tokens / RESIDENCE_START_S
+
+
+@pytest.mark.parametrize("running", [0, 1, 4])
+def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
     lessons = Lessons()
-    tokens = 10_500 - lessons.output_tokens  # 500 more than is free
-    one = price(replica(kv_used_ratio=0.9), round(tokens))
-    assert one.memory_s == pytest.approx(500 / 90_000 * RESIDENCE_START_S)
-    assert price(replica(kv_used_ratio=0.8), round(tokens)).memory_s == 0.0
+    tokens = round(10_500 - lessons.output_tokens)  # 500 more than is free
+    one = price(replica(kv_used_ratio=0.9, running=running), tokens)
+    assert one.memory_s == pytest.approx(500 / given_back_per_s(lessons, running))
+    assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
 def test_what_is_on_its_way_takes_memory_too_of_an_idle_replica_as_of_a_busy_one():
@@ -99,11 +106,26 @@ def test_what_is_on_its_way_takes_memory_too_of_an_idle_replica_as_of_a_busy_one
     tokens = round(11_000 - lessons.output_tokens)
     for used, sent in ((0.9, ()), (0.5, (40_000,)), (0.0, (90_000,))):
         one = price(replica(kv_used_ratio=used, sent=sent), tokens)
-        assert one.memory_s == pytest.approx(1000 / 90_000 * RESIDENCE_START_S)
+        assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 0))
 
 
-def test_a_prompt_that_never_fits_is_the_engines_to_refuse():
-    assert price(replica(), 200_000).memory_s == 0.0
+def test_a_region_has_the_memory_of_its_emptiest_replica():
+    lessons = Lessons()
+    tokens = round(11_000 - lessons.output_tokens)
+    one = price(peer(kv_free_tokens=10_000, running=2.0), tokens)
+    assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 2))
+    assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
+
+
+def test_everyone_who_decodes_there_pays_for_one_more_beside_them():
+    """A token is 10 ms alone and 1 ms more for each that runs: that is learned from heartbeats."""
+    lessons = Lessons()
+    for running in (1, 2, 4, 8, 16, 32) * 20:
+        lessons.batch(running, 0.010 + 0.001 * running)
+    assert lessons.crowding_s == pytest.approx(0.001, rel=0.1)
+    one = price(replica(running=10), lessons=lessons)
+    others_s = STALL_WEIGHT * one.prefill_s + M_D * lessons.crowding_s * lessons.output_tokens
+    assert one.others_s == pytest.approx(10 * others_s)
 
 
 def test_each_one_at_its_own_speed():
