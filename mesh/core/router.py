@@ -153,6 +153,7 @@ class RouterCore:
         else:
             self._attempts.decided(record.request, place)
             self._back_in_line(record, now)
+            self._line.joined(record.request, place)
 
     def _back_in_line(self, record: Inflight, now: float) -> None:
         """No attempt is under way: it waits at its place by time of arrival."""
