@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.read_request import Problem, read_ask, request_id
+from mesh.adapters.problem import Problem
+from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.ticket import Ask, Ticket
 from schemas import http

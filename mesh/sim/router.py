@@ -12,7 +12,7 @@ from typing import Any
 from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.request import Priority, Request, Served
+from mesh.core.request import Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
@@ -21,7 +21,7 @@ from mesh.sim.network import Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.work import MODEL, handoff_headers, request_headers
 from schemas import exchange, subjects
-from schemas.exchange import Refused
+from schemas.exchange import Priority, Refused
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat
