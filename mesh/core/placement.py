@@ -13,6 +13,7 @@ from random import Random
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
 from mesh.core.policies.base import Choice, Policy, Spot, Target
+from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
@@ -33,6 +34,7 @@ class Place:
     policy: str
     by_choice: bool = False  # held though somebody was free: others in line may be placed
     prefill_tokens: int = 0  # of the prompt, not believed to be held there
+    may_queue: bool = False  # it was chosen with what is pending there in view
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
 
@@ -62,6 +64,7 @@ class Placer:
         makers: Makers | None = None,
     ) -> None:
         self._settings = settings
+        self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
@@ -187,10 +190,10 @@ class Placer:
             target.name,
             choice.reason,
             brain.name,
-            False,
-            _prefill_tokens(request, choice),
-            candidates,
-            considered,
+            prefill_tokens=_prefill_tokens(request, choice),
+            may_queue=policy.judges_load or self._pushes_past_pending,
+            candidates=candidates,
+            considered=considered,
         )
 
     def _held(
@@ -198,7 +201,15 @@ class Placer:
     ) -> Place:
         candidates, considered = receipt(layers, choice or Choice(None, reason))
         chosen = choice is not None
-        return Place(Placement.HOLD, None, reason, brain.name, chosen, 0, candidates, considered)
+        return Place(
+            Placement.HOLD,
+            None,
+            reason,
+            brain.name,
+            by_choice=chosen,
+            candidates=candidates,
+            considered=considered,
+        )
 
 
 def _prefill_tokens(request: Request, choice: Choice) -> int:

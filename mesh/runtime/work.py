@@ -43,11 +43,12 @@ def _wishes(wishes: Wishes) -> dict[str, str]:
 
 def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
     """The headers by which heartbeats tell routers what has been taken and what it costs."""
-    return {
+    headers = {
         exchange.H_FROM: router,
         exchange.H_HANDOFF: str(effect.handoff),
         exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
     }
+    return headers | {exchange.H_MAY_QUEUE: "1"} if effect.may_queue else headers
 
 
 def sketch(prompt: Prompt) -> bytes:
