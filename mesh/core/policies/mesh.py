@@ -90,12 +90,12 @@ class Mesh:
         return self._holdings.hit_ratio(request)
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
-        """Remember what was expected; a peer's request is not followed, so take it as served."""
-        if request.answer_inbox is not None:
-            self._holdings.computed(request, spot, now)
-            return
+        """Remember what was expected; the prompt will be there once those before it are."""
+        self._holdings.computed(request, spot, now)
         chosen, self._chosen = self._chosen, None
-        if chosen is None or chosen.target.name != spot.name:
+        if request.answer_inbox is not None or chosen is None:
+            return  # a peer's request is not followed
+        if chosen.target.name != spot.name or chosen.target.kind is not spot.kind:
             return  # somebody else's choice
         if chosen.target.replica is not None:
             self._fit(chosen.target, request)
@@ -112,8 +112,7 @@ class Mesh:
             self._holdings.fit(target.name, int(capacity / request.prompt.block_tokens))
 
     def began(self, request: Request, spot: Spot, now: float) -> None:
-        """Its prompt is computed: it can be shared from here on."""
-        self._holdings.computed(request, spot, now)
+        """How long its first token took is the lesson."""
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
