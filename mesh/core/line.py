@@ -43,13 +43,14 @@ class Line:
     def try_all(self, now: float) -> None:
         """Place those who wait, in the order of trying, as far as there is room."""
         self._choosy = 0
-        stuck: set[tuple[ModelId, frozenset[str]]] = set()
-        models_left = len(self._held.models())
+        stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
+        kinds_left = len(self._held.models()) * self._placer.brains
         for request in self._held:
             record = self._inflight[request.key]
-            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, record.avoid))):
+            kind = request.model, self._placer.brain_of(request)
+            if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, record.avoid))):
                 continue
-            place = self._placer.place(request, record.avoid, now)
+            record.place = place = self._placer.place(request, record.avoid, now)
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)
@@ -57,9 +58,9 @@ class Line:
             if place.by_choice and self._choosy < CHOOSY_MAX:
                 self._choosy += 1
                 continue
-            stuck.add((request.model, record.avoid))
-            models_left -= not record.avoid
-            if not models_left:
+            stuck.add((*kind, record.avoid))
+            kinds_left -= not record.avoid
+            if not kinds_left:
                 return
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
