@@ -6,10 +6,12 @@ import pytest
 
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
+from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.receipt import CANDIDATES_MAX
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
+from schemas.exchange import Priority
 from schemas.ids import ModelId, ReplicaId
 from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, request, spot
 
@@ -141,3 +143,25 @@ def test_a_receipt_lists_the_first_and_counts_all(fleet):
         41,
         CANDIDATES_MAX,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        ({"policy": "least-load"}, False),
+        ({"policy": "mesh"}, True),
+        ({"policy": "least-load", "pushing": BLIND}, True),
+        ({"policy": "least-load", "pushing": Pushing(PushingKind.OUTSTANDING, 9)}, True),
+    ],
+)
+def test_work_may_queue_where_what_is_pending_was_in_view(settings, may):
+    fleet = Fleet(**settings)
+    fleet.replicas.see(beat("a"), 0.0)
+    assert fleet.place().may_queue is may
+
+
+def test_the_class_decides_whether_its_work_may_queue():
+    fleet = Fleet(policy="least-load", policy_by_priority=((Priority.LOW, "mesh"),))
+    fleet.replicas.see(beat("a"), 0.0)
+    assert not fleet.place(request(1)).may_queue
+    assert fleet.place(request(2, priority=Priority.LOW)).may_queue
