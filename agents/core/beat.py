@@ -25,7 +25,6 @@ class Replica:
     heartbeat_s: float
     batch_max: int | None = None  # where the engine's metrics don't say it
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
-    takes_pending: bool = False  # full only at outstanding_max: for routers that push blindly
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Dispatch:
     handoff: int
     answer_inbox: str | None
     prefill_tokens: int = 0  # prompt tokens that the replica is not believed to hold
+    may_queue: bool = False  # the replica may take it though other work is pending
 
 
 @dataclass(frozen=True, slots=True)

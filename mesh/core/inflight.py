@@ -8,6 +8,7 @@ any more and is ignored by everyone.
 
 from dataclasses import dataclass, field
 
+from mesh.core.placement import Place
 from mesh.core.policies.base import Spot
 from mesh.core.request import Request
 from schemas.ids import RegionId, ReplicaId
@@ -30,6 +31,7 @@ class Inflight:
     heard_at: float = 0.0  # last frame of this attempt
     held_since: float | None = None
     held_s: float = 0.0
+    place: Place | None = None  # what was last said of where it could go, while held
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
@@ -51,6 +53,10 @@ class Inflight:
             return self.avoid
         return self.avoid | {place for place, until in self.refused_by.items() if until > now}
 
+    def waited_s(self, now: float) -> float:
+        """Seconds in the hold queue so far."""
+        return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
+
     def hold(self, now: float) -> None:
         """No attempt is under way; it waits from `now`, or goes on waiting."""
         if self.held_since is None:
@@ -59,8 +65,6 @@ class Inflight:
 
     def release(self, now: float) -> None:
         """The next attempt begins."""
-        if self.held_since is not None:
-            self.held_s += now - self.held_since
-            self.held_since = None
+        self.held_s, self.held_since, self.place = self.waited_s(now), None, None
         self.attempt += 1
         self.attempted_at = self.heard_at = now

@@ -57,14 +57,14 @@ class Line:
     def try_all(self, now: float) -> None:
         """Place those who wait, in the order of trying, as far as there is room."""
         self._choosy.clear()
-        stuck: set[tuple[ModelId, frozenset[str]]] = set()
-        models_left = len(self._held.models())
+        stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
+        kinds_left = len(self._held.models()) * self._placer.brains
         for request in self._held:
             record = self._inflight[request.key]
-            avoid = record.avoided(now)
-            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, avoid))):
+            kind, avoid = (request.model, self._placer.brain_of(request)), record.avoided(now)
+            if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
                 continue
-            place = self._placer.place(request, avoid, now)
+            record.place = place = self._placer.place(request, avoid, now)
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)
@@ -72,9 +72,9 @@ class Line:
             if place.by_choice and len(self._choosy) < CHOOSY_MAX:
                 self._choosy[request.key] = request.model
                 continue
-            stuck.add((request.model, avoid))
-            models_left -= not avoid
-            if not models_left:
+            stuck.add((*kind, avoid))
+            kinds_left -= not avoid
+            if not kinds_left:
                 return
 
     def offer(self, name: ReplicaId | None, now: float) -> None:

@@ -12,7 +12,8 @@ from random import Random
 
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Choice, Policy, Spot, Target
+from mesh.core.policies.base import Choice, FirstToken, Policy, Spot, Target
+from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
@@ -33,6 +34,8 @@ class Place:
     policy: str
     by_choice: bool = False  # held though somebody was free: others in line may be placed
     prefill_tokens: int = 0  # of the prompt, not believed to be held there
+    first_token: FirstToken | None = None  # held: where soonest; placed: if it has an SLO
+    may_queue: bool = False  # it was chosen with what is pending there in view
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
 
@@ -62,6 +65,7 @@ class Placer:
         makers: Makers | None = None,
     ) -> None:
         self._settings = settings
+        self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
@@ -92,11 +96,20 @@ class Placer:
 
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether a held request for one of these models may find room in that replica."""
-        busy_too = self._brain.local.judges_load
+        busy_too = any(brain.local.judges_load for brain in self._brains.values())
         return any(
             self._replicas.unavailable_because(replica, model, now, busy_too=busy_too) is None
             for model in models
         )
+
+    @property
+    def brains(self) -> int:
+        """How many policies there are; each has another idea of who is available."""
+        return len(self._brains)
+
+    def brain_of(self, request: Request) -> str:
+        """The policy that places requests of its class."""
+        return self._brain_of.get(request.priority, self._brain).name
 
     def held(self, request: Request, reason: str) -> Place:
         """The receipt of a request that is held without asking anybody."""
@@ -193,10 +206,11 @@ class Placer:
             target.name,
             choice.reason,
             brain.name,
-            False,
-            _prefill_tokens(request, choice),
-            candidates,
-            considered,
+            prefill_tokens=_prefill_tokens(request, choice),
+            first_token=None if request.slo_ttft_s is None else choice.first_token,
+            may_queue=policy.judges_load or self._pushes_past_pending,
+            candidates=candidates,
+            considered=considered,
         )
 
     def _held(
@@ -204,7 +218,16 @@ class Placer:
     ) -> Place:
         candidates, considered = receipt(layers, choice or Choice(None, reason))
         chosen = choice is not None
-        return Place(Placement.HOLD, None, reason, brain.name, chosen, 0, candidates, considered)
+        return Place(
+            Placement.HOLD,
+            None,
+            reason,
+            brain.name,
+            by_choice=chosen,
+            first_token=choice.first_token if choice is not None else None,
+            candidates=candidates,
+            considered=considered,
+        )
 
 
 def _prefill_tokens(request: Request, choice: Choice) -> int:

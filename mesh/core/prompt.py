@@ -2,8 +2,9 @@
 
 The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash is seeded with the hash
 before it, so one hash stands for the whole prefix up to its block's end, and equal hashes mean
-equal prefixes. The first seed comes from a key and the model: prefixes of different models
-never meet. xxh3 is fast and no cipher: who is to be kept from guessing texts must not see hashes.
+equal prefixes. The first seed comes from a key, the model and the tenant's salt: prefixes of
+different models or tenants never meet, as they don't in the engine. xxh3 is fast and no cipher:
+who is to be kept from guessing texts must not see hashes.
 
 Text instead of tokens, because a router that tokenised would need every model's tokenizer and
 its CPU (SkyWalker's tree is over characters for the same reason). Tokens are estimated from
@@ -78,9 +79,11 @@ def prompt_text(body: Mapping[str, Any], *, chat: bool) -> bytes:
     return b"".join(pieces)
 
 
-def block_hashes(text: bytes, *, key: str, model: ModelId) -> tuple[int, ...]:
+def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tuple[int, ...]:
     """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX."""
     chained = xxhash.xxh3_64_intdigest(model.encode(), seed=xxhash.xxh3_64_intdigest(key.encode()))
+    if salt:
+        chained = xxhash.xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"), seed=chained)
     view = memoryview(text)
     hashes = []
     end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES

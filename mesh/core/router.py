@@ -19,6 +19,7 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
@@ -28,7 +29,6 @@ from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
-from mesh.core.rate import Rate
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
@@ -39,7 +39,6 @@ from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import ReplicaState
 
-RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
 
@@ -78,7 +77,7 @@ class RouterCore:
         )
         self._outlook = Outlook(self.replicas, self.peers, settings)
         self._digest = RegionalDigest(region, router, epoch, settings)
-        self._releases = Rate(window_s=10.0)
+        self._admission = Admission(self.held)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
@@ -127,10 +126,8 @@ class RouterCore:
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
             place = self._placer.place(request, record.avoided(now), now)
-            if place.target is None:
-                self._hold(record, place, now)
-            else:
-                self._begin(record, place, now)
+            go = self._hold if place.target is None else self._begin
+            go(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
         own_wait_first = self.draining or self._line.must_be_joined(request.model)
@@ -142,24 +139,38 @@ class RouterCore:
         self._attempts.begin_for_peer(request, inbox, place, now)
 
     def _begin(self, record: Inflight, place: Place, now: float) -> None:
-        self._releases.count(now)
+        """Try it there, unless that would be too late for it."""
+        if record.held_since is not None:
+            self._admission.released(record.request, now)
+        if (late := self._admission.late(record, place, now)) is not None:
+            self._shed(record, place, str(late), now, late)
+            return
+        self._admission.begun(now)
         self._attempts.begin(record, place, now)
 
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
-        """A new request must wait, or be shed."""
+        """A new request must wait, or be shed, or another one for it."""
+        if (late := self._admission.late(record, place, now)) is not None:
+            self._shed(record, place, f"{place.reason}: {late}", now, late)
+            return
         if self.held.is_full:
-            self._attempts.decided(record.request, replace(place, placement=Placement.SHED))
-            self._saturated(record, "the hold queue is full", now)
-        else:
-            self._attempts.decided(record.request, place)
-            self._back_in_line(record, now)
-            self._line.joined(record.request, place)
+            last = self.held.newest_below(record.request.priority)
+            if last is None:
+                self._shed(record, place, f"{place.reason}, and the hold queue is full", now)
+                return
+            why = f"the hold queue is full, and {record.request.priority} goes before"
+            self._shed(self.inflight[last.key], None, why, now)
+        record.place = self._admission.foretold(record, place, now)
+        self._attempts.decided(record.request, record.place)
+        self._back_in_line(record, now)
+        self._line.joined(record.request, place)
 
     def _back_in_line(self, record: Inflight, now: float) -> None:
-        """No attempt is under way: it waits at its place by time of arrival."""
+        """No attempt is under way: it waits at its place by class and arrival."""
         self._attempts.leave(record, now)
         record.hold(now)
-        self.held.put(record.request)
+        self.held.put(record.request, comes_back=record.attempt > 0)
+        self._admission.waits(record.request, now)
 
     # Ends.
 
@@ -167,6 +178,7 @@ class RouterCore:
         del self.inflight[record.request.key]
         if record.held_since is not None:
             self.held.remove(record.request)
+            self._admission.left(record.request, now)
         self._attempts.leave(record, now)
 
     def _fail(
@@ -180,12 +192,22 @@ class RouterCore:
         self._end(record, now)
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 
-    def _saturated(self, record: Inflight, why: str, now: float) -> None:
-        """Shed with the time that the queue before it will need at the present pace."""
-        pace = self._releases.per_s(now)
-        wait_s = len(self.held) / pace if pace > 0.0 else RETRY_AFTER_S_MAX
-        retry_after_s = min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
-        self._fail(record, now, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
+    def _shed(
+        self,
+        record: Inflight,
+        place: Place | None,
+        why: str,
+        now: float,
+        late: Late | None = None,
+    ) -> None:
+        """Refuse it with its receipt, and say when those before it will be gone."""
+        request = record.request
+        last = place or record.place or self._placer.held(request, why)
+        shed = replace(last, placement=Placement.SHED, target=None, reason=why)
+        attempt, held_s = max(1, record.attempt), record.waited_s(now)
+        self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)
+        retry_after_s = self._admission.retry_after_s(request, late, now)
+        self._fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)
 
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
         record = self.inflight.get(event.key)
@@ -241,7 +263,7 @@ class RouterCore:
         if record.peer is not None:
             record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
-            self._saturated(record, f"refused {record.refusals} times", now)
+            self._shed(record, None, f"refused {record.refusals} times", now)
         else:
             self._back_in_line(record, now)
         self._line.try_all(now)
@@ -362,13 +384,15 @@ class RouterCore:
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
+            elif (late := self._admission.late(record, record.place, now)) is not None:
+                self._shed(record, None, str(late), now, late)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
             self._attempt_failed(record, lost, now)
 
     def _hold_expired(self, record: Inflight, now: float) -> None:
         if self._outlook.others_serve(record):
-            self._saturated(record, f"held for {self._settings.hold_s_max:g} s", now)
+            self._shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
         else:
             message = f"no replica serves {record.request.model!r} at present"
             self._fail(record, now, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)

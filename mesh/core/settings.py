@@ -1,10 +1,11 @@
 """The router's tunables. Each says its unit, where its default comes from, and what it trades."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
-from mesh.core.request import Priority
+from schemas.exchange import Priority
 
 MAY_BE_ZERO = ("peer_queue_max", "hops_max")
 
@@ -44,14 +45,10 @@ class RouterSettings:
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
-        for name in MAY_BE_ZERO:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more")
         for name in self.__slots__:
             value = getattr(self, name)
-            is_number = isinstance(value, int | float)
-            if is_number and name not in MAY_BE_ZERO and not value > 0:
-                raise ValueError(f"{name} must be more than 0, not {value}")
+            if isinstance(value, int | float):
+                _check(name, value)
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
@@ -60,3 +57,11 @@ class RouterSettings:
     def policy_for(self, priority: Priority) -> str:
         """The name of the policy that places requests of that class."""
         return dict(self.policy_by_priority).get(priority, self.policy)
+
+
+def _check(name: str, value: float) -> None:
+    if not isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}; a large number will do")
+    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        fits = "0 or more" if name in MAY_BE_ZERO else "more than 0"
+        raise ValueError(f"{name} must be {fits}, not {value}")

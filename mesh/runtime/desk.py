@@ -126,11 +126,14 @@ class Desk:
             key=key,
             request_id=ask.request_id,
             model=ask.model,
-            prompt=self._prompts.read(ask.model, ask.text),
+            prompt=self._prompts.read(ask.model, ask.text, ask.wishes.salt),
             arrived_at=now,
             deadline=deadline,
             hops=0,
             origin=self._config.region,
+            priority=ask.wishes.priority,
+            slo_ttft_s=ask.wishes.slo_ttft_s,
+            session=ask.wishes.session,
         )
         self._tickets.open(ticket, request, taken)
         self.feed(ev.RequestArrived(request))

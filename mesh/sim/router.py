@@ -11,7 +11,7 @@ from typing import Any
 from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.request import Priority, Request, Served
+from mesh.core.request import Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
@@ -22,7 +22,7 @@ from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Ticket, Tickets
 from mesh.sim.work import MODEL, handoff_headers, request_headers
 from schemas import exchange, subjects
-from schemas.exchange import Refused
+from schemas.exchange import Priority, Refused
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat

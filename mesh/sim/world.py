@@ -12,7 +12,6 @@ from random import Random
 
 from agents.sim.profile import Profile
 from mesh.core.policies import Makers
-from mesh.core.pushing import PushingKind
 from mesh.core.router import RouterCore
 from mesh.sim import faults as fault
 from mesh.sim.clients import Clients
@@ -145,7 +144,6 @@ class World:
             heartbeat_s=config.heartbeat_s,
             reading_s=config.reading_s,
             outstanding_max=config.outstanding_max,
-            takes_pending=config.settings.pushing.kind is not PushingKind.PENDING,
             batch_max=profile.max_seqs if config.batch_max_told else None,
             beat_gap_s=0.0 if config.news_at_once else config.heartbeat_s,
         )

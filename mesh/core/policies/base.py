@@ -49,13 +49,22 @@ class Target(NamedTuple):
 class Score(NamedTuple):
     """What a policy thought of one target: `seconds` of expected TTFT where it computes them.
 
-    `terms` add up to `seconds`, the ones in seconds; others are there to be read.
+    `terms` add up to `seconds`, the ones in seconds; others are there to be read. Two have one
+    meaning everywhere: `queue_s`, the wait in the target's queue, and `others_s`, what the
+    request costs others, which its own client does not wait for.
     """
 
     target: Target
     seconds: float | None = None
     terms: Mapping[str, float | None] = {}
     matched_blocks: int = 0
+
+
+class FirstToken(NamedTuple):
+    """When a first token is expected, in seconds from now; `queue_s` of them pass in a queue."""
+
+    seconds: float
+    queue_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,19 @@ class Choice:
     def name(self) -> str | None:
         """The pick's name; None when held."""
         return None if self.target is None else self.target.name
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """At the pick, or the soonest of those looked at; None where no seconds are known."""
+        known = [
+            (score.seconds - (score.terms.get("others_s") or 0.0), score)
+            for score in self.scores
+            if score.seconds is not None and (self.target is None or score.target == self.target)
+        ]
+        if not known:
+            return None
+        seconds, score = min(known, key=lambda one: one[0])
+        return FirstToken(seconds, score.terms.get("queue_s") or 0.0)
 
 
 class Policy(Protocol):

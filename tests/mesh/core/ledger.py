@@ -10,12 +10,13 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.hold_order import HoldOrder
+from mesh.core.hold_order import HoldOrder, standing
 from mesh.core.policies import POLICIES, find_maker
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from schemas.decision import Placement
+from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
@@ -159,6 +160,8 @@ class Ledger:
             assert (case.live or gone) and effect.attempt == case.attempt > 0
             self._leave(case)
         elif isinstance(effect, fx.Fail | fx.PassEngineError):
+            if isinstance(effect, fx.Fail) and effect.fault is Fault.SATURATED:
+                self._check_shed(effect, before)
             self._end(self.cases[effect.key], type(effect).__name__)
         elif isinstance(effect, fx.RefusePeer):
             assert isinstance(event, ev.RequestArrived) and event.request.key == effect.key
@@ -171,6 +174,12 @@ class Ledger:
         assert (decision.placement, decision.attempt) == (kind, effect.attempt)
         assert name in (decision.replica, decision.peer)
         assert decision.candidates[0].name == name and decision.candidates[0].available
+
+    def _check_shed(self, effect: fx.Fail, before: fx.Effect | None) -> None:
+        assert isinstance(before, fx.Decided) and before.key == effect.key
+        assert before.decision.placement is Placement.SHED
+        assert before.decision.replica is before.decision.peer is None
+        assert effect.retry_after_s is not None and 1.0 <= effect.retry_after_s <= 60.0
 
     def _begin(self, key: int, attempt: int, place: str, handoff: int | None) -> Case:
         case = self.cases[key]
@@ -186,7 +195,7 @@ class Ledger:
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model
-                and other.request.arrived_at < case.request.arrived_at
+                and standing(other.request) < standing(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
         case.attempt, case.live, case.place, case.handoff = attempt, True, place, handoff

@@ -19,6 +19,7 @@ from mesh.core import events as ev
 from mesh.core.prompt import Prompt
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
+from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
 from tests.mesh.core import build
@@ -112,6 +113,9 @@ class Stage:
         known["taken"] = {build.ROUTER: int(fields.get("taken", 0))}
         if "models" in fields:
             known["models"] = tuple(ModelId(model) for model in fields["models"].split(","))
+        if "prefill_s_per_token" in fields:
+            known["prefill_s_per_token"] = float(fields["prefill_s_per_token"])
+            known["prefill_base_s"] = 0.01
         if "kv_used" in fields:
             known["kv_used_ratio"] = float(fields["kv_used"])
         self.beats[name] = build.beat(name, **known)
@@ -145,6 +149,8 @@ class Stage:
             prompt=_prompt(fields),
             deadline=self.now + float(fields.get("deadline", 600)),
             model=ModelId(fields.get("model", build.MODEL)),
+            priority=Priority(fields.get("priority", "normal")),
+            slo_ttft_s=float(fields["slo"]) if "slo" in fields else None,
         )
         self.feed(ev.RequestArrived(asked))
 

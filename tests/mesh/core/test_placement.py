@@ -6,11 +6,13 @@ import pytest
 
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
+from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.receipt import CANDIDATES_MAX
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
+from schemas.exchange import Priority
 from schemas.ids import ModelId, ReplicaId
 from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, prompt, request, spot
 
@@ -178,3 +180,25 @@ def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
     fleet.placer.left(first, spot("a"), 0.2)
     place = fleet.place(request(2, prompt=prompt("ABCDE", 320)))
     assert (place.target, place.prefill_tokens) == ("a", 320 - 200)
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        ({"policy": "least-load"}, False),
+        ({"policy": "mesh"}, True),
+        ({"policy": "least-load", "pushing": BLIND}, True),
+        ({"policy": "least-load", "pushing": Pushing(PushingKind.OUTSTANDING, 9)}, True),
+    ],
+)
+def test_work_may_queue_where_what_is_pending_was_in_view(settings, may):
+    fleet = Fleet(**settings)
+    fleet.replicas.see(beat("a"), 0.0)
+    assert fleet.place().may_queue is may
+
+
+def test_the_class_decides_whether_its_work_may_queue():
+    fleet = Fleet(policy="least-load", policy_by_priority=((Priority.LOW, "mesh"),))
+    fleet.replicas.see(beat("a"), 0.0)
+    assert not fleet.place(request(1)).may_queue
+    assert fleet.place(request(2, priority=Priority.LOW)).may_queue

@@ -57,6 +57,14 @@ def test_without_the_key_or_the_model_nothing_matches():
     assert common(mine, hashes(text)) is None
 
 
+def test_tenants_of_different_salts_share_nothing():
+    text = b"x" * BLOCK_BYTES * 3
+    salted = block_hashes(text, key="k", model=MODEL, salt="a")
+    assert common(hashes(text), salted) == 0
+    assert common(block_hashes(text, key="k", model=MODEL, salt="b"), salted) == 0
+    assert common(block_hashes(text, key="k", model=MODEL, salt="a"), salted) is None
+
+
 def test_what_lies_beyond_the_limit_is_left_out():
     text = b"x" * BLOCK_BYTES * (BLOCKS_MAX + 2)
     assert len(hashes(text)) == BLOCKS_MAX
