@@ -1,6 +1,6 @@
 """This region's own digest: what its router tells the peers, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import median
 
 from mesh.core.hold_queue import HoldQueue
@@ -100,7 +100,7 @@ def _capacities(
             ready=ready,
             free=free,
             wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
-            kv_free_tokens=_known(max, [_kv_free_tokens(replica) for replica in serving]),
+            kv_free_tokens=_most(_kv_free_tokens(replica) for replica in serving),
             running=_mean([_running(replica) for replica in serving]),
         )
     return capacities
@@ -136,6 +136,11 @@ def _is_free(replicas: ReplicaTable, replica: Replica, now: float) -> bool:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    """The largest that is there; None when none is."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def _known(summary: Callable[[list[float]], float], values: list[float | None]) -> float | None:
