@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test compare lint format schemas clean help
+.PHONY: up test compare decide lint format schemas clean help
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,9 @@ test: lint ## every check: style, types, layers, tests
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
+
+decide: $(STAMP) ## how long a placement takes, by policy (minutes)
+	$(BIN)/python -m tests.benchmarks.decide
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
-from schemas.ids import ModelId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
@@ -151,18 +151,24 @@ class Placer:
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float
     ) -> Layer:
-        layer = Layer(CandidateKind.REPLICA)
-        for replica in self._replicas:
-            name = replica.heartbeat.replica
-            why = self._replicas.unavailable_because(
-                replica, request.model, now, busy_too=brain.local.judges_load
-            )
-            if why is None and name not in avoid:
-                rtt_s = self._peers.rtt_s(replica.heartbeat.region)
-                layer.free.append(Target(name, replica.load, layer.kind, rtt_s, replica))
-            elif why != "other model":
-                spare = Target(name, replica.load, layer.kind, None, replica)
-                layer.busy.append((spare, why or "failed before"))
+        layer = Layer(kind := CandidateKind.REPLICA)
+        free, others = self._replicas.sorted_out(
+            request.model, now, busy_too=brain.local.judges_load
+        )
+        rtt_s: dict[RegionId, float | None] = {}
+        for replica in free:
+            beat = replica.heartbeat
+            name, region = beat.replica, beat.region
+            if region not in rtt_s:
+                rtt_s[region] = self._peers.rtt_s(region)
+            if name not in avoid:
+                layer.free.append(Target(name, replica.load, kind, rtt_s[region], replica))
+            else:
+                others.append((replica, "failed before"))
+        for replica, why in others:
+            if why != "other model":
+                target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
+                layer.busy.append((target, why))
         return layer
 
     def _peer_layer(

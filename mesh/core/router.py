@@ -125,7 +125,7 @@ class RouterCore:
         elif self._line.must_be_joined(request.model):
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
-            place = self._placer.place(request, record.avoid, now)
+            place = self._placer.place(request, record.avoided(now), now)
             go = self._hold if place.target is None else self._begin
             go(record, place, now)
 
@@ -163,6 +163,7 @@ class RouterCore:
         record.place = self._admission.foretold(record, place, now)
         self._attempts.decided(record.request, record.place)
         self._back_in_line(record, now)
+        self._line.joined(record.request, place)
 
     def _back_in_line(self, record: Inflight, now: float) -> None:
         """No attempt is under way: it waits at its place by class and arrival."""
@@ -259,6 +260,8 @@ class RouterCore:
             return
         self._attempts.rest(record, now)
         record.refusals += 1
+        if record.peer is not None:
+            record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
             self._shed(record, None, f"refused {record.refusals} times", now)
         else:

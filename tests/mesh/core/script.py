@@ -17,6 +17,7 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.prompt import Prompt
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.exchange import Priority
@@ -133,7 +134,7 @@ class Stage:
             queue=int(fields.get("queue", 0)),
             accepting=fields.get("accepting") != "no",
             router=RouterId(fields.get("router", build.ROUTER)),
-            models={model: ModelCapacity(ready=ready, free=free)},
+            models={model: ModelCapacity(ready=ready, free=free, wait_s=_seconds(fields))},
         )
         self.feed(ev.DigestSeen(self.digests[region]))
 
@@ -145,8 +146,8 @@ class Stage:
     def do_request(self, key: str, **fields: str) -> None:
         asked = build.request(
             int(key),
-            fields.get("prompt", "A"),
-            self.now,
+            arrived_at=self.now,
+            prompt=_prompt(fields),
             deadline=self.now + float(fields.get("deadline", 600)),
             model=ModelId(fields.get("model", build.MODEL)),
             priority=Priority(fields.get("priority", "normal")),
@@ -195,13 +196,8 @@ class Stage:
 
 
 COUNTS = {
-    "pending",
-    "running",
-    "outstanding",
-    "batch_max",
-    "epoch",
-    "kv_capacity_tokens",
-    "prefill_queued_tokens",
+    *("pending", "running", "outstanding", "batch_max", "epoch"),
+    *("kv_capacity_tokens", "prefill_queued_tokens"),
 }
 
 
@@ -213,6 +209,16 @@ def _parse(line: str) -> tuple[list[str], dict[str, str]]:
 
 def _count(value: str) -> int | None:
     return None if value == "unknown" else int(value)
+
+
+def _prompt(fields: dict[str, str]) -> Prompt:
+    """A block a letter; `A*160` is so many of one."""
+    text, _, times = fields.get("prompt", "A").partition("*")
+    return build.prompt(text * int(times or 1), int(fields.get("tokens", 100)))
+
+
+def _seconds(fields: dict[str, str]) -> float | None:
+    return float(fields["wait_s"]) if "wait_s" in fields else None
 
 
 def _dispatch(effect: fx.Dispatch) -> str:
