@@ -43,6 +43,10 @@ class Inflight:
         """Whether an attempt is under way that may still be replaced by another."""
         return self.held_since is None and not self.started
 
+    def waited_s(self, now: float) -> float:
+        """Seconds in the hold queue so far."""
+        return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
+
     def shun(self, place: str, now: float) -> None:
         """That place did not take it: ask others first for a while, longer each time."""
         self.refused_by[place] = now + REFUSED_S * self.refusals
@@ -52,10 +56,6 @@ class Inflight:
         if not self.refused_by:
             return self.avoid
         return self.avoid | {place for place, until in self.refused_by.items() if until > now}
-
-    def waited_s(self, now: float) -> float:
-        """Seconds in the hold queue so far."""
-        return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
 
     def hold(self, now: float) -> None:
         """No attempt is under way; it waits from `now`, or goes on waiting."""

@@ -14,7 +14,7 @@ MAY_BE_ZERO = ("peer_queue_max", "hops_max")
 class RouterSettings:
     """Validated at construction: a value out of range raises ValueError and says what fits."""
 
-    policy: str = "prefix-tree"
+    policy: str = "mesh"
     # Other policies for some classes of requests, as (priority, policy) pairs.
     policy_by_priority: tuple[tuple[Priority, str], ...] = ()
     pushing: Pushing = PENDING  # when a replica may be given work

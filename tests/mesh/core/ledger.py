@@ -25,6 +25,8 @@ POLICIES_USED = {name: find_maker(name)(RouterSettings(), Random(0)) for name in
 JOINT = [name for name, policy in POLICIES_USED.items() if policy.joint]  # may prefer a peer
 JUDGES = [name for name, policy in POLICIES_USED.items() if policy.judges_load]  # or the busy
 
+CHOOSY = [*JUDGES, "batch-aware"]  # a request may wait by choice while another one goes
+
 
 @dataclass
 class Seen:
@@ -191,7 +193,7 @@ class Ledger:
         for other in self.cases.values():
             overtaken = (
                 self.settings.hold_order is HoldOrder.FIRST_COME
-                and self.settings.policy not in JUDGES  # who may wait for a busy one by choice
+                and self.settings.policy not in CHOOSY
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model

@@ -6,8 +6,9 @@
 
 `play` returns the text with the effects that the core really gave, so a story is right when it
 is its own transcript. Time stands still but for `wait S`, `tick S` and `pass S [hearing NAMES]`
-(ticks every 0.1 s, with the last word of each of NAMES repeated before each one).
-Receipts are shown for `hold` and `shed`; placements show themselves; digests are left out.
+(ticks every 0.1 s, with the last word of each of NAMES repeated before each one). Routers follow
+`skywalker` unless `settings` say otherwise. Receipts are shown for `hold` and `shed`; placements
+show themselves; digests are left out.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
 from tests.mesh.core import build
 
 TICK_S = 0.1
+POLICY = "skywalker"  # by the paper's rules a reader can say what must happen
 
 
 def play(text: str) -> str:
@@ -44,7 +46,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.core: RouterCore = build.core()
+        self.core: RouterCore = build.core(policy=POLICY)
         self.attempts: dict[int, int] = {}
         self.beats: dict[str, Heartbeat] = {}
         self.digests: dict[str, Digest] = {}
@@ -69,8 +71,7 @@ class Stage:
 
     def do_settings(self, **fields: str) -> None:
         numbers = {k: float(v) if "." in v else int(v) for k, v in fields.items() if k != "policy"}
-        policy = {"policy": fields["policy"]} if "policy" in fields else {}
-        self.core = build.core(**numbers, **policy)
+        self.core = build.core(**numbers, policy=fields.get("policy", POLICY))
 
     def do_wait(self, seconds: str) -> None:
         self.now += float(seconds)

@@ -146,6 +146,28 @@ def test_a_receipt_lists_the_first_and_counts_all(fleet):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        ({"policy": "least-load"}, False),
+        ({"policy": "mesh"}, True),
+        ({"policy": "least-load", "pushing": BLIND}, True),
+        ({"policy": "least-load", "pushing": Pushing(PushingKind.OUTSTANDING, 9)}, True),
+    ],
+)
+def test_work_may_queue_where_what_is_pending_was_in_view(settings, may):
+    fleet = Fleet(**settings)
+    fleet.replicas.see(beat("a"), 0.0)
+    assert fleet.place().may_queue is may
+
+
+def test_the_class_decides_whether_its_work_may_queue():
+    fleet = Fleet(policy="least-load", policy_by_priority=((Priority.LOW, "mesh"),))
+    fleet.replicas.see(beat("a"), 0.0)
+    assert not fleet.place(request(1)).may_queue
+    assert fleet.place(request(2, priority=Priority.LOW)).may_queue
+
+
 def test_held_by_choice_is_not_held_for_want_of_room():
     fleet = Fleet(policy="mesh")
     assert not fleet.place().by_choice
@@ -180,25 +202,3 @@ def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
     fleet.placer.left(first, spot("a"), 0.2)
     place = fleet.place(request(2, prompt=prompt("ABCDE", 320)))
     assert (place.target, place.prefill_tokens) == ("a", 320 - 200)
-
-
-@pytest.mark.parametrize(
-    ("settings", "may"),
-    [
-        ({"policy": "least-load"}, False),
-        ({"policy": "mesh"}, True),
-        ({"policy": "least-load", "pushing": BLIND}, True),
-        ({"policy": "least-load", "pushing": Pushing(PushingKind.OUTSTANDING, 9)}, True),
-    ],
-)
-def test_work_may_queue_where_what_is_pending_was_in_view(settings, may):
-    fleet = Fleet(**settings)
-    fleet.replicas.see(beat("a"), 0.0)
-    assert fleet.place().may_queue is may
-
-
-def test_the_class_decides_whether_its_work_may_queue():
-    fleet = Fleet(policy="least-load", policy_by_priority=((Priority.LOW, "mesh"),))
-    fleet.replicas.see(beat("a"), 0.0)
-    assert not fleet.place(request(1)).may_queue
-    assert fleet.place(request(2, priority=Priority.LOW)).may_queue

@@ -259,7 +259,7 @@ async def test_an_agent_restarted_with_another_model_is_known_by_it(one, nats_se
 
 async def test_all_full_and_no_room_to_hold_is_shed_with_retry_after(nats_server):
     async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", hold_max=1, hold_s_max=1.0)
+        await mesh.router("us", policy="least-load", hold_max=1, hold_s_max=1.0)
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
         engine.waiting = 5

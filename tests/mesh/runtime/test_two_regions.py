@@ -33,8 +33,8 @@ async def two(servers):
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", hold_s_max=2.0)
-        await mesh.router("eu")
+        await mesh.router("us", policy="skywalker", hold_s_max=2.0)
+        await mesh.router("eu", policy="skywalker")
         await mesh.agent("us", "us-0", near)
         await mesh.agent("eu", "eu-0", far)
         await mesh.until_ready("us", 1)
