@@ -41,6 +41,12 @@ EXIT_BAD_USE = 2
 @click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
 @click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
 @click.option(
+    "--prefix-key",
+    envvar="MESH_PREFIX_KEY",
+    help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
+    "env MESH_PREFIX_KEY.  [default: the mesh's name, which is none]",
+)
+@click.option(
     "--policy",
     callback=known_policy,
     metavar="NAME[:OPTIONS]",
@@ -106,6 +112,7 @@ def command(
     nats_url: str | None,
     nats_user: str | None,
     nats_password: str | None,
+    prefix_key: str | None,
     policy: str,
     hold_max: int,
     hold_s: float,
@@ -138,7 +145,7 @@ def command(
         settings=RouterSettings(
             policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s
         ),
-        hash_key=topology.mesh.name,
+        hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,

@@ -18,6 +18,8 @@ no match reaches them any more, and age takes them out.
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from mesh.core.gossip.news import News
+
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
 
@@ -42,6 +44,7 @@ class PrefixIndex(Generic[Owner]):
         self._bit_of: dict[Owner, int] = {}
         self._owner_at: dict[int, Owner] = {}  # bit -> owner
         self._free_bits: list[int] = []
+        self.news: News | None = None  # hears what owners gain, and what the last one loses
 
     def __len__(self) -> int:
         return len(self._owners_of)
@@ -72,6 +75,8 @@ class PrefixIndex(Generic[Owner]):
         while len(blocks) > bound:
             self._drop(next(iter(blocks)), owner)
         self._expire(owner, now)
+        if self.news is not None:
+            self.news.used(hashes[:bound], now)
 
     def correct(self, owner: Owner, hashes: Sequence[int], held: int) -> None:
         """`owner` was found to hold only the first `held` blocks of this prompt."""
@@ -162,6 +167,8 @@ class PrefixIndex(Generic[Owner]):
             self._owners_of[block] = left
         else:
             del self._owners_of[block]
+            if self.news is not None:
+                self.news.lost(block)
 
     def _names(self, bits: int) -> tuple[Owner, ...]:
         names = []

@@ -33,6 +33,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import ClassVar, NamedTuple
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Holdings
 from mesh.core.policies.mesh_lessons import Lessons
@@ -138,6 +140,14 @@ class Mesh:
         """It is gone, or came back empty."""
         self._holdings.forget(spot)
         self._lessons.forget(spot)
+
+    def tell(self, news: News) -> None:
+        """What replicas here hold is said there."""
+        self._holdings.tell(news)
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """What peers hold stands there."""
+        self._holdings.hear(told)
 
 
 def _is_open(price: Price) -> bool:

@@ -1,15 +1,18 @@
 """What each candidate holds of a prompt, as the `mesh` policy believes it.
 
-Two sources. The prefix index has the prompts whose first token has come: while a prompt is being
-computed it is nobody's to share. And an engine keeps its answers too: the next turn of a chat,
-the next step of an agent, the branches of a tree all begin with the last prompt *and its answer*,
-whose text a router doesn't read. So a prompt that goes on exactly where a served one ended is
-believed to be held as far as that one's prompt and answer were long.
+Three sources. The prefix index has the prompts whose first token has come: while a prompt is being
+computed it is nobody's to share. Peers tell what others had computed there. And an engine keeps
+its answers too: the next turn of a chat, the next step of an agent, the branches of a tree all
+begin with the last prompt *and its answer*, whose text a router doesn't read. So a prompt that
+goes on exactly where a served one ended is believed to be held as far as that one's prompt and
+answer were long.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
 from mesh.core.prefix_index import PrefixIndex
 from mesh.core.request import Request
@@ -37,6 +40,15 @@ class Holdings:
         }
         # Tokens of prompt and answer, by place and the prompt's last block.
         self._ends: dict[tuple[Spot, int], int] = {}
+        self._told = ToldPrefixes()
+
+    def tell(self, news: News) -> None:
+        """Say there what replicas come to hold and lose."""
+        self._index[CandidateKind.REPLICA].news = news
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """Look there for what peers say."""
+        self._told = told
 
     def of(self, request: Request, targets: Sequence[Target]) -> dict[Spot, Held]:
         """What each target holds of the prompt; those that hold nothing are left out."""
@@ -44,7 +56,10 @@ class Holdings:
         held: dict[Spot, Held] = {}
         for kind, index in self._index.items():
             names = [target.name for target in targets if target.kind is kind]
-            for name, depth in index.depths(prompt.hashes, names).items():
+            depths = index.depths(prompt.hashes, names)
+            if kind is CandidateKind.PEER:
+                depths = self._told.deepen(depths, prompt.hashes, names)
+            for name, depth in depths.items():
                 spot = Spot(kind, name)
                 tokens = max(
                     round(depth * prompt.block_tokens),

@@ -7,7 +7,8 @@
 `play` returns the text with the effects that the core really gave, so a story is right when it
 is its own transcript. Time stands still but for `wait S`, `tick S` and `pass S [hearing NAMES]`
 (ticks every 0.1 s, with the last word of each of NAMES repeated before each one).
-Receipts are shown for `hold` and `shed`; placements show themselves; digests are left out.
+Receipts are shown for `hold` and `shed`; placements show themselves; digests and gossip are
+left out.
 """
 
 from collections.abc import Callable
@@ -226,4 +227,7 @@ SHOW: dict[type, Callable[[Any], str | None]] = {
     fx.PassEngineError: lambda effect: f"pass-engine-error {effect.key}",
     fx.Decided: _decided,
     fx.PublishDigest: lambda effect: None,
+    fx.PublishTrie: lambda effect: None,
+    fx.AskTrie: lambda effect: None,
+    fx.AnswerTrie: lambda effect: None,
 }

@@ -8,7 +8,7 @@ import pytest
 from mesh.core.settings import RouterSettings
 
 NUMBERS = [field.name for field in fields(RouterSettings) if field.name != "policy"]
-MAY_BE_ZERO = {"peer_queue_max", "hops_max"}
+MAY_BE_ZERO = {"peer_queue_max", "hops_max", "trie_bytes_per_s"}
 
 
 def test_the_defaults_are_in_range():
