@@ -73,8 +73,10 @@ class TriePart:
 TrieAnswer = TrieDelta | TriePart
 
 
-def size_bytes(message: TrieAnswer) -> int:
+def size_bytes(message: TrieAnswer | TrieAsk) -> int:
     """About what the message takes on a link."""
+    if isinstance(message, TrieAsk):
+        return MESSAGE_BYTES
     if isinstance(message, TriePart):
         return MESSAGE_BYTES + BLOCK_BYTES * len(message.blocks)
     return MESSAGE_BYTES + BLOCK_BYTES * (len(message.gained) + len(message.lost))

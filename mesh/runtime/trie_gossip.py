@@ -1,8 +1,8 @@
 """Gossip on the bus: deltas and questions in as events, and out as messages.
 
 The answers of each origin come to an inbox of their own, whose last token is random and told to
-that origin's region only: nobody else can put a set in that region's mouth. Whatever is not what it says
-it is gets dropped, counted and logged.
+that origin's region only: nobody else can put a set in that region's mouth. Whatever is not what
+it says it is gets dropped, counted and logged.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """A router of the twin: the real RouterCore, with the world in the place of bus and HTTP.
 
-What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
-under way are strays and their sender is told to stop, an answer's first bytes start it, and a
-peer's request is placed or refused at once. What happens by the clock is in `pulse`.
+As in `mesh.runtime`, frames of an attempt that is over are strays and their sender is told to
+stop, and a peer's request is placed or refused at once. Clocks: `pulse`; gossip: `trie_links`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +63,7 @@ class Surroundings:
     first_byte: Callable[[Ask], None]  # the client sees it
     answered: Callable[[Ask, Answered], None]
     publish: Callable[["SimRouter", Digest], None]
+    gossip: Callable[[RegionId], dict[type, Callable[[Any], None]]]  # performers of a router's
     request_s: float  # a request's time, as its client does not say one
     meter: Meter = field(default_factory=Meter)
 
@@ -94,7 +94,7 @@ class SimRouter:
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(self, effect.digest),
-        }
+        } | around.gossip(site)
 
     @property
     def open_requests(self) -> int:

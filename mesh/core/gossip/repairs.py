@@ -1,8 +1,8 @@
 """Answers to those who asked, each at the pace that its link's budget allows.
 
 One answer an asker: whoever asks again while it is still being said is not heard, so impatience
-costs no bytes and can't put the end off. Budgets are per region, whoever asks there: a region whose routers all
-start at once waits longer, and takes nothing from the others.
+costs no bytes and can't put the end off. Budgets are per region, whoever asks there: a region
+whose routers all start at once waits longer, and takes nothing from the others.
 """
 
 from collections import deque
