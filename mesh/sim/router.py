@@ -1,7 +1,7 @@
 """A router of the twin: the real RouterCore, with the world in the place of bus and HTTP.
 
-As in `mesh.runtime`, frames of an attempt that is over are strays and their sender is told to
-stop, and a peer's request is placed or refused at once. Clocks: `pulse`; gossip: `trie_links`.
+As in `mesh.runtime`, senders of frames of an attempt that is over are told to stop, and a peer's
+request is placed or refused at once. By the clock: `pulse`. Gossip: `trie_links`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ from schemas.state import Digest, Heartbeat
 
 ROUTER = RouterId("r1")  # every region has one
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
-NOBODY_LISTENS = "nobody_listens"
-NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
+NOBODY_LISTENS, NO_CONNECTION = "nobody_listens", "no_connection"
+CONNECTION_LOST = "connection_lost"
 STATUS_TRY_AGAIN, STATUS_SERVER_ERROR = 429, 500
 
 
@@ -63,7 +63,7 @@ class Surroundings:
     first_byte: Callable[[Ask], None]  # the client sees it
     answered: Callable[[Ask, Answered], None]
     publish: Callable[["SimRouter", Digest], None]
-    gossip: Callable[[RegionId], dict[type, Callable[[Any], None]]]  # performers of a router's
+    gossip: Callable[[RegionId], dict[type, Callable[[Any], None]]]  # its performers
     request_s: float  # a request's time, as its client does not say one
     meter: Meter = field(default_factory=Meter)
 
@@ -94,7 +94,8 @@ class SimRouter:
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(self, effect.digest),
-        } | around.gossip(site)
+            **around.gossip(site),
+        }
 
     @property
     def open_requests(self) -> int:
@@ -356,8 +357,7 @@ class SimRouter:
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
         assert self._placing is not None
-        asker = self._placing[2]
-        refused = Refused(effect.reason, self.site, "", -1, -1)
+        asker, refused = self._placing[2], Refused(effect.reason, self.site, "", -1, -1)
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
 
     def _tell_lost(self, effect: fx.TellLost) -> None:

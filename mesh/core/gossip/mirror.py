@@ -111,7 +111,9 @@ class Mirror:
     def _catch_up(self, now: float) -> None:
         """Take in what follows without a hole."""
         while (delta := self._ahead.pop(self._seq + 1, None)) is not None:
-            self._seq, self._tried_at = delta.seq, now
+            self._seq = delta.seq
+            if self._hole_since is not None:  # the answer is coming
+                self._tried_at = now
             self._told.remove(self._origin, delta.lost)
             self._add(delta.gained)
 

@@ -5,33 +5,21 @@ from now on, `lost` when the last replica lets go of a block. Gains and losses t
 before the next delta are never told.
 
 What is told first is worth most to others: blocks that many prompts had in common, and lately.
-The value of a block is its uses since it became known, halved every HALF_LIFE_S. A parent is used
-whenever its child is, so it is never worth less, and among equals the order of paths is kept.
-Nobody needs to hear all: what never has its turn is dropped, and comes back with its next use.
+The value of a block is its uses since it became known, each halved every HALF_LIFE_S: new uses
+weigh more and more instead of old ones less and less, so values compare without being brought up
+to date. A parent is used whenever its child is, so it is never worth less, and among equals the
+order of paths is kept. Nobody needs to hear all: what never has its turn is dropped, and comes
+back with its next use.
 
 Tokens are no part of the value because all blocks stand for equally many.
 """
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
-from typing import NamedTuple
 
-WAITING_MAX = 32_768
+WAITING_MAX = 16_384
 HALF_LIFE_S = 60.0
-
-
-class Use(NamedTuple):
-    """How often a block was used, old uses counting less, and when last."""
-
-    weight: float
-    at: float
-
-    def weighed(self, now: float) -> float:
-        """Its weight at this moment."""
-        return float(self.weight * 2.0 ** ((self.at - now) / HALF_LIFE_S))
-
-
-NEVER = Use(0.0, 0.0)
+RESCALE_HALF_LIVES = 64.0
 
 
 class News:
@@ -41,7 +29,8 @@ class News:
         """`blocks_max`: most blocks that are told at a time, the longest unused out first."""
         self._blocks_max = blocks_max
         self._told: dict[int, None] = {}  # the longest unused first
-        self._waiting: dict[int, Use] = {}
+        self._waiting: dict[int, float] = {}  # and their values
+        self._scaled_at = 0.0  # when a use weighed 1
         self._lost: dict[int, None] = {}  # and still in `_told`
 
     def __len__(self) -> int:
@@ -63,11 +52,25 @@ class News:
         fresh = [block for block in hashes if block not in told]
         if len(fresh) < len(hashes):
             self._touch(hashes)
-        for block in fresh:
-            use = self._waiting.pop(block, NEVER)
-            self._waiting[block] = Use(1.0 + use.weighed(now), now)
-        while len(self._waiting) > WAITING_MAX:
-            del self._waiting[next(iter(self._waiting))]
+        if fresh:
+            self._await(fresh, self._weight(now))
+
+    def _await(self, blocks: Iterable[int], weight: float) -> None:
+        waiting = self._waiting
+        for block in blocks:
+            waiting[block] = waiting.pop(block, 0.0) + weight
+        while len(waiting) > WAITING_MAX:
+            del waiting[next(iter(waiting))]
+
+    def _weight(self, now: float) -> float:
+        """Of a use now."""
+        half_lives = (now - self._scaled_at) / HALF_LIFE_S
+        if half_lives > RESCALE_HALF_LIVES:
+            self._scaled_at = now
+            scale = 2.0 ** -min(half_lives, 1000.0)
+            self._waiting = {block: value * scale for block, value in self._waiting.items()}
+            return 1.0
+        return float(2.0**half_lives)
 
     def _touch(self, hashes: Sequence[int]) -> None:
         # Leaf first, root last: then a parent is always younger than its children.
@@ -84,10 +87,10 @@ class News:
         if block in self._told:
             self._lost[block] = None
 
-    def take(self, blocks_max: int, now: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def take(self, blocks_max: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At most so many blocks, gained and lost, to be told now; losses first."""
         lost = self._take_lost(blocks_max)
-        gained = self._best(blocks_max - len(lost), now)
+        gained = self._best(blocks_max - len(lost))
         for block in reversed(gained):
             del self._waiting[block]
             self._told[block] = None
@@ -102,14 +105,13 @@ class News:
             del self._lost[block], self._told[block]
         return lost
 
-    def _best(self, count: int, now: float) -> tuple[int, ...]:
+    def _best(self, count: int) -> tuple[int, ...]:
         count = min(count, self._blocks_max)
         if count <= 0:
             return ()
         if len(self._waiting) <= count:
             return tuple(self._waiting)
-        waiting = self._waiting
-        return tuple(nlargest(count, waiting, key=lambda block: waiting[block].weighed(now)))
+        return tuple(nlargest(count, self._waiting, key=self._waiting.__getitem__))
 
     def _oldest(self, count: int) -> tuple[int, ...]:
         return _first(self._told, count)

@@ -74,7 +74,7 @@ class Teller:
         deltas: list[TrieDelta] = []
         while not self._news.is_quiet and len(deltas) < DELTAS_AT_ONCE_MAX:
             affordable = int((self._budget.left(now) - MESSAGE_BYTES) / BLOCK_BYTES)
-            gained, lost = self._news.take(min(affordable, DELTA_BLOCKS_MAX), now)
+            gained, lost = self._news.take(min(affordable, DELTA_BLOCKS_MAX))
             if not gained and not lost:
                 break
             self._seq += 1
