@@ -126,7 +126,9 @@ class Mesh:
     def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
         """What the answer cost."""
         expected = self._expected.get(request.key)
-        if expected is not None and expected.began_at is not None:
+        if expected is None or expected.began_at is None:  # it came in one piece
+            self._holdings.computed(request, spot, now)
+        else:
             self._lessons.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
             self._lessons.answer(served.output_tokens)
