@@ -62,6 +62,7 @@ def compose(
         pending=carried.pending,
         running=carried.running,
         outstanding=len(answers),
+        outstanding_max=replica.outstanding_max,
         prefill_queued_tokens=queued_tokens(answers, line, answers.settled_at, now),
         batch_max=reading.batch_max,
         batch_occupancy=load.occupancy(carried.running, reading.batch_max),

@@ -6,11 +6,13 @@ error). `attempt` names the attempt under way; news of an earlier one is not abo
 any more and is ignored by everyone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mesh.core.policies.base import Spot
 from mesh.core.request import Request
 from schemas.ids import RegionId, ReplicaId
+
+REFUSED_S = 0.1  # about one heartbeat, or one digest
 
 
 @dataclass(slots=True)
@@ -31,12 +33,23 @@ class Inflight:
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
+    refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to wait
     engine_answered: bool = False  # the edge keeps an engine's error answer to pass on
 
     @property
     def is_tried(self) -> bool:
         """Whether an attempt is under way that may still be replaced by another."""
         return self.held_since is None and not self.started
+
+    def shun(self, place: str, now: float) -> None:
+        """That place did not take it: ask others first for a while, longer each time."""
+        self.refused_by[place] = now + REFUSED_S * self.refusals
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """Where it should not be tried at present."""
+        if not self.refused_by:
+            return self.avoid
+        return self.avoid | {place for place, until in self.refused_by.items() if until > now}
 
     def hold(self, now: float) -> None:
         """No attempt is under way; it waits from `now`, or goes on waiting."""

@@ -47,9 +47,10 @@ class Line:
         models_left = len(self._held.models())
         for request in self._held:
             record = self._inflight[request.key]
-            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, record.avoid))):
+            avoid = record.avoided(now)
+            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, avoid))):
                 continue
-            place = self._placer.place(request, record.avoid, now)
+            place = self._placer.place(request, avoid, now)
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)
@@ -57,8 +58,8 @@ class Line:
             if place.by_choice and self._choosy < CHOOSY_MAX:
                 self._choosy += 1
                 continue
-            stuck.add((request.model, record.avoid))
-            models_left -= not record.avoid
+            stuck.add((request.model, avoid))
+            models_left -= not avoid
             if not models_left:
                 return
 

@@ -61,6 +61,15 @@ class Replica:
         inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         return inside + len(self.on_the_way)
 
+    @property
+    def kv_free_tokens(self) -> float | None:
+        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
+        beat = self.heartbeat
+        if beat.kv_capacity_tokens is None or beat.kv_used_ratio is None:
+            return None
+        free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+        return free - (beat.prefill_queued_tokens or 0) - self.on_the_way.tokens
+
     def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
         """Prompt tokens this replica still has to compute; None if unknown.
 
@@ -222,6 +231,10 @@ class ReplicaTable:
         if replica.refused_at is not None:
             return "full"
         pushing = self._settings.pushing
+        if beat.outstanding_max is not None and (
+            beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
+        ):
+            return "full"
         if busy_too or pushing.kind is PushingKind.BLIND:
             return None
         if pushing.kind is PushingKind.OUTSTANDING:

@@ -135,7 +135,7 @@ class RouterCore:
         elif self._line.must_be_joined(request.model):
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
-            place = self._placer.place(request, record.avoid, now)
+            place = self._placer.place(request, record.avoided(now), now)
             if place.target is None:
                 self._hold(record, place, now)
             else:
@@ -246,6 +246,8 @@ class RouterCore:
             return
         self._attempts.rest(record, now)
         record.refusals += 1
+        if record.peer is not None:
+            record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
             self._saturated(record, f"refused {record.refusals} times", now)
         else:

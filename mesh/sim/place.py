@@ -11,7 +11,7 @@ from agents.core.reading import NO_USAGE, Usage
 from mesh.sim.ask import Ask
 from schemas.exchange import Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.state import Heartbeat
+from schemas.state import Digest, Heartbeat
 
 STATUS_OK = 200
 
@@ -73,3 +73,13 @@ class Asker(Protocol):
 
     def hear_end(self, inbox: str, end: End) -> None:
         """END."""
+
+
+class PeerRouter(Asker, Protocol):
+    """A router, as its peers reach it."""
+
+    def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
+        """A request that a peer asks this region to place."""
+
+    def hear_digest(self, digest: Digest) -> None:
+        """A peer region's state."""

@@ -12,7 +12,8 @@ from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
 from mesh.sim.pace import Pace
 from mesh.sim.place import Worker
-from mesh.sim.router import ROUTER, SimRouter
+from mesh.sim.router import SimRouter
+from mesh.sim.tickets import ROUTER
 from schemas.ids import RegionId
 from schemas.state import Digest
 

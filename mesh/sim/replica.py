@@ -16,26 +16,21 @@ from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.beat import Replica
-from agents.core.reading import NO_USAGE, EngineReading, Usage
+from agents.core.reading import NO_USAGE, Usage
 from agents.sim.events import Finished, FirstToken, NeverFits, QueueFull, SimRequest
 from mesh.sim.ask import Ask
 from mesh.sim.engine import Engine
 from mesh.sim.event_queue import EventQueue
+from mesh.sim.looks import REFUSED_CONNECTION, Looks
 from mesh.sim.network import Network
 from mesh.sim.pace import Pace
 from mesh.sim.place import STATUS_OK, Asker, End
-from mesh.sim.work import MODEL
 from schemas.exchange import WORKING_S, Outcome
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
 BODY = b"{}"  # stands for any body: the agent reads nothing of it
-LOOK_S = 0.002  # one look at the metrics page, from its beginning to its reading
-IDLE_LOOK_S = 0.1
-LOOK_GAP_S = 0.01
-MODELS_EVERY_S = 1.0
 WORKING_CHECK_S = 1.0
-REFUSED_CONNECTION = "connection refused"
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 
@@ -89,6 +84,7 @@ class SimReplica:
         self._router = router
         self._inside = inside
         self._epoch = 0
+        self._looks = Looks(engine, queue, plan.reading_s, self._seen, lambda: self.outstanding > 0)
         self._beats: Pace[Heartbeat] = Pace(queue, plan.beat_gap_s, self._publish)
         self._running: dict[str, Running] = {}
         self._by_number: dict[int, Running] = {}
@@ -96,9 +92,6 @@ class SimReplica:
         self._asks: dict[str, tuple[Ask, Asker]] = {}  # taken, and not handed over or refused yet
         self._last_number = 0
         self._tick_at = float("inf")
-        self._look_number = 0
-        self._looked_at = float("-inf")
-        self._models_due_at = float("-inf")
         self._wake_number = 0
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
@@ -106,7 +99,7 @@ class SimReplica:
             fx.Abort: self._abort,
             fx.Finish: self._finish,
             fx.Beat: lambda effect: self._beats.offer(effect.heartbeat),
-            fx.LookNow: self._look_now,
+            fx.LookNow: lambda effect: self._looks.hurry(),
         }
 
     @property
@@ -129,16 +122,15 @@ class SimReplica:
                 batch_max=self._plan.batch_max,
             )
         )
-        self._models_due_at = float("-inf")
         self._tick_at = float("inf")
-        self._look(self._look_number)
+        self._looks.begin()
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
     def crash(self) -> None:
         """Agent and engine are gone."""
         self._inside(-self.outstanding)
         self.core = None
-        self._look_number += 1
+        self._looks.end()
         self._tick_at = float("inf")
         self._running.clear()
         self._askers.clear()
@@ -317,46 +309,11 @@ class SimReplica:
         self._feed(ev.AnswerEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
         self._inside(-1)
 
-    # Looks at the engine.
-
-    def _look_now(self, effect: fx.LookNow) -> None:
-        self._models_due_at = float("-inf")
-        self._look_number += 1
-        due = self._looked_at + LOOK_GAP_S
-        self._queue.at(due, self._look, self._look_number)
-
-    def _look(self, number: int) -> None:
-        if number != self._look_number or self.core is None:
-            return
-        now = self._looked_at = self._queue.now
-        self._feed(self._seen(now))
-        busy = self.core.outstanding > 0
-        every_s = self._plan.reading_s if busy else max(self._plan.reading_s, IDLE_LOOK_S)
-        if number == self._look_number:  # else something asked for a look meanwhile
-            self._queue.at(now + every_s, self._look, number)
-
-    def _seen(self, now: float) -> ev.EngineRead | ev.EngineFailed:
-        began_at = now - LOOK_S
-        if self.engine.is_down:
-            self._models_due_at = float("-inf")
-            return ev.EngineFailed(
-                began_at=began_at,
-                heard_at=float("-inf"),
-                timed_out=False,
-                detail=REFUSED_CONNECTION,
-            )
-        models = None
-        if now >= self._models_due_at:
-            models = (MODEL,)
-            self._models_due_at = now + MODELS_EVERY_S
-        return ev.EngineRead(began_at, self._reading(), models)
-
-    def _reading(self) -> EngineReading:
-        reading = self.engine.reading()
+    def _seen(self, look: ev.EngineRead | ev.EngineFailed) -> None:
         if self.engine.owes_events:
             self._step()
             self._arm_engine()
-        return reading
+        self._feed(look)
 
     def _keep_working(self, epoch: int) -> None:
         if epoch != self._epoch or self.core is None:

@@ -1,11 +1,12 @@
 """A router of the twin: the real RouterCore, with the world in the place of bus and HTTP.
 
-As in `mesh.runtime`, senders of frames of an attempt that is over are told to stop, and a peer's
-request is placed or refused at once. By the clock: `pulse`. Gossip: `trie_links`.
+What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
+under way are strays and their sender is told to stop, an answer's first bytes start it, and a
+peer's request is placed or refused at once. What happens by the clock is in `pulse`, gossip in
+`trie_links`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.core.reading import Usage
@@ -18,54 +19,19 @@ from mesh.sim.ask import Answered, Ask
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
+from mesh.sim.surroundings import Surroundings
+from mesh.sim.tickets import ROUTER, Ticket, Tickets
 from mesh.sim.work import MODEL, handoff_headers, request_headers
 from schemas import exchange, subjects
 from schemas.exchange import Refused
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat
 
-ROUTER = RouterId("r1")  # every region has one
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
-NOBODY_LISTENS, NO_CONNECTION = "nobody_listens", "no_connection"
-CONNECTION_LOST = "connection_lost"
+NOBODY_LISTENS = "nobody_listens"
+NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 STATUS_TRY_AGAIN, STATUS_SERVER_ERROR = 429, 500
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A client's request in this router."""
-
-    key: int
-    ask: Ask
-    deadline: float
-    attempt: int = 0
-    inbox: str = ""  # of the attempt under way; empty while there is none
-    peer: RegionId | None = None  # asked in this attempt
-    replica: Worker | None = None  # who answers, as soon as it is known
-
-
-@dataclass(slots=True)
-class Meter:
-    """What deciding costs: the seconds `handle` took for requests, by a clock from outside."""
-
-    clock: Callable[[], float] | None = None
-    decisions: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Surroundings:
-    """Who a router can speak to."""
-
-    replicas: Mapping[ReplicaId, Worker]
-    routers: Mapping[RegionId, "SimRouter"]
-    first_byte: Callable[[Ask], None]  # the client sees it
-    answered: Callable[[Ask, Answered], None]
-    publish: Callable[["SimRouter", Digest], None]
-    gossip: Callable[[RegionId], dict[type, Callable[[Any], None]]]  # its performers
-    request_s: float  # a request's time, as its client does not say one
-    meter: Meter = field(default_factory=Meter)
 
 
 class SimRouter:
@@ -79,10 +45,7 @@ class SimRouter:
         self._queue = queue
         self._network = network
         self._around = around
-        self._last_key = 0  # over restarts, so that no two inboxes have one name
-        self._tickets: dict[int, Ticket] = {}
-        self._by_ask: dict[int, Ticket] = {}
-        self._streams: dict[str, Ticket] = {}
+        self._tickets = Tickets(site)
         self._placing: tuple[dict[str, str], Ask, Asker] | None = None  # a peer's request
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
@@ -93,7 +56,7 @@ class SimRouter:
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
-            fx.PublishDigest: lambda effect: around.publish(self, effect.digest),
+            fx.PublishDigest: lambda effect: around.publish(site, effect.digest),
             **around.gossip(site),
         }
 
@@ -109,11 +72,9 @@ class SimRouter:
     def crash(self) -> None:
         """The process is gone, and its clients' connections with it."""
         self.core = None
-        for ticket in self._tickets.values():
+        for ticket in self._tickets:
             self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
         self._tickets.clear()
-        self._by_ask.clear()
-        self._streams.clear()
 
     def feed(self, event: ev.Event) -> None:
         """Let the core decide, and do what it says. A crashed router hears nothing."""
@@ -134,9 +95,7 @@ class SimRouter:
 
     def _admit(self, ask: Ask) -> None:
         now = self._queue.now
-        key = self._new_key()
-        deadline = now + self._around.request_s
-        ticket = self._tickets[key] = self._by_ask[ask.number] = Ticket(key, ask, deadline)
+        ticket = self._tickets.open(ask, now + self._around.request_s)
         request = Request(
             key=ticket.key,
             request_id=ask.request_id,
@@ -144,7 +103,7 @@ class SimRouter:
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now,
-            deadline=deadline,
+            deadline=ticket.deadline,
             hops=0,
             origin=self.site,
             priority=Priority(ask.node.priority),
@@ -154,10 +113,10 @@ class SimRouter:
 
     def hear_hang_up(self, ask: Ask) -> None:
         """A client is gone."""
-        ticket = self._by_ask.get(ask.number)
+        ticket = self._tickets.of(ask)
         if ticket is not None:
             self.feed(ev.ClientGone(ticket.key))
-            self._close(ticket)
+            self._tickets.close(ticket)
 
     # What peers say.
 
@@ -169,7 +128,7 @@ class SimRouter:
         now = self._queue.now
         self._placing = headers, ask, asker
         request = Request(
-            key=self._new_key(),
+            key=self._tickets.new_key(),
             request_id=ask.request_id,
             model=MODEL,
             prompt=ask.prompt,
@@ -196,14 +155,14 @@ class SimRouter:
 
     def hear_nobody(self, inbox: str) -> None:
         """Nothing was begun: whoever was asked rests until it speaks."""
-        if (ticket := self._over(inbox)) is not None:
+        if (ticket := self._tickets.stop_listening(inbox)) is not None:
             replica = None if ticket.replica is None else ticket.replica.name
             region = ticket.peer or self.site
             self._refused(ticket, Refused(NOBODY_LISTENS, region, replica or "", -1, -1))
 
     def hear_refused(self, inbox: str, refused: Refused) -> None:
         """A replica, or a peer for all of its region, does not take it."""
-        if (ticket := self._over(inbox)) is not None:
+        if (ticket := self._tickets.stop_listening(inbox)) is not None:
             self._refused(ticket, refused)
 
     def _refused(self, ticket: Ticket, refused: Refused) -> None:
@@ -226,7 +185,7 @@ class SimRouter:
 
     def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
         """A peer lost who was answering."""
-        if (ticket := self._over(inbox)) is not None:
+        if (ticket := self._tickets.stop_listening(inbox)) is not None:
             self._failed(ticket, f"replica {replica} was lost")
 
     def hear_first(self, inbox: str, replica: Worker, status: int) -> None:
@@ -242,12 +201,12 @@ class SimRouter:
     def hear_progress(self, inboxes: Sequence[str]) -> None:
         """Frames of these answers keep coming."""
         for inbox in inboxes:
-            if (ticket := self._streams.get(inbox)) is not None:
+            if (ticket := self._tickets.answering(inbox)) is not None:
                 self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
 
     def hear_end(self, inbox: str, end: End) -> None:
         """The answer is over, well or badly."""
-        ticket = self._over(inbox)
+        ticket = self._tickets.stop_listening(inbox)
         if ticket is None:
             return
         if end.outcome != exchange.Outcome.DONE:
@@ -256,17 +215,11 @@ class SimRouter:
             self._failed(ticket, f"the engine answered {end.status}", answered=True)
         else:
             self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
-            self._close(ticket)
+            self._tickets.close(ticket)
             self._tell(ticket.ask, _answered(ticket, end))
 
     def _failed(self, ticket: Ticket, detail: str, *, answered: bool = False) -> None:
         self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, answered))
-
-    # Tickets.
-
-    def _new_key(self) -> int:
-        self._last_key += 1
-        return self._last_key
 
     def _decide(self, request: Request) -> None:
         """Feed a request, by the meter's clock."""
@@ -279,31 +232,14 @@ class SimRouter:
         for effect in effects:
             self._performers[type(effect)](effect)
 
-    def _begin(self, key: int, attempt: int) -> Ticket:
-        """A new attempt, with an inbox of its own."""
-        ticket = self._tickets[key]
-        self._streams.pop(ticket.inbox, None)
-        ticket.attempt, ticket.peer, ticket.replica = attempt, None, None
-        ticket.inbox = subjects.inbox(self.site, ROUTER, f"{key:x}-{attempt}")
-        self._streams[ticket.inbox] = ticket
-        return ticket
-
     def _wanted(self, inbox: str, replica: Worker) -> Ticket | None:
         """Whose attempt this is; a stray's sender is told to stop."""
-        ticket = self._streams.get(inbox)
+        ticket = self._tickets.answering(inbox)
         if ticket is None:
             self._network.send(self.site, replica.site, replica.hear_cancel, inbox)
         else:
             ticket.replica = replica
         return ticket
-
-    def _over(self, inbox: str) -> Ticket | None:
-        """Whose attempt this was: nothing more of it is wanted."""
-        return self._streams.pop(inbox, None)
-
-    def _close(self, ticket: Ticket) -> None:
-        del self._tickets[ticket.key], self._by_ask[ticket.ask.number]
-        self._streams.pop(ticket.inbox, None)
 
     def _http(self, ask: Ask, call: Callable[..., None], *args: Any) -> None:
         self._network.send_http(self.site, ask.region, call, *args)
@@ -319,7 +255,7 @@ class SimRouter:
         if effect.answer_inbox is not None:
             self._dispatch_for_peer(effect.answer_inbox, replica, handoff)
             return
-        ticket = self._begin(effect.key, effect.attempt)
+        ticket = self._tickets.begin(effect.key, effect.attempt)
         ticket.replica = replica
         headers = self._headers(ticket, hops=0) | handoff
         self._send(replica.site, replica.hear_work, ticket.inbox, headers, ticket.ask, self)
@@ -331,7 +267,7 @@ class SimRouter:
         self._send(asker.site, asker.hear_placed, inbox, replica)
 
     def _forward(self, effect: fx.Forward) -> None:
-        ticket = self._begin(effect.key, effect.attempt)
+        ticket = self._tickets.begin(effect.key, effect.attempt)
         ticket.peer = effect.peer
         peer = self._around.routers[effect.peer]
         headers = self._headers(ticket, hops=1)
@@ -350,14 +286,15 @@ class SimRouter:
         if ticket is None or not ticket.inbox:
             return
         # A replica that is not known yet is told when its first frame comes.
-        self._streams.pop(ticket.inbox, None)
+        self._tickets.stop_listening(ticket.inbox)
         if effect.replica is not None:
             replica = self._around.replicas[effect.replica]
             self._send(replica.site, replica.hear_cancel, ticket.inbox)
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
         assert self._placing is not None
-        asker, refused = self._placing[2], Refused(effect.reason, self.site, "", -1, -1)
+        asker = self._placing[2]
+        refused = Refused(effect.reason, self.site, "", -1, -1)
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
 
     def _tell_lost(self, effect: fx.TellLost) -> None:
@@ -379,7 +316,7 @@ class SimRouter:
             self._end_badly(ticket, Answered(Outcome.FAILED, "engine_error"))
 
     def _end_badly(self, ticket: Ticket, answered: Answered) -> None:
-        self._close(ticket)
+        self._tickets.close(ticket)
         self._tell(ticket.ask, answered)
 
 

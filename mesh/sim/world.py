@@ -23,7 +23,9 @@ from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
 from mesh.sim.pulse import Pulse
 from mesh.sim.replica import ReplicaPlan, SimReplica
-from mesh.sim.router import ROUTER, Meter, SimRouter, Surroundings
+from mesh.sim.router import SimRouter
+from mesh.sim.surroundings import Meter, Surroundings
+from mesh.sim.tickets import ROUTER
 from mesh.sim.trie_links import TrieLinks
 from mesh.sim.workload import Workload
 from schemas.ids import RegionId, ReplicaId
@@ -64,7 +66,7 @@ class World:
         )
         self.replicas: dict[ReplicaId, SimReplica] = {}
         self.routers: dict[RegionId, SimRouter] = {}
-        self._pulses: dict[SimRouter, Pulse] = {}
+        self._pulses: dict[RegionId, Pulse] = {}
         self._epochs: dict[RegionId, int] = {}
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
@@ -132,7 +134,7 @@ class World:
                 makers=None if self._makers is None else self._makers(self),
             )
         )
-        self._pulses[router].begin(epoch)
+        self._pulses[site].begin(epoch)
 
     # Building.
 
@@ -160,7 +162,7 @@ class World:
         fleet = list(self.replicas.values())
         for site, router in self.routers.items():
             peers = self.config.shape.peers_of(site, self.routers)
-            self._pulses[router] = Pulse(
+            self._pulses[site] = Pulse(
                 router,
                 [self.routers[peer] for peer in peers],
                 fleet,
@@ -169,8 +171,8 @@ class World:
                 gap_s,
             )
 
-    def _publish(self, router: SimRouter, digest: Digest) -> None:
-        self._pulses[router].publish(digest)
+    def _publish(self, site: RegionId, digest: Digest) -> None:
+        self._pulses[site].publish(digest)
 
     # Ending.
 

@@ -44,7 +44,10 @@ from mesh.core.settings import RouterSettings
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
-QUEUE_S = 0.5
+import os
+
+QUEUE_S = float(os.environ.get("M_Q", "0.5"))
+AGE = float(os.environ.get("M_A", "1"))
 AWAITED_MAX = 65_536  # placements whose first token has not come
 
 
@@ -80,7 +83,8 @@ class Mesh:
         ties = [price for price in prices if price.seconds <= good_s]
         best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
         scores = [price.score() for price in sorted(prices)[:SCORES_MAX]]
-        if _is_open(best):
+        waited_s = now - request.arrived_at
+        if _is_open(best) or (AGE and waited_s > best.queue_s + best.memory_s):
             self._chosen = best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(prices)}"
             return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
@@ -92,18 +96,22 @@ class Mesh:
         return self._holdings.hit_ratio(request)
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
-        """Remember what was expected; a peer's request is not followed, so take it as served."""
-        if request.answer_inbox is not None:
-            self._holdings.computed(request, spot, now)
-            return
+        """Remember what was expected; the prompt will be there once those before it are."""
+        self._holdings.computed(request, spot, now)
         chosen, self._chosen = self._chosen, None
-        if chosen is None or chosen.target.name != spot.name:
+        if request.answer_inbox is not None or chosen is None:
+            return  # a peer's request is not followed
+        if chosen.target.name != spot.name or chosen.target.kind is not spot.kind:
             return  # somebody else's choice
         if chosen.target.replica is not None:
             self._fit(chosen.target, request)
         if len(self._expected) >= AWAITED_MAX:
             self._expected.pop(next(iter(self._expected)))
         self._expected[request.key] = Expected(now, chosen.rtt_s, chosen.tokens, chosen.running)
+        if chosen.target.replica is not None:
+            beat = chosen.target.replica.heartbeat
+            if beat.running and beat.decode_tokens_per_s:
+                self._lessons.batch(beat.running, 1.0 / beat.decode_tokens_per_s)
         self._lessons.prompt(request.prompt.tokens - chosen.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:
@@ -114,8 +122,7 @@ class Mesh:
             self._holdings.fit(target.name, int(capacity / request.prompt.block_tokens))
 
     def began(self, request: Request, spot: Spot, now: float) -> None:
-        """Its prompt is computed: it can be shared from here on."""
-        self._holdings.computed(request, spot, now)
+        """How long its first token took is the lesson."""
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
@@ -126,12 +133,10 @@ class Mesh:
     def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
         """What the answer cost."""
         expected = self._expected.get(request.key)
-        if expected is None or expected.began_at is None:  # it came in one piece
-            self._holdings.computed(request, spot, now)
-        else:
+        if expected is not None and expected.began_at is not None:
             self._lessons.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            self._lessons.answer(served.output_tokens)
+            self._lessons.answer(request.prompt.tokens, served.output_tokens)
             self._holdings.answered(request, spot, served.output_tokens)
 
     def left(self, request: Request, spot: Spot, now: float) -> None:

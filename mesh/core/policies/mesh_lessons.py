@@ -132,8 +132,11 @@ class Lessons:
         self._fleet = Fit()
         self._told: Speed | None = None
         self.fleet_speed = SPEED_START
+        self._batches = Fit()
+        self.crowding_s = 0.0  # what one more in the batch adds to everyone's every token
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
+        self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
 
     def of(self, target: Target) -> Lesson:
         """What is known of that candidate."""
@@ -152,6 +155,14 @@ class Lessons:
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
 
+    def batch(self, running: float, s_per_token: float) -> None:
+        """So long is a token where so many run."""
+        self._batches.add(0.0, running, s_per_token)
+        fit = self._batches
+        spread = fit.nn - fit.n * fit.n / fit.w
+        if spread > 0.05 * fit.nn:
+            self.crowding_s = max(0.0, (fit.ny - fit.n * fit.y / fit.w) / (spread + fit.nn / fit.w))
+
     def resided(self, spot: Spot, seconds: float) -> None:
         """An answer was complete so long after its first token."""
         self._of.setdefault(spot, Lesson()).resided(seconds)
@@ -164,6 +175,7 @@ class Lessons:
         """A prompt of which so many tokens had to be computed."""
         self.prefill_tokens += WEIGHT * (prefill_tokens - self.prefill_tokens)
 
-    def answer(self, output_tokens: int) -> None:
-        """An answer of that length."""
+    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer of that length to a prompt of that length."""
+        self.kv_tokens += WEIGHT * (prompt_tokens + output_tokens - self.kv_tokens)
         self.output_tokens += WEIGHT * (output_tokens - self.output_tokens)

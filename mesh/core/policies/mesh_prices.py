@@ -5,19 +5,21 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 (a queue from the requests in it), never taken for zero.
 """
 
+# A second of our prefill holds up every decode that runs beside it by a second. Their users
+# wait for one token in hundreds, we for the first: their second weighs less.
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mesh.core.peers import Peer
 from mesh.core.policies.base import Score, Spot, Target
 from mesh.core.policies.mesh_holdings import NOTHING, Held
-from mesh.core.policies.mesh_lessons import Lesson, Lessons
+from mesh.core.policies.mesh_lessons import Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-# A second of our prefill holds up every decode that runs beside it by a second. Their users
-# wait for one token in hundreds, we for the first: their second weighs less.
-STALL_WEIGHT = 0.08
+STALL_WEIGHT = float(os.environ.get("M_W", "0.1"))
+M_D = float(os.environ.get("M_D", "0.3"))
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -93,20 +95,22 @@ class Prices:
             queue_s=queued * speed.s_per_token,
             prefill_s=prefill_s,
             base_s=speed.base_s + speed.s_per_decode * running,
-            memory_s=self._memory_s(request, replica, self._lessons.of(target)),
+            memory_s=self._memory_s(request, target, replica.kv_free_tokens, running),
+            slow_s=M_D * self._lessons.crowding_s * self._lessons.output_tokens,
         )
 
-    def _memory_s(self, request: Request, replica: Replica, lesson: Lesson) -> float:
-        """Until running answers have given back the memory that this prompt lacks."""
-        beat = replica.heartbeat
-        capacity, used = beat.kv_capacity_tokens, beat.kv_used_ratio
-        if not capacity or not used:
+    def _memory_s(
+        self, request: Request, target: Target, free: float | None, running: float
+    ) -> float:
+        """Until answers that run there have given back the memory that this request lacks."""
+        if free is None:
             return 0.0
-        free = capacity * (1.0 - used) - replica.on_the_way.tokens
-        lacking = request.prompt.tokens + self._lessons.output_tokens - free
+        lessons = self._lessons
+        lacking = request.prompt.tokens + lessons.output_tokens - free
         if lacking <= 0.0:
             return 0.0
-        return lacking * lesson.residence_s / (capacity * used)
+        given_back_per_s = max(1.0, running) * lessons.kv_tokens / lessons.of(target).residence_s
+        return lacking / given_back_per_s
 
     def _remote(
         self, request: Request, target: Target, peer: Peer, held: Held, now: float
@@ -125,7 +129,8 @@ class Prices:
             queue_s=queue_s,
             prefill_s=prefill_tokens * speed.s_per_token,
             base_s=speed.base_s + speed.s_per_decode * running,
-            memory_s=0.0,
+            memory_s=self._memory_s(request, target, peer.kv_free_tokens(request.model), running),
+            slow_s=M_D * self._lessons.crowding_s * self._lessons.output_tokens,
         )
 
     def _peer_queue_s(
@@ -153,8 +158,9 @@ def _price(
     prefill_s: float,
     base_s: float,
     memory_s: float,
+    slow_s: float,
 ) -> Price:
-    others_s = STALL_WEIGHT * running * prefill_s
+    others_s = running * (STALL_WEIGHT * prefill_s + slow_s)
     seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
     return Price(
         seconds,

@@ -75,6 +75,11 @@ def workload_of(scenario: Scenario) -> Workload:
         )
     else:
         workload = _made(scenario)
+    if not workload.arrivals and not workload.clients:
+        raise ValueError(
+            f"{workload.name}: nobody asks anything in so short a time: "
+            "raise --duration-s or --rate-per-s"
+        )
     _check_strangers(workload, scenario.region_names)
     return workload if scenario.speed is None else at_speed(workload, scenario.speed)
 

@@ -10,7 +10,8 @@ their dashes, so they survive a grey printer.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
 def throughput(runs: Sequence[Played]) -> Figure:
     """Output tokens a second against the number of replicas."""
     figure, axes = _canvas()
-    _against(axes, runs, lambda cell: cell.total, lambda run: run.report["output_tokens_per_s"])
+    kinds = labels([replace(played.cell, replicas={}) for played in runs])
+    points = [(played.cell.total, played.report["output_tokens_per_s"]) for played in runs]
+    _lines(axes, kinds, points)
     axes.set(xlabel="replicas", ylabel="output tokens per second")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -96,7 +99,9 @@ def throughput(runs: Sequence[Played]) -> Figure:
 def ttft_by_load(runs: Sequence[Played]) -> Figure:
     """The 90th percentile of the time to the first token against load."""
     figure, axes = _canvas()
-    _against(axes, runs, lambda cell: cell.load, lambda run: run.report["ttft_s"]["p90"])
+    kinds = labels([replace(played.cell, load=None) for played in runs])
+    points = [(played.cell.load, played.report["ttft_s"]["p90"]) for played in runs]
+    _lines(axes, kinds, points)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="load (share of capacity)", ylabel="time to first token, p90 (s)")
@@ -141,37 +146,17 @@ def _means(values: list[float], half: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def _against(
-    axes: Axes,
-    runs: Sequence[Played],
-    across: Callable[[Cell], float | None],
-    up: Callable[[Played], float | None],
+def _lines(
+    axes: Axes, kinds: Sequence[str], points: Sequence[tuple[float | None, float | None]]
 ) -> None:
     """A line for each kind of run, through its points in order."""
     lines: dict[str, list[tuple[float, float]]] = {}
-    for played, name in zip(runs, _kinds(runs), strict=True):
-        x, y = across(played.cell), up(played)
+    for kind, (x, y) in zip(kinds, points, strict=True):
         if x is not None and y is not None:
-            lines.setdefault(name, []).append((x, y))
-    for (name, points), look, marker in zip(lines.items(), _looks(), cycle(MARKERS), strict=False):
-        xs, ys = zip(*sorted(points), strict=True)
-        axes.plot(xs, ys, marker=marker, label=name, gid=f"line {name}", **look)
-
-
-def _kinds(runs: Sequence[Played]) -> list[str]:
-    """What a line stands for: all of a cell but its fleet and load."""
-    same = runs[0].cell
-    return labels([_alike(played.cell, same) for played in runs])
-
-
-def _alike(cell: Cell, other: Cell) -> Cell:
-    return Cell(
-        policy=cell.policy,
-        topology=cell.topology,
-        pushing=cell.pushing,
-        load=other.load,
-        replicas=other.replicas,
-    )
+            lines.setdefault(kind, []).append((x, y))
+    for (kind, line), look, marker in zip(lines.items(), _looks(), cycle(MARKERS), strict=False):
+        xs, ys = zip(*sorted(line), strict=True)
+        axes.plot(xs, ys, marker=marker, label=kind, gid=f"line {kind}", **look)
 
 
 def _named(runs: Sequence[Played]) -> dict[str, Played]:

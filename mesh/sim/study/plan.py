@@ -1,11 +1,12 @@
 """The fewest replicas that meet a target, region by region and with the regions joined.
 
 Region-local fleets don't depend on each other, so each region's number is searched alone, in a
-world of that region (`least`). A mesh's do. Its total is searched first, dealt out to the regions
-by what they ask (the aggregate need of SkyWalker's Figure 3b), starting from the region-local
-total; then replicas are taken away one at a time, from the region that has most for its demand
-first, as long as the fleet still meets the target (`taken_away`). A single router for all
-regions (`central:REGION`) is planned as the mesh is.
+world of that region (`least`). A mesh's do, so two fleets are tried and the smaller wins. One
+begins with the region-local fleet, and replicas are taken away one at a time, from the region
+that has most for its demand first, as long as the target is met (`taken_away`). The other begins
+with the aggregate need (SkyWalker's Figure 3b): a total below the first fleet's, searched with
+the replicas dealt out to the regions by what they ask, and then taken away likewise. A single
+router for all regions (`central:REGION`) is planned as the mesh is.
 
 Every fleet that comes out was played whole and met the target. With a target for throughput, a
 region-local fleet grows where another replica adds most. Where the simulations run out, the
@@ -95,6 +96,7 @@ class Planner:
         self._regions = tuple(regions)
         self._replicas_max = replicas_max
         self._guess = sum(demand.guesses.values())
+        self._known: dict[RegionId, int] = {}  # the fleet of the plan before
 
     def plan(self, topology: str) -> Plan:
         """The fewest replicas with this topology."""
@@ -119,19 +121,26 @@ class Planner:
             return Plan(
                 topology=topology, replicas=None, report=None, is_least=False, why_not=why_not
             )
-        self._guess = sum(best.values())
+        self._known = dict(best)
         replicas = self._all(best)
         report = self._simulations.whole(topology, replicas)
         return Plan(topology=topology, replicas=replicas, report=report, is_least=is_least)
 
     def _joined(self, fits: Callable[[Replicas], bool], topology: str) -> None:
         shares = self._demand.shares
-        most = self._replicas_max * len(shares)
-        total = least(lambda count: fits(apportioned(count, shares)), guess=self._guess, most=most)
-        if total is None:
+        guess, most = self._guess, self._replicas_max * len(shares)
+        known = self._known
+        if known and fits(known):
+            fewest = sum(taken_away(known, fits, self._richest_first).values())
+            if fewest == 1:
+                return
+            guess = most = fewest - 1
+        total = least(lambda count: fits(apportioned(count, shares)), guess=guess, most=most)
+        if total is not None:
+            taken_away(apportioned(total, shares), fits, self._richest_first)
+        elif not known or not fits(known):
             largest = self._simulations.whole(topology, self._all(apportioned(most, shares)))
             raise NothingFits(self._why_not(most, largest))
-        taken_away(apportioned(total, shares), fits, self._richest_first)
 
     def _region_local(self, fits: Callable[[Replicas], bool], topology: str) -> None:
         fleet = {region: self._alone(region) for region in self._demand.shares}

@@ -4,6 +4,7 @@ Field names are the commands' option names, so that an error can name the option
 """
 
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from mesh.core.hold_order import HoldOrder
-from mesh.core.policies import POLICIES
+from mesh.core.policies import make_policy
 from mesh.core.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
 from mesh.replay.settings import Positive, Region, checked_assignment
@@ -42,8 +43,9 @@ def checked_choice(kind: str, name: str, known: tuple[str, ...]) -> str:
 
 
 def checked_policy(name: str) -> str:
-    """A policy's name. Raises ValueError that names the known ones."""
-    return checked_choice("policy", name, tuple(POLICIES))
+    """A policy that can be made. Raises ValueError that names the known ones."""
+    make_policy(name, RouterSettings(), Random(0))
+    return name
 
 
 def checked_pushing(text: str) -> str:
@@ -197,10 +199,12 @@ class Scenario(BaseModel):
 def _typed(given: dict[str, Any]) -> dict[str, Any]:
     """Settings by name, read as their fields' types."""
     typed: dict[str, Any] = {}
+    defaults = RouterSettings()
     known = {
-        name: type(getattr(RouterSettings(), name))
+        name: type(default)
         for name in RouterSettings.__slots__
         if name not in _CHOSEN_ELSEWHERE
+        if isinstance(default := getattr(defaults, name), int | float | str)
     }
     for name, value in given.items():
         checked_choice("setting", name, tuple(known))

@@ -1,0 +1,27 @@
+"""A study that takes a blink: a few requests of a recorded trace in two regions."""
+
+from pathlib import Path
+from typing import Any
+
+from mesh.sim.study.cells import Played, labels, play
+from mesh.sim.study.settings import SimSettings
+
+RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
+
+
+def settings(**changes: Any) -> SimSettings:
+    """Twelve requests, two replicas."""
+    told: dict[str, Any] = {
+        "trace": RECORDED,
+        "limit": 12,
+        "scale_lengths": 0.05,
+        "regions": ("us=1,eu=1",),
+    }
+    return SimSettings.model_validate(told | changes)
+
+
+def study(told: SimSettings) -> dict[str, Played]:
+    """Every run of it, by name."""
+    cells = told.cells()
+    names = labels(cells)
+    return {name: play(told, cell) for name, cell in zip(names, cells, strict=True)}

@@ -1,0 +1,50 @@
+"""Patterns of profiles, and the speed that brings a mixed fleet to a load."""
+
+import pytest
+
+from agents.sim.profiles import PROFILES
+from mesh.sim.study.fleet import EVERYWHERE, deal, parse_pattern, speed_for_fleets
+from mesh.sim.workloads import make
+from mesh.sim.workloads.capacity import offered
+from schemas.ids import RegionId
+
+L4, A100 = "l4-llama3.1-8b", "a100-mistral-7b"
+US, EU = RegionId("us"), RegionId("eu")
+
+
+def test_a_pattern_is_spelled_out() -> None:
+    assert parse_pattern(f"{L4}*3+{A100}") == (L4, L4, L4, A100)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("l4", "unknown profile 'l4': use one of l4-llama3.1-8b"),
+        (f"{L4}*", "write PROFILE\\*NUMBER"),
+        (f"{L4}*0", "from 1 to 9999"),
+        (f"{L4}*1001", "longer than 1000"),
+        (f"{L4}+", "unknown profile ''"),
+    ],
+)
+def test_a_bad_pattern_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_pattern(text)
+
+
+def test_a_pattern_is_dealt_out_in_turn_and_a_region_may_have_its_own() -> None:
+    fleets = deal({EVERYWHERE: (L4, L4, A100), EU: (A100,)}, {US: 5, EU: 2})
+    assert [engine.name for engine in fleets[US]] == [L4, L4, A100, L4, L4]
+    assert [engine.name for engine in fleets[EU]] == [A100, A100]
+
+
+def test_a_mixed_fleet_is_full_at_the_sum_of_its_parts() -> None:
+    workload = make("toolbench", duration_s=30.0)
+    fleets = deal({EVERYWHERE: (L4, L4, A100)}, {US: 3})
+    speed = speed_for_fleets(workload, fleets, 0.5)
+    full = 2 / offered(workload, PROFILES[L4]) + 1 / offered(workload, PROFILES[A100])
+    assert speed == pytest.approx(0.5 * full)
+
+
+def test_a_closed_loop_has_no_load() -> None:
+    with pytest.raises(ValueError, match="closed loop"):
+        speed_for_fleets(make("tot", duration_s=5.0), deal({EVERYWHERE: (L4,)}, {US: 1}), 0.5)
