@@ -135,15 +135,17 @@ def command(
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (_address(http) if http is not None else own.http).listen
+    peers = tuple(topology.peers(RegionId(region)))
+    gossip = {} if peers else {"trie_bytes_per_s": 0}  # nobody to tell
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
-        peers=tuple(topology.peers(RegionId(region))),
+        peers=peers,
         http_host=address.host,
         http_port=address.port,
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
         settings=RouterSettings(
-            policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s
+            policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s, **gossip
         ),
         hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,

@@ -25,7 +25,9 @@ def test_each_region_knows_what_the_other_served():
         assert len(known) > 20 and known <= said  # the last delta may be on its way
 
 
-@pytest.mark.parametrize("trouble", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}])
+@pytest.mark.parametrize(
+    "trouble", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
+)
 def test_losses_and_cuts_are_mended(trouble):
     world = played(steady(60, 0.1, US, EU, prompt=640), config(FLEET, policy="mesh", **trouble))
     known, said = told(world, US, EU)
