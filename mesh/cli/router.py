@@ -136,7 +136,7 @@ def command(
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (_address(http) if http is not None else own.http).listen
     peers = tuple(topology.peers(RegionId(region)))
-    gossip = {} if peers else {"trie_bytes_per_s": 0}  # nobody to tell
+    trie_bytes_per_s = RouterSettings().trie_bytes_per_s if peers else 0  # nobody to tell
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
@@ -145,7 +145,11 @@ def command(
         http_port=address.port,
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
         settings=RouterSettings(
-            policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s, **gossip
+            policy=policy,
+            hold_max=hold_max,
+            hold_s_max=hold_s,
+            request_s_max=timeout_s,
+            trie_bytes_per_s=trie_bytes_per_s,
         ),
         hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,
