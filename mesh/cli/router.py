@@ -50,6 +50,12 @@ EXIT_BAD_USE = 2
 @click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
 @click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
 @click.option(
+    "--prefix-key",
+    envvar="MESH_PREFIX_KEY",
+    help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
+    "env MESH_PREFIX_KEY.  [default: the mesh's name, which is none]",
+)
+@click.option(
     "--policy",
     callback=known_policy,
     metavar="NAME[:OPTIONS]",
@@ -116,6 +122,7 @@ def command(
     nats_url: str | None,
     nats_user: str | None,
     nats_password: str | None,
+    prefix_key: str | None,
     policy: str | None,
     pushing: Pushing | None,
     hold_order: str | None,
@@ -140,6 +147,8 @@ def command(
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (_address(http) if http is not None else own.http).listen
+    peers = tuple(topology.peers(RegionId(region)))
+    trie_bytes_per_s = RouterSettings().trie_bytes_per_s if peers else 0  # nobody to tell
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
@@ -154,8 +163,9 @@ def command(
             hold_max=hold_max,
             hold_s_max=hold_s,
             request_s_max=timeout_s,
+            trie_bytes_per_s=trie_bytes_per_s,
         ),
-        hash_key=topology.mesh.name,
+        hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
 from mesh.core.policies.base import Choice, FirstToken, Policy, Spot, Target
@@ -77,6 +79,13 @@ class Placer:
             priority: self._brains[name] for priority, name in settings.policy_by_priority
         }
         self._brain = self._brains[settings.policy]
+
+    def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
+        """Let all policies know what peers tell; and tell what the main one knows, if at all."""
+        if news is not None:
+            self._brain.local.tell(news)
+        for brain in self._brains.values():
+            brain.remote.hear(told)
 
     def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before."""

@@ -19,6 +19,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress
 from typing import Generic, NamedTuple, TypeVar
 
+from mesh.core.gossip.news import News
+
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
 NO_BLOCKS: dict[int, float] = {}
@@ -45,6 +47,7 @@ class PrefixIndex(Generic[Owner]):
         self._bit_of: dict[Owner, int] = {}
         self._owners: list[Owner] = []  # by the bit's place; of a free bit the last one's name
         self._free_bits: list[int] = []
+        self.news: News | None = None  # hears what owners gain, and what the last one loses
 
     def __len__(self) -> int:
         return len(self._owners_of)
@@ -75,6 +78,8 @@ class PrefixIndex(Generic[Owner]):
         while len(blocks) > bound:
             self._drop(next(iter(blocks)), owner)
         self._expire(owner, now)
+        if self.news is not None:
+            self.news.used(hashes[:bound], now)
 
     def correct(self, owner: Owner, hashes: Sequence[int], held: int) -> None:
         """`owner` was found to hold only the first `held` blocks of this prompt."""
@@ -217,6 +222,8 @@ class PrefixIndex(Generic[Owner]):
             self._owners_of[block] = left
         else:
             del self._owners_of[block]
+            if self.news is not None:
+                self.news.lost(block)
 
     def _names(self, bits: int) -> tuple[Owner, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

@@ -21,6 +21,8 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
+from mesh.core.gossip.gossip import Gossip
+from mesh.core.gossip.told import Origin
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
@@ -76,6 +78,8 @@ class RouterCore:
             effects=self._effects,
         )
         self._outlook = Outlook(self.replicas, self.peers, settings)
+        self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
+        self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._digest = RegionalDigest(region, router, epoch, settings)
         self._admission = Admission(self.held)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -84,6 +88,11 @@ class RouterCore:
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
             ev.RttMeasured: self._on_rtt,
+            ev.TrieSeen: lambda event, now: self.gossip.hear(event.delta, now),
+            ev.TriePartSeen: lambda event, now: self.gossip.hear_part(event.part, now),
+            ev.TrieAsked: lambda event, now: self.gossip.asked(
+                event.ask, event.region, event.inbox
+            ),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
             ev.AttemptProgressed: self._on_progressed,
@@ -374,6 +383,7 @@ class RouterCore:
             self._check(record, now)
         self._line.try_all(now)
         self._tell_peers(now)
+        self.gossip.tick(now)
 
     def _check(self, record: Inflight, now: float) -> None:
         """Has this request's time, or its attempt's, run out?"""

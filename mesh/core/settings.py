@@ -6,8 +6,9 @@ from math import isfinite
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
 from schemas.exchange import Priority
+from schemas.gossip import BLOCKS_MAX
 
-MAY_BE_ZERO = ("peer_queue_max", "hops_max")
+MAY_BE_ZERO = ("peer_queue_max", "hops_max", "trie_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,11 @@ class RouterSettings:
     index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
+    # Prefixes told to peers. 0.25 s is little beside a round trip and the time that a prompt
+    # needs to be asked for again, and makes few, full messages.
+    trie_s: float = 0.25
+    trie_bytes_per_s: int = 65_536  # on each link, repairs included; 0 tells nothing
+    trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
 
@@ -51,6 +57,8 @@ class RouterSettings:
                 _check(name, value)
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
+        if self.trie_blocks_max > BLOCKS_MAX:
+            raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
 

@@ -2,7 +2,8 @@
 
 What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
 under way are strays and their sender is told to stop, an answer's first bytes start it, and a
-peer's request is placed or refused at once. What happens by the clock is in `pulse`.
+peer's request is placed or refused at once. What happens by the clock is in `pulse`, gossip in
+`trie_links`.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ class SimRouter:
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(site, effect.digest),
+            **around.gossip(site),
         }
 
     @property

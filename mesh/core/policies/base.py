@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import Peer
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
@@ -136,6 +138,14 @@ class Policy(Protocol):
         """That place is gone, or came back empty."""
         ...
 
+    def tell(self, news: News) -> None:
+        """From now on say there what this region's replicas come to hold and lose."""
+        ...
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """From now on look there for what peer regions say that they hold."""
+        ...
+
 
 def least_loaded(targets: Sequence[Target], dice: Random) -> Target:
     """The target with the least load; ties at random, so that no replica is everyone's first."""
@@ -167,3 +177,9 @@ class Layered:
 
     def forget(self, spot: Spot) -> None:
         """Nothing to forget."""
+
+    def tell(self, news: News) -> None:
+        """It has none."""
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """It would not know what to do with it."""

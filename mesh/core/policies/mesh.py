@@ -34,6 +34,8 @@ from operator import itemgetter
 from random import Random
 from typing import ClassVar, NamedTuple, TypeVar
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Belief, Holdings
 from mesh.core.policies.mesh_lessons import Courses
@@ -161,6 +163,14 @@ class Mesh:
         """It is gone, or came back empty."""
         self._holdings.forget(spot)
         self._courses.forget(spot)
+
+    def tell(self, news: News) -> None:
+        """What replicas here hold is said there."""
+        self._holdings.tell(news)
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """What peers hold stands there."""
+        self._holdings.hear(told)
 
 
 def _keep(table: dict[int, T], key: int, value: T) -> None:

@@ -1,10 +1,10 @@
 """What each candidate holds of a prompt, as the `mesh` policy believes it.
 
-Two sources. The prefix index has the prompts that were placed. And an engine keeps its answers
-too: the next turn of a chat, the next step of an agent, the branches of a tree all begin with
-the last prompt *and its answer*, whose text a router doesn't read. So a prompt that goes on
-exactly where a served one ended is believed to be held as far as that one's prompt and answer
-were long.
+Three sources. The prefix index has the prompts that were placed. Peers tell what others had
+computed there. And an engine keeps its answers too: the next turn of a chat, the next step of an
+agent, the branches of a tree all begin with the last prompt *and its answer*, whose text a router
+doesn't read. So a prompt that goes on exactly where a served one ended is believed to be held as
+far as that one's prompt and answer were long.
 
 Beliefs are checked against what engines report. An engine evicts what was used longest ago: if
 it did not have a block any more that was last used at time t, everything last used before t has
@@ -18,6 +18,8 @@ neighbours of the same age that would each cost another miss.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
 from mesh.core.prefix_index import PrefixIndex
 from mesh.core.request import Request, Served
@@ -91,13 +93,32 @@ class Holdings:
         self._blocks_max = blocks_max
         self._replicas, self._peers = Shelf(blocks_max), Shelf(blocks_max)
         self._scale: dict[str, float] = {}  # of a replica's room; 1.0 where nothing is known
+        self._told = ToldPrefixes()
+
+    def tell(self, news: News) -> None:
+        """Say there what replicas come to hold and lose."""
+        self._replicas.index.news = news
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """Look there for what peers say."""
+        self._told = told
 
     def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
         """What each target holds of the prompt, in their order."""
         here, there = self._replicas.of(request), self._peers.of(request)
+        self._deepen(there, request, [target.name for target in targets if target.peer is not None])
         return [
             (here if target.peer is None else there).get(target.name, NOTHING) for target in targets
         ]
+
+    def _deepen(self, there: dict[str, Held], request: Request, names: Sequence[str]) -> None:
+        """Peers may know better than we what they hold."""
+        prompt = request.prompt
+        known = {name: held.blocks for name, held in there.items()}
+        for name, depth in self._told.deepen(known, prompt.hashes, names).items():
+            if depth > there.get(name, NOTHING).blocks:
+                tokens = min(round(depth * prompt.block_tokens), max(0, prompt.tokens - 1))
+                there[name] = Held(depth, max(tokens, there.get(name, NOTHING).tokens))
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""

@@ -8,7 +8,7 @@
 is its own transcript. Time stands still but for `wait S`, `tick S` and `pass S [hearing NAMES]`
 (ticks every 0.1 s, with the last word of each of NAMES repeated before each one). Routers follow
 `skywalker` unless `settings` say otherwise. Receipts are shown for `hold` and `shed`; placements
-show themselves; digests are left out.
+show themselves; digests and gossip are left out.
 """
 
 from collections.abc import Callable
@@ -247,4 +247,7 @@ SHOW: dict[type, Callable[[Any], str | None]] = {
     fx.PassEngineError: lambda effect: f"pass-engine-error {effect.key}",
     fx.Decided: _decided,
     fx.PublishDigest: lambda effect: None,
+    fx.PublishTrie: lambda effect: None,
+    fx.AskTrie: lambda effect: None,
+    fx.AnswerTrie: lambda effect: None,
 }
