@@ -147,8 +147,9 @@ def command(
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (_address(http) if http is not None else own.http).listen
-    peers = tuple(topology.peers(RegionId(region)))
-    trie_bytes_per_s = RouterSettings().trie_bytes_per_s if peers else 0  # nobody to tell
+    given = Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order))
+    limits = {"hold_max": hold_max, "hold_s_max": hold_s, "request_s_max": timeout_s}
+    settings = _settings(topology, RegionId(region), given, **limits)
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
@@ -156,15 +157,7 @@ def command(
         http_host=address.host,
         http_port=address.port,
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
-        settings=_settings(
-            topology,
-            RegionId(region),
-            Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order)),
-            hold_max=hold_max,
-            hold_s_max=hold_s,
-            request_s_max=timeout_s,
-            trie_bytes_per_s=trie_bytes_per_s,
-        ),
+        settings=settings,
         hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
@@ -216,6 +209,8 @@ def _topology(config_file: Path) -> Topology:
 def _settings(
     topology: Topology, region: RegionId, given: Given, **others: float
 ) -> RouterSettings:
+    if not topology.asked_by(region):
+        others["trie_bytes_per_s"] = 0  # nobody to tell of prefixes
     try:
         return router_settings(topology, region, given, **others)
     except ValueError as error:

@@ -87,12 +87,8 @@ class RouterCore:
             ev.ClientGone: self._on_client_gone,
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
-            ev.RttMeasured: self._on_rtt,
-            ev.TrieSeen: lambda event, now: self.gossip.hear(event.delta, now),
-            ev.TriePartSeen: lambda event, now: self.gossip.hear_part(event.part, now),
-            ev.TrieAsked: lambda event, now: self.gossip.asked(
-                event.ask, event.region, event.inbox
-            ),
+            ev.RttMeasured: lambda event, now: self.peers.measured(event.region, event.rtt_s),
+            **self.gossip.handlers(),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
             ev.AttemptProgressed: self._on_progressed,
@@ -334,14 +330,11 @@ class RouterCore:
         if len(self.held) and event.digest.replicas_free:
             self._line.try_all(now)
 
-    def _on_rtt(self, event: ev.RttMeasured, now: float) -> None:
-        self.peers.measured(event.region, event.rtt_s)
-
     def _replica_lost(
         self, name: ReplicaId, orphans: tuple[str, ...], why: str, now: float
     ) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
-        self._tell_lost(name, orphans)
+        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
         lost = [
             record
             for record in self.inflight.values()
@@ -350,9 +343,6 @@ class RouterCore:
         for record in lost:
             self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
         self._line.try_all(now)
-
-    def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
-        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
 
     def _tell_peers(self, now: float) -> None:
         digest = self._digest.due(self.replicas, self.held, not self.draining, now)
@@ -374,7 +364,7 @@ class RouterCore:
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         for name, orphans in self.replicas.expire(now):
-            self._tell_lost(name, orphans)
+            self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
         for name in self.replicas.forgotten(now):
             self._placer.forget_replica(name)
         self.peers.expire(now)
@@ -403,6 +393,6 @@ class RouterCore:
     def _hold_expired(self, record: Inflight, now: float) -> None:
         if self._outlook.others_serve(record):
             self._shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
-        else:
-            message = f"no replica serves {record.request.model!r} at present"
-            self._fail(record, now, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)
+            return
+        why = f"no replica serves {record.request.model!r} at present"
+        self._fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)

@@ -4,9 +4,12 @@ Of the bytes that a link may carry, half are for deltas, which go to all peers a
 answers to the region at its other end. With a budget of 0 nothing is told, but others are heard.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mesh.core import effects as fx
+from mesh.core import events as ev
 from mesh.core.gossip.mirror import Mirror
 from mesh.core.gossip.news import News
 from mesh.core.gossip.repairs import Repairs
@@ -74,6 +77,14 @@ class Gossip:
         answers = self._teller.answer(ask)
         self.counts.snapshots += isinstance(answers[0], TriePart)
         self._repairs.put(inbox, region, answers)
+
+    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
+        """Who hears which event, for the router's table."""
+        return {
+            ev.TrieSeen: lambda event, now: self.hear(event.delta, now),
+            ev.TriePartSeen: lambda event, now: self.hear_part(event.part, now),
+            ev.TrieAsked: lambda event, now: self.asked(event.ask, event.region, event.inbox),
+        }
 
     def tick(self, now: float) -> None:
         """Tell what is due, and ask."""
