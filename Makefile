@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test compare decide lint format schemas clean help
+.PHONY: up test compare fidelity decide lint format schemas clean help
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
 	$(BIN)/python -m tests.benchmarks.decide
+
+fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
+	$(BIN)/python -m tests.benchmarks.fidelity --trace $(TRACE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -53,14 +53,14 @@ def main(
     results: Results = {policy: [] for policy in policies}
     for round_number in range(1, rounds + 1):
         for policy in policies:
-            result = asyncio.run(_play(trace, policy, limit, replicas, pace))
+            result = asyncio.run(play(trace, policy, limit, replicas, pace))
             results[policy].append(result)
             counts = ", ".join(f"{result[key]} {key}" for key in ("ok", "shed", "failed"))
             click.echo(f"round {round_number}/{rounds} {policy}: {counts}", err=True)
     _print(results)
 
 
-async def _play(trace: Path, policy: str, limit: int, replicas: int, pace: float) -> dict[str, Any]:
+async def play(trace: Path, policy: str, limit: int, replicas: int, pace: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         config = write_config(directory, replicas=replicas, rtt_ms=RTT_MS)
