@@ -12,7 +12,7 @@ from itertools import islice
 from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import Candidate, CandidateKind
 
-CANDIDATES_MAX = 16  # listed in a receipt
+CANDIDATES_MAX = 8  # listed in a receipt; writing one down costs as much as pricing it
 BLOCK_TOKENS = 64.0  # of a prompt whose own ratio is not asked for
 
 
