@@ -13,16 +13,15 @@ from typing import Any
 from tests.benchmarks.study.case import Case, System, case, fleet
 from tests.benchmarks.study.command import Size, command
 from tests.benchmarks.study.figures import (
-    Figure,
     e2e,
     geomean,
     hit_ratio,
     lost_ratio,
-    mean_of,
     throughput,
     ttft,
 )
 from tests.benchmarks.study.markdown import seconds, share, table, times
+from tests.benchmarks.study.results import Results
 from tests.benchmarks.study.shelf import Result
 
 L4 = ("l4-llama3.1-8b",)
@@ -72,19 +71,6 @@ def declare(size: Size) -> list[Case]:
             for system in (REGION_LOCAL, SKYWALKER, MESH)
         ]
     return cases
-
-
-class Results:
-    """Results by tags, repetitions together."""
-
-    def __init__(self, cases: Sequence[Case], results: Sequence[Result]) -> None:
-        self._by_tags: dict[tuple[Any, ...], list[Result]] = {}
-        for one, result in zip(cases, results, strict=True):
-            self._by_tags.setdefault(one.tags, []).append(result)
-
-    def mean(self, figure: Figure, *tags: Any) -> float:
-        """Of one place in the table, over its repetitions."""
-        return mean_of(figure, self._by_tags[tags])
 
 
 def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
