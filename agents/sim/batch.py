@@ -57,11 +57,12 @@ class Inside(NamedTuple):
     """An engine's inner state at one moment; nobody may change the sequences.
 
     `rounds_ahead`: decode iterations that are over and not counted in the sequences yet.
+    `prefilling`: with the tokens that are left to compute after the running iteration.
     """
 
     iteration_left_s: float
     rounds_ahead: int
-    prefilling: Sequence[SequenceState]
+    prefilling: Sequence[Chunk]
     decoding: Sequence[SequenceState]
     queued: Sequence[SequenceState]  # in the order in which they will be admitted
     available_blocks: int

@@ -166,10 +166,14 @@ class EngineSim:
         ahead = self._ahead(now)
         stretch = self._stretch
         left_s = 0.0 if stretch is None else stretch.end_of(stretch.done + ahead + 1) - now
+        computing = {seq.request.id: tokens for seq, tokens in self._chunks}
         return Inside(
             iteration_left_s=max(0.0, left_s),
             rounds_ahead=ahead,
-            prefilling=tuple(self._batch.prefilling),
+            prefilling=tuple(
+                (seq, seq.target - seq.computed - computing.get(seq.request.id, 0))
+                for seq in self._batch.prefilling
+            ),
             decoding=tuple(self._batch.decoding),
             queued=(*self._waiting, *self._arriving),
             available_blocks=self.cache.available - self._batch.growth(ahead),

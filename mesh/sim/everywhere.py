@@ -58,7 +58,10 @@ class Everywhere:
         """The replica that the policy inside picks of all, or the way to it."""
         if request.hops:
             return self._as_told(request, targets)
-        choice = self._inside.choose(_unique(request), list(self._all(request, targets, now)), now)
+        candidates = list(self._all(request, targets, now))
+        if not candidates:
+            return Choice(None, "no replica of any region is free")
+        choice = self._inside.choose(_unique(request), candidates, now)
         if choice.target is None:
             return replace(choice, scores=())
         way = self._way_to(choice.target.name, targets)

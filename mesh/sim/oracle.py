@@ -116,7 +116,8 @@ class Oracle(Layered):
         before_s = _prefill_s(sim, sum(left for _, left in before), tokens, running)
         memory_s = _memory_s(sim, inside, [one.tokens for one in sent], tokens, missing)
         rtt_s = target.rtt_s or 0.0
-        waits_s = max(0.0, inside.iteration_left_s - rtt_s / 2, before_s - rtt_s / 2, memory_s)
+        before_s += inside.iteration_left_s
+        waits_s = max(0.0, before_s - rtt_s / 2, memory_s - rtt_s / 2)
         others_s = self._options.stall_weight * running * own_s
         ttft_s = rtt_s + sim.profile.arrival_s + waits_s + own_s
         return Cost(ttft_s + others_s, target, missing)
@@ -128,7 +129,7 @@ class Oracle(Layered):
 
     def _queue(self, name: str, sim: EngineSim, inside: Inside) -> list[tuple[SequenceState, int]]:
         """Everyone whose prompt is to be computed before ours, and how many tokens of it."""
-        found = [(seq, seq.target - seq.computed) for seq in inside.prefilling]
+        found = list(inside.prefilling)
         known, still = self._missing.get(name, {}), {}
         for seq in inside.queued:
             number = seq.request.id

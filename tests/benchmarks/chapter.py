@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tests.benchmarks.study.case import Case, System, case, fleet
 from tests.benchmarks.study.command import Size, command
-from tests.benchmarks.study.figures import hit_ratio, ttft
+from tests.benchmarks.study.figures import hit_ratio, throughput, ttft
 from tests.benchmarks.study.markdown import share, table
 from tests.benchmarks.study.results import Results
 from tests.benchmarks.study.shelf import Result
@@ -66,7 +66,7 @@ def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
     found = Results(cases, results)
     rows = []
     for system in SYSTEMS:
-        answers_per_s = found.mean(lambda result: result["window_answers_per_s"], system.name)
+        answers_per_s = found.mean(throughput, system.name)  # an answer has one token
         busy_s = found.mean(lambda result: result["gpu_busy_s"], system.name)
         fill_ratio = found.mean(_fill, system.name)
         wait_ms = (found.mean(ttft("p99"), system.name) - STEP_S) * 1000

@@ -32,6 +32,7 @@ SYSTEMS = (
 THEIRS = "10 in flight"
 LOADS = (0.3, 0.6, 0.9, 1.1)
 TOTAL = 6
+POINTS = ("mean", "p50", "p90", "p99")
 
 
 def declare(size: Size) -> list[Case]:
@@ -74,7 +75,9 @@ def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
     for label in (THEIRS, *(f"load {load:g}" for load in LOADS)):
         proxy = found.mean(ttft("p50"), label, PROXY.name)
         for system in SYSTEMS:
-            points = [found.mean(ttft(p), label, system.name) for p in ("mean", "p50", "p90", "p99")]
+            points = [
+                found.mean(ttft(p), label, system.name) for p in ("mean", "p50", "p90", "p99")
+            ]
             rows.append(
                 [
                     f"{label}: {system.name}",

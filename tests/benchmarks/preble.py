@@ -5,7 +5,8 @@
 Engines and fleets are the paper's (2 and 4 A6000s with Mistral 7B), prompts made after its Table
 1, arrivals Poisson with Zipf 1.1 over contents. Rates are given as loads, because the paper's
 axes belong to its own software; 0.9 is near where round-robin breaks down. Both policies push at
-once, as Preble's scheduler does; only its priority groups need a queue to reorder.
+once, as Preble's scheduler does; only its priority groups need a queue to reorder. Nobody sheds:
+whoever holds may hold until the client hangs up, so that all answer the same requests.
 """
 
 from collections.abc import Sequence
@@ -19,9 +20,7 @@ from tests.benchmarks.study.shelf import Result
 
 A6000 = ("a6000-mistral-7b",)
 CENTRAL = "central:us"
-ROUND_ROBIN = System(
-    name="round-robin", policy="round-robin", topology=CENTRAL, pushing="blind"
-)
+ROUND_ROBIN = System(name="round-robin", policy="round-robin", topology=CENTRAL, pushing="blind")
 E2 = System(name="e2", policy="e2", topology=CENTRAL, pushing="blind")
 MESH = System(name="mesh", policy="mesh", topology=CENTRAL)
 SYSTEMS = (ROUND_ROBIN, E2, MESH)
@@ -32,12 +31,15 @@ FLEETS = (2, 4)
 ABLATION = (
     ROUND_ROBIN,
     System(name="+ E2", policy="e2-alone", topology=CENTRAL, pushing="blind"),
-    System(name="+ rebalancing, autoscaling", policy="e2-balanced", topology=CENTRAL, pushing="blind"),
+    System(
+        name="+ rebalancing, autoscaling", policy="e2-balanced", topology=CENTRAL, pushing="blind"
+    ),
     System(name="+ prefill/decode", policy="e2", topology=CENTRAL, pushing="blind"),
     System(name="held, first come", policy="e2", topology=CENTRAL),
     System(name="+ priority groups", policy="e2", topology=CENTRAL, hold_order="hit-ratio"),
 )
 ABLATION_LOAD = 0.9
+NO_SHEDDING = ("hold_s_max=600", "hold_max=100000")
 PAPER_DECISIONS = {"toolbench": 245, "video-qa": 2931}
 DECISIONS_TARGET = 10_000
 
@@ -45,7 +47,8 @@ DECISIONS_TARGET = 10_000
 def declare(size: Size) -> list[Case]:
     """Figure 3's cases and figure 5's."""
     requests = int(size.pick(400, 1500, 4000))
-    fleets = (4,) if size.quick else FLEETS
+    fleets = [fleet(total, ("us",)) for total in ((4,) if size.quick else FLEETS)]
+    four = fleets[-1]
     cases = []
     for seed in range(size.seeds):
         for workload, rate_per_s in RATES_PER_S.items():
@@ -56,16 +59,23 @@ def declare(size: Size) -> list[Case]:
                 "duration_s": requests / rate_per_s,
                 "profile": A6000,
                 "seed": seed,
+                "setting": NO_SHEDDING,
             }
             cases += [
-                case((workload, total, load, system.name), system, fleet(total, ("us",)), load=load, **asked)
-                for total in fleets
+                case(
+                    (workload, sum(replicas.values()), load, system.name),
+                    system,
+                    replicas,
+                    load=load,
+                    **asked,
+                )
+                for replicas in fleets
                 for load in LOADS
                 for system in SYSTEMS
             ]
             if workload == "toolbench":
                 cases += [
-                    case(("ablation", system.name), system, fleet(4, ("us",)), load=ABLATION_LOAD, **asked)
+                    case(("ablation", system.name), system, four, load=ABLATION_LOAD, **asked)
                     for system in ABLATION
                 ]
     return cases

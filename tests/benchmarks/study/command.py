@@ -34,13 +34,18 @@ Declare = Callable[[Size], Sequence[Case]]
 Write = Callable[[Sequence[Case], Sequence[Result]], str]
 
 
-def command(name: str, declare: Declare, write: Write, text: str) -> click.Command:
-    """The command of one table: play what is declared, print what is written."""
+def command(
+    name: str, declare: Declare, write: Write, text: str, *, seeds: int = 2
+) -> click.Command:
+    """The command of one table: play what is declared, print what is written.
+
+    `seeds`: repetitions of the default form; the short form has one, the long one two.
+    """
 
     @click.command(name, help=text)
     @click.option("--quick", is_flag=True, help="A short form: fewer, shorter runs.")
     @click.option("--full", is_flag=True, help="A long form: more runs than the default.")
-    @click.option("--seeds", type=click.IntRange(1), default=None, help="Repetitions.")
+    @click.option("--seeds", "repeat", type=click.IntRange(1), default=None, help="Repetitions.")
     @click.option("--jobs", type=click.IntRange(1), default=2, show_default=True)
     @click.option(
         "--traces",
@@ -48,8 +53,13 @@ def command(name: str, declare: Declare, write: Write, text: str) -> click.Comma
         envvar="TRACES",
         help="Folder with mooncake/, azure/, agent_traces/: without it no trace is played.",
     )
-    def played(quick: bool, full: bool, seeds: int | None, jobs: int, traces: Path | None) -> None:
-        size = Size(quick=quick, full=full, seeds=seeds or (1 if quick else 2), traces=traces)
+    def played(quick: bool, full: bool, repeat: int | None, jobs: int, traces: Path | None) -> None:
+        size = Size(
+            quick=quick,
+            full=full,
+            seeds=repeat or (1 if quick else 2 if full else seeds),
+            traces=traces,
+        )
         began_at = time.monotonic()
         cases = declare(size)
         results = play_all(cases, Shelf(FOLDER), jobs=jobs, show=_show)
