@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test compare lint format schemas clean help
+.PHONY: up test compare decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
@@ -27,6 +27,9 @@ test: lint ## every check: style, types, layers, tests
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
+
+decide: $(STAMP) ## how long a placement takes, by policy (minutes)
+	$(BIN)/python -m tests.benchmarks.decide
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)

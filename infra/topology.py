@@ -16,17 +16,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from infra.address import Address, parse_address
 from infra.config_problems import Location, did_you_mean, problem_lines
+from infra.routing import Routing, Shape
+from infra.table import Table
 from schemas.ids import RegionId, ReplicaId, RouterId, checked_name
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
@@ -81,17 +76,13 @@ Routers = Annotated[
 Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Mesh(_Table):
+class Mesh(Table):
     """`[mesh]`: what the whole is called."""
 
     name: Annotated[str, _name("mesh")]
 
 
-class NatsLimits(_Table):
+class NatsLimits(Table):
     """`[nats]`: limits of every region's nats-server."""
 
     # Long prompts and images pass NATS' default of 1 MiB; larger bodies travel in parts.
@@ -108,7 +99,7 @@ class NatsLimits(_Table):
         return self
 
 
-class Region(_Table):
+class Region(Table):
     """`[regions.<name>]`: one failure and latency domain."""
 
     http: HostPort  # the OpenAI endpoint of the region's router
@@ -117,6 +108,7 @@ class Region(_Table):
     monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
     replicas: Replicas  # names, or a number N for <region>-0 … <region>-(N-1)
     routers: Routers = (RouterId("r1"),)
+    routing: Routing = Routing()  # what differs here from the mesh's
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -126,7 +118,7 @@ class Region(_Table):
                 yield key, address
 
 
-class Link(_Table):
+class Link(Table):
     """`[[links]]`: two regions and the round trip between them."""
 
     between: Annotated[tuple[RegionName, RegionName], BeforeValidator(_pair)]
@@ -148,12 +140,13 @@ class Link(_Table):
         return self.rtt_ms / 1000
 
 
-class Topology(_Table):
+class Topology(Table):
     """A whole mesh.toml. Make one with `load` or `parse`: their errors are meant to be read."""
 
     mesh: Mesh
     regions: Annotated[dict[RegionName, Region], Field(min_length=1, max_length=REGIONS_MAX)]
     links: tuple[Link, ...] = ()
+    routing: Routing = Routing()
     nats: NatsLimits = NatsLimits()
 
     def region(self, name: str) -> Region:
@@ -165,6 +158,19 @@ class Topology(_Table):
     def peers(self, region: str) -> tuple[RegionId, ...]:
         """Every other region, by name."""
         return tuple(sorted(name for name in self.regions if name != region))
+
+    def routing_of(self, region: RegionId) -> Routing:
+        """The operator's choices for that region's routers."""
+        return self.regions[region].routing.over(self.routing)
+
+    def asked_by(self, region: RegionId) -> tuple[RegionId, ...]:
+        """The peers that its routers may forward to: none if either end keeps to itself."""
+        if self._keeps_to_itself(region):
+            return ()
+        return tuple(peer for peer in self.peers(region) if not self._keeps_to_itself(peer))
+
+    def _keeps_to_itself(self, region: RegionId) -> bool:
+        return self.routing_of(region).topology is Shape.REGION_LOCAL
 
     def link(self, a: str, b: str) -> Link:
         """The link between two regions, whichever is named first. Raises KeyError if none."""
@@ -262,7 +268,7 @@ def _wrong_links(regions: Mapping[RegionId, Region], links: tuple[Link, ...]) ->
             )
 
 
-_TABLES: dict[str, type[_Table]] = {
+_TABLES: dict[str, type[Table]] = {
     "mesh": Mesh,
     "nats": NatsLimits,
     "regions": Region,
@@ -271,5 +277,7 @@ _TABLES: dict[str, type[_Table]] = {
 
 
 def _known_keys(loc: Location) -> Collection[str]:
+    if "routing" in loc[:-1]:
+        return Routing.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology
     return table.model_fields

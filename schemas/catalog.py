@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from schemas import exchange, state, subjects
+from schemas import exchange, gossip, state, subjects
 
 
 class Role(StrEnum):
@@ -139,6 +139,29 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({ROUTER}),
         subscribe=frozenset({ROUTER, PEER_ROUTER}),
         about="A region's state in one message, every 100 ms and on change.",
+    ),
+    Channel(
+        name="trie",
+        template=_template(subjects.trie, "region"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.MSGPACK,
+        messages=(gossip.TrieDelta,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({PEER_ROUTER}),
+        about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
+        "hashes: numbered deltas four times a second while there is news, and signs of life.",
+    ),
+    Channel(
+        name="snapshot",
+        template=_template(subjects.snapshot, "region"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.MSGPACK,
+        messages=(gossip.TrieAsk, gossip.TriePart),
+        publish=frozenset({PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        about="A listener that missed deltas asks the router that told them. What it missed, as "
+        "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
+        "whose last token is random.",
     ),
     Channel(
         name="ping",

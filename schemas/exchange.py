@@ -38,6 +38,10 @@ H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts n
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_HOPS = "Mesh-Hops"  # regions passed so far
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
+H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
+H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
+H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client says
+H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
 # W3C trace context travels as `traceparent` and `tracestate`.
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
@@ -47,6 +51,18 @@ WINDOW_BYTES = 256 * 1024
 WORKING_S = 5.0
 SILENCE_S_MAX = 16.0  # three of them missing
 FRAME_HEADER = struct.Struct(">BI")
+
+
+class Priority(StrEnum):
+    """Whom to serve first when not all can be."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+SLO_MS_MAX = 3_600_000
+SESSION_PATTERN = r"^[!-~]{1,128}$"  # header values are plain ASCII
 
 
 class Frame(IntEnum):

@@ -54,6 +54,24 @@ REQUEST = (
         "Size of a body that is to be fetched in parts; the message's own payload is not the body.",
         required=False,
     ),
+    Header(
+        exchange.H_PRIORITY,
+        rf"^({'|'.join(exchange.Priority)})$",
+        "Whom to serve first; normal when missing.",
+        required=False,
+    ),
+    Header(
+        exchange.H_SLO_TTFT_MS,
+        COUNT_PATTERN,
+        "Milliseconds from its arrival after which its client has no use for a first token.",
+        required=False,
+    ),
+    Header(
+        exchange.H_SESSION,
+        exchange.SESSION_PATTERN,
+        "Whose conversation it is part of, as its client names it; a hash where that is long.",
+        required=False,
+    ),
 )
 
 # Channel name → headers of its messages.
@@ -70,6 +88,12 @@ HEADERS: dict[str, tuple[Header, ...]] = {
             exchange.H_PREFILL_TOKENS,
             COUNT_PATTERN,
             "Prompt tokens to be computed, by the router's estimate of what is cached.",
+        ),
+        Header(
+            exchange.H_MAY_QUEUE,
+            r"^1$",
+            "Take it though other work is pending, up to the agent's cap.",
+            required=False,
         ),
         *TRACE,
     ),

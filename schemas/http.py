@@ -20,6 +20,9 @@ from schemas.state import Count
 H_REQUEST_ID = "x-request-id"
 H_DEBUG = "x-mesh-debug"
 H_TIMEOUT_S = "x-mesh-timeout-s"
+H_PRIORITY = "x-mesh-priority"
+H_SLO_TTFT_MS = "x-mesh-slo-ttft-ms"
+H_SESSION = "x-mesh-session"
 H_REGION = "x-mesh-region"
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
@@ -45,6 +48,10 @@ class ChatRequest:
     model: Annotated[str, Field(min_length=1)]
     messages: tuple[dict[str, Any], ...]
     stream: bool | None = None
+    user: Any = None
+    """Names the session where the header `x-mesh-session` does not."""
+    cache_salt: Any = None
+    """vLLM's: prompts share prefixes only with those of the same salt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,10 @@ class CompletionRequest:
     model: Annotated[str, Field(min_length=1)]
     prompt: str | tuple[str | int | tuple[int, ...], ...]
     stream: bool | None = None
+    user: Any = None
+    """Names the session where the header `x-mesh-session` does not."""
+    cache_salt: Any = None
+    """vLLM's: prompts share prefixes only with those of the same salt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +143,12 @@ class Fault(Enum):
     )
     HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", False, "Too many header bytes.")
     SATURATED = FaultKind(
-        429, LIMITED, "saturated", True, "Every replica is full and the hold queue is, too."
+        429,
+        LIMITED,
+        "saturated",
+        True,
+        "Every replica is full and the hold queue is, too, or there is no room in time for the "
+        "request's `x-mesh-slo-ttft-ms`.",
     )
     INTERNAL = FaultKind(500, BROKEN, "internal_error", False, "A fault of the router's own.")
     ENGINE_FAILED = FaultKind(

@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas import http
 from schemas.describe import COMPONENT, components
-from schemas.exchange import BODY_BYTES_MAX
+from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
 from schemas.http import ROUTES, Answer, Fault, Route
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
 
@@ -36,6 +36,19 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_TIMEOUT_S: (
         "Seconds after which nobody waits for the answer any more.",
         {"type": "number", "exclusiveMinimum": 0},
+    ),
+    http.H_PRIORITY: (
+        "Whom to serve first when not all can be.",
+        {"type": "string", "enum": [each.value for each in Priority], "default": "normal"},
+    ),
+    http.H_SLO_TTFT_MS: (
+        "Milliseconds after which a first token is of no use: a request that clearly can't make "
+        "it is shed at once instead of held.",
+        {"type": "integer", "minimum": 1, "maximum": SLO_MS_MAX},
+    ),
+    http.H_SESSION: (
+        "Names the conversation that the request is part of; instead of the body's `user`.",
+        {"type": "string", "minLength": 1},
     ),
 }
 

@@ -66,6 +66,8 @@ class Heartbeat:
     """Requests in the running batch."""
     outstanding: Count
     """Requests taken from the bus and not finished, counted by the agent itself."""
+    outstanding_max: Count | None = None
+    """Most requests that the agent takes, whatever the engine could queue."""
     prefill_queued_tokens: Count | None = None
     """Prompt tokens still to be computed of requests taken whose answer has not begun, by the
     routers' estimate of what is cached, less what the learned speed says is done."""
@@ -108,6 +110,8 @@ class ModelCapacity:
     """Shortest time to compute the prompts already queued at one of them, in seconds."""
     running: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     """Requests running in each, on average."""
+    kv_free_tokens: Count | None = None
+    """Most KV memory that one of them has left for prompts not sent to it yet, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,16 @@ def digest(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.digest"
 
 
+def trie(region: RegionId | str) -> str:
+    """Which prefixes a region's replicas gained and lost, as each of its routers knows."""
+    return f"{ROOT}.{region}.gossip.trie"
+
+
+def snapshot(region: RegionId | str) -> str:
+    """Questions to a region's routers for what was missed of that."""
+    return f"{ROOT}.{region}.gossip.snapshot"
+
+
 def ping(region: RegionId | str) -> str:
     """Round-trip probe, answered by any router of the region."""
     return f"{ROOT}.{region}.ping"

@@ -137,7 +137,7 @@ class AgentCore:
         if work.model not in self._engine.models:
             return Refusal.WRONG_MODEL
         over = self._answers.held_bytes + size > HELD_BYTES_MAX
-        return Refusal.FULL if over or self._full() else None
+        return Refusal.FULL if over or self._full_for(work) else None
 
     def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> Effect:
         self._refused_total += 1
@@ -253,12 +253,12 @@ class AgentCore:
         self._bodies.close(answer.inbox)
         self._routers.leave(answer.router)
 
-    def _full(self) -> bool:
-        return self._is_full(self._engine.load(self._answers))
+    def _full_for(self, work: Work) -> bool:
+        pending = None if work.may_queue else self._engine.load(self._answers).pending
+        return load.full(pending, len(self._answers), self._replica.outstanding_max)
 
     def _is_full(self, carried: Load) -> bool:
-        pending = None if self._replica.takes_pending else carried.pending
-        return load.full(pending, len(self._answers), self._replica.outstanding_max)
+        return load.full(carried.pending, len(self._answers), self._replica.outstanding_max)
 
     def _beat(self, now: float) -> list[Effect]:
         carried = self._engine.load(self._answers)

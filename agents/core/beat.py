@@ -25,7 +25,6 @@ class Replica:
     heartbeat_s: float
     batch_max: int | None = None  # where the engine's metrics don't say it
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
-    takes_pending: bool = False  # full only at outstanding_max: for routers that push blindly
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ def compose(
         pending=carried.pending,
         running=carried.running,
         outstanding=len(answers),
+        outstanding_max=replica.outstanding_max,
         prefill_queued_tokens=queued_tokens(answers, line, answers.settled_at, now),
         batch_max=reading.batch_max,
         batch_occupancy=load.occupancy(carried.running, reading.batch_max),

@@ -82,8 +82,8 @@ class EngineView:
     def is_unqueued(self, answers: AnswerTable) -> bool:
         """Whether an answer handed over now has the engine's prefill to itself.
 
-        Work is only taken while nothing waits, so all that can stand before it is what was
-        handed over a moment ago.
+        All that can stand before it is what was handed over and has no first byte: work is taken
+        while nothing waits, or by the word of a router that knows what does.
         """
         return answers.unbegun() == 0
 

@@ -15,6 +15,7 @@ from schemas.exchange import (
     H_DEADLINE_MS,
     H_FROM,
     H_HANDOFF,
+    H_MAY_QUEUE,
     H_MODEL,
     H_PATH,
     H_PREFILL_TOKENS,
@@ -45,6 +46,7 @@ class Work:
     deadline_s: float  # time left on arrival; 0 means that none is left
     body_bytes: int | None
     prefill_tokens: int | None = None
+    may_queue: bool = False  # to be taken though other work is pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
         deadline_s=_deadline_s(headers),
         body_bytes=parts,
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
+        may_queue=headers.get(H_MAY_QUEUE) == "1",
     )
 
 

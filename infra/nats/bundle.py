@@ -2,14 +2,16 @@
 
     DIR/passwords.json                          all passwords, kept from one rendering to the next
     DIR/<region>/nats.conf                      the region's server
-    DIR/<region>/credentials/router.env         NATS_URL, NATS_USER, NATS_PASSWORD, MESH_REGION
+    DIR/<region>/credentials/router.env         NATS_URL, NATS_USER, NATS_PASSWORD, MESH_REGION,
+                                                MESH_PREFIX_KEY
     DIR/<region>/credentials/operator.env
     DIR/<region>/credentials/system.env
     DIR/<region>/credentials/agent-<replica>.env
 
-A region's directory holds its own secrets only (and its links'): give each machine no more than
-it needs. The variables are those that the `nats` command reads too. Same topology, same passwords:
-same bytes, so a diff of two renderings shows what changed.
+A region's directory holds its own secrets only (and its links'), and one that all routers of the
+mesh share, for the hashes of prompts that cross regions: give each machine no more than it needs.
+The first three variables are those that the `nats` command reads too. Same topology, same
+passwords: same bytes, so a diff of two renderings shows what changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,7 @@ from infra.nats import passwords
 from infra.nats.conf import to_text
 from infra.nats.private_file import write_private
 from infra.nats.region_config import (
+    PREFIX_KEY,
     LeafAddresses,
     Site,
     User,
@@ -64,7 +67,7 @@ def write(
     the region's own directory. Raises PasswordsUnreadable.
     """
     directory = directory.absolute()
-    keys = [user.key for user in users(topology)]
+    keys = [PREFIX_KEY, *(user.key for user in users(topology))]
     kept = passwords.keep(directory / PASSWORDS, keys, rotate=rotate)
     written = {}
     for name in topology.regions:
@@ -82,7 +85,10 @@ def _write_credentials(
     files = {}
     for user in _clients(topology, name):
         path = here / CREDENTIALS / f"{user.name}.env"
-        write_private(path, _environment(topology, name, user, kept[user.key]))
+        text = _environment(topology, name, user, kept[user.key])
+        if user == router_user(name):
+            text += f"MESH_PREFIX_KEY={kept[PREFIX_KEY]}\n"
+        write_private(path, text)
         files[user.name] = path
     for path in (here / CREDENTIALS).glob("agent-*.env"):
         if path.stem not in files:

@@ -39,6 +39,8 @@ PING_MAX = 2
 WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consumer, and cut off
 LEAF_RECONNECT = "1s"
 
+PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
+
 LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
 
 

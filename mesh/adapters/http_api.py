@@ -6,6 +6,7 @@ the ticket is then left, and the front door tells whoever is still working for i
 """
 
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import Protocol
 
 import orjson
@@ -15,7 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.read_request import Problem, read_ask, request_id
+from mesh.adapters.problem import Problem
+from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.ticket import Ask, Ticket
 from schemas import http
@@ -130,7 +132,7 @@ class HttpApi:
         failure = ticket.failure
         if failure is not None:
             self._door.failed(ticket)
-            retry_after_s = round(failure.retry_after_s or 1.0)
+            retry_after_s = ceil(failure.retry_after_s or 1.0)
             headers.update(http.error_headers(failure.fault, retry_after_s))
             return _json(
                 failure.fault.value.status, http.error_body(failure.fault, failure.message), headers

@@ -7,7 +7,7 @@ from the core when somebody scrapes, so a fleet of thousands costs nothing betwe
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mesh.core.router import RouterCore
@@ -29,6 +29,9 @@ class RouterMetrics:
         )
         self.bus_connected = Gauge(
             "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
+        )
+        self.gossip_dropped = Counter(
+            "mesh_gossip_dropped", "Gossip that was not what it said it is.", registry=registry
         )
         registry.register(_CoreState(core))
 
@@ -121,6 +124,7 @@ class _CoreState(Collector):
         )
         yield from self._replicas()
         yield from self._peers()
+        yield from self._gossip()
 
     def _replicas(self) -> Iterator[Metric]:
         pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")
@@ -154,6 +158,33 @@ class _CoreState(Collector):
             _add(queue, region, peer.queue)
             _add(free, region, max((d.replicas_free for d in peer.digests.values()), default=0))
         yield from (rtt, free, queue)
+
+    def _gossip(self) -> Iterator[Metric]:
+        gossip = self._core.gossip
+        counts = gossip.counts
+        sizes = CounterMetricFamily(
+            "mesh_gossip_bytes",
+            "Prefixes told to each peer, repaired for peers, heard of them; as estimated.",
+            labels=["kind"],
+        )
+        sizes.add_metric(["told"], counts.told_bytes)
+        sizes.add_metric(["repaired"], counts.repair_bytes)
+        sizes.add_metric(["heard"], counts.heard_bytes)
+        yield sizes
+        yield CounterMetricFamily(
+            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes
+        )
+        yield CounterMetricFamily(
+            "mesh_gossip_snapshots", "Whole sets sent to peers that asked.", value=counts.snapshots
+        )
+        blocks = _gauge("mesh_gossip_blocks", "Blocks that a peer's routers hold.", "peer")
+        doubted = _gauge("mesh_gossip_doubted", "Its routers whose stream has a hole.", "peer")
+        told = gossip.told
+        for region in sorted({origin.region for origin in told.origins}):
+            origins = [origin for origin in told.origins if origin.region == region]
+            _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
+            _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
+        yield from (blocks, doubted)
 
 
 def _gauge(name: str, about: str, label: str) -> GaugeMetricFamily:

@@ -7,7 +7,9 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from mesh.adapters.problem import Problem
 from mesh.adapters.ticket import Ask
+from mesh.adapters.wishes import read_wishes
 from mesh.core.prompt import PromptInvalid, prompt_text
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, H_REQUEST_ID, H_TIMEOUT_S, Fault
@@ -15,14 +17,6 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
 
 UPLOAD_S_MAX = 120.0  # for a client to send its body
 TIMEOUT_S_MAX = 3600.0
-
-
-class Problem(Exception):
-    """A request that can't be served as it is."""
-
-    def __init__(self, fault: Fault, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.fault, self.message, self.param = fault, message, param
 
 
 def request_id(request: web.BaseRequest) -> RequestId:
@@ -35,6 +29,7 @@ async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
     """Read and check the body. Raises Problem for anything an engine should not see."""
     body = await _read_body(request)
     fields = _json_object(body)
+    wishes = read_wishes(request.headers, fields)
     model = fields.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS_MAX:
         raise Problem(Fault.INVALID, "model must be the name of a model, as a string", "model")
@@ -44,7 +39,7 @@ async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
         text = prompt_text(fields, chat=request.path == CHAT)
     except PromptInvalid as error:
         raise Problem(Fault.INVALID, str(error), error.param) from error
-    return Ask(known_id, ModelId(model), request.path, body, text, _timeout_s(request))
+    return Ask(known_id, ModelId(model), request.path, body, text, _timeout_s(request), wishes)
 
 
 async def _read_body(request: web.BaseRequest) -> bytes:

@@ -76,7 +76,7 @@ class Recorder:
         """
         try:
             first = recording.encode_header(self._header)
-        except (recording.RecordingInvalid, TypeError) as error:
+        except TypeError as error:
             raise RecordingRefused(str(error)) from error
         self._file = self._open_file(self._to.path)
         self._recording = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from mesh.adapters.answer import Answer, EngineError
 from mesh.adapters.spans import RequestSpans
+from mesh.adapters.wishes import NO_WISHES, Wishes
 from schemas.decision import Decision
 from schemas.http import Fault
 from schemas.ids import ModelId, RequestId
@@ -24,6 +25,7 @@ class Ask:
     body: bytes
     text: bytes  # of the prompt
     timeout_s: float | None
+    wishes: Wishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,20 @@ from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.cli.policy_name import HELP as POLICIES_HELP
-from mesh.cli.policy_name import known_policy
+from mesh.cli.choices import (
+    HOLD_ORDER_HELP,
+    HOLD_ORDERS,
+    POLICIES_HELP,
+    PUSHING_HELP,
+    known_policy,
+    known_pushing,
+)
+from mesh.core.hold_order import HoldOrder
+from mesh.core.pushing import Pushing
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import NameTaken, PortTaken, run
+from mesh.runtime.routing import Given, router_settings
 from schemas.ids import RegionId, RouterId
 
 EXIT_BAD_USE = 2
@@ -41,13 +50,20 @@ EXIT_BAD_USE = 2
 @click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
 @click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
 @click.option(
+    "--prefix-key",
+    envvar="MESH_PREFIX_KEY",
+    help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
+    "env MESH_PREFIX_KEY.  [default: the mesh's name, which is none]",
+)
+@click.option(
     "--policy",
     callback=known_policy,
     metavar="NAME[:OPTIONS]",
-    default=RouterSettings().policy,
-    show_default=True,
+    show_default=f"as mesh.toml says, or {RouterSettings().policy}",
     help=POLICIES_HELP,
 )
+@click.option("--pushing", callback=known_pushing, metavar="RULE", help=PUSHING_HELP)
+@click.option("--hold-order", type=click.Choice(HOLD_ORDERS), help=HOLD_ORDER_HELP)
 @click.option(
     "--hold-max",
     type=click.IntRange(1),
@@ -106,7 +122,10 @@ def command(
     nats_url: str | None,
     nats_user: str | None,
     nats_password: str | None,
-    policy: str,
+    prefix_key: str | None,
+    policy: str | None,
+    pushing: Pushing | None,
+    hold_order: str | None,
     hold_max: int,
     hold_s: float,
     timeout_s: float,
@@ -128,17 +147,25 @@ def command(
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (_address(http) if http is not None else own.http).listen
+    peers = tuple(topology.peers(RegionId(region)))
+    trie_bytes_per_s = RouterSettings().trie_bytes_per_s if peers else 0  # nobody to tell
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
-        peers=tuple(topology.peers(RegionId(region))),
+        peers=topology.asked_by(RegionId(region)),
         http_host=address.host,
         http_port=address.port,
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
-        settings=RouterSettings(
-            policy=policy, hold_max=hold_max, hold_s_max=hold_s, request_s_max=timeout_s
+        settings=_settings(
+            topology,
+            RegionId(region),
+            Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order)),
+            hold_max=hold_max,
+            hold_s_max=hold_s,
+            request_s_max=timeout_s,
+            trie_bytes_per_s=trie_bytes_per_s,
         ),
-        hash_key=topology.mesh.name,
+        hash_key=prefix_key or topology.mesh.name,
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,
@@ -182,6 +209,16 @@ def _topology(config_file: Path) -> Topology:
     try:
         return load(config_file)
     except TopologyError as error:
+        _refuse(str(error))
+        raise
+
+
+def _settings(
+    topology: Topology, region: RegionId, given: Given, **others: float
+) -> RouterSettings:
+    try:
+        return router_settings(topology, region, given, **others)
+    except ValueError as error:
         _refuse(str(error))
         raise
 

@@ -12,9 +12,16 @@ from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, TopologyError
-from mesh.cli.policy_name import HELP as POLICIES_HELP
-from mesh.cli.policy_name import known_policy
+from mesh.cli.choices import (
+    HOLD_ORDER_HELP,
+    HOLD_ORDERS,
+    POLICIES_HELP,
+    PUSHING_HELP,
+    known_policy,
+    known_pushing,
+)
 from mesh.cli.unusable import Unusable
+from mesh.core.pushing import Pushing
 from mesh.demo.child import GaveUp
 from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
@@ -85,8 +92,10 @@ def _given_engine(text: str) -> GivenEngine:
     "--policy",
     callback=known_policy,
     metavar="NAME[:OPTIONS]",
-    help=f"How every router places requests, instead of the router's own default. {POLICIES_HELP}",
+    help=f"How every router places requests, whatever the configuration says. {POLICIES_HELP}",
 )
+@click.option("--pushing", callback=known_pushing, metavar="RULE", help=PUSHING_HELP)
+@click.option("--hold-order", type=click.Choice(HOLD_ORDERS), help=HOLD_ORDER_HELP)
 @click.option(
     "--log-level",
     type=click.Choice(LOG_LEVELS),
@@ -114,6 +123,8 @@ def command(
     engines: tuple[GivenEngine, ...],
     engine_kind: str,
     policy: str | None,
+    pushing: Pushing | None,
+    hold_order: str | None,
     log_level: str,
     ready_file: Path | None,
     state: Path,
@@ -137,6 +148,8 @@ def command(
         engines=engines,
         engine_kind=EngineKind(engine_kind),
         policy=policy,
+        pushing=None if pushing is None else str(pushing),
+        hold_order=hold_order,
         log_level=log_level,
         ready_file=ready_file,
     )

@@ -93,7 +93,9 @@ class Attempts:
         handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
         self._placer.placed(request, Spot(CandidateKind.REPLICA, replica), now)
         self._effects.append(
-            fx.Dispatch(request.key, attempt, replica, handoff, inbox, prefill_tokens)
+            fx.Dispatch(
+                request.key, attempt, replica, handoff, inbox, prefill_tokens, place.may_queue
+            )
         )
         return handoff
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from schemas.decision import Decision
+from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest
@@ -22,6 +23,7 @@ class Dispatch:
     handoff: int
     answer_inbox: str | None
     prefill_tokens: int = 0  # prompt tokens that the replica is not believed to hold
+    may_queue: bool = False  # the replica may take it though other work is pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,29 @@ class PublishDigest:
     digest: Digest
 
 
+@dataclass(frozen=True, slots=True)
+class PublishTrie:
+    """Tell the peers which prefixes this region has gained and lost."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
+class AskTrie:
+    """Ask a router of that region for what was missed of its deltas."""
+
+    region: RegionId
+    ask: TrieAsk
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTrie:
+    """Say it again to one who asked."""
+
+    inbox: str
+    answer: TrieAnswer
+
+
 Effect = (
     Dispatch
     | Forward
@@ -102,4 +127,7 @@ Effect = (
     | PassEngineError
     | Decided
     | PublishDigest
+    | PublishTrie
+    | AskTrie
+    | AnswerTrie
 )

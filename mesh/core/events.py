@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mesh.core.request import NOTHING_SAID, Request, Served
+from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat
 
@@ -41,6 +42,29 @@ class RttMeasured:
 
     region: RegionId
     rtt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrieSeen:
+    """A peer region's router told what its replicas gained and lost."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
+class TriePartSeen:
+    """A part of a peer router's whole set, as an answer to our question."""
+
+    part: TriePart
+
+
+@dataclass(frozen=True, slots=True)
+class TrieAsked:
+    """A router of that region missed something of what this one told."""
+
+    ask: TrieAsk
+    region: RegionId
+    inbox: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +148,9 @@ Event = (
     | HeartbeatSeen
     | DigestSeen
     | RttMeasured
+    | TrieSeen
+    | TriePartSeen
+    | TrieAsked
     | PlacedByPeer
     | AttemptRefused
     | AttemptProgressed

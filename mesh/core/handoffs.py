@@ -25,16 +25,18 @@ class Handoffs:
 
     def __init__(self) -> None:
         self._unseen: dict[int, Handoff] = {}
-        self.tokens = 0  # prompt tokens of all of them
+        self.count = 0  # all of them; an attribute, because it is read for everybody every time
+        self.tokens = 0  # their prompt tokens
         self.prefill_tokens = 0  # still to be computed, of those whose answers have not begun
         self.waiting = 0  # and how many those are
 
     def __len__(self) -> int:
-        return len(self._unseen)
+        return self.count
 
     def add(self, number: int, tokens: int, prefill_tokens: int, now: float) -> None:
         """Count work that is being sent. Numbers rise."""
         self._unseen[number] = Handoff(now, tokens, prefill_tokens)
+        self.count += 1
         self.tokens += tokens
         self.prefill_tokens += prefill_tokens
         self.waiting += 1
@@ -51,6 +53,7 @@ class Handoffs:
         """It ended, or was never taken."""
         handoff = self._unseen.pop(number, None)
         if handoff is not None:
+            self.count -= 1
             self.tokens -= handoff.tokens
             if handoff.waits:
                 self.waiting -= 1

@@ -6,11 +6,14 @@ error). `attempt` names the attempt under way; news of an earlier one is not abo
 any more and is ignored by everyone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mesh.core.placement import Place
 from mesh.core.policies.base import Spot
 from mesh.core.request import Request
 from schemas.ids import RegionId, ReplicaId
+
+REFUSED_S = 0.1  # about one heartbeat, or one digest
 
 
 @dataclass(slots=True)
@@ -28,15 +31,31 @@ class Inflight:
     heard_at: float = 0.0  # last frame of this attempt
     held_since: float | None = None
     held_s: float = 0.0
+    place: Place | None = None  # what was last said of where it could go, while held
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
+    refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to wait
     engine_answered: bool = False  # the edge keeps an engine's error answer to pass on
 
     @property
     def is_tried(self) -> bool:
         """Whether an attempt is under way that may still be replaced by another."""
         return self.held_since is None and not self.started
+
+    def waited_s(self, now: float) -> float:
+        """Seconds in the hold queue so far."""
+        return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
+
+    def shun(self, place: str, now: float) -> None:
+        """That place did not take it: ask others first for a while, longer each time."""
+        self.refused_by[place] = now + REFUSED_S * self.refusals
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """Where it should not be tried at present."""
+        if not self.refused_by:
+            return self.avoid
+        return self.avoid | {place for place, until in self.refused_by.items() if until > now}
 
     def hold(self, now: float) -> None:
         """No attempt is under way; it waits from `now`, or goes on waiting."""
@@ -46,8 +65,6 @@ class Inflight:
 
     def release(self, now: float) -> None:
         """The next attempt begins."""
-        if self.held_since is not None:
-            self.held_s += now - self.held_since
-            self.held_since = None
+        self.held_s, self.held_since, self.place = self.waited_s(now), None, None
         self.attempt += 1
         self.attempted_at = self.heard_at = now

@@ -10,6 +10,7 @@ from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.placement import Place, Placer
 from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request
 from schemas.ids import ModelId, ReplicaId
 
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
@@ -34,32 +35,46 @@ class Line:
         self._replicas = replicas
         self._placer = placer
         self._begin = begin
-        self._choosy = 0  # of those held, who could have gone somewhere when last asked
+        # Of those held, who could have gone somewhere when last asked: keys, with their models.
+        self._choosy: dict[int, ModelId] = {}
 
     def must_be_joined(self, model: ModelId) -> bool:
         """Whether a newcomer for that model has its place behind others."""
-        return self._held.waiting(model) > self._choosy
+        choosy = sum(
+            choosing == model and self._is_held(key) for key, choosing in self._choosy.items()
+        )
+        return self._held.waiting(model) > choosy
+
+    def joined(self, request: Request, place: Place) -> None:
+        """A newcomer is held, for that reason."""
+        if place.by_choice and len(self._choosy) < CHOOSY_MAX:
+            self._choosy[request.key] = request.model
+
+    def _is_held(self, key: int) -> bool:
+        record = self._inflight.get(key)
+        return record is not None and record.held_since is not None
 
     def try_all(self, now: float) -> None:
         """Place those who wait, in the order of trying, as far as there is room."""
-        self._choosy = 0
-        stuck: set[tuple[ModelId, frozenset[str]]] = set()
-        models_left = len(self._held.models())
+        self._choosy.clear()
+        stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
+        kinds_left = len(self._held.models()) * self._placer.brains
         for request in self._held:
             record = self._inflight[request.key]
-            if not stuck.isdisjoint(((request.model, NOWHERE), (request.model, record.avoid))):
+            kind, avoid = (request.model, self._placer.brain_of(request)), record.avoided(now)
+            if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
                 continue
-            place = self._placer.place(request, record.avoid, now)
+            record.place = place = self._placer.place(request, avoid, now)
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)
                 continue
-            if place.by_choice and self._choosy < CHOOSY_MAX:
-                self._choosy += 1
+            if place.by_choice and len(self._choosy) < CHOOSY_MAX:
+                self._choosy[request.key] = request.model
                 continue
-            stuck.add((request.model, record.avoid))
-            models_left -= not record.avoid
-            if not models_left:
+            stuck.add((*kind, avoid))
+            kinds_left -= not avoid
+            if not kinds_left:
                 return
 
     def offer(self, name: ReplicaId | None, now: float) -> None:

@@ -65,6 +65,12 @@ class Peer:
         known = (digest.models.get(model) for digest in self.digests.values())
         return max((one.running for one in known if one is not None), default=0.0)
 
+    def kv_free_tokens(self, model: ModelId) -> int | None:
+        """Most KV memory that one of its replicas has left; None while nobody told."""
+        known = (digest.models.get(model) for digest in self.digests.values())
+        free = [has.kv_free_tokens for has in known if has is not None]
+        return max((tokens for tokens in free if tokens is not None), default=None)
+
     @property
     def prefill(self) -> tuple[float | None, float | None]:
         """Seconds per prompt token and of every first token, of its median replica."""

@@ -10,15 +10,18 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Choice, Policy, Spot, Target
+from mesh.core.policies.base import Choice, FirstToken, Policy, Spot, Target
+from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
-from schemas.ids import ModelId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
@@ -33,6 +36,8 @@ class Place:
     policy: str
     by_choice: bool = False  # held though somebody was free: others in line may be placed
     prefill_tokens: int = 0  # of the prompt, not believed to be held there
+    first_token: FirstToken | None = None  # held: where soonest; placed: if it has an SLO
+    may_queue: bool = False  # it was chosen with what is pending there in view
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
 
@@ -62,6 +67,7 @@ class Placer:
         makers: Makers | None = None,
     ) -> None:
         self._settings = settings
+        self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
@@ -73,6 +79,13 @@ class Placer:
             priority: self._brains[name] for priority, name in settings.policy_by_priority
         }
         self._brain = self._brains[settings.policy]
+
+    def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
+        """Let all policies know what peers tell; and tell what the main one knows, if at all."""
+        if news is not None:
+            self._brain.local.tell(news)
+        for brain in self._brains.values():
+            brain.remote.hear(told)
 
     def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before."""
@@ -92,11 +105,20 @@ class Placer:
 
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether a held request for one of these models may find room in that replica."""
-        busy_too = self._brain.local.judges_load
+        busy_too = any(brain.local.judges_load for brain in self._brains.values())
         return any(
             self._replicas.unavailable_because(replica, model, now, busy_too=busy_too) is None
             for model in models
         )
+
+    @property
+    def brains(self) -> int:
+        """How many policies there are; each has another idea of who is available."""
+        return len(self._brains)
+
+    def brain_of(self, request: Request) -> str:
+        """The policy that places requests of its class."""
+        return self._brain_of.get(request.priority, self._brain).name
 
     def held(self, request: Request, reason: str) -> Place:
         """The receipt of a request that is held without asking anybody."""
@@ -138,18 +160,24 @@ class Placer:
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float
     ) -> Layer:
-        layer = Layer(CandidateKind.REPLICA)
-        for replica in self._replicas:
-            name = replica.heartbeat.replica
-            why = self._replicas.unavailable_because(
-                replica, request.model, now, busy_too=brain.local.judges_load
-            )
-            if why is None and name not in avoid:
-                rtt_s = self._peers.rtt_s(replica.heartbeat.region)
-                layer.free.append(Target(name, replica.load, layer.kind, rtt_s, replica))
-            elif why != "other model":
-                spare = Target(name, replica.load, layer.kind, None, replica)
-                layer.busy.append((spare, why or "failed before"))
+        layer = Layer(kind := CandidateKind.REPLICA)
+        free, others = self._replicas.sorted_out(
+            request.model, now, busy_too=brain.local.judges_load
+        )
+        rtt_s: dict[RegionId, float | None] = {}
+        for replica in free:
+            beat = replica.heartbeat
+            name, region = beat.replica, beat.region
+            if region not in rtt_s:
+                rtt_s[region] = self._peers.rtt_s(region)
+            if name not in avoid:
+                layer.free.append(Target(name, replica.load, kind, rtt_s[region], replica))
+            else:
+                others.append((replica, "failed before"))
+        for replica, why in others:
+            if why != "other model":
+                target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
+                layer.busy.append((target, why))
         return layer
 
     def _peer_layer(
@@ -187,10 +215,11 @@ class Placer:
             target.name,
             choice.reason,
             brain.name,
-            False,
-            _prefill_tokens(request, choice),
-            candidates,
-            considered,
+            prefill_tokens=_prefill_tokens(request, choice),
+            first_token=None if request.slo_ttft_s is None else choice.first_token,
+            may_queue=policy.judges_load or self._pushes_past_pending,
+            candidates=candidates,
+            considered=considered,
         )
 
     def _held(
@@ -198,7 +227,16 @@ class Placer:
     ) -> Place:
         candidates, considered = receipt(layers, choice or Choice(None, reason))
         chosen = choice is not None
-        return Place(Placement.HOLD, None, reason, brain.name, chosen, 0, candidates, considered)
+        return Place(
+            Placement.HOLD,
+            None,
+            reason,
+            brain.name,
+            by_choice=chosen,
+            first_token=choice.first_token if choice is not None else None,
+            candidates=candidates,
+            considered=considered,
+        )
 
 
 def _prefill_tokens(request: Request, choice: Choice) -> int:

@@ -16,10 +16,15 @@ no match reaches them any more, and age takes them out.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import compress
 from typing import Generic, NamedTuple, TypeVar
+
+from mesh.core.gossip.news import News
 
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
+NO_BLOCKS: dict[int, float] = {}
+TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
 
 
 class Match(NamedTuple):
@@ -40,8 +45,9 @@ class PrefixIndex(Generic[Owner]):
         # Block hash -> when it was inserted, the oldest insertion first.
         self._blocks_of: dict[Owner, dict[int, float]] = {}
         self._bit_of: dict[Owner, int] = {}
-        self._owner_at: dict[int, Owner] = {}  # bit -> owner
+        self._owners: list[Owner] = []  # by the bit's place; of a free bit the last one's name
         self._free_bits: list[int] = []
+        self.news: News | None = None  # hears what owners gain, and what the last one loses
 
     def __len__(self) -> int:
         return len(self._owners_of)
@@ -72,6 +78,8 @@ class PrefixIndex(Generic[Owner]):
         while len(blocks) > bound:
             self._drop(next(iter(blocks)), owner)
         self._expire(owner, now)
+        if self.news is not None:
+            self.news.used(hashes[:bound], now)
 
     def correct(self, owner: Owner, hashes: Sequence[int], held: int) -> None:
         """`owner` was found to hold only the first `held` blocks of this prompt."""
@@ -79,6 +87,32 @@ class PrefixIndex(Generic[Owner]):
         for block in hashes[held:]:
             if block in blocks:
                 self._drop(block, owner)
+
+    def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
+        """How many leading blocks it holds, and when the deepest of them was inserted last.
+
+        Of no block it is minus infinity.
+        """
+        blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, float("-inf")
+        for block in hashes:
+            inserted_at = blocks.get(block)
+            if inserted_at is None:
+                break
+            depth, at = depth + 1, inserted_at
+        return depth, at
+
+    def retract(self, owner: Owner, hashes: Sequence[int], at: float) -> None:
+        """`owner` never got the blocks that were inserted at `at`; what came since stays."""
+        blocks = self._blocks_of.get(owner, {})
+        for block in hashes:
+            if blocks.get(block) == at:
+                self._drop(block, owner)
+
+    def forget_until(self, owner: Owner, at: float) -> None:
+        """`owner` has evicted what was inserted last at `at` or before."""
+        blocks = self._blocks_of.get(owner, {})
+        while blocks and blocks[first := next(iter(blocks))] <= at:
+            self._drop(first, owner)
 
     def expire(self, now: float) -> None:
         """Let go of what is older than `ttl_s`."""
@@ -123,6 +157,27 @@ class PrefixIndex(Generic[Owner]):
             found |= dict.fromkeys(self._names(mask), depth)
         return found
 
+    def holders(self, hashes: Iterable[int]) -> list[tuple[int, Sequence[Owner]]]:
+        """Those who hold a beginning of it, available or not: how many blocks, and who."""
+        found: list[tuple[int, Sequence[Owner]]] = []
+        owners_of, depth, before = self._owners_of, 0, 0
+        for block in hashes:
+            here = owners_of.get(block, 0)
+            if here != before:
+                if depth:
+                    here &= before  # a gap stays one, whatever lies behind it
+                    if left := before & ~here:
+                        found.append((depth, self._names(left)))
+                if not here:
+                    return found
+                before = here
+            elif not here:
+                return found
+            depth += 1
+        if depth:
+            found.append((depth, self._names(before)))
+        return found
+
     def matched_blocks(self, owner: Owner, hashes: Iterable[int]) -> int:
         """How many leading blocks this one owner holds."""
         return self.match(hashes, (owner,)).blocks
@@ -143,15 +198,20 @@ class PrefixIndex(Generic[Owner]):
         for block in list(self._blocks_of[owner]):
             self._drop(block, owner)
         bit = self._bit_of.pop(owner)
-        del self._blocks_of[owner], self._owner_at[bit]
+        del self._blocks_of[owner]
         self._bounds.pop(owner, None)
         self._free_bits.append(bit)
 
     def _bit(self, owner: Owner) -> int:
         bit = self._bit_of.get(owner)
         if bit is None:
-            bit = self._free_bits.pop() if self._free_bits else 1 << len(self._bit_of)
-            self._bit_of[owner], self._owner_at[bit] = bit, owner
+            if self._free_bits:
+                bit = self._free_bits.pop()
+                self._owners[bit.bit_length() - 1] = owner
+            else:
+                bit = 1 << len(self._owners)
+                self._owners.append(owner)
+            self._bit_of[owner] = bit
             self._blocks_of[owner] = {}
         return bit
 
@@ -162,11 +222,9 @@ class PrefixIndex(Generic[Owner]):
             self._owners_of[block] = left
         else:
             del self._owners_of[block]
+            if self.news is not None:
+                self.news.lost(block)
 
     def _names(self, bits: int) -> tuple[Owner, ...]:
-        names = []
-        while bits:
-            bit = bits & -bits
-            names.append(self._owner_at[bit])
-            bits ^= bit
-        return tuple(names)
+        digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first
+        return tuple(compress(self._owners, digits))

@@ -1,25 +1,33 @@
 """A prompt as chained block hashes: what the prefix index knows of it.
 
-The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash is seeded with the hash
-before it, so one hash stands for the whole prefix up to its block's end, and equal hashes mean
-equal prefixes. The first seed comes from a key and the model: prefixes of different models
-never meet. xxh3 is fast and no cipher: who is to be kept from guessing texts must not see hashes.
+The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash covers everything before it
+too, so one hash stands for the whole prefix up to its block's end, and equal hashes mean equal
+prefixes. The model and the tenant's salt are hashed first: prefixes of different models or tenants
+never meet, as they don't in the engine.
+
+Hashes cross regions, so they are keyed BLAKE2b (RFC 7693), not a checksum: without the mesh's
+secret nobody can turn them back into text, nor even test a guess. Whoever has the secret can
+test guesses of a whole prefix, block by block; the hashes alone tell how many prompts begin
+alike. One running state makes all of a prompt's hashes: 53 us for 4,000 tokens, where seeded xxh3
+takes 20 and hides nothing. Rejected: xxh3 inside and a keyed hash of it on the wire, which costs
+the same and needs a second name for every block.
 
 Text instead of tokens, because a router that tokenised would need every model's tokenizer and
 its CPU (SkyWalker's tree is over characters for the same reason). Tokens are estimated from
 bytes with a ratio learned from what engines report.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-import xxhash
 
 from schemas.ids import ModelId
 
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to tell chats apart, 8 bytes each
+HASH_BYTES = 8
 BLOCKS_MAX = 8192  # 2 MiB of text; what lies beyond is not needed to tell prompts apart
 PIECES_MAX = 65_536  # messages, and parts of them: millions would hold up everybody's answers
 BYTES_PER_TOKEN_START = 4.0
@@ -78,15 +86,17 @@ def prompt_text(body: Mapping[str, Any], *, chat: bool) -> bytes:
     return b"".join(pieces)
 
 
-def block_hashes(text: bytes, *, key: str, model: ModelId) -> tuple[int, ...]:
+def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tuple[int, ...]:
     """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX."""
-    chained = xxhash.xxh3_64_intdigest(model.encode(), seed=xxhash.xxh3_64_intdigest(key.encode()))
+    secret = hashlib.sha256(key.encode()).digest()  # of any length, where BLAKE2b takes 64 bytes
+    whose = b"\x00".join((model.encode(), salt.encode("utf-8", "surrogatepass"), b""))
+    chained = hashlib.blake2b(whose, key=secret, digest_size=HASH_BYTES)
     view = memoryview(text)
     hashes = []
     end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
     for start in range(0, end, BLOCK_BYTES):
-        chained = xxhash.xxh3_64_intdigest(view[start : start + BLOCK_BYTES], seed=chained)
-        hashes.append(chained)
+        chained.update(view[start : start + BLOCK_BYTES])
+        hashes.append(int.from_bytes(chained.digest()))
     return tuple(hashes)
 
 

@@ -56,8 +56,8 @@ def _ordered(layers: Sequence[Layer], choice: Choice, block_tokens: float) -> It
             yield _candidate(target, why, Score(target), block_tokens)
 
 
-def _spot(target: Target) -> tuple[CandidateKind, str]:
-    return target.kind, target.name
+def _spot(target: Target) -> tuple[bool, str]:
+    return target.kind is CandidateKind.REPLICA, target.name  # a bool is hashed sooner than a kind
 
 
 def _candidate(target: Target, why: str | None, score: Score, block_tokens: float) -> Candidate:

@@ -100,7 +100,8 @@ def _capacities(
             ready=ready,
             free=free,
             wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
-            running=_mean([float(replica.heartbeat.running or 0) for replica in serving]),
+            kv_free_tokens=_most([_kv_free_tokens(replica) for replica in serving]),
+            running=_mean([_running(replica) for replica in serving]),
         )
     return capacities
 
@@ -112,6 +113,21 @@ def _wait_s(replica: Replica, now: float) -> float | None:
         return None
     queued = replica.prefill_queue_tokens(now, s_per_token)
     return None if queued is None else queued * s_per_token
+
+
+def _running(replica: Replica) -> float:
+    """As its engine counts; where it doesn't say, all that the replica has."""
+    running = replica.heartbeat.running
+    return float(replica.load if running is None else running)
+
+
+def _kv_free_tokens(replica: Replica) -> int | None:
+    free = replica.kv_free_tokens
+    return None if free is None else max(0, int(free))
+
+
+def _most(values: list[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:

@@ -44,6 +44,18 @@ class Replica:
     on_the_way: Handoffs = field(default_factory=Handoffs)
     refused_at: float | None = None  # an agent's word is newer than its last heartbeat
     relayed: deque[Owed] = field(default_factory=deque)  # what it owes to peers, oldest first
+    inside: int = field(init=False)  # requests in it, by its last heartbeat
+
+    def __post_init__(self) -> None:
+        self.hear(self.heartbeat, self.seen_at)
+
+    def hear(self, beat: Heartbeat, now: float) -> None:
+        """Its last word.
+
+        The agent's own count of requests never misses; the engine's may include work of others.
+        """
+        self.heartbeat, self.seen_at, self.refused_at = beat, now, None
+        self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
 
     @property
     def pending(self) -> int | None:
@@ -53,13 +65,17 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Requests in or on their way into this replica: what "least load" compares.
+        """Requests in or on their way into this replica: what "least load" compares."""
+        return self.inside + self.on_the_way.count
 
-        The agent's own count never misses; the engine's may include work of others.
-        """
+    @property
+    def kv_free_tokens(self) -> float | None:
+        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
         beat = self.heartbeat
-        inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
-        return inside + len(self.on_the_way)
+        if beat.kv_capacity_tokens is None or beat.kv_used_ratio is None:
+            return None
+        free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+        return free - (beat.prefill_queued_tokens or 0) - self.on_the_way.tokens
 
     def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
         """Prompt tokens this replica still has to compute; None if unknown.
@@ -70,8 +86,8 @@ class Replica:
         queued = self.heartbeat.prefill_queued_tokens
         if queued is None:
             return None
-        old = max(0.0, queued - (now - self.seen_at) / s_per_token) if s_per_token else queued
-        return old + self.on_the_way.prefill_tokens
+        old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
+        return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens
 
 
 class Lost(NamedTuple):
@@ -126,7 +142,7 @@ class ReplicaTable:
             del self._replicas[beat.replica]
             return News(changed=True, restarted=True, orphans=_inboxes(known))
         last = known.heartbeat
-        known.heartbeat, known.seen_at, known.refused_at = beat, now, None
+        known.hear(beat, now)
         known.on_the_way.confirm(beat.taken.get(self._me, 0))
         if not beat.outstanding and not known.on_the_way:
             known.relayed.clear()
@@ -205,6 +221,30 @@ class ReplicaTable:
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 
+    def sorted_out(
+        self, model: ModelId, now: float, *, busy_too: bool = False
+    ) -> tuple[list[Replica], list[tuple[Replica, str]]]:
+        """Those that `unavailable_because` has nothing against, and the others with the reason.
+
+        It is asked of everybody for every request, so what is mostly the case is seen at once.
+        """
+        free, others = [], []
+        late_s = self._settings.heartbeat_late_s
+        judged = busy_too or self._settings.pushing.kind is PushingKind.BLIND
+        for replica in self._replicas.values():
+            beat = replica.heartbeat
+            is_heard = now - replica.seen_at <= late_s and replica.refused_at is None
+            is_ready = beat.state is ReplicaState.READY and model in beat.models
+            if judged and is_heard and is_ready and beat.outstanding_max is None:
+                free.append(replica)
+                continue
+            why = self.unavailable_because(replica, model, now, busy_too=busy_too)
+            if why is None:
+                free.append(replica)
+            else:
+                others.append((replica, why))
+        return free, others
+
     def unavailable_because(
         self, replica: Replica, model: ModelId, now: float, *, busy_too: bool = False
     ) -> str | None:
@@ -222,6 +262,10 @@ class ReplicaTable:
         if replica.refused_at is not None:
             return "full"
         pushing = self._settings.pushing
+        if beat.outstanding_max is not None and (
+            beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
+        ):
+            return "full"
         if busy_too or pushing.kind is PushingKind.BLIND:
             return None
         if pushing.kind is PushingKind.OUTSTANDING:

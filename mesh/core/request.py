@@ -1,18 +1,10 @@
 """One request as the core sees it: no body, no socket, only what decides its place."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from mesh.core.prompt import Prompt
+from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, RequestId
-
-
-class Priority(StrEnum):
-    """Whom to serve first when not all can be (`x-mesh-priority`)."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

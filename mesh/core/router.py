@@ -19,7 +19,10 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
+from mesh.core.gossip.gossip import Gossip
+from mesh.core.gossip.told import Origin
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
@@ -28,7 +31,6 @@ from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
-from mesh.core.rate import Rate
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
@@ -39,7 +41,6 @@ from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import ReplicaState
 
-RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
 
@@ -77,14 +78,21 @@ class RouterCore:
             effects=self._effects,
         )
         self._outlook = Outlook(self.replicas, self.peers, settings)
+        self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
+        self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._digest = RegionalDigest(region, router, epoch, settings)
-        self._releases = Rate(window_s=10.0)
+        self._admission = Admission(self.held)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
             ev.RttMeasured: self._on_rtt,
+            ev.TrieSeen: lambda event, now: self.gossip.hear(event.delta, now),
+            ev.TriePartSeen: lambda event, now: self.gossip.hear_part(event.part, now),
+            ev.TrieAsked: lambda event, now: self.gossip.asked(
+                event.ask, event.region, event.inbox
+            ),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
             ev.AttemptProgressed: self._on_progressed,
@@ -126,11 +134,9 @@ class RouterCore:
         elif self._line.must_be_joined(request.model):
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
-            place = self._placer.place(request, record.avoid, now)
-            if place.target is None:
-                self._hold(record, place, now)
-            else:
-                self._begin(record, place, now)
+            place = self._placer.place(request, record.avoided(now), now)
+            go = self._hold if place.target is None else self._begin
+            go(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
         own_wait_first = self.draining or self._line.must_be_joined(request.model)
@@ -142,23 +148,38 @@ class RouterCore:
         self._attempts.begin_for_peer(request, inbox, place, now)
 
     def _begin(self, record: Inflight, place: Place, now: float) -> None:
-        self._releases.count(now)
+        """Try it there, unless that would be too late for it."""
+        if record.held_since is not None:
+            self._admission.released(record.request, now)
+        if (late := self._admission.late(record, place, now)) is not None:
+            self._shed(record, place, str(late), now, late)
+            return
+        self._admission.begun(now)
         self._attempts.begin(record, place, now)
 
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
-        """A new request must wait, or be shed."""
+        """A new request must wait, or be shed, or another one for it."""
+        if (late := self._admission.late(record, place, now)) is not None:
+            self._shed(record, place, f"{place.reason}: {late}", now, late)
+            return
         if self.held.is_full:
-            self._attempts.decided(record.request, replace(place, placement=Placement.SHED))
-            self._saturated(record, "the hold queue is full", now)
-        else:
-            self._attempts.decided(record.request, place)
-            self._back_in_line(record, now)
+            last = self.held.newest_below(record.request.priority)
+            if last is None:
+                self._shed(record, place, f"{place.reason}, and the hold queue is full", now)
+                return
+            why = f"the hold queue is full, and {record.request.priority} goes before"
+            self._shed(self.inflight[last.key], None, why, now)
+        record.place = self._admission.foretold(record, place, now)
+        self._attempts.decided(record.request, record.place)
+        self._back_in_line(record, now)
+        self._line.joined(record.request, place)
 
     def _back_in_line(self, record: Inflight, now: float) -> None:
-        """No attempt is under way: it waits at its place by time of arrival."""
+        """No attempt is under way: it waits at its place by class and arrival."""
         self._attempts.leave(record, now)
         record.hold(now)
-        self.held.put(record.request)
+        self.held.put(record.request, comes_back=record.attempt > 0)
+        self._admission.waits(record.request, now)
 
     # Ends.
 
@@ -166,6 +187,7 @@ class RouterCore:
         del self.inflight[record.request.key]
         if record.held_since is not None:
             self.held.remove(record.request)
+            self._admission.left(record.request, now)
         self._attempts.leave(record, now)
 
     def _fail(
@@ -179,12 +201,22 @@ class RouterCore:
         self._end(record, now)
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 
-    def _saturated(self, record: Inflight, why: str, now: float) -> None:
-        """Shed with the time that the queue before it will need at the present pace."""
-        pace = self._releases.per_s(now)
-        wait_s = len(self.held) / pace if pace > 0.0 else RETRY_AFTER_S_MAX
-        retry_after_s = min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
-        self._fail(record, now, Fault.SATURATED, f"every replica is full: {why}", retry_after_s)
+    def _shed(
+        self,
+        record: Inflight,
+        place: Place | None,
+        why: str,
+        now: float,
+        late: Late | None = None,
+    ) -> None:
+        """Refuse it with its receipt, and say when those before it will be gone."""
+        request = record.request
+        last = place or record.place or self._placer.held(request, why)
+        shed = replace(last, placement=Placement.SHED, target=None, reason=why)
+        attempt, held_s = max(1, record.attempt), record.waited_s(now)
+        self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)
+        retry_after_s = self._admission.retry_after_s(request, late, now)
+        self._fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)
 
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
         record = self.inflight.get(event.key)
@@ -237,8 +269,10 @@ class RouterCore:
             return
         self._attempts.rest(record, now)
         record.refusals += 1
+        if record.peer is not None:
+            record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
-            self._saturated(record, f"refused {record.refusals} times", now)
+            self._shed(record, None, f"refused {record.refusals} times", now)
         else:
             self._back_in_line(record, now)
         self._line.try_all(now)
@@ -349,6 +383,7 @@ class RouterCore:
             self._check(record, now)
         self._line.try_all(now)
         self._tell_peers(now)
+        self.gossip.tick(now)
 
     def _check(self, record: Inflight, now: float) -> None:
         """Has this request's time, or its attempt's, run out?"""
@@ -359,13 +394,15 @@ class RouterCore:
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
+            elif (late := self._admission.late(record, record.place, now)) is not None:
+                self._shed(record, None, str(late), now, late)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
             self._attempt_failed(record, lost, now)
 
     def _hold_expired(self, record: Inflight, now: float) -> None:
         if self._outlook.others_serve(record):
-            self._saturated(record, f"held for {self._settings.hold_s_max:g} s", now)
+            self._shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
         else:
             message = f"no replica serves {record.request.model!r} at present"
             self._fail(record, now, Fault.NO_REPLICA, message, RETRY_AFTER_S_MAX)

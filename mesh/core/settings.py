@@ -1,19 +1,21 @@
 """The router's tunables. Each says its unit, where its default comes from, and what it trades."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
-from mesh.core.request import Priority
+from schemas.exchange import Priority
+from schemas.gossip import BLOCKS_MAX
 
-MAY_BE_ZERO = ("peer_queue_max", "hops_max")
+MAY_BE_ZERO = ("peer_queue_max", "hops_max", "trie_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """Validated at construction: a value out of range raises ValueError and says what fits."""
 
-    policy: str = "prefix-tree"
+    policy: str = "mesh"
     # Other policies for some classes of requests, as (priority, policy) pairs.
     policy_by_priority: tuple[tuple[Priority, str], ...] = ()
     pushing: Pushing = PENDING  # when a replica may be given work
@@ -40,23 +42,34 @@ class RouterSettings:
     index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
+    # Prefixes told to peers. 0.25 s is little beside a round trip and the time that a prompt
+    # needs to be asked for again, and makes few, full messages.
+    trie_s: float = 0.25
+    trie_bytes_per_s: int = 65_536  # on each link, repairs included; 0 tells nothing
+    trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
 
     def __post_init__(self) -> None:
-        for name in MAY_BE_ZERO:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more")
         for name in self.__slots__:
             value = getattr(self, name)
-            is_number = isinstance(value, int | float)
-            if is_number and name not in MAY_BE_ZERO and not value > 0:
-                raise ValueError(f"{name} must be more than 0, not {value}")
+            if isinstance(value, int | float):
+                _check(name, value)
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
+        if self.trie_blocks_max > BLOCKS_MAX:
+            raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
 
     def policy_for(self, priority: Priority) -> str:
         """The name of the policy that places requests of that class."""
         return dict(self.policy_by_priority).get(priority, self.policy)
+
+
+def _check(name: str, value: float) -> None:
+    if not isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}; a large number will do")
+    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        fits = "0 or more" if name in MAY_BE_ZERO else "more than 0"
+        raise ValueError(f"{name} must be {fits}, not {value}")

@@ -50,15 +50,21 @@ class Commands:
 
     def router(self, region: str, router: str, http: Address) -> Program:
         """One of a region's routers; `http` is where it listens."""
-        policy = ("--policy", self._options.policy) if self._options.policy else ()
+        options = self._options
         who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
-        config = ("--config", str(self._options.config), "--http", str(http))
-        log = ("--log-level", self._options.log_level)
+        config = ("--config", str(options.config), "--http", str(http))
+        log = ("--log-level", options.log_level)
+        choices = {
+            "--policy": options.policy,
+            "--pushing": options.pushing,
+            "--hold-order": options.hold_order,
+        }
+        given = [word for name, value in choices.items() if value for word in (name, value)]
         return Program(
             name=f"router-{region}-{router}",
             kind=Kind.ROUTER,
             region=region,
-            command=_python("mesh.cli.main", "router", *who, *config, *log, *policy),
+            command=_python("mesh.cli.main", "router", *who, *config, *log, *given),
             ready=http_ready(http),
             environment=self._as_user(region, "router"),
         )

@@ -40,7 +40,10 @@ class Options:
     profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()
     engine_kind: EngineKind = EngineKind.VLLM
-    policy: str | None = None  # None: the router's own default
+    # Of every router; None: as the configuration says, or the router's own default.
+    policy: str | None = None
+    pushing: str | None = None
+    hold_order: str | None = None
     log_level: str = "WARNING"  # of routers
     ready_file: Path | None = None
 

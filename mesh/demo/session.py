@@ -18,6 +18,7 @@ from mesh.demo.local_mesh import Event, LocalMesh
 from mesh.demo.options import Options, fitted
 from mesh.demo.screen import Screen
 from mesh.demo.state_directory import StateDirectory, write_atomically
+from mesh.runtime import routing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODELS_WITHIN_S = 5.0
@@ -34,6 +35,7 @@ async def run(options: Options, console: Console) -> None:
     a program ends before the mesh is ready.
     """
     topology = fitted(load(options.config), options)
+    routing.check(topology)
     state = StateDirectory(options.state)
     if problems := ports.unusable(topology):
         state.require_free()  # the likeliest reason of taken ports has words of its own

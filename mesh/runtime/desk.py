@@ -26,6 +26,7 @@ from mesh.runtime.ingress import Ingress
 from mesh.runtime.performer import Performer
 from mesh.runtime.prompts import PromptReader
 from mesh.runtime.tickets import Tickets
+from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
 from schemas.http import Fault
 from schemas.ids import ModelId
@@ -58,7 +59,10 @@ class Desk:
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
         ingress = Ingress(config, bus, metrics, self._prompts)
-        self._performer = Performer(config, bus, self._tickets, ingress, metrics, clock, self.feed)
+        self.trie = TrieGossip(config, bus, metrics, self.feed)
+        self._performer = Performer(
+            config, bus, self._tickets, ingress, self.trie, metrics, clock, self.feed
+        )
         self._hearing = Hearing(
             config, bus, self._tickets, ingress, self._prompts, metrics, clock, self.feed
         )
@@ -126,11 +130,14 @@ class Desk:
             key=key,
             request_id=ask.request_id,
             model=ask.model,
-            prompt=self._prompts.read(ask.model, ask.text),
+            prompt=self._prompts.read(ask.model, ask.text, ask.wishes.salt),
             arrived_at=now,
             deadline=deadline,
             hops=0,
             origin=self._config.region,
+            priority=ask.wishes.priority,
+            slo_ttft_s=ask.wishes.slo_ttft_s,
+            session=ask.wishes.session,
         )
         self._tickets.open(ticket, request, taken)
         self.feed(ev.RequestArrived(request))

@@ -5,6 +5,8 @@ replica answers. So nothing is stored here beyond the moment of placing.
 """
 
 import logging
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -14,6 +16,7 @@ from infra import tracing
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import IngressSpan
+from mesh.adapters.wishes import salt_of
 from mesh.core import effects as fx
 from mesh.core.prompt import Prompt, PromptInvalid, prompt_text
 from mesh.core.request import Request
@@ -21,11 +24,15 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.prompts import PromptReader
 from mesh.runtime.work import handoff_headers
 from schemas import exchange, subjects, wire
-from schemas.exchange import Frame, Refusal
+from schemas.exchange import Frame, Priority, Refusal
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import ModelId, RegionId, RequestId, is_request_id
 
 log = logging.getLogger(__name__)
+
+# What honest routers say is far below; what is beyond can't be reckoned with.
+DEADLINE_MS_MAX = 10**12
+HOPS_MAX = 1000
 
 
 class IngressInvalid(ValueError):
@@ -46,35 +53,67 @@ def read_ingress(msg: Msg, key: int, prompts: PromptReader, now: float) -> Forei
     """The request in a peer's message. Raises IngressInvalid, whatever the message holds."""
     headers = dict(msg.headers or {})
     try:
+        request = _request(msg, headers, key, prompts, now)
+    except KeyError as error:
+        raise IngressInvalid(f"no header {error}") from error
+    span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
+    in_parts = exchange.H_BODY_BYTES in headers
+    return Foreign(request, headers, b"" if in_parts else msg.data, span)
+
+
+def _request(
+    msg: Msg, headers: Mapping[str, str], key: int, prompts: PromptReader, now: float
+) -> Request:
+    path = headers[exchange.H_PATH]
+    request_id = RequestId(headers[exchange.H_REQUEST])
+    if path not in ENGINE_PATHS or not is_request_id(request_id):
+        raise IngressInvalid("path or request id")
+    if subjects.parse_inbox(msg.reply) is None:
+        raise IngressInvalid("reply subject")
+    try:
         model = subjects.decode_model(headers[exchange.H_MODEL])
-        path = headers[exchange.H_PATH]
-        request_id = RequestId(headers[exchange.H_REQUEST])
-        hops = int(headers[exchange.H_HOPS])
-        remaining_s = int(headers[exchange.H_DEADLINE_MS]) / 1000.0
-        origin = RegionId(headers[exchange.H_ORIGIN])
-    except (KeyError, ValueError) as error:
+        priority = Priority(headers.get(exchange.H_PRIORITY, Priority.NORMAL))
+    except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
-    address = subjects.parse_inbox(msg.reply)
-    if path not in ENGINE_PATHS or not is_request_id(request_id) or address is None:
-        raise IngressInvalid("path, request id or reply subject")
-    request = Request(
+    return Request(
         key=key,
         request_id=request_id,
         model=model,
         prompt=_prompt(msg.data, headers, path, model, prompts),
         arrived_at=now,
-        deadline=now + remaining_s,
-        hops=hops,
-        origin=origin,
+        deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
+        hops=_count(headers, exchange.H_HOPS, HOPS_MAX),
+        origin=RegionId(headers[exchange.H_ORIGIN]),
         answer_inbox=msg.reply,
+        priority=priority,
+        slo_ttft_s=_slo_s(headers),
+        session=_session(headers),
     )
-    span = IngressSpan(request_id, origin, tracing.extract(headers))
-    in_parts = exchange.H_BODY_BYTES in headers
-    return Foreign(request, headers, b"" if in_parts else msg.data, span)
+
+
+def _count(headers: Mapping[str, str], name: str, most: int) -> int:
+    text = headers[name]
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not plain or int(text) > most:
+        raise IngressInvalid(f"header {name} {text[:40]!r} is no number up to {most}")
+    return int(text)
+
+
+def _slo_s(headers: Mapping[str, str]) -> float | None:
+    if exchange.H_SLO_TTFT_MS not in headers:
+        return None
+    return _count(headers, exchange.H_SLO_TTFT_MS, exchange.SLO_MS_MAX) / 1000
+
+
+def _session(headers: Mapping[str, str]) -> str | None:
+    session = headers.get(exchange.H_SESSION)
+    if session is not None and not re.fullmatch(exchange.SESSION_PATTERN, session):
+        raise IngressInvalid(f"header {exchange.H_SESSION} {session[:40]!r}")
+    return session
 
 
 def _prompt(
-    data: bytes, headers: dict[str, str], path: str, model: ModelId, prompts: PromptReader
+    data: bytes, headers: Mapping[str, str], path: str, model: ModelId, prompts: PromptReader
 ) -> Prompt:
     try:
         if exchange.H_BODY_BYTES in headers:
@@ -85,7 +124,7 @@ def _prompt(
         fields = orjson.loads(data)
         if not isinstance(fields, dict):
             raise IngressInvalid("the body is no JSON object")
-        return prompts.read(model, prompt_text(fields, chat=path == CHAT))
+        return prompts.read(model, prompt_text(fields, chat=path == CHAT), salt_of(fields))
     except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
         raise IngressInvalid(str(error)) from error
 

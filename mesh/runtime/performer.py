@@ -15,6 +15,7 @@ from mesh.core import events as ev
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import Ingress
 from mesh.runtime.tickets import Tickets
+from mesh.runtime.trie_gossip import TrieGossip
 from mesh.runtime.work import handoff_headers, request_headers, sketch
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
@@ -31,6 +32,7 @@ class Performer:
         bus: RouterBus,
         tickets: Tickets,
         ingress: Ingress,
+        trie: TrieGossip,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         feed: Callable[[ev.Event], None],
@@ -52,6 +54,9 @@ class Performer:
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: self._decided,
             fx.PublishDigest: self._publish_digest,
+            fx.PublishTrie: trie.publish,
+            fx.AskTrie: trie.ask,
+            fx.AnswerTrie: trie.answer,
         }
 
     def perform(self, effect: fx.Effect) -> None:

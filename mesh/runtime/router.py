@@ -21,6 +21,7 @@ from mesh.adapters.recorder import Recorder
 from mesh.core import events as ev
 from mesh.core.recording import Header
 from mesh.core.router import RouterCore
+from mesh.runtime import trie_gossip
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from schemas import exchange, subjects, wire
@@ -134,6 +135,8 @@ class Router:
             Listeners(
                 heartbeat=self.desk.hear_heartbeat,
                 digest=self.desk.hear_digest,
+                trie=self.desk.trie.hear_delta,
+                trie_ask=self.desk.trie.hear_ask,
                 answer=self._hear_answer,
                 ingress=self.desk.hear_ingress,
                 lost=lambda: self._metrics.bus_connected.set(0),
@@ -230,6 +233,8 @@ class Router:
             self._hear_pong(token.removeprefix(PING_PREFIX), msg.data)
         elif token in (WHO, HERE):
             self._hear_namesake(token, msg.data)
+        elif token.startswith(trie_gossip.PREFIX):
+            self.desk.trie.hear_answer(msg)
         else:
             self.desk.hear_answer(msg)
 

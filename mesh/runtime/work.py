@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 
 from mesh.adapters.ticket import Ticket
+from mesh.adapters.wishes import Wishes
 from mesh.core.effects import Dispatch
 from mesh.core.prompt import Prompt
 from schemas import exchange, subjects, wire
+from schemas.exchange import Priority
 from schemas.ids import RegionId, RouterId
 
 SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
@@ -16,7 +18,7 @@ def request_headers(
 ) -> dict[str, str]:
     """The headers that work and ingress messages share."""
     remaining_ms = max(1, round((ticket.deadline - now) * 1000))
-    return {
+    return _wishes(ticket.ask.wishes) | {
         exchange.H_REQUEST: ticket.ask.request_id,
         exchange.H_MODEL: subjects.encode_model(ticket.ask.model),
         exchange.H_PATH: ticket.ask.path,
@@ -27,13 +29,26 @@ def request_headers(
     }
 
 
+def _wishes(wishes: Wishes) -> dict[str, str]:
+    """What its client wishes, for whoever places or serves it; nothing for nothing."""
+    headers = {}
+    if wishes.priority is not Priority.NORMAL:
+        headers[exchange.H_PRIORITY] = wishes.priority.value
+    if wishes.slo_ttft_s is not None:
+        headers[exchange.H_SLO_TTFT_MS] = str(round(wishes.slo_ttft_s * 1000))
+    if wishes.session is not None:
+        headers[exchange.H_SESSION] = wishes.session
+    return headers
+
+
 def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
     """The headers by which heartbeats tell routers what has been taken and what it costs."""
-    return {
+    headers = {
         exchange.H_FROM: router,
         exchange.H_HANDOFF: str(effect.handoff),
         exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
     }
+    return headers | {exchange.H_MAY_QUEUE: "1"} if effect.may_queue else headers
 
 
 def sketch(prompt: Prompt) -> bytes:

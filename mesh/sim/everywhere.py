@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Policy, Spot, Target, least_loaded
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
@@ -102,6 +104,12 @@ class Everywhere:
         """A replica is gone; of regions nothing is remembered."""
         if spot.kind is CandidateKind.REPLICA:
             self._inside.forget(spot)
+
+    def tell(self, news: News) -> None:
+        """Whoever sees everything needs no news."""
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """Nor to be told any."""
 
     def _all(self, request: Request, targets: Sequence[Target], now: float) -> Iterator[Target]:
         """Our own replicas, and those of every region that could be forwarded to."""

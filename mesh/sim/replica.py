@@ -57,7 +57,6 @@ class ReplicaPlan:
     heartbeat_s: float
     reading_s: float
     outstanding_max: int
-    takes_pending: bool
     batch_max: int | None
     beat_gap_s: float  # 0: news at once
 
@@ -117,7 +116,6 @@ class SimReplica:
                 epoch=self._epoch,
                 engine="vllm",
                 outstanding_max=self._plan.outstanding_max,
-                takes_pending=self._plan.takes_pending,
                 heartbeat_s=self._plan.heartbeat_s,
                 batch_max=self._plan.batch_max,
             )

@@ -2,7 +2,8 @@
 
 What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
 under way are strays and their sender is told to stop, an answer's first bytes start it, and a
-peer's request is placed or refused at once. What happens by the clock is in `pulse`.
+peer's request is placed or refused at once. What happens by the clock is in `pulse`, gossip in
+`trie_links`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.request import Priority, Request, Served
+from mesh.core.request import Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
@@ -22,7 +23,7 @@ from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Ticket, Tickets
 from mesh.sim.work import MODEL, handoff_headers, request_headers
 from schemas import exchange, subjects
-from schemas.exchange import Refused
+from schemas.exchange import Priority, Refused
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat
@@ -56,6 +57,7 @@ class SimRouter:
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(site, effect.digest),
+            **around.gossip(site),
         }
 
     @property

@@ -7,6 +7,7 @@ The report has the fields of `mesh replay`'s out file. What a twin adds:
 - `gpu_busy_s`: seconds in which an engine had a batch, summed over replicas, warm-up included.
 - `batch_occupancy`: how full batches were while engines were busy (`mesh.sim.engine`).
 - `forwarded`: requests that a replica of a peer region answered.
+- `trie_bytes_per_s`: prefix gossip over each link's directions, `us>eu`, over the whole run.
 - `digest`: a hash of every request's end. Equal digests, equal runs.
 """
 
@@ -56,6 +57,10 @@ def report(world: World, workload: Workload) -> Report:
             "gpu_busy_s": sum(engine.busy_s for engine in engines),
             "batch_occupancy": occupancy / samples if samples else None,
             "forwarded": ledger.forwarded,
+            "trie_bytes_per_s": {
+                f"{source}>{to}": sent / world.queue.now
+                for (source, to), sent in sorted(world.trie_links.sent_bytes.items())
+            },
             "digest": ledger.digest(),
             "policy": config.settings.policy,
             "topology": config.topology,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mesh.sim.ask import Answered, Ask
 from mesh.sim.place import PeerRouter, Worker
@@ -27,5 +28,6 @@ class Surroundings:
     first_byte: Callable[[Ask], None]  # the client sees it
     answered: Callable[[Ask, Answered], None]
     publish: Callable[[RegionId, Digest], None]  # whose digest, to its peers
+    gossip: Callable[[RegionId], dict[type, Callable[[Any], None]]]  # whose effects, performed
     request_s: float  # a request's time, as no client of the twin says its own
     meter: Meter = field(default_factory=Meter)

@@ -26,8 +26,9 @@ def request_headers(
 
 def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
     """What work messages say of the hand-off."""
-    return {
+    headers = {
         exchange.H_FROM: router,
         exchange.H_HANDOFF: str(effect.handoff),
         exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
     }
+    return headers | {exchange.H_MAY_QUEUE: "1"} if effect.may_queue else headers

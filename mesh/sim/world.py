@@ -12,7 +12,6 @@ from random import Random
 
 from agents.sim.profile import Profile
 from mesh.core.policies import Makers
-from mesh.core.pushing import PushingKind
 from mesh.core.router import RouterCore
 from mesh.sim import faults as fault
 from mesh.sim.clients import Clients
@@ -26,6 +25,7 @@ from mesh.sim.replica import ReplicaPlan, SimReplica
 from mesh.sim.router import SimRouter
 from mesh.sim.surroundings import Meter, Surroundings
 from mesh.sim.tickets import ROUTER
+from mesh.sim.trie_links import TrieLinks
 from mesh.sim.workload import Workload
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest
@@ -69,12 +69,14 @@ class World:
         self._epochs: dict[RegionId, int] = {}
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
+        self.trie_links = TrieLinks(self.network, self.routers, config.shape)
         around = Surroundings(
             replicas=self.replicas,
             routers=self.routers,
             first_byte=lambda ask: self.clients.first_byte(ask),
             answered=lambda ask, answered: self.clients.answered(ask, answered),
             publish=self._publish,
+            gossip=self.trie_links.performers,
             request_s=config.settings.request_s_max,
             meter=self.meter,
         )
@@ -145,7 +147,6 @@ class World:
             heartbeat_s=config.heartbeat_s,
             reading_s=config.reading_s,
             outstanding_max=config.outstanding_max,
-            takes_pending=config.settings.pushing.kind is not PushingKind.PENDING,
             batch_max=profile.max_seqs if config.batch_max_told else None,
             beat_gap_s=0.0 if config.news_at_once else config.heartbeat_s,
         )

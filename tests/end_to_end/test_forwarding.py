@@ -44,7 +44,7 @@ async def test_a_full_region_is_served_by_a_peer_and_the_trace_shows_one_hop(tmp
         far.behaviour = say("from ", "afar")
         near.waiting = 9
         engines = ("--engine", f"us={near.url}", "--engine", f"eu={far.url}")
-        given = (*engines, "--engine-kind", "vllm")
+        given = (*engines, "--engine-kind", "vllm", "--policy", "skywalker")
         async with mesh_up(tmp_path, *given, time_scale=None) as mesh:
             await until_full(mesh.endpoint("us"), "full")
             async with openai.AsyncOpenAI(

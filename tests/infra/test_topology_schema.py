@@ -34,6 +34,9 @@ def test_it_is_a_json_schema():
         ("replicas = 4 ", "replicas = 0 "),
         ("rtt_ms = 80", "rtt_ms = 80.5"),
         ("[regions.us]", "[nats]\nmax_payload_mib = 16\n\n[regions.us]"),
+        ("[regions.us]", '[routing]\npolicy = "mesh"\npushing = "outstanding:8"\n\n[regions.us]'),
+        ("[[links]]", '[regions.us.routing]\ntopology = "region-local"\n\n[[links]]'),
+        ("[[links]]", '[regions.us.routing.policy_by_priority]\nlow = "least-load"\n\n[[links]]'),
     ],
 )
 def test_a_good_file_passes_here_and_in_the_loader(old, new):
@@ -57,6 +60,12 @@ def test_a_good_file_passes_here_and_in_the_loader(old, new):
         ("rtt_ms = 80", "rtt = 80"),
         ('between = ["us", "eu"]', 'between = ["us"]'),
         ('name = "demo"', 'name = "a b"'),
+        ("[[links]]", '[routing]\npolcy = "mesh"\n\n[[links]]'),
+        ("[[links]]", '[routing]\npolicy = ""\n\n[[links]]'),
+        ("[[links]]", '[routing]\npushing = "outstanding:"\n\n[[links]]'),
+        ("[[links]]", '[routing]\nhold_order = "last-come"\n\n[[links]]'),
+        ("[[links]]", '[routing]\ntopology = "central:us"\n\n[[links]]'),
+        ("[[links]]", '[routing.policy_by_priority]\nhgh = "mesh"\n\n[[links]]'),
     ],
 )
 def test_a_bad_file_fails_here_and_in_the_loader(old, new):

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import Peer
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
@@ -49,13 +51,22 @@ class Target(NamedTuple):
 class Score(NamedTuple):
     """What a policy thought of one target: `seconds` of expected TTFT where it computes them.
 
-    `terms` add up to `seconds`, the ones in seconds; others are there to be read.
+    `terms` add up to `seconds`, the ones in seconds; others are there to be read. Two have one
+    meaning everywhere: `queue_s`, the wait in the target's queue, and `others_s`, what the
+    request costs others, which its own client does not wait for.
     """
 
     target: Target
     seconds: float | None = None
     terms: Mapping[str, float | None] = {}
     matched_blocks: int = 0
+
+
+class FirstToken(NamedTuple):
+    """When a first token is expected, in seconds from now; `queue_s` of them pass in a queue."""
+
+    seconds: float
+    queue_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,19 @@ class Choice:
     def name(self) -> str | None:
         """The pick's name; None when held."""
         return None if self.target is None else self.target.name
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """At the pick, or the soonest of those looked at; None where no seconds are known."""
+        known = [
+            (score.seconds - (score.terms.get("others_s") or 0.0), score)
+            for score in self.scores
+            if score.seconds is not None and (self.target is None or score.target == self.target)
+        ]
+        if not known:
+            return None
+        seconds, score = min(known, key=lambda one: one[0])
+        return FirstToken(seconds, score.terms.get("queue_s") or 0.0)
 
 
 class Policy(Protocol):
@@ -114,6 +138,14 @@ class Policy(Protocol):
         """That place is gone, or came back empty."""
         ...
 
+    def tell(self, news: News) -> None:
+        """From now on say there what this region's replicas come to hold and lose."""
+        ...
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """From now on look there for what peer regions say that they hold."""
+        ...
+
 
 def least_loaded(targets: Sequence[Target], dice: Random) -> Target:
     """The target with the least load; ties at random, so that no replica is everyone's first."""
@@ -145,3 +177,9 @@ class Layered:
 
     def forget(self, spot: Spot) -> None:
         """Nothing to forget."""
+
+    def tell(self, news: News) -> None:
+        """It has none."""
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """It would not know what to do with it."""

@@ -2,12 +2,15 @@
 
 An index follows what was placed, not what engines have: it is an approximation, bounded to about
 what an engine's memory holds. Replicas and peers have one each (SkyWalker 3.2: a tree for the
-replicas, one for the other balancers), because a region may be called like a replica.
+replicas, one for the other balancers), because a region may be called like a replica. What peers
+tell of themselves counts where it goes deeper.
 """
 
 from collections.abc import Sequence
 from random import Random
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Layered, Spot, Target
 from mesh.core.prefix_index import PrefixIndex
 from mesh.core.request import Request
@@ -22,6 +25,7 @@ class Indexed(Layered):
         self._index_of: dict[CandidateKind, PrefixIndex[str]] = {
             kind: PrefixIndex(blocks_max) for kind in CandidateKind
         }
+        self._told = ToldPrefixes()
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that anyone has, free or not."""
@@ -36,18 +40,34 @@ class Indexed(Layered):
         """Its KV is gone with it."""
         self._index_of[spot.kind].forget(spot.name)
 
+    def tell(self, news: News) -> None:
+        """Say there what replicas come to hold and lose."""
+        self._index_of[CandidateKind.REPLICA].news = news
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """Look there for what peers say."""
+        self._told = told
+
+    def _depths(self, request: Request, targets: Sequence[Target]) -> dict[str, int]:
+        """How many leading blocks each of these, all of one layer, is believed to hold."""
+        kind, hashes = targets[0].kind, request.prompt.hashes
+        names = [target.name for target in targets]
+        depths = self._index_of[kind].depths(hashes, names)
+        if kind is CandidateKind.PEER:
+            depths = self._told.deepen(depths, hashes, names)
+        return depths
+
     def _holders(self, request: Request, targets: Sequence[Target]) -> tuple[list[Target], int]:
         """Those of one layer who hold the most of the prompt, and how many blocks that is."""
-        index = self._index_of[targets[0].kind]
-        match = index.match(request.prompt.hashes, (target.name for target in targets))
-        if not match.blocks:
+        depths = self._depths(request, targets)
+        most = max(depths.values(), default=0)
+        if not most:
             return [], 0
-        deepest = set(match.owners)
-        return [target for target in targets if target.name in deepest], match.blocks
+        return [target for target in targets if depths.get(target.name) == most], most
 
     def _held_by(self, request: Request, target: Target) -> int:
         """Leading blocks of the prompt that this one is believed to hold."""
-        return self._index_of[target.kind].matched_blocks(target.name, request.prompt.hashes)
+        return self._depths(request, [target]).get(target.name, 0)
 
 
 def part(blocks: int, request: Request) -> float:

@@ -79,14 +79,12 @@ class LlmD(Indexed):
         return Choice(targets[best], reason, signals.blocks[best], scores)
 
     def _signals(self, request: Request, targets: Sequence[Target]) -> Signals:
-        index, hashes = self._index_of[targets[0].kind], request.prompt.hashes
-        names = [target.name for target in targets]
-        depths = index.depths(hashes, names)
+        depths = self._depths(request, targets)
         return Signals(
             _queue_scores([_queue(target) for target in targets]),
             [_kv_score(target) for target in targets],
-            [depths.get(name, 0) for name in names],
-            len(hashes) or 1,
+            [depths.get(target.name, 0) for target in targets],
+            len(request.prompt.hashes) or 1,
         )
 
     def _ranks(self, signals: Signals) -> list[tuple[int, float]]:

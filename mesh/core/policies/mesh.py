@@ -30,12 +30,15 @@ only when full (the far idle replica is often nearer in seconds).
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Spot, Target
-from mesh.core.policies.mesh_holdings import Holdings
-from mesh.core.policies.mesh_lessons import Lessons
+from mesh.core.policies.mesh_holdings import Belief, Holdings
+from mesh.core.policies.mesh_lessons import Courses
 from mesh.core.policies.mesh_prices import Price, Prices
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
@@ -44,6 +47,9 @@ SCORES_MAX = 8  # of the cheapest candidates, for the receipt
 TIE_S, TIE_RATIO = 0.001, 0.01  # estimates are not better than that
 QUEUE_S = 0.5
 AWAITED_MAX = 65_536  # placements whose first token has not come
+
+
+T = TypeVar("T")
 
 
 class Expected(NamedTuple):
@@ -65,22 +71,26 @@ class Mesh:
     def __init__(self, settings: RouterSettings, dice: Random) -> None:
         self._dice = dice
         self._holdings = Holdings(settings.index_blocks_max)
-        self._lessons = Lessons()
-        self._prices = Prices(self._lessons)
-        self._chosen: Price | None = None  # of the last choice, until it is placed
+        self._courses = Courses()
+        # The last choice and whose it is: a choice needn't be followed.
+        self._chosen: tuple[int, Price] | None = None
         self._expected: dict[int, Expected] = {}  # by key of the request
+        self._relied: dict[int, Belief] = {}  # the same, whoever chose
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets, all things counted; nobody if that one is not open."""
-        prices = self._prices.of(request, targets, self._holdings.of(request, targets), now)
-        best_s = min(prices).seconds
+        held = self._holdings.of(request, targets)
+        rows = Prices(self._courses.of(request.model), request, now).rows(targets, held)
+        cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
+        best_s = cheapest[0][0]
         good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
-        ties = [price for price in prices if price.seconds <= good_s]
-        best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
-        scores = [price.score() for price in sorted(prices)[:SCORES_MAX]]
-        if _is_open(best):
-            self._chosen = best
-            reason = f"first token in {best.ttft_s:.3f} s: the least of {len(prices)}"
+        ties = [row for row in rows if row[0] <= good_s]
+        best = Price._make(ties[0] if len(ties) == 1 else self._dice.choice(ties))
+        scores = [Price._make(row).score() for row in cheapest]
+        waited_s = now - request.arrived_at
+        if _is_open(best) or _starves(best, waited_s):
+            self._chosen = request.key, best
+            reason = f"first token in {best.ttft_s:.3f} s: the least of {len(rows)}"
             return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores)
@@ -91,18 +101,27 @@ class Mesh:
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
         """Remember what was expected; the prompt will be there once those before it are."""
+        belief = self._holdings.belief(request, spot, now)
         self._holdings.computed(request, spot, now)
         chosen, self._chosen = self._chosen, None
-        if request.answer_inbox is not None or chosen is None:
+        if chosen is None or chosen[0] != request.key or chosen[1].target.name != spot.name:
+            price = None  # somebody else's choice
+        else:
+            price = chosen[1]
+        if price is not None and price.target.replica is not None:
+            self._fit(price.target, request)
+        if request.answer_inbox is not None:
             return  # a peer's request is not followed
-        if chosen.target.name != spot.name or chosen.target.kind is not spot.kind:
-            return  # somebody else's choice
-        if chosen.target.replica is not None:
-            self._fit(chosen.target, request)
-        if len(self._expected) >= AWAITED_MAX:
-            self._expected.pop(next(iter(self._expected)))
-        self._expected[request.key] = Expected(now, chosen.rtt_s, chosen.tokens, chosen.running)
-        self._lessons.prompt(request.prompt.tokens - chosen.held.tokens)
+        _keep(self._relied, request.key, belief)
+        if price is not None:
+            expected = Expected(now, price.rtt_s, price.tokens, price.running)
+            _keep(self._expected, request.key, expected)
+            lessons = self._courses.of(request.model)
+            if price.target.replica is not None:
+                beat = price.target.replica.heartbeat
+                if beat.running and beat.decode_tokens_per_s:
+                    lessons.batch(beat.running, 1.0 / beat.decode_tokens_per_s)
+            lessons.prompt(request.prompt.tokens - price.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:
         """An owner can't hold more than its memory."""
@@ -113,32 +132,64 @@ class Mesh:
 
     def began(self, request: Request, spot: Spot, now: float) -> None:
         """How long its first token took is the lesson."""
+        belief = self._relied.get(request.key)
+        if belief is not None:
+            self._relied[request.key] = belief._replace(is_computed=True)
         expected = self._expected.get(request.key)
         if expected is None or expected.began_at is not None:
             return
         ttft_s = now - expected.placed_at - expected.rtt_s
-        self._lessons.began(spot, expected.tokens, expected.running, ttft_s)
+        lessons = self._courses.of(request.model)
+        lessons.began(spot, expected.tokens, expected.running, ttft_s)
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
         """What the answer cost."""
-        expected = self._expected.get(request.key)
+        lessons, expected = self._courses.of(request.model), self._expected.get(request.key)
         if expected is not None and expected.began_at is not None:
-            self._lessons.resided(spot, now - expected.began_at)
+            lessons.resided(spot, now - expected.began_at)
         if served.output_tokens is not None:
-            self._lessons.answer(served.output_tokens)
-            self._holdings.answered(request, spot, served.output_tokens)
+            lessons.answer(request.prompt.tokens, served.output_tokens)
+        self._holdings.served(request, spot, served, self._relied.pop(request.key, None))
 
     def left(self, request: Request, spot: Spot, now: float) -> None:
-        """Nothing more comes of that attempt."""
+        """Nothing more comes of that attempt; if nothing ever came, nothing is there."""
         self._expected.pop(request.key, None)
+        belief = self._relied.pop(request.key, None)
+        if belief is not None:
+            self._holdings.left(request, spot, belief)
 
     def forget(self, spot: Spot) -> None:
         """It is gone, or came back empty."""
         self._holdings.forget(spot)
-        self._lessons.forget(spot)
+        self._courses.forget(spot)
+
+    def tell(self, news: News) -> None:
+        """What replicas here hold is said there."""
+        self._holdings.tell(news)
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """What peers hold stands there."""
+        self._holdings.hear(told)
+
+
+def _keep(table: dict[int, T], key: int, value: T) -> None:
+    """Enter a value; the oldest makes room."""
+    if len(table) >= AWAITED_MAX:
+        del table[next(iter(table))]
+    table[key] = value
 
 
 def _is_open(price: Price) -> bool:
     """Whether it should be given work now."""
     return price.queue_s <= QUEUE_S and price.memory_s <= 0.0
+
+
+def _starves(price: Price, waited_s: float) -> bool:
+    """Whether it has waited for what should be over by now: then it waits in the engine's queue.
+
+    There it is first come, first served: nobody smaller can go before it any more. One at a
+    time, for whoever waits in an engine can't go elsewhere.
+    """
+    replica = price.target.replica
+    return replica is not None and not replica.pending and waited_s > price.queue_s + price.memory_s

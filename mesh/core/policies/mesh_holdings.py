@@ -1,21 +1,38 @@
 """What each candidate holds of a prompt, as the `mesh` policy believes it.
 
-Two sources. The prefix index has the prompts whose first token has come: while a prompt is being
-computed it is nobody's to share. And an engine keeps its answers too: the next turn of a chat,
-the next step of an agent, the branches of a tree all begin with the last prompt *and its answer*,
-whose text a router doesn't read. So a prompt that goes on exactly where a served one ended is
-believed to be held as far as that one's prompt and answer were long.
+Three sources. The prefix index has the prompts that were placed. Peers tell what others had
+computed there. And an engine keeps its answers too: the next turn of a chat, the next step of an
+agent, the branches of a tree all begin with the last prompt *and its answer*, whose text a router
+doesn't read. So a prompt that goes on exactly where a served one ended is believed to be held as
+far as that one's prompt and answer were long.
+
+Beliefs are checked against what engines report. An engine evicts what was used longest ago: if
+it did not have a block any more that was last used at time t, everything last used before t has
+gone as well, and it keeps less than we thought. So both are taken back: the blocks, and a part
+of the room that the owner is believed to have. Each hit that came true gives a little room back.
+
+Rejected: taking out the missed prompt alone. It is there again, just computed; it is its
+neighbours of the same age that would each cost another miss.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
 from mesh.core.prefix_index import PrefixIndex
-from mesh.core.request import Request
+from mesh.core.request import Request, Served
 from schemas.decision import CandidateKind
 
 ENDS_MAX = 131_072  # of served prompts, the oldest out first
+MISS_BELOW = 0.75  # of the tokens that were believed to be held: our count of them is a guess
+# A block younger than this may be on its way still: two prompts that are computed side by side
+# both pay, and that is nobody's eviction.
+SETTLED_S = 5.0
+SCALE_MIN = 0.1  # of an owner's room that is always believed in
+SCALE_LOST = 0.25  # how far one miss goes from what was believed to what is left
+SCALE_GAINED = 1.01  # by each hit that came true
 
 
 class Held(NamedTuple):
@@ -25,56 +42,152 @@ class Held(NamedTuple):
     tokens: int
 
 
+class Belief(NamedTuple):
+    """What one placement relied on: blocks, and when the deepest of them was placed there."""
+
+    blocks: int
+    at: float
+    placed_at: float
+    is_computed: bool = False  # its first token has come
+
+
 NOTHING = Held(0, 0)
+NO_ROOM: dict[str, int] = {}
 
 
-class Holdings:
-    """One index for replicas, one for peers; and where served prompts ended."""
+class Shelf:
+    """The holdings of one layer: its index, and where its served prompts ended."""
 
     def __init__(self, blocks_max: int) -> None:
-        self._index: dict[CandidateKind, PrefixIndex[str]] = {
-            kind: PrefixIndex(blocks_max) for kind in CandidateKind
-        }
-        # Tokens of prompt and answer, by place and the prompt's last block.
-        self._ends: dict[tuple[Spot, int], int] = {}
+        self.index: PrefixIndex[str] = PrefixIndex(blocks_max)
+        # Tokens of prompt and answer by owner, by the prompt's last block.
+        self._ends: dict[int, dict[str, int]] = {}
 
-    def of(self, request: Request, targets: Sequence[Target]) -> dict[Spot, Held]:
-        """What each target holds of the prompt; those that hold nothing are left out."""
+    def of(self, request: Request) -> dict[str, Held]:
+        """What each owner holds of the prompt."""
         prompt = request.prompt
-        held: dict[Spot, Held] = {}
-        for kind, index in self._index.items():
-            names = [target.name for target in targets if target.kind is kind]
-            for name, depth in index.depths(prompt.hashes, names).items():
-                spot = Spot(kind, name)
-                tokens = max(
-                    round(depth * prompt.block_tokens),
-                    self._ends.get((spot, prompt.hashes[depth - 1]), 0),
-                )
-                held[spot] = Held(depth, min(tokens, prompt.tokens - 1))
+        held: dict[str, Held] = {}
+        most = max(0, prompt.tokens - 1)  # the last token is always computed
+        for depth, names in self.index.holders(prompt.hashes):
+            plain = Held(depth, min(round(depth * prompt.block_tokens), most))
+            held.update(dict.fromkeys(names, plain))
+            ends = self._ends.get(prompt.hashes[depth - 1], NO_ROOM)
+            for name in ends.keys() & held.keys():
+                if held[name] is plain and ends[name] > plain.tokens:
+                    held[name] = Held(depth, min(ends[name], most))
         return held
 
-    def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that any replica here has."""
-        return self._index[CandidateKind.REPLICA].hit_ratio(request.prompt.hashes)
-
-    def computed(self, request: Request, spot: Spot, now: float) -> None:
-        """Its prompt is there from now on."""
-        self._index[spot.kind].insert(spot.name, request.prompt.hashes, now)
-
-    def answered(self, request: Request, spot: Spot, output_tokens: int) -> None:
-        """And its answer."""
-        if not request.prompt.hashes:
-            return
-        key = spot, request.prompt.hashes[-1]
-        self._ends.pop(key, None)
-        self._ends[key] = request.prompt.tokens + output_tokens
+    def ended(self, name: str, last_block: int, tokens: int) -> None:
+        """A prompt and its answer are there together."""
+        ends = self._ends.pop(last_block, {})
+        ends[name] = tokens
+        self._ends[last_block] = ends
         if len(self._ends) > ENDS_MAX:
             del self._ends[next(iter(self._ends))]
 
+
+class Holdings:
+    """A shelf for replicas, one for peers; and how much room owners turned out to have."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self._blocks_max = blocks_max
+        self._replicas, self._peers = Shelf(blocks_max), Shelf(blocks_max)
+        self._scale: dict[str, float] = {}  # of a replica's room; 1.0 where nothing is known
+        self._told = ToldPrefixes()
+
+    def tell(self, news: News) -> None:
+        """Say there what replicas come to hold and lose."""
+        self._replicas.index.news = news
+
+    def hear(self, told: ToldPrefixes) -> None:
+        """Look there for what peers say."""
+        self._told = told
+
+    def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
+        """What each target holds of the prompt, in their order."""
+        here, there = self._replicas.of(request), self._peers.of(request)
+        self._deepen(there, request, [target.name for target in targets if target.peer is not None])
+        return [
+            (here if target.peer is None else there).get(target.name, NOTHING) for target in targets
+        ]
+
+    def _deepen(self, there: dict[str, Held], request: Request, names: Sequence[str]) -> None:
+        """Peers may know better than we what they hold."""
+        prompt = request.prompt
+        known = {name: held.blocks for name, held in there.items()}
+        for name, depth in self._told.deepen(known, prompt.hashes, names).items():
+            if depth > there.get(name, NOTHING).blocks:
+                tokens = min(round(depth * prompt.block_tokens), max(0, prompt.tokens - 1))
+                there[name] = Held(depth, max(tokens, there.get(name, NOTHING).tokens))
+
+    def hit_ratio(self, request: Request) -> float:
+        """Of the longest match that any replica here has."""
+        return self._replicas.index.hit_ratio(request.prompt.hashes)
+
+    def belief(self, request: Request, spot: Spot, now: float) -> Belief:
+        """What is relied on if the prompt goes there now; ask before it is `computed`."""
+        blocks, at = self._shelf(spot).index.depth(spot.name, request.prompt.hashes)
+        return Belief(blocks, at, now)
+
+    def computed(self, request: Request, spot: Spot, now: float) -> None:
+        """Its prompt is there from now on."""
+        self._shelf(spot).index.insert(spot.name, request.prompt.hashes, now)
+
+    def left(self, request: Request, spot: Spot, belief: Belief) -> None:
+        """It ended. If it was not computed, its prompt isn't there, but for what others brought."""
+        if belief.is_computed:
+            return
+        new = request.prompt.hashes[belief.blocks :]
+        self._shelf(spot).index.retract(spot.name, new, belief.placed_at)
+
+    def served(
+        self, request: Request, spot: Spot, served: Served, belief: Belief | None = None
+    ) -> None:
+        """Its answer is there too; and was its beginning, as it was believed?"""
+        hashes = request.prompt.hashes
+        if served.output_tokens is not None and hashes:
+            tokens = request.prompt.tokens + served.output_tokens
+            self._shelf(spot).ended(spot.name, hashes[-1], tokens)
+        # A region chooses among its replicas itself: what one of them lacks says nothing.
+        if belief is not None and spot.kind is CandidateKind.REPLICA:
+            self._check(request, spot.name, served, belief)
+
+    def _check(self, request: Request, name: str, served: Served, belief: Belief) -> None:
+        settled = belief.placed_at - belief.at >= SETTLED_S
+        if served.cached_tokens is None or not belief.blocks or not settled:
+            return
+        scale = self._scale.get(name, 1.0)
+        if _came_true(request, served, belief):
+            self._scale[name] = min(1.0, scale * SCALE_GAINED)
+            return
+        index = self._replicas.index
+        index.forget_until(name, belief.at)
+        left = min(1.0, index.blocks(name) / index.bound_of(name))
+        self._scale[name] = max(SCALE_MIN, scale - SCALE_LOST * scale * (1.0 - left))
+
     def fit(self, name: str, blocks: int) -> None:
-        """A replica has memory for no more than so many blocks."""
-        self._index[CandidateKind.REPLICA].bound(name, blocks)
+        """A replica has memory for no more than so many blocks, and did not keep all of them."""
+        room = min(blocks, self._blocks_max)
+        self._replicas.index.bound(name, int(room * self._scale.get(name, 1.0)))
+
+    def room_ratio(self, name: str) -> float:
+        """Part of a replica's memory that is believed to keep prompts."""
+        return self._scale.get(name, 1.0)
 
     def forget(self, spot: Spot) -> None:
         """All it held is gone. Where prompts ended counts only where their blocks are."""
-        self._index[spot.kind].forget(spot.name)
+        self._shelf(spot).index.forget(spot.name)
+        if spot.kind is CandidateKind.REPLICA:
+            self._scale.pop(spot.name, None)
+
+    def _shelf(self, spot: Spot) -> Shelf:
+        return self._replicas if spot.kind is CandidateKind.REPLICA else self._peers
+
+
+def _came_true(request: Request, served: Served, belief: Belief) -> bool:
+    """Whether about as much was cached as was believed; engines round down to their blocks."""
+    assert served.cached_tokens is not None
+    prompt, cached = request.prompt, float(served.cached_tokens)
+    if served.prompt_tokens:
+        cached *= prompt.tokens / served.prompt_tokens  # in our count of tokens
+    return cached >= MISS_BELOW * (belief.blocks - 1) * prompt.block_tokens

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.core.policies.base import Spot, Target
+from schemas.decision import CandidateKind
+from schemas.ids import ModelId
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
 RIDGE = 8.0  # answers
@@ -27,6 +29,7 @@ TTFT_S_MAX = 60.0  # a longer one tells of an accident, not of a speed
 RESIDENCE_START_S = 10.0
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
+MODELS_MAX = 256  # the one that was taught first out
 WEIGHT = 0.02  # of a new observation in the averages over all
 
 
@@ -125,19 +128,24 @@ UNKNOWN = Lesson()
 
 
 class Lessons:
-    """By candidate, and of all replicas here together."""
+    """Of one model: by candidate, and of all of them together."""
 
     def __init__(self) -> None:
-        self._of: dict[Spot, Lesson] = {}
+        self.replicas: dict[str, Lesson] = {}  # to be read
+        self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self._told: Speed | None = None
         self.fleet_speed = SPEED_START
+        self._batches = Fit()
+        self.crowding_s = 0.0  # what one more in the batch adds to everyone's every token
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
+        self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
 
     def of(self, target: Target) -> Lesson:
         """What is known of that candidate."""
-        return self._of.get(Spot(target.kind, target.name), UNKNOWN)
+        of = self.replicas if target.peer is None else self._peers
+        return of.get(target.name, UNKNOWN)
 
     def speed(self, target: Target) -> Speed:
         """Its own, or the fleet's."""
@@ -148,22 +156,63 @@ class Lessons:
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         self._fleet.add(tokens / KILO, running, y)
         self.fleet_speed = self._fleet.speed(SPEED_START)
-        lesson = self._of.setdefault(spot, Lesson())
+        lesson = self._known(spot)
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
 
+    def batch(self, running: float, s_per_token: float) -> None:
+        """So long is a token where so many run."""
+        self._batches.add(0.0, running, s_per_token)
+        fit = self._batches
+        spread = fit.nn - fit.n * fit.n / fit.w
+        if spread > 0.05 * fit.nn:
+            self.crowding_s = max(0.0, (fit.ny - fit.n * fit.y / fit.w) / (spread + fit.nn / fit.w))
+
     def resided(self, spot: Spot, seconds: float) -> None:
         """An answer was complete so long after its first token."""
-        self._of.setdefault(spot, Lesson()).resided(seconds)
+        self._known(spot).resided(seconds)
 
     def forget(self, spot: Spot) -> None:
         """Whoever comes back under that name is another."""
-        self._of.pop(spot, None)
+        self._layer(spot).pop(spot.name, None)
+
+    def _known(self, spot: Spot) -> Lesson:
+        """The lesson of that candidate, from now on."""
+        of = self._layer(spot)
+        lesson = of.get(spot.name)
+        if lesson is None:
+            lesson = of[spot.name] = Lesson()
+        return lesson
+
+    def _layer(self, spot: Spot) -> dict[str, Lesson]:
+        return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
 
     def prompt(self, prefill_tokens: int) -> None:
         """A prompt of which so many tokens had to be computed."""
         self.prefill_tokens += WEIGHT * (prefill_tokens - self.prefill_tokens)
 
-    def answer(self, output_tokens: int) -> None:
-        """An answer of that length."""
+    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer of that length to a prompt of that length."""
+        self.kv_tokens += WEIGHT * (prompt_tokens + output_tokens - self.kv_tokens)
         self.output_tokens += WEIGHT * (output_tokens - self.output_tokens)
+
+
+class Courses:
+    """The lessons of each model: a fleet of large and small ones has no speed in common."""
+
+    def __init__(self) -> None:
+        self._of: dict[ModelId, Lessons] = {}
+
+    def of(self, model: ModelId) -> Lessons:
+        """That model's."""
+        lessons = self._of.get(model)
+        if lessons is None:
+            if len(self._of) >= MODELS_MAX:
+                del self._of[next(iter(self._of))]
+            lessons = self._of[model] = Lessons()
+        return lessons
+
+    def forget(self, spot: Spot) -> None:
+        """Whoever comes back under that name is another, whatever it serves."""
+        for lessons in self._of.values():
+            lessons.forget(spot)

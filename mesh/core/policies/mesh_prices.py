@@ -5,19 +5,18 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 (a queue from the requests in it), never taken for zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesh.core.peers import Peer
-from mesh.core.policies.base import Score, Spot, Target
-from mesh.core.policies.mesh_holdings import NOTHING, Held
-from mesh.core.policies.mesh_lessons import Lesson, Lessons
+from mesh.core.policies.base import Score, Target
+from mesh.core.policies.mesh_holdings import Held
+from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-# A second of our prefill holds up every decode that runs beside it by a second. Their users
-# wait for one token in hundreds, we for the first: their second weighs less.
-STALL_WEIGHT = 0.08
+STALL_WEIGHT = 0.1
+CROWD_WEIGHT = 0.3  # and those whom our decode slows down, token by token
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -54,118 +53,107 @@ class Price(NamedTuple):
         return Score(self.target, self.seconds, terms, self.held.blocks)
 
 
+Row = tuple[float, Target, Held, float, float, float, float, float, float, float, float]
+
+
 class Prices:
-    """Prices of one request at many targets."""
+    """Prices of one request, at one moment.
 
-    def __init__(self, lessons: Lessons) -> None:
+    They are made as plain tuples, of which `Price` are the names: naming a thousand of them to
+    choose one would take longer than reckoning them.
+    """
+
+    def __init__(self, lessons: Lessons, request: Request, now: float) -> None:
         self._lessons = lessons
+        self._request = request
+        self._now = now
+        self._prompt_tokens = request.prompt.tokens
+        self._needed_tokens = request.prompt.tokens + lessons.output_tokens
+        self._slow_s = CROWD_WEIGHT * lessons.crowding_s * lessons.output_tokens
 
-    def of(
-        self, request: Request, targets: Sequence[Target], held: Mapping[Spot, Held], now: float
-    ) -> list[Price]:
+    def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
         """The price of each target; `held`: what each holds of the prompt."""
-        prices = []
-        for target in targets:
-            has = held.get(Spot(target.kind, target.name), NOTHING)
+        rows = []
+        for target, has in zip(targets, held, strict=True):
             if target.replica is not None:
-                prices.append(self._local(request, target, target.replica, has, now))
+                rows.append(self._local(target, target.replica, has))
             elif target.peer is not None:
-                prices.append(self._remote(request, target, target.peer, has, now))
-        return prices
+                rows.append(self._remote(target, target.peer, has))
+        return rows
 
-    def _local(
-        self, request: Request, target: Target, replica: Replica, held: Held, now: float
-    ) -> Price:
-        speed, beat = self._lessons.speed(target), replica.heartbeat
-        prefill_tokens = request.prompt.tokens - held.tokens
-        queued = replica.prefill_queue_tokens(now, speed.s_per_token)
+    def _local(self, target: Target, replica: Replica, held: Held) -> Row:
+        beat = replica.heartbeat
+        lesson = self._lessons.replicas.get(target.name, UNKNOWN)
+        base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.fleet_speed
+        prefill_tokens = self._prompt_tokens - held.tokens
+        queued = replica.prefill_queue_tokens(self._now, s_per_token)
         if queued is None:  # its agent doesn't say: count requests instead
             waiting = replica.load if replica.pending is None else replica.pending
             queued = waiting * self._lessons.prefill_tokens
         running = replica.load if beat.running is None else beat.running
-        prefill_s = prefill_tokens * speed.s_per_token
-        return _price(
-            target,
-            held,
-            prefill_tokens + queued,
-            running,
-            rtt_s=RTT_START_S if target.rtt_s is None else target.rtt_s,
-            queue_s=queued * speed.s_per_token,
-            prefill_s=prefill_s,
-            base_s=speed.base_s + speed.s_per_decode * running,
-            memory_s=self._memory_s(request, replica, self._lessons.of(target)),
-        )
-
-    def _memory_s(self, request: Request, replica: Replica, lesson: Lesson) -> float:
-        """Until running answers have given back the memory that this prompt lacks."""
-        beat = replica.heartbeat
-        capacity, used = beat.kv_capacity_tokens, beat.kv_used_ratio
-        if not capacity or not used:
-            return 0.0
-        free = capacity * (1.0 - used) - replica.on_the_way.tokens
-        lacking = request.prompt.tokens + self._lessons.output_tokens - free
-        if lacking <= 0.0:
-            return 0.0
-        return lacking * lesson.residence_s / (capacity * used)
-
-    def _remote(
-        self, request: Request, target: Target, peer: Peer, held: Held, now: float
-    ) -> Price:
-        speed = self._lessons.speed(target)
-        prefill_tokens = request.prompt.tokens - held.tokens
+        memory_s = self._memory_s(target, replica.kv_free_tokens, running)
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        queue_s = self._peer_queue_s(request, peer, rtt_s, speed.s_per_token, now)
-        running = peer.running(request.model)
-        return _price(
+        queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
+        base_s += s_per_decode * running
+        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
+        seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
+        tokens = prefill_tokens + queued
+        return (
+            seconds,
             target,
             held,
-            prefill_tokens + queue_s / speed.s_per_token,
+            tokens,
             running,
-            rtt_s=rtt_s,
-            queue_s=queue_s,
-            prefill_s=prefill_tokens * speed.s_per_token,
-            base_s=speed.base_s + speed.s_per_decode * running,
-            memory_s=0.0,
+            rtt_s,
+            queue_s,
+            prefill_s,
+            base_s,
+            memory_s,
+            others_s,
         )
 
-    def _peer_queue_s(
-        self, request: Request, peer: Peer, rtt_s: float, s_per_token: float, now: float
-    ) -> float:
+    def _memory_s(self, target: Target, free_tokens: float | None, running: float) -> float:
+        """Until answers that run there have given back the memory that this request lacks."""
+        if free_tokens is None or free_tokens >= self._needed_tokens:
+            return 0.0
+        lessons = self._lessons
+        given_back_per_s = max(1.0, running) * lessons.kv_tokens / lessons.of(target).residence_s
+        return (self._needed_tokens - free_tokens) / given_back_per_s
+
+    def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
+        base_s, s_per_token, s_per_decode = self._lessons.speed(target)
+        prefill_tokens = self._prompt_tokens - held.tokens
+        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
+        queue_s = self._peer_queue_s(peer, rtt_s, s_per_token)
+        running = peer.running(self._request.model)
+        prefill_s = prefill_tokens * s_per_token
+        base_s += s_per_decode * running
+        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
+        memory_s = self._memory_s(target, peer.kv_free_tokens(self._request.model), running)
+        seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
+        tokens = prefill_tokens + queue_s / s_per_token
+        return (
+            seconds,
+            target,
+            held,
+            tokens,
+            running,
+            rtt_s,
+            queue_s,
+            prefill_s,
+            base_s,
+            memory_s,
+            others_s,
+        )
+
+    def _peer_queue_s(self, peer: Peer, rtt_s: float, s_per_token: float) -> float:
         """What the digest said, and what has come since: ours is counted, others' expected."""
+        model = self._request.model
         typical_s = self._lessons.prefill_tokens * s_per_token
-        ready = max(1, peer.ready(request.model))
-        told_s = peer.wait_s(request.model)
+        ready = max(1, peer.ready(model))
+        told_s = peer.wait_s(model)
         held_s = peer.queue * typical_s / ready
-        age_s = now - peer.seen_at + rtt_s / 2
+        age_s = self._now - peer.seen_at + rtt_s / 2
         unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
-        unseen_s = max(0.0, unseen - peer.free(request.model)) * typical_s / ready
+        unseen_s = max(0.0, unseen - peer.free(model)) * typical_s / ready
         return (typical_s if told_s is None else told_s) + held_s + unseen_s
-
-
-def _price(
-    target: Target,
-    held: Held,
-    tokens: float,
-    running: float,
-    *,
-    rtt_s: float,
-    queue_s: float,
-    prefill_s: float,
-    base_s: float,
-    memory_s: float,
-) -> Price:
-    others_s = STALL_WEIGHT * running * prefill_s
-    seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
-    return Price(
-        seconds,
-        target,
-        held,
-        tokens,
-        running,
-        rtt_s,
-        queue_s,
-        prefill_s,
-        base_s,
-        memory_s,
-        others_s,
-    )

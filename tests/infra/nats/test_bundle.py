@@ -63,6 +63,20 @@ def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topol
     assert password in files["us"].config.read_text()
 
 
+def test_all_routers_share_a_key_for_prefixes_and_nobody_else_has_it(tmp_path, demo: Topology):
+    files = bundle.write(demo, tmp_path)
+    holders = {
+        (region, user): path.read_text().split("MESH_PREFIX_KEY=")[1].split()[0]
+        for region, written in files.items()
+        for user, path in written.credentials.items()
+        if "MESH_PREFIX_KEY=" in path.read_text()
+    }
+    assert set(holders) == {(region, "router") for region in demo.regions}
+    [key] = set(holders.values())
+    assert len(key) >= 32
+    assert not any(key in written.config.read_text() for written in files.values())
+
+
 def test_a_region_knows_no_secret_of_another_but_its_links(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path)
     us = files["us"].config.read_text()

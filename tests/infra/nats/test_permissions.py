@@ -92,12 +92,14 @@ def test_the_two_directions_of_a_link_share_no_subject(a, b):
 def test_the_list_of_one_direction_in_full():
     assert permissions.spoken("us", "eu") == (
         "_INBOX.eu.>",
+        "mesh.eu.gossip.snapshot",
         "mesh.eu.ingress",
         "mesh.eu.ping",
         "mesh.eu.replica.*.body",
         "mesh.eu.replica.*.cancel",
         "mesh.eu.replica.*.credit",
         "mesh.us.gossip.digest",
+        "mesh.us.gossip.trie",
         "mesh.us.router.*.alive",
     )
 

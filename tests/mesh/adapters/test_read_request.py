@@ -12,7 +12,8 @@ from aiohttp import web
 
 from mesh.adapters import read_request
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.read_request import Problem, read_ask, request_id
+from mesh.adapters.problem import Problem
+from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.ticket import Ask
 from schemas.http import CHAT, COMPLETIONS, Fault
 

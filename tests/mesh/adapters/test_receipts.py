@@ -7,7 +7,7 @@ from mesh.adapters.receipts import CANDIDATES_MAX, attributes, line
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 
 
-def decision(candidates: int = 0, **fields) -> Decision:
+def decision(count: int = 0, **fields) -> Decision:
     known = {
         "request": "q-1",
         "region": "us",
@@ -16,10 +16,10 @@ def decision(candidates: int = 0, **fields) -> Decision:
         "replica": "us-0",
         "reason": "fewest pending",
         "held_s": 0.25,
-        "considered": candidates,
+        "considered": count,
         "candidates": tuple(
             Candidate(name=f"us-{n}", kind=CandidateKind.REPLICA, available=n % 2 == 0)
-            for n in range(candidates)
+            for n in range(count)
         ),
     }
     return Decision(**(known | fields))
@@ -46,3 +46,57 @@ def test_the_target_is_whoever_got_the_request(fields, target, named):
     made = decision(4, **fields)
     assert attributes(made)["mesh.target"] == target
     assert line(made) == f"q-1 {named} attempt 1 held 0.250 s free 2/4: fewest pending"
+
+
+PRICED = (
+    Candidate(
+        name="us-1",
+        kind=CandidateKind.REPLICA,
+        available=False,
+        why="heartbeat late",
+        seconds=0.1,
+    ),
+    Candidate(
+        name="us-0",
+        kind=CandidateKind.REPLICA,
+        available=True,
+        seconds=0.25,
+        terms={"queue_s": 0.05, "prefill_s": 0.2, "rtt_s": None},
+    ),
+    Candidate(
+        name="eu",
+        kind=CandidateKind.PEER,
+        available=True,
+        seconds=0.5,
+        terms={"rtt_s": 0.08, "queue_s": 0.42},
+    ),
+)
+
+
+def test_a_span_has_the_seconds_and_terms_of_the_chosen_and_of_the_runner_up():
+    told = attributes(decision(considered=3, candidates=PRICED))
+    numbers = {
+        name: value for name, value in told.items() if ".chosen" in name or ".runner" in name
+    }
+    assert numbers == {
+        "mesh.chosen.name": "us-0",
+        "mesh.chosen.seconds": 0.25,
+        "mesh.chosen.queue_s": 0.05,
+        "mesh.chosen.prefill_s": 0.2,
+        "mesh.runner_up.name": "eu",
+        "mesh.runner_up.seconds": 0.5,
+        "mesh.runner_up.rtt_s": 0.08,
+        "mesh.runner_up.queue_s": 0.42,
+    }
+
+
+def test_the_log_has_the_seconds_of_both():
+    made = decision(considered=3, candidates=PRICED)
+    assert line(made).endswith("free 2/3, us-0 0.250 s, eu 0.500 s: fewest pending")
+
+
+def test_of_a_held_request_the_best_is_the_runner_up():
+    held = decision(considered=3, candidates=PRICED, placement=Placement.HOLD, replica=None)
+    told = attributes(held)
+    assert told["mesh.runner_up.name"] == "us-0"
+    assert not any(name.startswith("mesh.chosen") for name in told)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mesh.cli.sim import command
+from mesh.core.settings import RouterSettings
 from tests.mesh.sim.test_replay import chaos_lines
 
 TRACE = ("--trace", "tests/data/mooncake/conversation_first60.jsonl")
@@ -227,7 +228,7 @@ def test_an_interrupted_study_gives_the_runs_that_were_complete(tmp_path: Path) 
         process.kill()
         process.wait()
         os.close(terminal)
-    assert list(without_clock(out)["policies"]) == ["prefix-tree us=1,eu=1"]
+    assert list(without_clock(out)["policies"]) == [f"{RouterSettings().policy} us=1,eu=1"]
 
 
 def read_until(terminal: int, words: bytes, within_s: float) -> None:

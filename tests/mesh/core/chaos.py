@@ -14,7 +14,7 @@ from mesh.core import events as ev
 from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
-from schemas.exchange import Refusal
+from schemas.exchange import Priority, Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
@@ -95,6 +95,8 @@ class Chaos:
             self.now,
             model=self.dice.choice(MODELS),
             deadline=self.now + self.dice.choice((0.5, 5.0, 600.0)),
+            priority=self.dice.choice(tuple(Priority)),
+            slo_ttft_s=self.dice.choice((None, None, 0.2, 3.0)),
         )
         self.feed(ev.RequestArrived(asked))
 

@@ -10,12 +10,13 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.hold_order import HoldOrder
+from mesh.core.hold_order import HoldOrder, standing
 from mesh.core.policies import POLICIES, find_maker
 from mesh.core.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from schemas.decision import Placement
+from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
@@ -23,6 +24,8 @@ from tests.mesh.core.build import ROUTER, US
 POLICIES_USED = {name: find_maker(name)(RouterSettings(), Random(0)) for name in POLICIES}
 JOINT = [name for name, policy in POLICIES_USED.items() if policy.joint]  # may prefer a peer
 JUDGES = [name for name, policy in POLICIES_USED.items() if policy.judges_load]  # or the busy
+
+CHOOSY = [*JUDGES, "batch-aware"]  # a request may wait by choice while another one goes
 
 
 @dataclass
@@ -159,6 +162,8 @@ class Ledger:
             assert (case.live or gone) and effect.attempt == case.attempt > 0
             self._leave(case)
         elif isinstance(effect, fx.Fail | fx.PassEngineError):
+            if isinstance(effect, fx.Fail) and effect.fault is Fault.SATURATED:
+                self._check_shed(effect, before)
             self._end(self.cases[effect.key], type(effect).__name__)
         elif isinstance(effect, fx.RefusePeer):
             assert isinstance(event, ev.RequestArrived) and event.request.key == effect.key
@@ -172,6 +177,12 @@ class Ledger:
         assert name in (decision.replica, decision.peer)
         assert decision.candidates[0].name == name and decision.candidates[0].available
 
+    def _check_shed(self, effect: fx.Fail, before: fx.Effect | None) -> None:
+        assert isinstance(before, fx.Decided) and before.key == effect.key
+        assert before.decision.placement is Placement.SHED
+        assert before.decision.replica is before.decision.peer is None
+        assert effect.retry_after_s is not None and 1.0 <= effect.retry_after_s <= 60.0
+
     def _begin(self, key: int, attempt: int, place: str, handoff: int | None) -> Case:
         case = self.cases[key]
         assert case.ended_by is None, f"request {key} tried after {case.ended_by}"
@@ -182,11 +193,11 @@ class Ledger:
         for other in self.cases.values():
             overtaken = (
                 self.settings.hold_order is HoldOrder.FIRST_COME
-                and self.settings.policy not in JUDGES  # who may wait for a busy one by choice
+                and self.settings.policy not in CHOOSY
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
                 and other.request.model == case.request.model
-                and other.request.arrived_at < case.request.arrived_at
+                and standing(other.request) < standing(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
         case.attempt, case.live, case.place, case.handoff = attempt, True, place, handoff

@@ -6,8 +6,9 @@
 
 `play` returns the text with the effects that the core really gave, so a story is right when it
 is its own transcript. Time stands still but for `wait S`, `tick S` and `pass S [hearing NAMES]`
-(ticks every 0.1 s, with the last word of each of NAMES repeated before each one).
-Receipts are shown for `hold` and `shed`; placements show themselves; digests are left out.
+(ticks every 0.1 s, with the last word of each of NAMES repeated before each one). Routers follow
+`skywalker` unless `settings` say otherwise. Receipts are shown for `hold` and `shed`; placements
+show themselves; digests and gossip are left out.
 """
 
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.prompt import Prompt
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
+from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
 from tests.mesh.core import build
 
 TICK_S = 0.1
+POLICY = "skywalker"  # by the paper's rules a reader can say what must happen
 
 
 def play(text: str) -> str:
@@ -42,7 +46,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.core: RouterCore = build.core()
+        self.core: RouterCore = build.core(policy=POLICY)
         self.attempts: dict[int, int] = {}
         self.beats: dict[str, Heartbeat] = {}
         self.digests: dict[str, Digest] = {}
@@ -67,8 +71,7 @@ class Stage:
 
     def do_settings(self, **fields: str) -> None:
         numbers = {k: float(v) if "." in v else int(v) for k, v in fields.items() if k != "policy"}
-        policy = {"policy": fields["policy"]} if "policy" in fields else {}
-        self.core = build.core(**numbers, **policy)
+        self.core = build.core(**numbers, policy=fields.get("policy", POLICY))
 
     def do_wait(self, seconds: str) -> None:
         self.now += float(seconds)
@@ -111,6 +114,9 @@ class Stage:
         known["taken"] = {build.ROUTER: int(fields.get("taken", 0))}
         if "models" in fields:
             known["models"] = tuple(ModelId(model) for model in fields["models"].split(","))
+        if "prefill_s_per_token" in fields:
+            known["prefill_s_per_token"] = float(fields["prefill_s_per_token"])
+            known["prefill_base_s"] = 0.01
         if "kv_used" in fields:
             known["kv_used_ratio"] = float(fields["kv_used"])
         self.beats[name] = build.beat(name, **known)
@@ -128,7 +134,7 @@ class Stage:
             queue=int(fields.get("queue", 0)),
             accepting=fields.get("accepting") != "no",
             router=RouterId(fields.get("router", build.ROUTER)),
-            models={model: ModelCapacity(ready=ready, free=free)},
+            models={model: ModelCapacity(ready=ready, free=free, wait_s=_seconds(fields))},
         )
         self.feed(ev.DigestSeen(self.digests[region]))
 
@@ -140,10 +146,12 @@ class Stage:
     def do_request(self, key: str, **fields: str) -> None:
         asked = build.request(
             int(key),
-            fields.get("prompt", "A"),
-            self.now,
+            arrived_at=self.now,
+            prompt=_prompt(fields),
             deadline=self.now + float(fields.get("deadline", 600)),
             model=ModelId(fields.get("model", build.MODEL)),
+            priority=Priority(fields.get("priority", "normal")),
+            slo_ttft_s=float(fields["slo"]) if "slo" in fields else None,
         )
         self.feed(ev.RequestArrived(asked))
 
@@ -187,7 +195,10 @@ class Stage:
         self.feed(ev.AnswerEnded(*self._which(key, fields)))
 
 
-COUNTS = {"pending", "running", "outstanding", "batch_max", "epoch", "kv_capacity_tokens"}
+COUNTS = {
+    *("pending", "running", "outstanding", "batch_max", "epoch"),
+    *("kv_capacity_tokens", "prefill_queued_tokens"),
+}
 
 
 def _parse(line: str) -> tuple[list[str], dict[str, str]]:
@@ -198,6 +209,16 @@ def _parse(line: str) -> tuple[list[str], dict[str, str]]:
 
 def _count(value: str) -> int | None:
     return None if value == "unknown" else int(value)
+
+
+def _prompt(fields: dict[str, str]) -> Prompt:
+    """A block a letter; `A*160` is so many of one."""
+    text, _, times = fields.get("prompt", "A").partition("*")
+    return build.prompt(text * int(times or 1), int(fields.get("tokens", 100)))
+
+
+def _seconds(fields: dict[str, str]) -> float | None:
+    return float(fields["wait_s"]) if "wait_s" in fields else None
 
 
 def _dispatch(effect: fx.Dispatch) -> str:
@@ -226,4 +247,7 @@ SHOW: dict[type, Callable[[Any], str | None]] = {
     fx.PassEngineError: lambda effect: f"pass-engine-error {effect.key}",
     fx.Decided: _decided,
     fx.PublishDigest: lambda effect: None,
+    fx.PublishTrie: lambda effect: None,
+    fx.AskTrie: lambda effect: None,
+    fx.AnswerTrie: lambda effect: None,
 }

@@ -24,7 +24,7 @@ class Bench:
     """Attempts over one replica and one peer."""
 
     def __init__(self):
-        settings = RouterSettings()
+        settings = RouterSettings(policy="skywalker")
         self.replicas = ReplicaTable(ROUTER, settings)
         self.peers = PeerTable(settings)
         self.effects = []

@@ -11,6 +11,7 @@ from mesh.core.events import HeartbeatSeen, RequestArrived
 from mesh.core.hold_order import GROUPS, HoldOrder, PriorityGroups
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.prompt import Prompt
+from schemas.exchange import Priority
 from schemas.ids import ModelId
 from tests.mesh.core.build import MODEL, beat, core, request
 
@@ -50,6 +51,11 @@ def release(queue, most):
 )
 def test_the_group_is_the_tenth_that_is_cached(percent, group):
     assert PriorityGroups(by_tokens).group(held(1, percent)) == group
+
+
+@pytest.mark.parametrize(("priority", "group"), [("high", 10), ("normal", 6), ("low", 1)])
+def test_high_and_low_have_their_groups_whatever_is_cached(priority, group):
+    assert PriorityGroups(by_tokens).group(held(1, 63, priority=Priority(priority))) == group
 
 
 def test_of_fifty_five_the_tenth_group_gets_ten_the_ninth_nine():

@@ -1,11 +1,13 @@
-"""The hold queue: order of arrival per model and over all, a length that is never wrong."""
+"""The hold queue: classes, order of arrival, models apart, and a length that is never wrong."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.hold_queue import HoldQueue
+from mesh.core.hold_order import HEAD_START_S, standing
+from mesh.core.hold_queue import LOWEST_FIRST, HoldQueue
+from schemas.exchange import Priority
 from schemas.ids import ModelId
 from tests.mesh.core.build import MODEL, request
 
@@ -79,3 +81,77 @@ def test_it_is_a_sorted_set(steps):
     assert {model: queue.waiting(model) for model in queue.models()} == {
         model: sum(one.model == model for one in walked) for model in {o.model for o in walked}
     }
+
+
+HELD = st.lists(
+    st.tuples(st.sampled_from(Priority), st.floats(0.0, 60.0), st.sampled_from([MODEL, OTHER])),
+    min_size=1,
+    max_size=30,
+)
+
+
+def held_of(rows):
+    return [
+        request(key, arrived_at=arrived_at, priority=priority, model=model)
+        for key, (priority, arrived_at, model) in enumerate(rows)
+    ]
+
+
+def test_a_higher_class_goes_first_for_a_head_start():
+    queue = HoldQueue(10)
+    late = HEAD_START_S + 1.0
+    queue.put(request(1, arrived_at=0.0, priority=Priority.LOW))
+    queue.put(request(2, arrived_at=1.0))
+    queue.put(request(3, arrived_at=2.0, priority=Priority.HIGH))
+    queue.put(request(4, arrived_at=late + 1.0, priority=Priority.HIGH))
+    queue.put(request(5, arrived_at=late + 1.0))
+    assert keys(queue) == [3, 2, 4, 1, 5]
+
+
+@given(HELD)
+def test_nobody_is_passed_by_who_came_two_head_starts_later(rows):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held:
+        queue.put(one)
+    walked = list(queue)
+    for place, one in enumerate(walked):
+        for before in walked[:place]:
+            assert before.arrived_at <= one.arrived_at + 2 * HEAD_START_S + 1e-9
+            if before.priority is one.priority:
+                assert before.arrived_at <= one.arrived_at + 1e-9  # of a float's rounding
+
+
+@given(HELD, st.sampled_from(Priority))
+def test_displaced_is_the_newest_of_the_lowest_class_below(rows, priority):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held:
+        queue.put(one)
+    rank = LOWEST_FIRST.index
+    below = [one for one in held if rank(one.priority) < rank(priority)]
+    newest = max(below, key=lambda one: (-rank(one.priority), standing(one), one.key), default=None)
+    assert queue.newest_below(priority) == newest
+
+
+def test_one_that_came_back_is_not_displaced():
+    queue = HoldQueue(2)
+    queue.put(request(1, priority=Priority.LOW), comes_back=True)
+    assert queue.newest_below(Priority.HIGH) is None
+    queue.put(request(2))
+    assert queue.newest_below(Priority.HIGH).key == 2
+    assert queue.remove(request(1, priority=Priority.LOW))
+    assert queue.remove(request(2))
+    assert (len(queue), queue.newest_below(Priority.HIGH)) == (0, None)
+
+
+@given(HELD)
+def test_ahead_counts_those_of_the_model_who_stand_before(rows):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held[1:]:
+        queue.put(one)
+    mine = held[0]
+    before = [
+        one
+        for one in held[1:]
+        if one.model == mine.model and (standing(one), one.key) < (standing(mine), mine.key)
+    ]
+    assert queue.ahead(mine) == len(before)

@@ -5,7 +5,8 @@ import pytest
 from mesh.core import peers as module
 from mesh.core.peers import Peer, PeerTable
 from mesh.core.settings import RouterSettings
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RouterId
+from schemas.state import ModelCapacity
 from tests.mesh.core.build import AP, EU, MODEL, digest
 
 
@@ -130,3 +131,32 @@ def test_the_tables_have_limits(table, monkeypatch):
     table.measured(AP, 0.1)
     assert [name for name, _ in table] == [EU]
     assert list(table.get(EU).digests) == list(table.get(EU).heard_at) == ["r0", "r1"]
+
+
+def test_who_judges_load_by_itself_is_told_what_else_forbids(table):
+    def why(now=0.0, model=MODEL):
+        return table.unavailable_because(table.get(EU), model, now, busy_too=True)
+
+    table.see(digest("eu", free=0, queue=99), 0.0)
+    assert why() is None
+    assert why(model=ModelId("other")) == "other model"
+    assert why(1.01) == "silent"
+    table.refused(EU, 0.0)
+    assert why() == "refused"
+    table.see(digest("eu", 2, accepting=False), 0.0)
+    assert why() == "draining"
+
+
+def test_several_routers_of_a_region_tell_of_the_same_replicas():
+    peer = Peer()
+    assert (peer.wait_s(MODEL), peer.running(MODEL), peer.ready(MODEL)) == (None, 0.0, 0)
+    for number, (wait_s, running) in enumerate([(None, 1.0), (0.5, 3.0), (0.2, 2.0)]):
+        capacity = ModelCapacity(ready=4, free=number, wait_s=wait_s, running=running)
+        name = RouterId(f"r{number}")
+        peer.digests[name] = digest(
+            "eu", router=name, models={MODEL: capacity}, requests_per_s=5.0, queue=1
+        )
+    assert (peer.wait_s(MODEL), peer.running(MODEL)) == (0.2, 3.0)
+    assert (peer.ready(MODEL), peer.free(MODEL)) == (4, 2)
+    assert (peer.requests_per_s, peer.queue) == (15.0, 3)
+    assert peer.wait_s(ModelId("other")) is None

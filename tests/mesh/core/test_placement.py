@@ -6,12 +6,15 @@ import pytest
 
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
+from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.receipt import CANDIDATES_MAX
 from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
+from schemas.exchange import Priority
 from schemas.ids import ModelId, ReplicaId
-from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, request, spot
+from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, prompt, request, spot
 
 
 class Fleet:
@@ -141,3 +144,61 @@ def test_a_receipt_lists_the_first_and_counts_all(fleet):
         41,
         CANDIDATES_MAX,
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        ({"policy": "least-load"}, False),
+        ({"policy": "mesh"}, True),
+        ({"policy": "least-load", "pushing": BLIND}, True),
+        ({"policy": "least-load", "pushing": Pushing(PushingKind.OUTSTANDING, 9)}, True),
+    ],
+)
+def test_work_may_queue_where_what_is_pending_was_in_view(settings, may):
+    fleet = Fleet(**settings)
+    fleet.replicas.see(beat("a"), 0.0)
+    assert fleet.place().may_queue is may
+
+
+def test_the_class_decides_whether_its_work_may_queue():
+    fleet = Fleet(policy="least-load", policy_by_priority=((Priority.LOW, "mesh"),))
+    fleet.replicas.see(beat("a"), 0.0)
+    assert not fleet.place(request(1)).may_queue
+    assert fleet.place(request(2, priority=Priority.LOW)).may_queue
+
+
+def test_held_by_choice_is_not_held_for_want_of_room():
+    fleet = Fleet(policy="mesh")
+    assert not fleet.place().by_choice
+    fleet.replicas.see(beat("a", prefill_queued_tokens=10**6), 0.0)
+    place = fleet.place()
+    assert (place.placement, place.by_choice) == (Placement.HOLD, True)
+    assert [one.name for one in place.candidates] == ["a"]
+    assert place.reason.startswith("a is worth waiting for")
+    assert not fleet.place(avoid={"a"}).by_choice
+
+
+@pytest.mark.parametrize(("policy", "may"), [("least-load", False), ("mesh", True)])
+def test_room_in_a_busy_replica_is_for_policies_that_judge_load(policy, may):
+    fleet = Fleet(policy=policy)
+    fleet.replicas.see(beat("a", pending=5), 0.0)
+    replica = fleet.replicas.get(ReplicaId("a"))
+    assert fleet.placer.may_go(replica, [ModelId("m")], 0.0) is may
+    assert not fleet.placer.may_go(replica, [ModelId("other")], 0.0)
+    fleet.replicas.see(beat("a", 2), 0.0)
+    assert fleet.placer.may_go(replica, [ModelId("other"), ModelId("m")], 0.0)
+    assert not fleet.placer.may_go(replica, [], 0.0)
+
+
+def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
+    """An answer of 100 tokens goes on in a block that was not full."""
+    fleet = Fleet(policy="mesh")
+    fleet.replicas.see(beat("a", prefill_queued_tokens=0), 0.0)
+    first = request(1, "AB")
+    fleet.placer.placed(first, spot("a"), 0.0)
+    fleet.placer.began(first, spot("a"), 0.1)
+    fleet.placer.served(first, spot("a"), Served(output_tokens=100), 0.2)
+    fleet.placer.left(first, spot("a"), 0.2)
+    place = fleet.place(request(2, prompt=prompt("ABCDE", 320)))
+    assert (place.target, place.prefill_tokens) == ("a", 320 - 200)

@@ -107,6 +107,30 @@ def test_what_was_not_there_after_all_is_taken_out_of_that_owner_alone():
     assert len(index) == 0
 
 
+def test_an_eviction_takes_all_that_is_as_old():
+    index = PrefixIndex(100)
+    for now, word in enumerate(("zz", "xyz", "xyy", "y")):
+        index.insert("a", chain(word), float(now))
+        index.insert("b", chain(word), float(now))
+    assert index.depth("a", chain("xyzz")) == (3, 1.0)
+    assert index.depth("a", chain("xy")) == (2, 2.0)
+    assert index.depth("a", chain("xx"))[0] == 1
+    assert index.depth("nobody", chain("x")) == (0, float("-inf"))
+    index.forget_until("a", 1.0)
+    index.forget_until("nobody", 1.0)
+    depths = [index.depths(chain(word), "ab") for word in ("zz", "xyz", "xyy", "y")]
+    assert depths == [{"b": 2}, {"a": 2, "b": 3}, {"a": 3, "b": 3}, {"a": 1, "b": 1}]
+
+
+def test_what_never_came_is_retracted_and_what_came_since_stays():
+    index = PrefixIndex(100)
+    index.insert("a", chain("xyz"), 1.0)
+    index.insert("a", chain("xy"), 2.0)
+    index.retract("a", chain("xyz"), 1.0)
+    index.retract("nobody", chain("xyz"), 1.0)
+    assert index.matched_blocks("a", chain("xyz")) == 2
+
+
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 2**32))
 def test_many_owners_need_no_more_bits_than_owners(count, seed):
@@ -154,6 +178,8 @@ class AgainstSets(RuleBasedStateMachine):
         found = self.index.match(chain(word), available)
         depths = {owner: depth for owner, depth in depths.items() if depth}
         assert self.index.depths(chain(word), available) == depths
+        holders = {name: n for n, names in self.index.holders(chain(word)) for name in names}
+        assert {name: n for name, n in holders.items() if name in available} == depths
         deepest = {owner for owner, depth in depths.items() if depth == best} if best else set()
         assert (found.blocks, set(found.owners)) == (best, deepest)
 

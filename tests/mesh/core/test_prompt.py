@@ -1,5 +1,6 @@
 """Prompts: equal beginnings have equal hashes, and any JSON is a prompt or a clear error."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -55,6 +56,14 @@ def test_without_the_key_or_the_model_nothing_matches():
     assert common(mine, hashes(text, key="other")) == 0
     assert common(mine, hashes(text, model=ModelId("other"))) == 0
     assert common(mine, hashes(text)) is None
+
+
+def test_tenants_of_different_salts_share_nothing():
+    text = b"x" * BLOCK_BYTES * 3
+    salted = block_hashes(text, key="k", model=MODEL, salt="a")
+    assert common(hashes(text), salted) == 0
+    assert common(block_hashes(text, key="k", model=MODEL, salt="b"), salted) == 0
+    assert common(block_hashes(text, key="k", model=MODEL, salt="a"), salted) is None
 
 
 def test_what_lies_beyond_the_limit_is_left_out():
@@ -193,3 +202,12 @@ def test_the_token_ratio_stays_in_bounds_whatever_it_is_told(observations):
         ratio.observe(text_bytes, prompt_tokens)
     assert 6400 / 64 <= ratio.tokens(6400) <= 6400 / 0.25
     assert ratio.tokens(0) == 1
+
+
+def test_a_hash_is_keyed_blake2b_of_the_model_and_all_text_so_far():
+    """As anyone may compute who has the secret, and nobody else."""
+    text = b"a" * BLOCK_BYTES + b"b" * BLOCK_BYTES
+    secret = hashlib.sha256(b"k").digest()
+    whole = hashlib.blake2b(b"org/model\x00\x00" + text, key=secret, digest_size=8).digest()
+    assert hashes(text)[1] == int.from_bytes(whole)
+    assert not set(hashes(text)) & set(hashes(text, key="other"))

@@ -99,3 +99,23 @@ def test_arrivals_have_a_rate():
         region.digest.arrived(number / 10)
         region.due(number / 10)
     assert 8.0 < region.due(20.5).requests_per_s < 12.0
+
+
+def test_it_tells_the_shortest_wait_and_the_usual_company():
+    region = Region()
+    queued = {"prefill_s_per_token": 0.001, "prefill_queued_tokens": 500, "running": 4}
+    region.replicas.see(beat("a", **queued), 0.0)
+    region.replicas.see(beat("b", **(queued | {"prefill_queued_tokens": 900, "running": 1})), 0.0)
+    region.replicas.see(beat("c", running=None, pending=None, outstanding=7), 0.0)
+    region.replicas.see(beat("d", state=ReplicaState.DRAINING, prefill_queued_tokens=0), 0.0)
+    region.replicas.see(beat("e", models=(OTHER,), **queued), 0.0)
+    models = region.due(0.1).models
+    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0)
+    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
+
+
+def test_a_wait_that_no_replica_tells_is_not_zero():
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
+    region.replicas.see(beat("b", prefill_queued_tokens=10), 0.0)
+    assert region.due(0.0).models[MODEL].wait_s is None

@@ -1,8 +1,11 @@
 """The table of replicas: selective pushing, order of heartbeats, losses."""
 
+from random import Random
+
 import pytest
 
 from mesh.core import replicas as module
+from mesh.core.pushing import Pushing, PushingKind
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, ReplicaId
@@ -208,3 +211,69 @@ def test_a_replica_lost_for_long_is_forgotten_once(table):
     assert table.forgotten(5.0 + module.KEPT_S) == []
     assert table.forgotten(5.1 + module.KEPT_S) == [A]
     assert table.forgotten(5.2 + module.KEPT_S) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"pending": 3, "full": True}, None),
+        ({"running": 8, "batch_max": 8}, None),
+        ({"models": (ModelId("other"),)}, "other model"),
+        ({"state": ReplicaState.DRAINING}, "draining"),
+    ],
+)
+def test_who_judges_load_by_itself_is_told_what_else_forbids(table, fields, reason):
+    table.see(beat("a", **fields), 0.0)
+    table.hand_off(A, 10, 10, 0.0)
+    assert table.unavailable_because(table.get(A), MODEL, 0.0, busy_too=True) == reason
+
+
+def test_neither_late_nor_refusing_replicas_are_shown_to_it(table):
+    table.see(beat("a"), 0.0)
+    assert table.unavailable_because(table.get(A), MODEL, 0.31, busy_too=True) == "heartbeat late"
+    table.refused(A, 0.1)
+    assert table.unavailable_because(table.get(A), MODEL, 0.1, busy_too=True) == "full"
+    table.see(beat("a", 2), 0.2)
+    assert table.unavailable_because(table.get(A), MODEL, 0.2, busy_too=True) is None
+
+
+@pytest.mark.parametrize("kind", [PushingKind.PENDING, PushingKind.BLIND])
+@pytest.mark.parametrize("busy_too", [False, True])
+def test_they_are_sorted_out_as_each_one_would_be(kind, busy_too):
+    table, dice = ReplicaTable(ROUTER, RouterSettings(pushing=Pushing(kind))), Random(1)
+    for number in range(300):
+        said = {
+            "state": dice.choice([ReplicaState.READY] * 4 + [ReplicaState.DOWN]),
+            "models": dice.choice([(MODEL,), (ModelId("other"), MODEL), (ModelId("other"),)]),
+            "pending": dice.choice([None, 0, 0, 3]),
+            "full": dice.random() < 0.2,
+        }
+        name = ReplicaId(f"r{number}")
+        table.see(beat(name, **said), dice.choice([0.0, 0.5]))
+        if dice.random() < 0.2:
+            table.refused(name, 0.5)
+        for _ in range(dice.choice([0, 0, 1, 9])):
+            table.hand_off(name, 10, 10, 0.5)
+    free, others = table.sorted_out(MODEL, 0.6, busy_too=busy_too)
+    reasons = dict.fromkeys((one.heartbeat.replica for one in free), None) | {
+        one.heartbeat.replica: why for one, why in others
+    }
+    assert len(free) > 20 < len(others)
+    assert reasons == {
+        one.heartbeat.replica: table.unavailable_because(one, MODEL, 0.6, busy_too=busy_too)
+        for one in table
+    }
+
+
+def test_the_prefill_queue_is_worked_off_and_added_to(table):
+    table.see(beat("a", prefill_queued_tokens=1000), 10.0)
+    replica = table.get(A)
+    assert replica.prefill_queue_tokens(10.0, 0.001) == 1000
+    assert replica.prefill_queue_tokens(10.4, 0.001) == pytest.approx(600)
+    number = table.hand_off(A, 900, 300, 10.4)
+    assert replica.prefill_queue_tokens(12.0, 0.001) == 300
+    assert replica.prefill_queue_tokens(12.0, 0.0) == 1300  # no speed, no progress
+    table.began(A, number)
+    assert replica.prefill_queue_tokens(12.0, 0.001) == 0
+    table.see(beat("a", 2), 12.0)
+    assert replica.prefill_queue_tokens(12.0, 0.001) is None

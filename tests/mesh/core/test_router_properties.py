@@ -53,7 +53,7 @@ def test_after_every_tick_nobody_waits_for_room_that_is_there(seed):
         chaos.pass_time()
         core, now = chaos.core, chaos.now
         for held in core.held:
-            avoid = core.inflight[held.key].avoid
+            avoid = core.inflight[held.key].avoided(now)
             for replica in core.replicas:
                 free = core.replicas.unavailable_because(replica, held.model, now) is None
                 assert not free or replica.heartbeat.replica in avoid

@@ -41,6 +41,19 @@ async def test_the_official_client_streams(one):
     assert names == ["tiny"]
 
 
+async def test_a_wish_that_nobody_can_read_is_told(one):
+    async with openai.AsyncOpenAI(base_url=one.urls["us"] + "/v1", api_key="none") as api:
+        for headers in ({"x-mesh-priority": "urgent"}, {"x-mesh-slo-ttft-ms": "soon"}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await api.chat.completions.create(
+                    model="tiny",
+                    messages=[{"role": "user", "content": "hi"}],
+                    extra_headers=headers,
+                )
+            assert [caught.value.param] == list(headers)
+    assert [engine.seen for engine in one.engines] == [[], []]
+
+
 async def test_engine_bytes_pass_untouched(one):
     odd = b'data: {"choices": [ {"delta":{"content":"\xc3\xa9"}}]}\r\n\r\n: comment\n\n'
     odd += b"data: [DONE]\n\n"
@@ -246,7 +259,7 @@ async def test_an_agent_restarted_with_another_model_is_known_by_it(one, nats_se
 
 async def test_all_full_and_no_room_to_hold_is_shed_with_retry_after(nats_server):
     async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", hold_max=1, hold_s_max=1.0)
+        await mesh.router("us", policy="least-load", hold_max=1, hold_s_max=1.0)
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
         engine.waiting = 5

@@ -28,8 +28,8 @@ async def recordings(tmp_path) -> tuple[Path, Path]:
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", record=RecordTo(path=us))
-        await mesh.router("eu", record=RecordTo(path=eu))
+        await mesh.router("us", policy="skywalker", record=RecordTo(path=us))
+        await mesh.router("eu", policy="skywalker", record=RecordTo(path=eu))
         await mesh.agent("us", "us-0", near)
         await mesh.agent("us", "us-1", other)
         await mesh.agent("eu", "eu-0", far)

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import openai
 import orjson
 import pytest
 
@@ -32,8 +33,8 @@ async def two(servers):
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", hold_s_max=2.0)
-        await mesh.router("eu")
+        await mesh.router("us", policy="skywalker", hold_s_max=2.0)
+        await mesh.router("eu", policy="skywalker")
         await mesh.agent("us", "us-0", near)
         await mesh.agent("eu", "eu-0", far)
         await mesh.until_ready("us", 1)
@@ -54,6 +55,28 @@ async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
     assert decision["replica"] == "eu-0"
     assert headers["x-mesh-region"] == "eu"  # who answered
     assert two.near.seen == []
+
+
+async def test_what_its_client_wishes_goes_with_a_forwarded_request(two, servers):
+    spy = await connect(BusAddress(servers["eu"].url), name="spy", inbox_prefix="_INBOX.spy")
+    work = await spy.subscribe(subjects.work("eu", subjects.ANY))
+    await spy.flush()
+    async with openai.AsyncOpenAI(base_url=two.urls["us"] + "/v1", api_key="none") as api:
+        answer = await api.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            extra_headers={
+                "x-mesh-priority": "low",
+                "x-mesh-slo-ttft-ms": "30000",
+                "x-mesh-session": "chat-1",
+            },
+        )
+    headers = (await work.next_msg(timeout=5)).headers
+    assert answer.choices
+    assert headers[exchange.H_PRIORITY] == "low"
+    assert headers[exchange.H_SLO_TTFT_MS] == "30000"
+    assert headers[exchange.H_SESSION] == "chat-1"
+    await spy.close()
 
 
 async def test_tokens_never_pass_the_other_router(two, servers):

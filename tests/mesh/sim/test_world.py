@@ -110,7 +110,9 @@ def test_a_closed_loop_begins_nothing_after_its_time():
 def test_what_is_shed_takes_its_subtree_along_and_the_user_waits_as_told():
     # A hold queue for one: most of the crowd is sent away with Retry-After.
     parent = node(800, 20, name=3, children=(node(10, 1, name=4),))
-    told = run(users(US, 20, trees=2, tree=parent), config(hold_max=1, hold_s_max=0.1))
+    told = run(
+        users(US, 20, trees=2, tree=parent), config(policy="skywalker", hold_max=1, hold_s_max=0.1)
+    )
     parents = 20 * 2
     assert told["shed"] > 5
     assert told["ok"] + told["shed"] == told["requests"] == parents + (parents - told["shed"])
@@ -171,8 +173,9 @@ def test_blind_pushing_queues_in_the_engine_and_pending_in_the_router():
 def test_slower_news_make_a_worse_mesh():
     fleet = {US: 2, EU: 2, AP: 2}
     workload = steady(400, 0.01, US)
-    live = run(workload, config(fleet))
-    stale = run(workload, config(fleet, heartbeat_s=2.0, gossip_s=2.0, news_at_once=False))
+    live = run(workload, config(fleet, policy="skywalker"))
+    late = {"heartbeat_s": 2.0, "gossip_s": 2.0, "news_at_once": False}
+    stale = run(workload, config(fleet, policy="skywalker", **late))
     assert live["ok"] + live["shed"] == stale["ok"] + stale["shed"] == 400
     assert stale["ttft_s"]["mean"] > 1.1 * live["ttft_s"]["mean"]
 

@@ -2,12 +2,15 @@
 
 from random import Random
 
+from mesh.core.gossip.news import News
+from mesh.core.gossip.told import Origin, ToldPrefixes
 from mesh.core.policies.base import Target
 from mesh.core.policies.indexed import Indexed, part
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import request, spot
 
 PEER = CandidateKind.PEER
+EU = Origin("eu", "r1")
 
 
 def test_a_peer_called_like_a_replica_is_another():
@@ -22,6 +25,32 @@ def test_a_peer_called_like_a_replica_is_another():
     assert indexed.hit_ratio(request(1, "ABZZ")) == 0.5
     indexed.forget(spot("x", PEER))
     assert indexed.hit_ratio(request(1, "ABZZ")) == 0.0
+
+
+def test_what_peers_tell_counts_where_it_goes_deeper():
+    indexed, told = Indexed(Random(1), 100), ToldPrefixes()
+    indexed.hear(told)
+    told.trust(EU, True)
+    told.add(EU, request(1, "ABC").prompt.hashes)
+    eu, ap = Target("eu", 0, PEER), Target("ap", 0, PEER)
+    indexed.placed(request(1, "ABCDE"), spot("ap", PEER), 0.0)
+    assert indexed._holders(request(1, "ABCDE"), [eu, ap]) == ([ap], 5)
+    assert indexed._holders(request(1, "ABCZZ"), [eu, ap]) == ([eu, ap], 3)
+    assert indexed._held_by(request(1, "ABZ"), eu) == 2
+    assert indexed._held_by(request(1, "ABC"), Target("eu", 0)) == 0  # a replica of that name
+
+
+def test_it_tells_what_its_region_holds_and_when_the_last_replica_loses_it():
+    indexed, news = Indexed(Random(1), 3), News(100)
+    indexed.tell(news)
+    for name in ("x", "y"):
+        indexed.placed(request(1, "ABC"), spot(name), 0.0)
+    indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not this region's to tell
+    assert news.take(100) == (request(1, "ABC").prompt.hashes, ())
+    indexed.placed(request(1, "DEF"), spot("x"), 0.0)
+    assert news.take(100) == (request(1, "DEF").prompt.hashes, ())
+    indexed.forget(spot("y"))
+    assert set(news.take(100)[1]) == set(request(1, "ABC").prompt.hashes)
 
 
 def test_memory_is_bounded_for_each():

@@ -1,4 +1,4 @@
-"""A policy's name on the command line is checked where it is read."""
+"""Choices of routing on a command line are checked where they are read."""
 
 import pytest
 from click.testing import CliRunner
@@ -24,3 +24,18 @@ def test_what_is_no_policy_is_a_usage_error_that_says_what_is(command, name, sai
 def test_help_names_the_policies():
     result = CliRunner().invoke(main, ["router", "--help"])
     assert "skywalker-ch" in result.output
+
+
+@pytest.mark.parametrize("command", [("router", "--region", "us"), ("up",)])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--pushing", "soon", "pushing is blind, pending or outstanding:N"),
+        ("--pushing", "outstanding:0", "with N from 1"),
+        ("--hold-order", "last-come", "'first-come', 'hit-ratio'"),
+    ],
+)
+def test_other_choices_say_what_there_is(command, option, value, said):
+    result = CliRunner().invoke(main, [*command, option, value])
+    assert result.exit_code == 2
+    assert said in result.output

@@ -1,0 +1,89 @@
+"""`[routing]`: how routers place requests, for the whole mesh and, where it differs, for a region.
+
+What a table does not say is left as it was: a region's over the mesh's, the mesh's over the
+router's own default; a command line is over both. Policies are known to the router alone, so here
+only the form of their names is checked; `mesh router` and `mesh up` check them before they start.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from infra.table import Table
+from schemas.exchange import Priority
+
+POLICY_CHARS_MAX = 100
+PUSHING_PATTERN = r"^(blind|pending|outstanding:[0-9]{1,6})$"
+HOLD_ORDERS = ("first-come", "hit-ratio")
+
+
+class Shape(StrEnum):
+    """Whom a region's requests may go to."""
+
+    MESH = "mesh"
+    REGION_LOCAL = "region-local"
+
+
+def _shape(value: object) -> object:
+    if isinstance(value, str) and value.startswith("central"):
+        raise ValueError(
+            "one router for all regions is known to the simulator only (mesh sim --topology); "
+            'write "mesh" or "region-local"'
+        )
+    if value not in [each.value for each in Shape]:
+        raise ValueError('write "mesh" or "region-local"')
+    return value
+
+
+def _classes(value: object) -> object:
+    known = [each.value for each in Priority]
+    if not isinstance(value, dict):
+        raise ValueError('write a table, like { low = "least-load" }')
+    for name in value:
+        if name not in known:
+            raise ValueError(f'no class "{name}"; there are {", ".join(known)}')
+    return value
+
+
+def _pushing(value: object) -> object:
+    if not isinstance(value, str) or not re.fullmatch(PUSHING_PATTERN, value):
+        raise ValueError('write "blind", "pending" or "outstanding:N"')
+    return value
+
+
+def _hold_order(value: object) -> object:
+    if value not in HOLD_ORDERS:
+        raise ValueError('write "first-come" or "hit-ratio"')
+    return value
+
+
+Policy = Annotated[str, Field(strict=True, min_length=1, max_length=POLICY_CHARS_MAX)]
+PolicyByPriority = Annotated[dict[Priority, Policy], BeforeValidator(_classes)]
+PushingRule = Annotated[
+    str,
+    BeforeValidator(_pushing),
+    WithJsonSchema({"type": "string", "pattern": PUSHING_PATTERN}),
+]
+Order = Annotated[
+    str,
+    BeforeValidator(_hold_order),
+    WithJsonSchema({"type": "string", "enum": list(HOLD_ORDERS)}),
+]
+
+
+class Routing(Table):
+    """The operator's choices; None where the table says nothing."""
+
+    policy: Policy | None = None
+    policy_by_priority: PolicyByPriority = Field(default_factory=dict)
+    pushing: PushingRule | None = None
+    hold_order: Order | None = None
+    topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
+
+    def over(self, whole: "Routing") -> "Routing":
+        """This table, and where it says nothing the other one."""
+        said = self.model_dump(exclude_none=True)
+        classes = {**whole.policy_by_priority, **self.policy_by_priority}
+        return whole.model_copy(update={**said, "policy_by_priority": classes})

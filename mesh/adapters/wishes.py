@@ -1,0 +1,77 @@
+"""What a client may wish beside its prompt: to go first, to be in time, to stay together.
+
+A wish that can't be read is an error: served as if it had not been said, a client that believes
+to have an objective would have none. Fields of the body are the engine's to judge, so one that is
+no text is left to it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from mesh.adapters.problem import Problem
+from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
+from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+
+DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
+_SESSION = re.compile(SESSION_PATTERN)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Read from headers and body. `salt`: shares prefixes only with prompts of the same one."""
+
+    priority: Priority = Priority.NORMAL
+    slo_ttft_s: float | None = None
+    session: str | None = None
+    salt: str = ""
+
+
+NO_WISHES = Wishes()
+
+
+def read_wishes(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Wishes:
+    """The wishes of a request. Raises Problem for a header that says nothing we know."""
+    user = fields.get("user")
+    return Wishes(
+        _priority(headers.get(H_PRIORITY)),
+        _slo_s(headers.get(H_SLO_TTFT_MS)),
+        _session(headers.get(H_SESSION) or (user if isinstance(user, str) else "")),
+        salt_of(fields),
+    )
+
+
+def salt_of(fields: Mapping[str, Any]) -> str:
+    """vLLM's `cache_salt` in a body; empty for none."""
+    salt = fields.get("cache_salt")
+    return salt if isinstance(salt, str) else ""
+
+
+def _priority(given: str | None) -> Priority:
+    if given is None:
+        return Priority.NORMAL
+    try:
+        return Priority(given)
+    except ValueError as error:
+        message = f"{H_PRIORITY} must be {', '.join(Priority)}"
+        raise Problem(Fault.INVALID, message, H_PRIORITY) from error
+
+
+def _slo_s(given: str | None) -> float | None:
+    if given is None:
+        return None
+    plain = given.isascii() and given.isdigit() and len(given) <= DIGITS_MAX
+    if not plain or not 1 <= int(given) <= SLO_MS_MAX:
+        message = f"{H_SLO_TTFT_MS} must be whole milliseconds, from 1 to {SLO_MS_MAX}"
+        raise Problem(Fault.INVALID, message, H_SLO_TTFT_MS)
+    return int(given) / 1000
+
+
+def _session(given: str) -> str | None:
+    """As given where that fits a header of ours, else a hash of it: equal names stay equal."""
+    if not given or _SESSION.fullmatch(given):
+        return given or None
+    return xxhash.xxh3_128_hexdigest(given.encode("utf-8", "surrogatepass"))

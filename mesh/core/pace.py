@@ -1,0 +1,51 @@
+"""How fast a line moves: releases per second of the time in which somebody stood in it.
+
+A rate over all time would say what was asked for, not what can be had: after a quiet hour it is
+near zero, and the first request that has to wait would be told to come back in a minute.
+"""
+
+WINDOW_S = 10.0  # of waiting: what lies further back fades
+RELEASES_MIN = 3  # before these, and
+BUSY_S_MIN = 1.0  # this much waiting, nothing can be said
+
+
+class Pace:
+    """One line's. Tell it when somebody begins to wait, is released, and when nobody waits."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # counted up to here, while somebody waits
+        self._busy_s = 0.0
+        self._releases = 0.0
+        self._seen = 0  # releases, none of them faded
+
+    def waits(self, now: float) -> None:
+        """Somebody waits, from now on or still."""
+        if self._since is None:
+            self._since = now
+
+    def released(self, now: float) -> None:
+        """Somebody who waited has got a place."""
+        self._count_to(now)
+        self._releases += 1.0
+        self._seen += 1
+
+    def nobody_waits(self, now: float) -> None:
+        """The line is empty."""
+        self._count_to(now)
+        self._since = None
+
+    def per_s(self, now: float) -> float | None:
+        """Releases a second; None while too little was seen. Falls while nobody is released."""
+        self._count_to(now)
+        if self._seen < RELEASES_MIN or self._busy_s < BUSY_S_MIN:
+            return None
+        return self._releases / self._busy_s
+
+    def _count_to(self, now: float) -> None:
+        if self._since is None:
+            return
+        self._busy_s += now - self._since
+        self._since = now
+        if self._busy_s > WINDOW_S:
+            self._releases *= WINDOW_S / self._busy_s
+            self._busy_s = WINDOW_S

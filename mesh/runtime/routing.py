@@ -1,0 +1,84 @@
+"""From the operator's choices, in mesh.toml and on a command line, to a router's settings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from infra.routing import Routing
+from infra.topology import Topology, TopologyError
+from mesh.core.hold_order import HoldOrder
+from mesh.core.policies import find_maker
+from mesh.core.pushing import Pushing, parse_pushing
+from mesh.core.settings import RouterSettings
+from schemas.ids import RegionId
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a command line says; None leaves it to the file. All of it was checked there."""
+
+    policy: str | None = None
+    pushing: Pushing | None = None
+    hold_order: HoldOrder | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
+def router_settings(
+    topology: Topology, region: RegionId, given: Given = NOTHING_GIVEN, **others: Any
+) -> RouterSettings:
+    """The settings of a region's routers; `others` are passed on.
+
+    A policy that the command line gives holds for all classes of requests. Raises TopologyError
+    that names the key for a choice that this version doesn't know, and ValueError for others.
+    """
+    routing = topology.routing_of(region)
+    chosen: dict[str, Any] = dict(others)
+    if given.policy is not None:
+        chosen["policy"] = given.policy
+    else:
+        if routing.policy is not None:
+            chosen["policy"] = _known(topology, region, "policy", _policy, routing.policy)
+        chosen["policy_by_priority"] = tuple(
+            (priority, _known(topology, region, "policy_by_priority", _policy, name))
+            for priority, name in routing.policy_by_priority.items()
+        )
+    if given.pushing is not None:
+        chosen["pushing"] = given.pushing
+    elif routing.pushing is not None:
+        chosen["pushing"] = _known(topology, region, "pushing", parse_pushing, routing.pushing)
+    if given.hold_order is not None:
+        chosen["hold_order"] = given.hold_order
+    elif routing.hold_order is not None:
+        chosen["hold_order"] = HoldOrder(routing.hold_order)
+    return RouterSettings(**chosen)
+
+
+def check(topology: Topology) -> None:
+    """Raises TopologyError for the first choice of any region that this version doesn't know."""
+    for region in topology.regions:
+        router_settings(topology, region)
+
+
+def _policy(name: str) -> str:
+    find_maker(name)
+    return name
+
+
+def _known(
+    topology: Topology, region: RegionId, key: str, read: Callable[[str], T], text: str
+) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        table = _table_of(topology, region, key)
+        raise TopologyError(f"{table}.{key}: {error}") from error
+
+
+def _table_of(topology: Topology, region: RegionId, key: str) -> str:
+    """Where it was said: the region's own table goes before the mesh's."""
+    own: Routing = topology.regions[region].routing
+    return f"regions.{region}.routing" if getattr(own, key) else "routing"

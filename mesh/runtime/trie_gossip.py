@@ -1,0 +1,114 @@
+"""Gossip on the bus: deltas and questions in as events, and out as messages.
+
+The answers of each origin come to an inbox of their own, whose last token is random and told to
+that origin's region only: nobody else can put a set in that region's mouth. Whatever is not what
+it says it is gets dropped, counted and logged.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from nats.aio.msg import Msg
+
+from mesh.adapters.bus import RouterBus
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.gossip.told import Origin
+from mesh.runtime.config import RouterConfig
+from schemas import subjects, wire
+from schemas.gossip import TrieAsk, TrieDelta, TriePart
+from schemas.ids import RouterId
+
+log = logging.getLogger(__name__)
+
+PREFIX = "trie-"  # of the last token of these inboxes, beside those of answers to clients
+TOKEN_BYTES = 12
+ASKED_MAX = 256  # origins that an answer is awaited of
+
+
+class TrieGossip:
+    """One router's. `hear_…` is called by the bus, the rest performs effects."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._metrics = metrics
+        self._feed = feed
+        self._tokens: dict[Origin, str] = {}  # of the inbox that it answers to
+        self._origins: dict[str, Origin] = {}  # the same the other way round
+
+    def hear_delta(self, msg: Msg) -> None:
+        """A router of a peer region tells what its region gained and lost."""
+        delta = self._read(msg)
+        if not isinstance(delta, TrieDelta):
+            self._drop(msg, "no delta")
+        elif delta.region != subjects.owner(msg.subject):
+            self._drop(msg, "speaks for another region")
+        elif delta.region in self._config.peers:
+            self._feed(ev.TrieSeen(delta))
+
+    def hear_ask(self, msg: Msg) -> None:
+        """A router of a peer region missed something."""
+        ask, address = self._read(msg), subjects.parse_inbox(msg.reply)
+        if not isinstance(ask, TrieAsk):
+            self._drop(msg, "no question")
+        elif address is None or address.region not in self._config.peers:
+            self._drop(msg, "wants its answer somewhere else")
+        else:
+            self._feed(ev.TrieAsked(ask, address.region, msg.reply))
+
+    def hear_answer(self, msg: Msg) -> None:
+        """What we had missed: deltas, or a part of the whole set."""
+        origin = self._origins.get(msg.subject.rpartition(".")[2])
+        answer = self._read(msg)
+        if not isinstance(answer, TrieDelta | TriePart):
+            self._drop(msg, "no answer")
+        elif origin is None or origin != (answer.region, answer.router):
+            self._drop(msg, "answers what was not asked")
+        elif isinstance(answer, TriePart):
+            self._feed(ev.TriePartSeen(answer))
+        else:
+            self._feed(ev.TrieSeen(answer))
+
+    def publish(self, effect: fx.PublishTrie) -> None:
+        """Tell the peers."""
+        self._bus.publish(subjects.trie(self._config.region), wire.encode(effect.delta))
+
+    def answer(self, effect: fx.AnswerTrie) -> None:
+        """Say it again to one of them."""
+        self._bus.publish(effect.inbox, wire.encode(effect.answer))
+
+    def ask(self, effect: fx.AskTrie) -> None:
+        """Ask one of them."""
+        token = self._token(Origin(effect.region, RouterId(effect.ask.router)))
+        inbox = subjects.inbox(self._config.region, self._config.router, token)
+        self._bus.publish(subjects.snapshot(effect.region), wire.encode(effect.ask), reply=inbox)
+
+    def _token(self, origin: Origin) -> str:
+        token = self._tokens.get(origin)
+        if token is None:
+            if len(self._tokens) >= ASKED_MAX:
+                oldest = next(iter(self._tokens))
+                del self._origins[self._tokens.pop(oldest)]
+            token = self._tokens[origin] = PREFIX + secrets.token_hex(TOKEN_BYTES)
+            self._origins[token] = origin
+        return token
+
+    @staticmethod
+    def _read(msg: Msg) -> object:
+        try:
+            return wire.decode(msg.data)
+        except wire.WireError as error:
+            return error
+
+    def _drop(self, msg: Msg, why: str) -> None:
+        self._metrics.gossip_dropped.inc()
+        log.warning("gossip on %s dropped: %s", msg.subject, why)

@@ -1,0 +1,82 @@
+"""What regions tell each other of the prompt prefixes that their replicas hold.
+
+Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without holes
+inside its epoch, so whoever listens knows at once whether it has heard everything. A block's hash
+is chained (`mesh.core.prompt`): it names its whole path from the prompt's first byte, so a set of
+hashes is the trie, and no parent, depth or text travels. The hash is keyed with the mesh's own
+secret; without it a hash can't even be compared with a guess.
+
+A listener with a hole asks for what came after the last number it has; the origin says the deltas
+again if it still has them, and otherwise its whole set, in parts. The reply subject of the question
+is the inbox that the answer goes to, and the last token of that inbox is random.
+
+A delta without content repeats the last number: so a listener learns that it missed the end.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from schemas.wire import wire_message
+
+BLOCKS_MAX = 65_536  # of one origin: 4 M tokens of prompts in a set of 590 kB
+DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 37 kB then
+PART_BLOCKS_MAX = 512  # small beside a budget, so that parts keep coming
+PARTS_MAX = BLOCKS_MAX // PART_BLOCKS_MAX
+BLOCK_BYTES = 9  # what one hash takes in a message
+MESSAGE_BYTES = 64  # what a message takes beside its hashes, subject included
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class TrieDelta:
+    """What an origin's set gained and lost. `seq`: 1 for the first delta of an epoch; with
+    nothing gained and nothing lost, the number of the last one."""
+
+    TAG: ClassVar[int] = 11
+    VERSION: ClassVar[int] = 1
+    region: str
+    router: str
+    epoch: int
+    seq: int
+    gained: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class TrieAsk:
+    """Say again what came after number `after` of that epoch."""
+
+    TAG: ClassVar[int] = 12
+    VERSION: ClassVar[int] = 1
+    router: str  # the origin, of the region that the subject names
+    epoch: int
+    after: int
+
+
+@wire_message
+@dataclass(frozen=True, slots=True)
+class TriePart:
+    """One part of an origin's whole set as it is after delta `seq`. `part`: 0 to `parts` - 1."""
+
+    TAG: ClassVar[int] = 13
+    VERSION: ClassVar[int] = 1
+    region: str
+    router: str
+    epoch: int
+    seq: int
+    part: int
+    parts: int
+    blocks: tuple[int, ...]
+
+
+TrieAnswer = TrieDelta | TriePart
+
+
+def size_bytes(message: TrieAnswer | TrieAsk) -> int:
+    """About what the message takes on a link."""
+    if isinstance(message, TrieAsk):
+        return MESSAGE_BYTES
+    if isinstance(message, TriePart):
+        return MESSAGE_BYTES + BLOCK_BYTES * len(message.blocks)
+    return MESSAGE_BYTES + BLOCK_BYTES * (len(message.gained) + len(message.lost))

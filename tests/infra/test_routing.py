@@ -1,0 +1,71 @@
+"""`[routing]`: a region's choices over the mesh's, and every mistake named with what to do."""
+
+import pytest
+
+from infra.routing import Routing, Shape
+from infra.topology import DEFAULT_FILE, TopologyError, parse
+from schemas.exchange import Priority
+
+DEFAULT = DEFAULT_FILE.read_text()
+
+
+def topology(whole="", us="", eu=""):
+    text = f"[routing]\n{whole}\n" + DEFAULT
+    text += f"\n[regions.us.routing]\n{us}\n[regions.eu.routing]\n{eu}\n"
+    return parse(text, "mesh.toml")
+
+
+def test_a_file_that_says_nothing_chooses_nothing():
+    assert parse(DEFAULT, "mesh.toml").routing_of("us") == Routing()
+
+
+def test_a_region_says_what_differs():
+    made = topology(
+        whole='policy = "mesh"\npushing = "pending"\npolicy_by_priority = {low = "least-load"}',
+        us='policy = "skywalker"\npolicy_by_priority = {high = "gorgo"}\nhold_order = "hit-ratio"',
+    )
+    us, eu = made.routing_of("us"), made.routing_of("eu")
+    assert (us.policy, us.pushing, us.hold_order) == ("skywalker", "pending", "hit-ratio")
+    assert us.policy_by_priority == {Priority.LOW: "least-load", Priority.HIGH: "gorgo"}
+    assert (eu.policy, eu.hold_order) == ("mesh", None)
+    assert eu.policy_by_priority == {Priority.LOW: "least-load"}
+
+
+def test_a_region_that_keeps_to_itself_neither_asks_nor_is_asked():
+    made = topology(us='topology = "region-local"')
+    assert made.asked_by("us") == ()
+    assert made.asked_by("eu") == ("ap",)
+    assert made.peers("eu") == ("ap", "us")
+
+
+def test_a_region_may_be_of_the_mesh_where_others_are_not():
+    made = topology(
+        whole='topology = "region-local"', us='topology = "mesh"', eu='topology = "mesh"'
+    )
+    assert made.routing_of("ap").topology is Shape.REGION_LOCAL
+    assert (made.asked_by("us"), made.asked_by("ap")) == (("eu",), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('polcy = "mesh"', 'polcy: unknown key; did you mean "policy"?'),
+        ("policy = 1", "policy: input should be a valid string (there is 1)"),
+        ('policy = ""', "policy: string should have at least 1 character (there is '')"),
+        ('pushing = "soon"', 'pushing: write "blind", "pending" or "outstanding:N"'),
+        ('pushing = "outstanding:x"', 'pushing: write "blind", "pending" or "outstanding:N"'),
+        ('hold_order = "last"', 'hold_order: write "first-come" or "hit-ratio"'),
+        ('topology = "ring"', 'topology: write "mesh" or "region-local"'),
+        ('topology = "central:us"', "known to the simulator only (mesh sim --topology)"),
+        ('policy_by_priority = {hgh = "mesh"}', 'no class "hgh"; there are high, normal, low'),
+        ('policy_by_priority = "mesh"', 'write a table, like { low = "least-load" }'),
+    ],
+)
+@pytest.mark.parametrize("where", ["whole", "us"])
+def test_mistakes_are_named_with_what_to_do(where, line, said):
+    with pytest.raises(TopologyError) as caught:
+        topology(**{where: line})
+    key = "mesh.toml: routing." if where == "whole" else "mesh.toml: regions.us.routing."
+    [problem] = str(caught.value).splitlines()
+    assert problem.startswith(key)
+    assert said in problem

@@ -1,0 +1,65 @@
+"""Wishes of a client: what headers and body may say, and what is refused by name."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.adapters.problem import Problem
+from mesh.adapters.wishes import NO_WISHES, Wishes, read_wishes
+from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
+from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+
+
+def test_a_request_that_wishes_nothing():
+    assert read_wishes({}, {"model": "m"}) == NO_WISHES == Wishes(Priority.NORMAL, None, None, "")
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_every_priority_is_read(priority):
+    assert read_wishes({H_PRIORITY: priority.value}, {}).priority is priority
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("1", 0.001), ("250", 0.25), ("3600000", 3600.0)])
+def test_an_objective_is_seconds_inside(given, seconds):
+    assert read_wishes({H_SLO_TTFT_MS: given}, {}).slo_ttft_s == seconds
+
+
+@pytest.mark.parametrize("given", ["", "HIGH", "urgent", " high", "1"])
+def test_an_unknown_priority_is_refused_with_those_there_are(given):
+    with pytest.raises(Problem, match="high, normal, low") as caught:
+        read_wishes({H_PRIORITY: given}, {})
+    assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_PRIORITY)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "0", "-1", "1.5", "1e3", "soon", "inf", "3600001", "9" * 5000, "\u0661"]
+)
+def test_an_objective_that_is_none_is_refused(given):
+    with pytest.raises(Problem, match=f"from 1 to {SLO_MS_MAX}") as caught:
+        read_wishes({H_SLO_TTFT_MS: given}, {})
+    assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_SLO_TTFT_MS)
+
+
+def test_the_header_names_the_session_before_the_body_does():
+    assert read_wishes({H_SESSION: "a"}, {"user": "b"}).session == "a"
+    assert read_wishes({}, {"user": "b"}).session == "b"
+    assert read_wishes({H_SESSION: ""}, {"user": "b"}).session == "b"
+
+
+@pytest.mark.parametrize("odd", [None, 7, "", ["x"], {"id": 1}])
+def test_fields_that_are_no_text_are_left_to_the_engine(odd):
+    assert read_wishes({}, {"user": odd, "cache_salt": odd}) == NO_WISHES
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_a_session_fits_a_header_and_different_ones_stay_different(one, other):
+    sessions = [read_wishes({}, {"user": text}).session for text in (one, other, one)]
+    assert all(re.fullmatch(SESSION_PATTERN, session) for session in sessions)
+    assert sessions[0] == sessions[2]
+    assert (sessions[0] == sessions[1]) == (one == other)
+
+
+def test_the_salt_is_the_body_s():
+    assert read_wishes({}, {"cache_salt": "tenant-1"}).salt == "tenant-1"

@@ -1,0 +1,117 @@
+"""Whole meshes: sets that agree after any trouble, bytes that stay in bounds, and who is heard."""
+
+import pytest
+
+from mesh.core import effects as fx
+from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
+from mesh.core.gossip.told import Origin
+from mesh.core.settings import RouterSettings
+from schemas import subjects, wire
+from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
+from tests.mesh.core.gossip.net import HEAL_S, Net, heals
+
+SEEDS = range(50)  # `python -m tests.mesh.core.gossip.net 1000` plays more
+US = Origin("us", "r1")
+
+
+def gossip(**settings):
+    effects = []
+    return Gossip(US, 1, RouterSettings(**settings), effects), effects
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_sets_are_equal_within_two_seconds_of_healing(seed):
+    assert heals(seed) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS[:10])
+def test_the_storm_did_do_harm(seed):
+    net = Net(seed)
+    net.storm()
+    assert net.differences()
+    assert any(node.gossip.counts.holes for node in net.nodes)
+
+
+def test_healing_costs_no_more_than_the_links_may_carry():
+    net = Net(3, trie_blocks_max=16_384, trie_bytes_per_s=65_536)
+    for node in net.nodes:
+        node.gossip.news.used(tuple(range(3000)), 0.0)
+    net.rest(2.0)
+    net.cuts = {frozenset((a.origin.region, b.origin.region)) for a in net.nodes for b in net.nodes}
+    for number in range(40):
+        for node in net.nodes:
+            node.gossip.news.used(tuple(range(10_000 + 50 * number, 10_050 + 50 * number)), net.now)
+        net.rest(0.25)
+    net.cuts.clear()
+    before = net.sent_bytes
+    net.rest(HEAL_S)
+    assert net.differences() == []
+    listeners = len(net.nodes) * (len(net.nodes) - 1)
+    missed_bytes = 2000 * 9 + 40 * 64
+    assert net.sent_bytes - before < listeners * (missed_bytes + 4000)
+
+
+def test_a_region_that_starts_takes_each_set_once():
+    net = Net(3, trie_blocks_max=16_384)
+    for node in net.nodes:
+        node.gossip.news.used(tuple(range(5000)), 0.0)
+    net.rest(3.0)
+    net.nodes[0].restart()
+    before = net.sent_bytes
+    net.rest(HEAL_S)
+    assert net.differences() == []
+    others = len(net.nodes) - 1
+    assert net.sent_bytes - before < others * (5000 * 9 + 8000)
+
+
+def test_with_a_budget_of_nothing_it_tells_nothing_and_hears_all_the_same():
+    quiet, effects = gossip(trie_bytes_per_s=0)
+    quiet.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    quiet.asked(TrieAsk("r1", 1, 0), "eu", "inbox")
+    quiet.tick(0.1)
+    assert effects == []
+    assert quiet.told.depths((1,), ("eu",)) == {"eu": 1}
+
+
+def test_only_the_router_that_is_asked_answers():
+    one, effects = gossip()
+    one.asked(TrieAsk("r2", 1, 0), "eu", "inbox")
+    one.tick(0.0)
+    assert not any(isinstance(effect, fx.AnswerTrie) for effect in effects)
+    one.asked(TrieAsk("r1", 0, 5), "eu", "inbox")
+    one.tick(0.1)
+    assert fx.AnswerTrie("inbox", TriePart("us", "r1", 1, 0, 0, 1, ())) in effects
+    assert one.counts.snapshots == 1
+
+
+def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
+    one, _ = gossip()
+    one.hear(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
+    for number in range(ORIGINS_MAX + 5):
+        one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
+    assert len(one.told.origins) == ORIGINS_MAX
+    assert all(origin.region == "eu" for origin in one.told.origins)
+
+
+def test_an_origin_that_is_gone_makes_room():
+    one, _ = gossip()
+    one.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    one.tick(100.0)
+    assert (len(one.told), one.told.origins) == (0, ())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        TrieDelta("region-1", "router-1", 1750000000000, 10**6, (2**64 - 1,) * 4000, (2**63,) * 96),
+        TrieDelta("us", "r1", 1750000000000, 7, (), ()),
+        TriePart("region-1", "router-1", 1750000000000, 10**6, 99, 128, (2**64 - 1,) * 512),
+        TrieAsk("router-1", 1750000000000, 10**6),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_bytes_are_counted_about_as_they_are(message):
+    subject = subjects.trie("region-1")
+    real = len(wire.encode(message)) + len(subject)
+    assert abs(size_bytes(message) - real) < 40
+    assert real < wire.MESSAGE_BYTES_MAX

@@ -1,0 +1,157 @@
+"""What first tokens teach: speeds that are found, priors that are leant on, models kept apart."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesh.core.policies import mesh_lessons as module
+from mesh.core.policies.base import Spot, Target
+from mesh.core.policies.mesh_lessons import MEMORY, RIDGE, SPEED_START, Courses, Fit, Lessons, Speed
+from schemas.decision import CandidateKind
+from schemas.ids import ModelId
+from tests.mesh.core.build import spot
+
+TRUE = Speed(base_s=0.03, s_per_token=2e-4, s_per_decode=0.001)
+PRIOR = Speed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+
+
+def target(name, peer=None):
+    return Target(name, 0, peer=peer)
+
+
+def answers(dice, count, speed=TRUE):
+    """Tokens, running and the seconds they take at that speed."""
+    for _ in range(count):
+        tokens, running = dice.randrange(10, 8000), dice.randrange(40)
+        ttft_s = speed.base_s + speed.s_per_token * tokens + speed.s_per_decode * running
+        yield tokens, running, ttft_s
+
+
+def test_nothing_taught_is_the_prior():
+    assert Fit().speed(PRIOR) == PRIOR
+
+
+def test_one_answer_by_hand():
+    """Only a base to learn: (w + RIDGE) × d = y - base."""
+    fit = Fit()
+    fit.add(0.0, 0.0, 0.05 + 0.9)
+    speed = fit.speed(PRIOR)
+    assert speed.base_s == pytest.approx(0.05 + 0.9 / (1.0 + RIDGE))
+    assert (speed.s_per_token, speed.s_per_decode) == (pytest.approx(1e-4), 0.0)
+
+
+def test_what_agrees_with_the_prior_changes_nothing():
+    fit = Fit()
+    for tokens, running, ttft_s in answers(Random(1), 50, PRIOR):
+        fit.add(tokens / 1000, running, ttft_s)
+    assert fit.speed(PRIOR) == pytest.approx(PRIOR, abs=1e-9)
+
+
+def test_each_one_is_nearer_to_the_truth_than_the_fleet_and_the_fleet_than_the_start():
+    lessons = Lessons()
+    for tokens, running, ttft_s in answers(Random(2), 400):
+        lessons.began(spot("a"), tokens, running, ttft_s)
+    own, fleet = lessons.speed(target("a")).s_per_token, lessons.fleet_speed.s_per_token
+    assert SPEED_START.s_per_token < fleet < own < TRUE.s_per_token
+    assert own == pytest.approx(TRUE.s_per_token, rel=RIDGE * (1.0 - MEMORY))
+
+
+def test_a_replica_that_slowed_down_is_noticed_within_its_memory():
+    lessons, dice = Lessons(), Random(3)
+    for tokens, running, ttft_s in answers(dice, 200):
+        lessons.began(spot("a"), tokens, running, ttft_s)
+    before = lessons.speed(target("a")).s_per_token
+    slow = Speed(TRUE.base_s, 3 * TRUE.s_per_token, TRUE.s_per_decode)
+    for tokens, running, ttft_s in answers(dice, round(1 / (1 - MEMORY)), slow):
+        lessons.began(spot("a"), tokens, running, ttft_s)
+    assert lessons.speed(target("a")).s_per_token > 2 * before
+
+
+def test_who_has_taught_nothing_is_like_the_fleet():
+    lessons = Lessons()
+    assert lessons.speed(target("b")) == SPEED_START
+    for tokens, running, ttft_s in answers(Random(4), 100):
+        lessons.began(spot("a"), tokens, running, ttft_s)
+    assert lessons.speed(target("b")) == lessons.fleet_speed != SPEED_START
+
+
+def test_who_is_forgotten_is_like_the_fleet_again():
+    lessons = Lessons()
+    lessons.began(spot("a"), 1000, 0, 5.0)
+    lessons.resided(spot("a"), 1.0)
+    assert lessons.speed(target("a")) != lessons.fleet_speed
+    lessons.forget(spot("a"))
+    lessons.forget(spot("a"))
+    assert lessons.speed(target("a")) == lessons.fleet_speed
+    assert lessons.of(target("a")).residence_s == module.RESIDENCE_START_S
+
+
+def test_a_region_is_not_the_replica_of_its_name():
+    lessons = Lessons()
+    lessons.began(Spot(CandidateKind.PEER, "a"), 1000, 0, 5.0)
+    lessons.forget(spot("a"))
+    assert lessons.of(target("a")).speed is None
+    assert lessons.of(target("a", peer=object())).speed is not None
+
+
+def test_an_accident_is_no_speed():
+    seconds = []
+    for ttft_s in (module.TTFT_S_MAX, 1e9):
+        lessons = Lessons()
+        lessons.began(spot("a"), 1000, 0, ttft_s)
+        seconds.append(lessons.speed(target("a")))
+    assert seconds[0] == seconds[1]
+    lessons = Lessons()
+    lessons.began(spot("a"), 1000, 0, -3.0)  # it came before it could have
+    assert lessons.speed(target("a")).s_per_token > 0.0
+
+
+def test_averages_move_slowly_towards_what_is_seen():
+    lessons = Lessons()
+    before = lessons.prefill_tokens
+    lessons.prompt(int(before) + 100)
+    assert lessons.prefill_tokens == pytest.approx(before + 100 * module.WEIGHT)
+    for _ in range(500):
+        lessons.answer(1000, 40)
+    assert lessons.output_tokens == pytest.approx(40, abs=0.1)
+    assert lessons.kv_tokens == pytest.approx(1040, abs=0.1)
+
+
+def test_models_share_no_speed():
+    courses, dice = Courses(), Random(5)
+    small, large = courses.of(ModelId("8b")), courses.of(ModelId("70b"))
+    for lessons, factor in ((small, 1.0), (large, 9.0)):
+        for tokens, running, ttft_s in answers(dice, 100):
+            lessons.began(spot("eu"), tokens, running, factor * ttft_s)
+    slopes = [courses.of(ModelId(m)).fleet_speed.s_per_token for m in ("8b", "70b")]
+    assert slopes[1] > 5 * slopes[0]
+    courses.forget(spot("eu"))
+    assert all(courses.of(ModelId(m)).of(target("eu")).speed is None for m in ("8b", "70b"))
+
+
+def test_models_are_limited():
+    courses = Courses()
+    first = courses.of(ModelId("0"))
+    for number in range(module.MODELS_MAX):
+        courses.of(ModelId(str(number)))
+    assert courses.of(ModelId("0")) is first
+    courses.of(ModelId("one more"))
+    assert courses.of(ModelId("0")) is not first
+
+
+SIZES = st.floats(0.0, 1e7, allow_subnormal=False)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SIZES, st.floats(0, 1e4), st.floats(0, 60)), max_size=40))
+def test_no_answers_make_a_speed_that_can_not_be(seen):
+    fit = Fit()
+    for tokens, running, ttft_s in seen:
+        fit.add(tokens / 1000, running, ttft_s)
+    speed = fit.speed(PRIOR)
+    assert all(value == value and value < float("inf") for value in speed)
+    assert speed.base_s >= 0.1 * PRIOR.base_s
+    assert speed.s_per_token >= 0.0999 * PRIOR.s_per_token
+    assert speed.s_per_decode >= 0.0

@@ -1,0 +1,215 @@
+"""Prices by hand: each term alone, and what is not known."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.core.peers import Peer
+from mesh.core.policies.base import Target
+from mesh.core.policies.mesh_holdings import NOTHING, Held
+from mesh.core.policies.mesh_lessons import RESIDENCE_START_S, SPEED_START, Lessons, Speed
+from mesh.core.policies.mesh_prices import CROWD_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
+from mesh.core.prompt import Prompt
+from mesh.core.replicas import Replica
+from schemas.decision import CandidateKind
+from schemas.ids import ModelId, RouterId
+from schemas.state import ModelCapacity
+from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
+
+BASE_S, S_PER_TOKEN, _ = SPEED_START
+IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
+
+
+def replica(name="a", rtt_s=0.0, sent=(), **fields):
+    """`sent`: prompt tokens of each hand-off on its way, all of them to compute."""
+    one = Replica(beat(name, **(IDLE | fields)), 100.0)
+    for number, tokens in enumerate(sent, start=1):
+        one.on_the_way.add(number, tokens, tokens, 100.0)
+    return Target(name, one.load, CandidateKind.REPLICA, rtt_s, one)
+
+
+def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
+    """A region of four idle replicas, heard of just now."""
+    known = Peer(rtt_s=rtt_s, seen_at=100.0)
+    capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0} | has))
+    known.digests[ROUTER] = digest(
+        name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}
+    )
+    known.forwarded_at.extend([100.0] * forwarded)
+    return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
+
+
+def price(target, tokens=1000, held=NOTHING, now=100.0, lessons=None, model=MODEL):
+    asked = request(1, prompt=Prompt(tokens, ()), model=model)
+    rows = Prices(lessons or Lessons(), asked, now).rows([target], [held])
+    return Price._make(rows[0])
+
+
+def test_an_idle_replica_costs_its_base_and_the_prompt():
+    one = price(replica())
+    assert one.score().terms == {
+        "rtt_s": 0.0,
+        "queue_s": 0.0,
+        "prefill_s": pytest.approx(1000 * S_PER_TOKEN),
+        "base_s": BASE_S,
+        "memory_s": 0.0,
+        "others_s": 0.0,
+    }
+    assert (one.tokens, one.running) == (1000, 0)
+
+
+def test_what_it_holds_is_not_computed():
+    one = price(replica(), held=Held(6, 400))
+    assert one.prefill_s == pytest.approx(600 * S_PER_TOKEN)
+    assert one.score().matched_blocks == 6
+
+
+def test_the_queue_is_what_was_said_less_what_is_done_since_and_what_was_sent():
+    one = price(replica(prefill_queued_tokens=3000, sent=(500, 200)), now=100.1)
+    assert one.queue_s == pytest.approx((3000 + 700) * S_PER_TOKEN - 0.1)
+    late = price(replica(prefill_queued_tokens=3000, sent=(500,)), now=200.0)
+    assert late.queue_s == pytest.approx(500 * S_PER_TOKEN)
+
+
+def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
+    lessons = Lessons()
+    typical_s = lessons.prefill_tokens * S_PER_TOKEN
+    said = {"prefill_queued_tokens": None, "running": 4, "outstanding": 6}
+    assert price(replica(pending=2, **said)).queue_s == pytest.approx(2 * typical_s)
+    assert price(replica(pending=None, **said)).queue_s == pytest.approx(6 * typical_s)
+
+
+def test_others_pay_for_our_prefill_as_many_as_there_are():
+    one = price(replica(running=10))
+    assert one.others_s == pytest.approx(STALL_WEIGHT * 10 * 1000 * S_PER_TOKEN)
+    assert one.seconds == pytest.approx(one.ttft_s + one.others_s)
+    silent = price(replica(running=None, pending=None, outstanding=10))
+    assert silent.others_s == one.others_s
+
+
+def given_back_per_s(lessons, running):
+    """Tokens of memory: as many whole requests as run there, one residence each."""
+    return max(1, running) * lessons.kv_tokens / RESIDENCE_START_S
+
+
+@pytest.mark.parametrize("running", [0, 1, 4])
+def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
+    lessons = Lessons()
+    tokens = round(10_500 - lessons.output_tokens)  # 500 more than is free
+    one = price(replica(kv_used_ratio=0.9, running=running), tokens)
+    assert one.memory_s == pytest.approx(500 / given_back_per_s(lessons, running))
+    assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
+
+
+def test_what_is_on_its_way_takes_memory_too_of_an_idle_replica_as_of_a_busy_one():
+    lessons = Lessons()
+    tokens = round(11_000 - lessons.output_tokens)
+    for used, sent in ((0.9, ()), (0.5, (40_000,)), (0.0, (90_000,))):
+        one = price(replica(kv_used_ratio=used, sent=sent), tokens)
+        assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 0))
+
+
+def test_a_region_has_the_memory_of_its_emptiest_replica():
+    lessons = Lessons()
+    tokens = round(11_000 - lessons.output_tokens)
+    one = price(peer(kv_free_tokens=10_000, running=2.0), tokens)
+    assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 2))
+    assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
+
+
+def test_everyone_who_decodes_there_pays_for_one_more_beside_them():
+    """A token is 10 ms alone and 1 ms more for each that runs: that is learned from heartbeats."""
+    lessons = Lessons()
+    for running in (1, 2, 4, 8, 16, 32) * 20:
+        lessons.batch(running, 0.010 + 0.001 * running)
+    assert lessons.crowding_s == pytest.approx(0.001, rel=0.1)
+    one = price(replica(running=10), lessons=lessons)
+    others_s = (
+        STALL_WEIGHT * one.prefill_s + CROWD_WEIGHT * lessons.crowding_s * lessons.output_tokens
+    )
+    assert one.others_s == pytest.approx(10 * others_s)
+
+
+def test_each_one_at_its_own_speed():
+    lessons = Lessons()
+    for _ in range(50):
+        lessons.began(spot("slow"), 1000, 0, 5.0)
+        lessons.began(spot("fast"), 1000, 0, 0.05)
+    slow, fast = (price(replica(name), lessons=lessons) for name in ("slow", "fast"))
+    assert slow.prefill_s == pytest.approx(1000 * lessons.speed(slow.target).s_per_token)
+    assert slow.prefill_s > 5 * fast.prefill_s
+
+
+def test_decodes_that_slow_a_first_token_are_in_the_base():
+    lessons = Lessons()
+    lessons.fleet_speed = Speed(0.1, 1e-4, 0.002)
+    for target in (replica(running=10), peer(running=10.0)):
+        assert price(target, lessons=lessons).base_s == pytest.approx(0.1 + 10 * 0.002)
+
+
+def test_an_idle_peer_costs_its_distance_more():
+    near, far = price(replica()), price(peer(rtt_s=0.08))
+    assert far.seconds - near.seconds == pytest.approx(0.08)
+    assert far.tokens == near.tokens
+
+
+@pytest.mark.parametrize("target", [peer(rtt_s=None), replica(rtt_s=None)])
+def test_an_unknown_distance_is_a_long_one(target):
+    assert price(target).rtt_s == RTT_START_S
+
+
+def test_what_a_region_holds_is_shared_among_its_replicas():
+    lessons = Lessons()
+    typical_s = lessons.prefill_tokens * S_PER_TOKEN
+    assert price(peer(queue=8)).queue_s == pytest.approx(8 / 4 * typical_s)
+    assert price(peer(wait_s=0.3)).queue_s == pytest.approx(0.3)
+    assert price(peer(wait_s=None)).queue_s == pytest.approx(typical_s)
+
+
+def test_what_has_come_there_since_fills_the_free_and_then_waits():
+    typical_s = Lessons().prefill_tokens * S_PER_TOKEN
+    assert price(peer(free=2, forwarded=2)).queue_s == 0.0
+    assert price(peer(free=2, forwarded=4)).queue_s == pytest.approx(2 / 4 * typical_s)
+    strange = peer(free=0, requests_per_s=10.0, rtt_s=0.2)
+    later = price(strange, now=100.3)  # 0.3 s since it was heard, and it was half a trip old then
+    assert later.queue_s == pytest.approx(10.0 * (0.3 + 0.1) / 4 * typical_s)
+
+
+def test_a_region_of_several_routers_is_one_region():
+    """Each tells of the same replicas; clients come to each."""
+    typical_s = Lessons().prefill_tokens * S_PER_TOKEN
+    both = peer(queue=1, wait_s=0.4)
+    other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
+    both.peer.digests[RouterId("r2")] = digest("eu", queue=3, models=other, router=RouterId("r2"))
+    assert price(both).queue_s == pytest.approx(0.2 + 4 / 4 * typical_s)
+
+
+def test_a_peer_without_that_model_has_no_numbers_for_it():
+    one = price(peer(), model=ModelId("other"))
+    assert one.running == 0.0
+    assert one.queue_s > 0.0
+
+
+COUNTS = st.none() | st.integers(0, 2**31)
+
+
+@given(
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.none() | st.floats(0, 1),
+    st.integers(1, 2**20),
+    st.floats(-1e6, 1e6),
+)
+def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used, tokens, now):
+    said = {
+        "prefill_queued_tokens": queued,
+        "pending": pending,
+        "running": running,
+        "kv_capacity_tokens": capacity,
+        "kv_used_ratio": used,
+    }
+    one = price(replica(**said), tokens, now=now)
+    assert one.seconds == pytest.approx(sum(one.score().terms.values()))
+    assert all(0.0 <= term < float("inf") for term in one.score().terms.values())

@@ -1,0 +1,76 @@
+"""A peer's message as a request: read whole, or refused with a word, whatever it holds."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.msg import Msg
+
+from mesh.runtime.ingress import IngressInvalid, read_ingress
+from mesh.runtime.prompts import PromptReader
+from schemas import exchange, subjects
+from schemas.exchange import Priority
+from schemas.http import COMPLETIONS
+
+INBOX = subjects.inbox("eu", "r1", "1-1-1")
+GOOD = {
+    exchange.H_REQUEST: "q-1",
+    exchange.H_MODEL: subjects.encode_model("tiny"),
+    exchange.H_PATH: COMPLETIONS,
+    exchange.H_ATTEMPT: "1",
+    exchange.H_DEADLINE_MS: "2500",
+    exchange.H_HOPS: "1",
+    exchange.H_ORIGIN: "eu",
+}
+BODY = b'{"prompt": "' + b"x" * 1000 + b'"}'
+SALTED = b'{"cache_salt": "a", "prompt": "' + b"x" * 1000 + b'"}'
+
+
+def read(data=BODY, **changed):
+    headers = {name: value for name, value in (GOOD | changed).items() if value is not None}
+    msg = Msg(None, subject=subjects.ingress("us"), reply=INBOX, data=data, headers=headers)
+    return read_ingress(msg, 7, PromptReader("key"), 100.0).request
+
+
+def test_an_older_router_s_message_wishes_nothing():
+    request = read()
+    assert (request.deadline, request.hops, request.origin) == (102.5, 1, "eu")
+    assert (request.priority, request.slo_ttft_s, request.session) == (Priority.NORMAL, None, None)
+
+
+def test_wishes_arrive_as_they_were_sent():
+    request = read(
+        **{
+            exchange.H_PRIORITY: "high",
+            exchange.H_SLO_TTFT_MS: "250",
+            exchange.H_SESSION: "chat-1",
+        }
+    )
+    assert (request.priority, request.slo_ttft_s, request.session) == ("high", 0.25, "chat-1")
+
+
+def test_the_salt_is_read_from_the_body_as_at_home():
+    assert read().prompt.hashes and read(SALTED).prompt.hashes
+    assert not set(read().prompt.hashes) & set(read(SALTED).prompt.hashes)
+
+
+@pytest.mark.parametrize("name", [exchange.H_DEADLINE_MS, exchange.H_HOPS, exchange.H_SLO_TTFT_MS])
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "nan", "9" * 40, "9" * 400, "9" * 5000, "²"])
+def test_a_number_that_nobody_can_reckon_with_is_refused(name, text):
+    with pytest.raises(IngressInvalid, match=name):
+        read(**{name: text})
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name != exchange.H_ATTEMPT])
+def test_what_is_missing_is_named(name):
+    with pytest.raises(IngressInvalid, match=name):
+        read(**{name: None})
+
+
+@given(
+    st.dictionaries(st.sampled_from([*GOOD, exchange.H_PRIORITY, exchange.H_SESSION]), st.text())
+)
+def test_no_header_breaks_the_reader(changed):
+    with contextlib.suppress(IngressInvalid):
+        read(**changed)

@@ -1,0 +1,166 @@
+"""What one region served is known in the other: over real servers, a cut link, and restarts."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from infra.address import Address
+from infra.bus import BusAddress, connect
+from mesh.core.gossip.told import Origin
+from mesh.demo.wan_proxy import WanProxy
+from schemas import subjects, wire
+from schemas.gossip import TrieAsk, TrieDelta, TriePart
+from tests.support.nats_pair import nats_pair
+from tests.support.nats_regions import free_ports
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import chat, post, small_mesh
+
+pytestmark = pytest.mark.timeout(90)
+
+US, EU = Origin("us", "r1"), Origin("eu", "r1")
+KNOWN_S = 2.0
+ONE_WAY_S = 0.04
+
+
+@pytest.fixture
+async def two(tmp_path):
+    """us and eu, a replica each, and the wide area between them as `wan`."""
+    [port] = free_ports(1)
+    async with (
+        WanProxy(Address("127.0.0.1", port), one_way_s=ONE_WAY_S) as wan,
+        nats_pair(tmp_path, "us", "eu", port=port, dialled=wan.address.port) as servers,
+        scripted_engine() as near,
+        scripted_engine() as far,
+        small_mesh(servers) as mesh,
+    ):
+        await mesh.router("us", policy="mesh")
+        await mesh.router("eu", policy="mesh")
+        await mesh.agent("us", "us-0", near)
+        await mesh.agent("eu", "eu-0", far)
+        await mesh.until_ready("us", 1)
+        await mesh.until_ready("eu", 1)
+        mesh.wan, mesh.servers, mesh.engines = wan, servers, (near, far)
+        await mesh.until(lambda: trusts(mesh, "us", EU) and trusts(mesh, "eu", US), "first words")
+        yield mesh
+
+
+def gossip(mesh, region):
+    return mesh.routers[region].core.gossip
+
+
+def trusts(mesh, region, origin):
+    return gossip(mesh, region).told.is_trusted(origin)
+
+
+def knows(mesh, listener, speaker, blocks):
+    """Whether `listener` has the whole set of `speaker`, and that is so large."""
+    told = set(gossip(mesh, listener).told.blocks(Origin(speaker, "r1")))
+    said = set(gossip(mesh, speaker).news.told)
+    return told == said and len(told) == blocks and trusts(mesh, listener, Origin(speaker, "r1"))
+
+
+def prompt(name: str, blocks: int = 20) -> dict:
+    """A chat of so many full blocks, none like another name's."""
+    return chat(name * (256 // len(name)) * blocks)
+
+
+async def soon(mesh, condition, what):
+    """The condition holds within the time that is promised."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await mesh.until(condition, what)
+    assert clock() - began < KNOWN_S, f"{what} took {clock() - began:.1f} s"
+
+
+@asynccontextmanager
+async def stranger(server):
+    bus = await connect(
+        BusAddress(server.url), name="stranger", inbox_prefix=subjects.inbox_prefix("eu", "x")
+    )
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def test_what_one_region_served_is_known_in_the_other(two):
+    assert (await post(two, prompt("abcd"), "eu"))[0] == 200
+    await soon(two, lambda: knows(two, "us", "eu", 20), "us to know what eu served")
+    assert two.sample("us", "mesh_gossip_blocks", peer="eu") == 20
+    assert two.sample("us", "mesh_gossip_doubted", peer="eu") == 0
+    assert two.sample("eu", "mesh_gossip_bytes_total", kind="told") > 20 * 8
+    assert gossip(two, "us").counts.holes == 0
+
+
+async def test_a_cut_link_is_noticed_and_mended_within_two_seconds(two):
+    await post(two, prompt("abcd"), "eu")
+    await two.until(lambda: knows(two, "us", "eu", 20), "us to know what eu served")
+    two.wan.cut()
+    await two.until(lambda: not trusts(two, "us", EU), "us to doubt what it can't hear")
+    await post(two, prompt("efgh"), "eu")
+    await post(two, prompt("ijkl"), "us")
+    await two.until(lambda: len(gossip(two, "eu").news) == 40, "eu to have told it nobody")
+    await two.wan.heal()
+    await two.until(lambda: two.wan.connections > 0, "the servers to dial again")
+    await soon(two, lambda: knows(two, "us", "eu", 40), "us to have caught up")
+    await soon(two, lambda: knows(two, "eu", "us", 20), "eu to have caught up")
+    assert gossip(two, "us").counts.holes >= 1
+    assert gossip(two, "eu").counts.snapshots == 0  # the missing deltas were enough
+
+
+async def test_a_router_that_starts_anew_takes_the_whole_set(two):
+    for name in ("abcd", "efgh", "ijkl"):
+        await post(two, prompt(name), "eu")
+        await two.until(lambda: gossip(two, "eu").news.is_quiet, "eu to have told it")
+    two.engines[1].waiting = 9  # full: its replica's prefixes stay, and nothing is added
+    await two.routers["us"].close()
+    await two.router("us", policy="mesh")
+    await soon(two, lambda: knows(two, "us", "eu", 60), "the new router to know eu")
+
+
+async def test_a_restarted_origin_is_believed_what_it_says_now(two):
+    await post(two, prompt("abcd"), "eu")
+    await two.until(lambda: knows(two, "us", "eu", 20), "us to know what eu served")
+    await two.routers["eu"].close()
+    await two.router("eu", policy="mesh")
+    await soon(two, lambda: knows(two, "us", "eu", 0), "us to forget what eu forgot")
+
+
+async def test_nothing_but_keyed_hashes_crosses(two):
+    heard: list[bytes] = []
+    bus = await connect(
+        BusAddress(two.servers["us"].url),
+        name="curious",
+        inbox_prefix=subjects.inbox_prefix("us", "c"),
+    )
+
+    async def hear(msg):
+        heard.append(msg.data)
+
+    await bus.subscribe(subjects.trie("eu"), cb=hear)
+    await bus.flush()
+    await post(two, prompt("a secret, of 16!"), "eu")
+    await two.until(lambda: knows(two, "us", "eu", 20), "us to know what eu served")
+    await two.until(lambda: any(len(data) > 150 for data in heard), "the delta to pass")
+    assert not any(b"secret" in data for data in heard)
+    await bus.close()
+
+
+async def test_who_speaks_for_another_region_is_not_heard(two):
+    lie = TrieDelta("us", "r9", 1, 1, (1, 2, 3), ())
+    part = TriePart("eu", "r1", 9**15, 1, 0, 1, (1, 2, 3))
+    async with stranger(two.servers["eu"]) as bus:
+        await bus.publish(subjects.trie("eu"), wire.encode(lie))
+        await bus.publish(subjects.inbox("us", "r1", "trie-guessed"), wire.encode(part))
+        await bus.publish(
+            subjects.snapshot("us"), wire.encode(TrieAsk("r1", 1, 0)), "_INBOX.ap.r.1"
+        )
+        for garbage in (b"", b"\xff" * 40, wire.encode(part)):
+            await bus.publish(subjects.trie("eu"), garbage)
+            await bus.publish(subjects.snapshot("us"), garbage, subjects.inbox("eu", "r1", 1))
+        await two.until(
+            lambda: two.sample("us", "mesh_gossip_dropped_total") == 9, "all of it to be dropped"
+        )
+    assert set(gossip(two, "us").told.origins) == {EU}
+    assert knows(two, "us", "eu", 0)

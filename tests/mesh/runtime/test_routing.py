@@ -1,0 +1,67 @@
+"""A router's settings: the command line over the region's table over the mesh's over defaults."""
+
+import pytest
+
+from infra.routing import HOLD_ORDERS
+from infra.topology import DEFAULT_FILE, TopologyError, parse
+from mesh.core.hold_order import HoldOrder
+from mesh.core.pushing import BLIND, Pushing, PushingKind
+from mesh.core.settings import RouterSettings
+from mesh.runtime.routing import Given, check, router_settings
+from schemas.exchange import Priority
+from schemas.ids import RegionId
+
+US, EU = RegionId("us"), RegionId("eu")
+DEFAULT = DEFAULT_FILE.read_text()
+
+
+def topology(whole="", us=""):
+    text = f"[routing]\n{whole}\n{DEFAULT}\n[regions.us.routing]\n{us}\n"
+    return parse(text, "mesh.toml")
+
+
+CHOSEN = topology(
+    whole='policy = "least-load"\npushing = "outstanding:8"',
+    us='policy = "cache-aware:0.3/64/1.5"\nhold_order = "hit-ratio"\n'
+    'policy_by_priority = {low = "round-robin"}',
+)
+
+
+def test_the_file_knows_the_orders_that_the_router_knows():
+    assert list(HOLD_ORDERS) == [order.value for order in HoldOrder]
+
+
+def test_where_nothing_is_chosen_the_defaults_hold():
+    assert router_settings(parse(DEFAULT, "mesh.toml"), US) == RouterSettings()
+
+
+def test_the_region_s_table_goes_before_the_mesh_s():
+    us, eu = router_settings(CHOSEN, US, hold_max=7), router_settings(CHOSEN, EU)
+    assert us == RouterSettings(
+        policy="cache-aware:0.3/64/1.5",
+        policy_by_priority=((Priority.LOW, "round-robin"),),
+        pushing=Pushing(PushingKind.OUTSTANDING, 8),
+        hold_order=HoldOrder.HIT_RATIO,
+        hold_max=7,
+    )
+    assert (eu.policy, eu.policy_by_priority) == ("least-load", ())
+
+
+def test_the_command_line_goes_before_both():
+    given = Given("round-robin", BLIND, HoldOrder.FIRST_COME)
+    assert router_settings(CHOSEN, US, given) == RouterSettings(policy="round-robin", pushing=BLIND)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"whole": 'policy = "fast"'}, "routing.policy: unknown policy 'fast'"),
+        ({"us": 'policy = "round-robin:1"'}, "regions.us.routing.policy: policy 'round-robin' has"),
+        ({"us": 'policy_by_priority = {low = "x"}'}, "regions.us.routing.policy_by_priority: un"),
+        ({"whole": 'pushing = "outstanding:0"'}, "routing.pushing: pushing is blind, pending or"),
+    ],
+)
+def test_what_only_a_router_knows_is_checked_before_one_starts(tables, said):
+    with pytest.raises(TopologyError) as caught:
+        check(topology(**tables))
+    assert str(caught.value).startswith(said)

@@ -1,0 +1,67 @@
+"""Prefix gossip in the twin: what eu served is known in us, at a price that is counted."""
+
+from dataclasses import replace
+
+import pytest
+
+from mesh.core.gossip.told import Origin
+from mesh.sim.faults import Cut
+from mesh.sim.run import report
+from tests.mesh.sim.build import EU, US, arrivals, config, node, played, steady
+
+FLEET = {US: 1, EU: 1}
+
+
+def told(world, listener, speaker):
+    """What one router has of another's set, and that set."""
+    sets = world.routers[listener].core.gossip.told.blocks(Origin(speaker, "r1"))
+    return set(sets), set(world.routers[speaker].core.gossip.news.told)
+
+
+def test_each_region_knows_what_the_other_served():
+    world = played(steady(20, 0.2, US, EU, prompt=640), config(FLEET, policy="mesh"))
+    for pair in ((US, EU), (EU, US)):
+        known, said = told(world, *pair)
+        assert len(known) > 20 and known <= said  # the last delta may be on its way
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
+)
+def test_losses_and_cuts_are_mended(trouble):
+    world = played(steady(60, 0.1, US, EU, prompt=640), config(FLEET, policy="mesh", **trouble))
+    known, said = told(world, US, EU)
+    holes = world.routers[US].core.gossip.counts.holes
+    assert len(said & known) > 0.8 * len(said) and holes > 0
+
+
+def test_bytes_are_counted_for_each_direction_and_lie_within_the_budget():
+    workload = steady(40, 0.05, US, EU, prompt=6400)
+    world = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=2000))
+    sent = world.trie_links.sent_bytes
+    assert sent.keys() == {(US, EU), (EU, US)}
+    burst = 4 * 2000
+    assert all(0 < size < 2000 * world.queue.now + burst for size in sent.values())
+    rates = report(world, workload)["trie_bytes_per_s"]
+    assert rates["us>eu"] == pytest.approx(sent[US, EU] / world.queue.now)
+
+
+def test_without_a_budget_nothing_is_said_and_regions_alone_have_nobody_to_tell():
+    workload = steady(10, 0.2, US, EU)
+    silent = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=0))
+    alone = played(workload, config(FLEET, policy="mesh", topology="region-local"))
+    assert silent.trie_links.sent_bytes == alone.trie_links.sent_bytes == {}
+
+
+def test_a_long_prefix_that_only_the_peer_holds_is_worth_the_way():
+    """One second of prefill against 80 ms: us never asked for it before, eu holds it."""
+    long = node(prompt=1024, answer=5, name=1)
+    rows = [(0.0, EU, long), (0.0, US, node(name=2)), (3.0, US, long)]
+    cached = {}
+    for bytes_per_s in (0, 65_536):
+        known = config(FLEET, policy="mesh", trie_bytes_per_s=bytes_per_s)
+        assert known.settings == replace(known.settings, trie_bytes_per_s=bytes_per_s)
+        world = played(arrivals(*rows), known)
+        cached[bytes_per_s] = report(world, arrivals(*rows))["cached_token_ratio"]
+    assert cached[0] == 0.0
+    assert cached[65_536] > 0.4
