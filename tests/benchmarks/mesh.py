@@ -162,7 +162,7 @@ def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
     )
 
 
-main = command("mesh", declare, write, "mesh against every other policy.", seeds=1)
+main = command("mesh", declare, write, "mesh against every other policy.")
 
 if __name__ == "__main__":
     main()
