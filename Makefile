@@ -4,9 +4,14 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: up test compare fidelity decide lint format schemas clean help
+.PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter
+
+# QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
+STUDY = $(BIN)/python -m tests.benchmarks
+SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces $(TRACES))
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
 	infra/virtual-environment $(PYTHON) .venv
@@ -28,6 +33,24 @@ decide: $(STAMP) ## how long a placement takes, by policy (minutes)
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.fidelity --trace $(TRACE)
+
+study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
+	$(STUDY).skywalker $(SIZE)
+
+study-preble: $(STAMP) ## Preble's figures 3 and 5
+	$(STUDY).preble $(SIZE)
+
+study-gorgo: $(STAMP) ## GORGO's central router against routers in each region
+	$(STUDY).gorgo $(SIZE)
+
+study-mesh: $(STAMP) ## the mesh policy against every other
+	$(STUDY).mesh $(SIZE)
+
+study-federation: $(STAMP) ## what late and lost news cost the mesh
+	$(STUDY).federation $(SIZE)
+
+study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
+	$(STUDY).chapter $(SIZE)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -127,13 +127,13 @@ def test_links_between_files_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_targets_in_texts_exist(path):
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shown = {name for line in code_lines(path.read_text()) if (name := _make_target(line))}
     assert shown <= targets
 
 
 def _make_target(line: str) -> str | None:
-    match = re.search(r"(?:^|\s)make ([a-z]+)\b", line.split("#")[0])
+    match = re.search(r"(?:^|\s)make ([a-z-]+)\b", line.split("#")[0])
     return match[1] if match else None
 
 

@@ -11,6 +11,8 @@ Source: Orca (OSDI 2022) for iteration-level batching, Sarathi-Serve (OSDI 2024)
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from agents.sim.events import SimRequest
 from agents.sim.kv_cache import KvCache
@@ -49,6 +51,21 @@ class SequenceState:
 
 
 Chunk = tuple[SequenceState, int]
+
+
+class Inside(NamedTuple):
+    """An engine's inner state at one moment; nobody may change the sequences.
+
+    `rounds_ahead`: decode iterations that are over and not counted in the sequences yet.
+    `prefilling`: with the tokens that are left to compute after the running iteration.
+    """
+
+    iteration_left_s: float
+    rounds_ahead: int
+    prefilling: Sequence[Chunk]
+    decoding: Sequence[SequenceState]
+    queued: Sequence[SequenceState]  # in the order in which they will be admitted
+    available_blocks: int
 
 
 class Batch:

@@ -18,7 +18,7 @@ The driver's duty: call `step` at `wake_at`, or a little later; call everything 
 
 from collections import deque
 
-from agents.sim.batch import Batch, Chunk, SequenceState
+from agents.sim.batch import Batch, Chunk, Inside, SequenceState
 from agents.sim.blocks import BLOCK_TOKENS
 from agents.sim.events import (
     Decoded,
@@ -159,6 +159,24 @@ class EngineSim:
             hit_tokens=self._hit_tokens,
             finished=self._finished,
             aborted=self._aborted,
+        )
+
+    def inside(self, now: float) -> Inside:
+        """What only a simulation can know: who is in it and how far they are."""
+        ahead = self._ahead(now)
+        stretch = self._stretch
+        left_s = 0.0 if stretch is None else stretch.end_of(stretch.done + ahead + 1) - now
+        computing = {seq.request.id: tokens for seq, tokens in self._chunks}
+        return Inside(
+            iteration_left_s=max(0.0, left_s),
+            rounds_ahead=ahead,
+            prefilling=tuple(
+                (seq, seq.target - seq.computed - computing.get(seq.request.id, 0))
+                for seq in self._batch.prefilling
+            ),
+            decoding=tuple(self._batch.decoding),
+            queued=(*self._waiting, *self._arriving),
+            available_blocks=self.cache.available - self._batch.growth(ahead),
         )
 
     def _ahead(self, now: float) -> int:

@@ -25,6 +25,7 @@ from mesh.sim.study.progress import StudyBar
 from mesh.sim.study.scenario import checked_policy
 from mesh.sim.study.settings import SimSettings
 from mesh.sim.study.table import print_study
+from mesh.sim.twin_policies import TWIN_ONLY
 
 TABLE_COLUMNS = 120  # where the output is no terminal
 EXIT_DIFFERENT = EXIT_ALL_FAILED = 1
@@ -35,7 +36,7 @@ _OPTIONS = (
     *SCENARIO_OPTIONS[:3],
     option(
         "--policy",
-        f"Compare these: {', '.join(POLICIES)}.",
+        f"Compare these: {', '.join((*POLICIES, *TWIN_ONLY))}.",
         metavar="POLICY,…",
         default=RouterSettings().policy,
     ),

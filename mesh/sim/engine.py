@@ -8,6 +8,7 @@ KV there is, because on small GPUs memory is full long before the batch is.
 from collections.abc import Callable
 
 from agents.core.reading import EngineReading
+from agents.sim.batch import Inside
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
 from agents.sim.profile import Profile
@@ -87,6 +88,10 @@ class Engine:
             kv_capacity_tokens=stats.kv_capacity_tokens,
             prefix_hit_ratio=stats.hit_tokens / queried if queried else None,
         )
+
+    def inside(self) -> Inside:
+        """What no page of metrics shows."""
+        return self.sim.inside(self._clock.now())
 
     def set_rate(self, rate: float) -> None:
         """Run at this share of full speed."""

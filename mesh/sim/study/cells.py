@@ -14,6 +14,7 @@ from mesh.sim.run import run
 from mesh.sim.study.curves import Curves
 from mesh.sim.study.fleet import Fleets, deal, speed_for_fleets
 from mesh.sim.study.scenario import Scenario
+from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import Node, Workload
 from mesh.sim.workloads import make
 from mesh.sim.workloads.from_trace import from_trace
@@ -120,7 +121,9 @@ def play(
     workload, config = world_of(scenario, cell, workload_of(scenario))
     curves = Curves(scenario.region_names, scenario.seed)
     tell = None if progress is None else _shares(workload, progress)
-    report = run(workload, config, progress=tell, perf=perf, watch=curves.add)
+    report = run(
+        workload, config, progress=tell, perf=perf, makers=TwinPolicies(), watch=curves.add
+    )
     facts = {
         "load": cell.load,
         "speed": workload.facts.get("at_speed", 1.0),

@@ -26,6 +26,7 @@ from mesh.replay.settings import Positive, Region, checked_assignment
 from mesh.sim.rtt import RttTable, load_rtt
 from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern
 from mesh.sim.study.written import paired, unique
+from mesh.sim.twin_policies import checked_twin_policy
 from mesh.sim.workloads import WORKLOADS
 from mesh.sim.workloads.from_trace import TRACE_FORMATS
 from schemas.ids import RegionId
@@ -86,7 +87,7 @@ def _by_name(value: object) -> object:
     return {name.replace("-", "_"): text for name, _, text in pairs}
 
 
-Policy = Annotated[str, AfterValidator(checked_policy)]
+Policy = Annotated[str, AfterValidator(checked_twin_policy)]
 Pushing = Annotated[str, AfterValidator(checked_pushing)]
 OutFile = Annotated[Path, AfterValidator(checked_file)]
 Count = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
