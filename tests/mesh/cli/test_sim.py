@@ -218,6 +218,7 @@ def test_an_interrupted_study_gives_the_runs_that_were_complete(tmp_path: Path) 
         stdout=subprocess.DEVNULL,
         stderr=end,
         env={**os.environ, "TERM": "xterm"},
+        preexec_fn=heed_interrupts,
     )
     os.close(end)
     try:
@@ -237,6 +238,11 @@ def read_until(terminal: int, words: bytes, within_s: float) -> None:
         ready, _, _ = select.select([terminal], [], [], max(0.0, ends_at - time.monotonic()))
         assert ready, seen[-200:]
         seen += os.read(terminal, 65_536)
+
+
+def heed_interrupts() -> None:
+    """A shell starts what runs in its background deaf to them, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended_within(process: subprocess.Popen[bytes], terminal: int, within_s: float) -> int | None:
