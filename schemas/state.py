@@ -108,7 +108,7 @@ class ModelCapacity:
     """Of those, the ones that are not full."""
     wait_s: Seconds | None = None
     """Shortest time to compute the prompts already queued at one of them, in seconds."""
-    running: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    running: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Requests running in each, on average."""
     kv_free_tokens: Count | None = None
     """Most KV memory that one of them has left for prompts not sent to it yet, in tokens."""

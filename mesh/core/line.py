@@ -17,6 +17,9 @@ NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody faile
 # Requests held by choice that are asked again at every event; the price of being choosy is work
 # for the router, and behind so many there is somebody who isn't.
 CHOOSY_MAX = 16
+# At least so long between two heartbeats that they are asked for: each asking prices everybody,
+# and a hundred replicas would otherwise keep a core busy with those who wait.
+ASK_AGAIN_S = 0.02
 
 
 class Line:
@@ -37,6 +40,7 @@ class Line:
         self._begin = begin
         # Of those held, who could have gone somewhere when last asked: keys, with their models.
         self._choosy: dict[int, ModelId] = {}
+        self._asked_at = float("-inf")
 
     def must_be_joined(self, model: ModelId) -> bool:
         """Whether a newcomer for that model has its place behind others."""
@@ -57,6 +61,7 @@ class Line:
     def try_all(self, now: float) -> None:
         """Place those who wait, in the order of trying, as far as there is room."""
         self._choosy.clear()
+        self._asked_at = now
         stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
         kinds_left = len(self._held.models()) * self._placer.brains
         for request in self._held:
@@ -78,7 +83,12 @@ class Line:
                 return
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
-        """Let those who wait have the room that this replica may have now."""
+        """Let those who wait have the room that this replica may have now.
+
+        Where a policy judges load there may always be some: then not more often than it pays.
+        """
+        if self._placer.judges_load and now - self._asked_at < ASK_AGAIN_S:
+            return
         replica = None if name is None else self._replicas.get(name)
         if replica is not None and self._placer.may_go(replica, self._held.models(), now):
             self.try_all(now)

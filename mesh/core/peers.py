@@ -60,10 +60,11 @@ class Peer:
         waits = [one.wait_s for one in known if one is not None and one.wait_s is not None]
         return min(waits, default=None)
 
-    def running(self, model: ModelId) -> float:
-        """Requests running beside a newcomer, as far as told."""
+    def running(self, model: ModelId) -> float | None:
+        """Requests running beside a newcomer; None while nobody told."""
         known = (digest.models.get(model) for digest in self.digests.values())
-        return max((one.running for one in known if one is not None), default=0.0)
+        told = (one.running for one in known if one is not None)
+        return max((running for running in told if running is not None), default=None)
 
     def kv_free_tokens(self, model: ModelId) -> int | None:
         """Most KV memory that one of its replicas has left; None while nobody told."""

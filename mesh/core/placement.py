@@ -103,9 +103,14 @@ class Placer:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
         return self._held(brain, "no replica and no peer is free", local, remote)
 
+    @property
+    def judges_load(self) -> bool:
+        """Whether any of the policies does."""
+        return any(brain.local.judges_load for brain in self._brains.values())
+
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether a held request for one of these models may find room in that replica."""
-        busy_too = any(brain.local.judges_load for brain in self._brains.values())
+        busy_too = self.judges_load
         return any(
             self._replicas.unavailable_because(replica, model, now, busy_too=busy_too) is None
             for model in models

@@ -48,10 +48,10 @@ def _ordered(layers: Sequence[Layer], choice: Choice, block_tokens: float) -> It
         if _spot(score.target) not in done:
             done.add(_spot(score.target))
             yield _candidate(score.target, None, score, block_tokens)
+    for target in (target for layer in layers for target in layer.free):
+        if _spot(target) not in done:
+            yield _candidate(target, None, Score(target), block_tokens)
     for layer in layers:
-        for target in layer.free:
-            if _spot(target) not in done:
-                yield _candidate(target, None, Score(target), block_tokens)
         for target, why in layer.busy:
             yield _candidate(target, why, Score(target), block_tokens)
 

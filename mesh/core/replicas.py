@@ -230,12 +230,13 @@ class ReplicaTable:
         """
         free, others = [], []
         late_s = self._settings.heartbeat_late_s
-        judged = busy_too or self._settings.pushing.kind is PushingKind.BLIND
         for replica in self._replicas.values():
             beat = replica.heartbeat
             is_heard = now - replica.seen_at <= late_s and replica.refused_at is None
             is_ready = beat.state is ReplicaState.READY and model in beat.models
-            if judged and is_heard and is_ready and beat.outstanding_max is None:
+            most = beat.outstanding_max
+            has_room = most is not None and beat.outstanding + len(replica.on_the_way) < most
+            if busy_too and is_heard and is_ready and has_room:
                 free.append(replica)
                 continue
             why = self.unavailable_because(replica, model, now, busy_too=busy_too)
@@ -250,7 +251,8 @@ class ReplicaTable:
     ) -> str | None:
         """Why this replica should not be pushed work now, or None if it may be.
 
-        `busy_too`: whoever asks judges by itself what is too busy.
+        `busy_too`: whoever asks judges by itself what is too busy. That needs an agent which takes
+        work that must queue; one that doesn't say how much it takes is too old to.
         """
         beat = replica.heartbeat
         if beat.state is not ReplicaState.READY:
@@ -266,7 +268,7 @@ class ReplicaTable:
             beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
         ):
             return "full"
-        if busy_too or pushing.kind is PushingKind.BLIND:
+        if pushing.kind is PushingKind.BLIND or (busy_too and beat.outstanding_max is not None):
             return None
         if pushing.kind is PushingKind.OUTSTANDING:
             return "outstanding" if replica.load >= pushing.outstanding_max else None

@@ -75,6 +75,7 @@ def heartbeat(number: int, dice: Random) -> Heartbeat:
         pending=0,
         running=(running := dice.randrange(32)),
         outstanding=running,
+        outstanding_max=256,
         batch_max=256,
         prefill_queued_tokens=dice.randrange(2000),
         kv_used_ratio=dice.random() / 2,

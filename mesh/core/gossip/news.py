@@ -109,8 +109,6 @@ class News:
         count = min(count, self._blocks_max)
         if count <= 0:
             return ()
-        if len(self._waiting) <= count:
-            return tuple(self._waiting)
         return tuple(nlargest(count, self._waiting, key=self._waiting.__getitem__))
 
     def _oldest(self, count: int) -> tuple[int, ...]:

@@ -73,9 +73,10 @@ class FirstToken(NamedTuple):
 class Choice:
     """The pick. `matched_blocks`: prompt blocks the pick is believed to hold.
 
-    `target` None: hold the request here for now; only a joint policy may say so, and only of a
-    request that has not been forwarded. `scores`: of the targets it looked at, in any order.
-    `held_tokens`: of the prompt, where the policy knows better than by blocks.
+    `target` None: hold the request here for now (a peer's is refused); only a joint policy may
+    say so. `scores`: of the targets it looked at, in any order.
+    `held_tokens`: of the prompt, where the policy knows better than by blocks. `is_guess`: its
+    seconds come of no experience; nobody may be shed for them.
     """
 
     target: Target | None
@@ -83,6 +84,7 @@ class Choice:
     matched_blocks: int = 0
     scores: Sequence[Score] = ()
     held_tokens: int | None = None
+    is_guess: bool = False
 
     @property
     def name(self) -> str | None:
@@ -92,6 +94,8 @@ class Choice:
     @property
     def first_token(self) -> FirstToken | None:
         """At the pick, or the soonest of those looked at; None where no seconds are known."""
+        if self.is_guess:
+            return None
         known = [
             (score.seconds - (score.terms.get("others_s") or 0.0), score)
             for score in self.scores

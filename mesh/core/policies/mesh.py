@@ -6,24 +6,26 @@ For each candidate, in seconds:
   + queue_s     prompts that are computed before ours: told by its heartbeat or digest, plus what
                 was handed off since
   + prefill_s   prompt tokens it does not hold × its seconds per token
-  + base_s      what every first token costs there
+  + base_s      what every first token costs there, more where many are running
   + memory_s    until memory for the prompt is given back, where it is full
-  + others_s    what others pay: decodes that our prefill stalls
+  + others_s    what others pay: decodes that our prefill stalls, and that our decode slows down
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with what it does to others, without
-which batches decay: pure greed leaves replicas idle. Speeds are each replica's own, learned by
-its agent; what came of our estimates stretches them. A hot prefix replicates by itself: its
-holder's queue grows until computing it elsewhere is quicker.
+which batches decay: pure greed leaves replicas idle. Speeds are each candidate's own, fitted to
+what its placements came to; before it has answered, its agent's word. A hot prefix replicates by
+itself: its holder's queue grows until computing it elsewhere is quicker.
 
 Everyone who serves the model is a candidate, busy or not, because the busy holder of a long
 prefix may still be the quickest. A replica is *open* while the prompts queued there take less
 than QUEUE_S; that is enough to keep it busy from one heartbeat to the next, and more would be
-better placed later, by what is known then. If the cheapest is not open, the request is held.
+better placed later, by what is known then. If the cheapest is not open, the request is held; a
+peer's is refused, and its own region looks again.
 
-A prompt is entered in the index when its first token has come: while it is being computed it is
-nobody's to share. What is unknown is taken to be as bad as the worst that is known, never zero.
-Near ties are broken at random.
+A prompt counts as held from its placement on: while it is being computed it is in the queue that
+is priced as well. A queue, a speed or a number of running requests that nobody tells is reckoned
+from what is usual, never taken for zero; memory that nobody tells is not priced. Near ties are
+broken at random.
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
 only when full (the far idle replica is often nearer in seconds).
@@ -79,21 +81,22 @@ class Mesh:
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets, all things counted; nobody if that one is not open."""
-        held = self._holdings.of(request, targets)
-        rows = Prices(self._courses.of(request.model), request, now).rows(targets, held)
+        lessons = self._courses.of(request.model)
+        rows = Prices(lessons, request, now).rows(targets, self._holdings.of(request, targets))
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         best_s = cheapest[0][0]
         good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
         ties = [row for row in rows if row[0] <= good_s]
         best = Price._make(ties[0] if len(ties) == 1 else self._dice.choice(ties))
         scores = [Price._make(row).score() for row in cheapest]
-        waited_s = now - request.arrived_at
+        waited_s, is_guess = now - request.arrived_at, not lessons.knows(best.target)
         if _is_open(best) or _starves(best, waited_s):
             self._chosen = request.key, best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(rows)}"
-            return Choice(best.target, reason, best.held.blocks, scores, best.held.tokens)
+            held = best.held
+            return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
-        return Choice(None, reason, 0, scores)
+        return Choice(None, reason, 0, scores, is_guess=is_guess)
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""

@@ -7,9 +7,9 @@ A first token takes
 (GORGO, section 4.2, has the first two terms). Prefill shares iterations with decodes, every
 engine in its own way, so each candidate's three numbers are fitted on line, by least squares
 that forget, to what its placements came to: a mixed fleet needs no table, and an engine that
-slows down is noticed within some thirty answers. A candidate with few answers leans on the fleet,
-the fleet on what its agents' heartbeats say: the fit is a ridge towards that, and the ridge is
-as heavy as RIDGE answers.
+slows down is noticed within some thirty answers. A candidate with few answers
+leans on the fleet: the fit is a ridge towards it, as heavy as RIDGE answers. One with none has the
+speed that its heartbeat or digest tells.
 
 Rejected: scaling an estimate by observed over expected, which can't tell a slow engine from one
 that has much to decode.
@@ -24,6 +24,8 @@ from schemas.ids import ModelId
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
 RIDGE = 8.0  # answers
+ANSWERS_MIN = 4.0  # before which estimates are guesses that nobody may be shed for
+RUNNING_START = 8.0  # beside a newcomer, where nobody tells
 KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
 TTFT_S_MAX = 60.0  # a longer one tells of an accident, not of a speed
 RESIDENCE_START_S = 10.0
@@ -134,9 +136,9 @@ class Lessons:
         self.replicas: dict[str, Lesson] = {}  # to be read
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
-        self._told: Speed | None = None
         self.fleet_speed = SPEED_START
         self._batches = Fit()
+        self.running = RUNNING_START  # beside a newcomer, usually
         self.crowding_s = 0.0  # what one more in the batch adds to everyone's every token
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
@@ -148,8 +150,27 @@ class Lessons:
         return of.get(target.name, UNKNOWN)
 
     def speed(self, target: Target) -> Speed:
-        """Its own, or the fleet's."""
-        return self.of(target).speed or self.fleet_speed
+        """Its own; until it has answered, what its agent or its region tells; else the fleet's."""
+        return self.of(target).speed or self.told(target) or self.fleet_speed
+
+    def told(self, target: Target) -> Speed | None:
+        """By its heartbeat or digest; None if that tells no speed."""
+        if target.replica is not None:
+            beat = target.replica.heartbeat
+            slope, base_s = beat.prefill_s_per_token, beat.prefill_base_s
+        elif target.peer is not None:
+            slope, base_s = target.peer.prefill
+        else:
+            return None
+        if slope is None:
+            return None
+        fleet = self.fleet_speed
+        return Speed(fleet.base_s if base_s is None else base_s, slope, fleet.s_per_decode)
+
+    def knows(self, target: Target) -> bool:
+        """Whether its speed is more than a first guess."""
+        answers = max(self.of(target).fit.w, self._fleet.w)
+        return answers >= ANSWERS_MIN or self.told(target) is not None
 
     def began(self, spot: Spot, tokens: float, running: float, ttft_s: float) -> None:
         """A first token came `ttft_s` after it was asked for, round trip not counted."""
@@ -162,6 +183,7 @@ class Lessons:
 
     def batch(self, running: float, s_per_token: float) -> None:
         """So long is a token where so many run."""
+        self.running += WEIGHT * (running - self.running)
         self._batches.add(0.0, running, s_per_token)
         fit = self._batches
         spread = fit.nn - fit.n * fit.n / fit.w

@@ -84,14 +84,15 @@ class Prices:
     def _local(self, target: Target, replica: Replica, held: Held) -> Row:
         beat = replica.heartbeat
         lesson = self._lessons.replicas.get(target.name, UNKNOWN)
-        base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.fleet_speed
+        base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.speed(target)
         prefill_tokens = self._prompt_tokens - held.tokens
         queued = replica.prefill_queue_tokens(self._now, s_per_token)
         if queued is None:  # its agent doesn't say: count requests instead
             waiting = replica.load if replica.pending is None else replica.pending
             queued = waiting * self._lessons.prefill_tokens
         running = replica.load if beat.running is None else beat.running
-        memory_s = self._memory_s(target, replica.kv_free_tokens, running)
+        is_idle = not replica.load
+        memory_s = 0.0 if is_idle else self._memory_s(target, replica.kv_free_tokens, running)
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
@@ -126,10 +127,14 @@ class Prices:
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s = self._peer_queue_s(peer, rtt_s, s_per_token)
         running = peer.running(self._request.model)
+        if running is None:
+            running = self._lessons.running
         prefill_s = prefill_tokens * s_per_token
         base_s += s_per_decode * running
         others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
-        memory_s = self._memory_s(target, peer.kv_free_tokens(self._request.model), running)
+        free_tokens = peer.kv_free_tokens(self._request.model)
+        # Who runs nothing has nothing to give back: waiting for it would not help.
+        memory_s = self._memory_s(target, free_tokens, running) if running else 0.0
         seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queue_s / s_per_token
         return (

@@ -31,6 +31,7 @@ def beat(replica: str, seq: int = 1, **fields: Any) -> Heartbeat:
         "pending": 0,
         "running": 0,
         "outstanding": 0,
+        "outstanding_max": 256,
         "batch_max": 8,
     }
     return Heartbeat(**(known | fields))

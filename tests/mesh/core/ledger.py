@@ -196,12 +196,18 @@ class Ledger:
                 and self.settings.policy not in CHOOSY
                 and other.ended_by is None
                 and not (other.live or other.failed_by)
+                and not self._shuns(other)
                 and other.request.model == case.request.model
                 and standing(other.request) < standing(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
         case.attempt, case.live, case.place, case.handoff = attempt, True, place, handoff
         return case
+
+    def _shuns(self, case: Case) -> bool:
+        """Whether a peer refused it: then it asks others first, and they may be taken."""
+        record = self.core.inflight.get(case.request.key)
+        return record is not None and bool(record.refused_by)
 
     def _check_replica(self, effect: fx.Dispatch, event: ev.Event, now: float) -> None:
         seen = self.replicas[effect.replica]

@@ -37,8 +37,8 @@ def test_it_counts_what_peers_ask_about():
     assert (digest.accepting, digest.queue) == (True, 1)
     assert (digest.replicas_ready, digest.replicas_free) == (3, 2)
     assert digest.models == {
-        MODEL: ModelCapacity(ready=3, free=2),
-        OTHER: ModelCapacity(ready=1, free=1),
+        MODEL: ModelCapacity(ready=3, free=2, running=0.0),
+        OTHER: ModelCapacity(ready=1, free=1, running=0.0),
     }
     assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (0.2, 0.3)
 

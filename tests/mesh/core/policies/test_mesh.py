@@ -46,7 +46,7 @@ def replica(name, rtt_s=0.0, **fields):
 
 def peer(name="eu", rtt_s=0.1, **fields):
     known = Peer(rtt_s=rtt_s, seen_at=0.0)
-    capacity = ModelCapacity(ready=4, free=4, wait_s=0.0)
+    capacity = ModelCapacity(ready=4, free=4, wait_s=0.0, running=0.0)
     known.digests[ROUTER] = digest(name, **({"models": {MODEL: capacity}} | fields))
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
 
@@ -118,7 +118,7 @@ def test_it_holds_for_the_best_while_that_one_is_not_open():
 
 
 def test_it_holds_where_memory_is_full_and_nobody_else_is_there():
-    full = replica("a", kv_used_ratio=0.99)
+    full = replica("a", kv_used_ratio=0.99, running=1)
     assert mesh().choose(asked(1, blocks=20), [full], 0.0).target is None
     assert mesh().choose(asked(1, blocks=20), [full, replica("b")], 0.0).name == "b"
 
@@ -297,6 +297,7 @@ def plain_price(target, tokens):
     free -= beat.prefill_queued_tokens + sent.tokens
     lacking = max(0.0, tokens + OUTPUT_TOKENS_START - free)
     whole_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START
+    lacking *= target.replica.load > 0
     memory_s = lacking * RESIDENCE_START_S / (max(1, beat.running) * whole_tokens)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN

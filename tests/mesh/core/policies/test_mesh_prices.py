@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from mesh.core.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_holdings import NOTHING, Held
-from mesh.core.policies.mesh_lessons import RESIDENCE_START_S, SPEED_START, Lessons, Speed
+from mesh.core.policies.mesh_lessons import (
+    RESIDENCE_START_S,
+    RUNNING_START,
+    SPEED_START,
+    Lessons,
+    Speed,
+)
 from mesh.core.policies.mesh_prices import CROWD_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
@@ -31,7 +37,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
     """A region of four idle replicas, heard of just now."""
     known = Peer(rtt_s=rtt_s, seen_at=100.0)
-    capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0} | has))
+    capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
         name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}
     )
@@ -92,7 +98,7 @@ def given_back_per_s(lessons, running):
     return max(1, running) * lessons.kv_tokens / RESIDENCE_START_S
 
 
-@pytest.mark.parametrize("running", [0, 1, 4])
+@pytest.mark.parametrize("running", [1, 4])
 def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
     lessons = Lessons()
     tokens = round(10_500 - lessons.output_tokens)  # 500 more than is free
@@ -101,11 +107,16 @@ def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(runnin
     assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
-def test_what_is_on_its_way_takes_memory_too_of_an_idle_replica_as_of_a_busy_one():
+def test_who_has_nothing_to_give_back_is_not_waited_for():
+    assert price(replica(kv_used_ratio=0.9), 50_000).memory_s == 0.0
+    assert price(peer(kv_free_tokens=10, running=0.0), 50_000).memory_s == 0.0
+
+
+def test_what_is_on_its_way_takes_memory_too():
     lessons = Lessons()
     tokens = round(11_000 - lessons.output_tokens)
     for used, sent in ((0.9, ()), (0.5, (40_000,)), (0.0, (90_000,))):
-        one = price(replica(kv_used_ratio=used, sent=sent), tokens)
+        one = price(replica(kv_used_ratio=used, sent=sent, running=1), tokens)
         assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 0))
 
 
@@ -186,7 +197,7 @@ def test_a_region_of_several_routers_is_one_region():
 
 def test_a_peer_without_that_model_has_no_numbers_for_it():
     one = price(peer(), model=ModelId("other"))
-    assert one.running == 0.0
+    assert one.running == RUNNING_START
     assert one.queue_s > 0.0
 
 
