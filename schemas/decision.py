@@ -56,9 +56,11 @@ class Candidate:
     why: str | None = None
     """Why it could not; null when available."""
     seconds: Seconds | None = None
-    """Expected TTFT in seconds, where the policy computes it."""
+    """Price in seconds, where the policy computes one: expected TTFT from now, and `others_s`."""
     terms: Mapping[str, float | None] = field(default_factory=dict)
-    """What `seconds` adds up from, e.g. rtt_s, queue_s, prefill_s; null where unknown."""
+    """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
+    prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
+    token costs there; memory_s: until KV memory is free; others_s: what the others there pay."""
     matched_tokens: Count = 0
     """Prompt tokens whose KV it is believed to hold."""
     pending: Count | None = None
