@@ -32,7 +32,13 @@ from mesh.runtime.router import NameTaken, PortTaken, run
 from mesh.runtime.routing import Given, router_settings
 from schemas.ids import RegionId, RouterId
 
+log = logging.getLogger(__name__)
+
 EXIT_BAD_USE = 2
+NO_PREFIX_KEY = (
+    "without --prefix-key, hashes of prompts could be guessed, so peers are told of no prefixes: "
+    "give all routers of the mesh one secret, in env MESH_PREFIX_KEY"
+)
 
 
 @click.command()
@@ -53,7 +59,7 @@ EXIT_BAD_USE = 2
     "--prefix-key",
     envvar="MESH_PREFIX_KEY",
     help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
-    "env MESH_PREFIX_KEY.  [default: the mesh's name, which is none]",
+    "env MESH_PREFIX_KEY. Without it, peers are told of no prefixes.",
 )
 @click.option(
     "--policy",
@@ -149,7 +155,7 @@ def command(
     address = (_address(http) if http is not None else own.http).listen
     given = Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order))
     limits = {"hold_max": hold_max, "hold_s_max": hold_s, "request_s_max": timeout_s}
-    settings = _settings(topology, RegionId(region), given, **limits)
+    settings = _settings(topology, RegionId(region), given, bool(prefix_key), **limits)
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
@@ -207,10 +213,13 @@ def _topology(config_file: Path) -> Topology:
 
 
 def _settings(
-    topology: Topology, region: RegionId, given: Given, **others: float
+    topology: Topology, region: RegionId, given: Given, has_key: bool, **others: float
 ) -> RouterSettings:
-    if not topology.asked_by(region):
-        others["trie_bytes_per_s"] = 0  # nobody to tell of prefixes
+    peers = topology.asked_by(region)
+    if peers and not has_key:
+        log.warning(NO_PREFIX_KEY)
+    if not peers or not has_key:
+        others["trie_bytes_per_s"] = 0  # nobody to tell of prefixes, or nothing to hide them with
     try:
         return router_settings(topology, region, given, **others)
     except ValueError as error:

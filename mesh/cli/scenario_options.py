@@ -62,7 +62,7 @@ SCENARIO_OPTIONS = (
         default="us-eu 80, us-ap 150, eu-ap 220",
     ),
     option("--heartbeat-ms", "How often replicas say how they are.", default="100"),
-    option("--gossip-ms", "How often regions do.", default="100"),
+    option("--gossip-ms", "How often regions do, and tell prefixes; 0: at once.", default="100"),
     option("--loss", "Share of heartbeats, digests and pings that never arrive.", default="0"),
     option("--jitter-ms", "Mean extra delay between regions, exponential.", default="0"),
     option("--timeout-s", "A client hangs up after this.", default="600"),

@@ -14,7 +14,7 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Choice, FirstToken, Policy, Spot, Target
+from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Spot, Target
 from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
@@ -79,6 +79,9 @@ class Placer:
             priority: self._brains[name] for priority, name in settings.policy_by_priority
         }
         self._brain = self._brains[settings.policy]
+        policies = [one for brain in self._brains.values() for one in (brain.local, brain.remote)]
+        once = {id(policy): policy for policy in policies}.values()  # a joint one is both
+        self._ageing = [policy for policy in once if isinstance(policy, Ageing)]
 
     def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
         """Let all policies know what peers tell; and tell what the main one knows, if at all."""
@@ -158,6 +161,11 @@ class Placer:
         spot = Spot(CandidateKind.REPLICA, replica)
         for policy in self._policies(spot.kind):
             policy.forget(spot)
+
+    def expire(self, now: float) -> None:
+        """A tick: policies let go of what is too old."""
+        for policy in self._ageing:
+            policy.expire(now)
 
     def _policies(self, kind: CandidateKind) -> Iterator[Policy]:
         return (brain.of(kind) for brain in self._brains.values())

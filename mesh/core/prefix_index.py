@@ -11,8 +11,8 @@ an insertion touches its path leaf first and root last, so a parent is always yo
 children and eviction never leaves a gap in a path. What nobody has asked for during `ttl_s` goes
 too: an engine that idled has kept it, but one that was restarted behind its agent has not.
 
-`correct` takes out what an engine was found not to hold. That may leave blocks behind the gap;
-no match reaches them any more, and age takes them out.
+Rejected: taking a prompt's blocks out when its engine says that it had not kept them. By then it
+has computed them anew; what a miss tells of is the blocks as old (`forget_until`).
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -23,6 +23,8 @@ from mesh.core.gossip.news import News
 
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
+OWNERS_AT_ONCE = 4  # looked through for what is old, at each tick
+EXPIRED_AT_ONCE = 1024  # blocks of each; about half a millisecond
 NO_BLOCKS: dict[int, float] = {}
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
 
@@ -47,6 +49,7 @@ class PrefixIndex(Generic[Owner]):
         self._bit_of: dict[Owner, int] = {}
         self._owners: list[Owner] = []  # by the bit's place; of a free bit the last one's name
         self._free_bits: list[int] = []
+        self._turns: list[Owner] = []  # to be looked through for what is old
         self.news: News | None = None  # hears what owners gain, and what the last one loses
 
     def __len__(self) -> int:
@@ -81,13 +84,6 @@ class PrefixIndex(Generic[Owner]):
         if self.news is not None:
             self.news.used(hashes[:bound], now)
 
-    def correct(self, owner: Owner, hashes: Sequence[int], held: int) -> None:
-        """`owner` was found to hold only the first `held` blocks of this prompt."""
-        blocks = self._blocks_of.get(owner, {})
-        for block in hashes[held:]:
-            if block in blocks:
-                self._drop(block, owner)
-
     def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
         """How many leading blocks it holds, and when the deepest of them was inserted last.
 
@@ -115,13 +111,19 @@ class PrefixIndex(Generic[Owner]):
             self._drop(first, owner)
 
     def expire(self, now: float) -> None:
-        """Let go of what is older than `ttl_s`."""
-        for owner in self._blocks_of:
-            self._expire(owner, now)
+        """Let go of some of what is older than `ttl_s`; call at every tick, owners take turns."""
+        if not self._turns:
+            self._turns = list(self._blocks_of)
+        for owner in self._turns[-OWNERS_AT_ONCE:]:
+            if owner in self._blocks_of:
+                self._expire(owner, now)
+        del self._turns[-OWNERS_AT_ONCE:]
 
     def _expire(self, owner: Owner, now: float) -> None:
         blocks, oldest = self._blocks_of[owner], now - self._ttl_s
-        while blocks and blocks[first := next(iter(blocks))] < oldest:
+        for _ in range(EXPIRED_AT_ONCE):
+            if not blocks or blocks[first := next(iter(blocks))] >= oldest:
+                break
             self._drop(first, owner)
 
     def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:

@@ -369,6 +369,7 @@ class RouterCore:
             self._placer.forget_replica(name)
         self.peers.expire(now)
         self._models.expire(now)
+        self._placer.expire(now)
         for record in list(self.inflight.values()):
             self._check(record, now)
         self._line.try_all(now)

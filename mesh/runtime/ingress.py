@@ -25,6 +25,7 @@ from mesh.runtime.prompts import PromptReader
 from mesh.runtime.work import handoff_headers
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, Priority, Refusal
+from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import ModelId, RegionId, RequestId, is_request_id
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 # What honest routers say is far below; what is beyond can't be reckoned with.
 DEADLINE_MS_MAX = 10**12
 HOPS_MAX = 1000
+# The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
+PASSED_ON = frozenset(header.name for header in HEADERS["ingress"])
 
 
 class IngressInvalid(ValueError):
@@ -51,7 +54,7 @@ class Foreign:
 
 def read_ingress(msg: Msg, key: int, prompts: PromptReader, now: float) -> Foreign:
     """The request in a peer's message. Raises IngressInvalid, whatever the message holds."""
-    headers = dict(msg.headers or {})
+    headers = {name: text for name, text in (msg.headers or {}).items() if name in PASSED_ON}
     try:
         request = _request(msg, headers, key, prompts, now)
     except KeyError as error:

@@ -13,6 +13,7 @@ from mesh.sim.topology import Topology, parse_topology
 from schemas.ids import RegionId
 
 LIVE_HEARTBEAT_S = 0.1  # what the settings' limits were made for
+AT_ONCE_S = 1e-9  # a cadence: every change is told when the core next looks
 
 
 class WorldInvalid(ValueError):
@@ -30,7 +31,8 @@ class WorldConfig:
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
     reading_s: float = 0.05  # the agents' default; an idle engine is looked at half as often
-    gossip_s: float | None = None  # digest cadence; None: as the settings say
+    # Digest cadence, and that of prefixes in proportion; 0: at once. None: as the settings say.
+    gossip_s: float | None = None
     news_at_once: bool = True  # a changed verdict does not wait for its beat, as it does live
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
@@ -49,13 +51,11 @@ class WorldConfig:
         for name in ("heartbeat_s", "reading_s", "timeout_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
-        for name in ("jitter_s", "token_error", "warmup_s"):
-            if not 0 <= getattr(self, name) < inf:
+        for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):
+            if not 0 <= (getattr(self, name) or 0.0) < inf:
                 raise WorldInvalid(f"{name} must be 0 or more")
         if not 0.0 <= self.loss < 1.0:
             raise WorldInvalid("loss is a share, from 0 to below 1")
-        if self.gossip_s is not None and self.gossip_s <= 0:
-            raise WorldInvalid("gossip_s must be more than 0, or left out")
         self.shape.check(self.regions)
         self.rtt.check(self.regions)
         self.profiles()
@@ -77,12 +77,13 @@ class WorldConfig:
         A router that calls a replica late after 0.3 s can't hear beats that are 1 s apart.
         """
         known = self.settings
-        digest_s = known.digest_s if self.gossip_s is None else self.gossip_s
+        digest_s = known.digest_s if self.gossip_s is None else max(self.gossip_s, AT_ONCE_S)
         beats = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
         digests = max(1.0, digest_s / known.digest_s)
         return replace(
             known,
             digest_s=digest_s,
+            trie_s=known.trie_s * digest_s / known.digest_s,
             heartbeat_late_s=known.heartbeat_late_s * beats,
             heartbeat_lost_s=known.heartbeat_lost_s * beats,
             handoff_s_max=known.handoff_s_max * beats,

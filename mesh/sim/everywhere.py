@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import ToldPrefixes
-from mesh.core.policies.base import Choice, Policy, Spot, Target, least_loaded
+from mesh.core.policies.base import Ageing, Choice, Policy, Spot, Target, least_loaded
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
 from mesh.sim.ask import number_of
@@ -104,6 +104,11 @@ class Everywhere:
         """A replica is gone; of regions nothing is remembered."""
         if spot.kind is CandidateKind.REPLICA:
             self._inside.forget(spot)
+
+    def expire(self, now: float) -> None:
+        """Every router ticks; the policy inside takes as many turns."""
+        if isinstance(self._inside, Ageing):
+            self._inside.expire(now)
 
     def tell(self, news: News) -> None:
         """Whoever sees everything needs no news."""

@@ -20,6 +20,7 @@ from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import RegionId, RouterId
 
 ORIGINS_MAX = 256
+REGION_ORIGINS_MAX = 8  # routers of one region: whoever invents names takes no place of others
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Counts:
     repair_bytes: int = 0  # answers, to all peers together
     heard_bytes: int = 0
     holes: int = 0  # questions asked
-    snapshots: int = 0  # sent
+    snapshots: int = 0  # begun to be sent
 
 
 class Gossip:
@@ -72,7 +73,8 @@ class Gossip:
 
     def asked(self, ask: TrieAsk, region: RegionId, inbox: str) -> None:
         """Somebody in that region has a hole in what he heard."""
-        if ask.router != self._origin.router or self.news is None:
+        is_ours = ask.router == self._origin.router and self.news is not None
+        if not is_ours or not self._repairs.has_room(inbox, region):
             return
         answers = self._teller.answer(ask)
         self.counts.snapshots += isinstance(answers[0], TriePart)
@@ -106,6 +108,11 @@ class Gossip:
     def _mirror(self, region: str, router: str) -> Mirror | None:
         origin = Origin(RegionId(region), RouterId(router))
         known = self._mirrors.get(origin)
-        if known is None and origin != self._origin and len(self._mirrors) < ORIGINS_MAX:
+        if known is None and origin != self._origin and self._has_room(origin.region):
             known = self._mirrors[origin] = Mirror(origin, self.told)
         return known
+
+    def _has_room(self, region: RegionId) -> bool:
+        if len(self._mirrors) >= ORIGINS_MAX:
+            return False
+        return sum(origin.region == region for origin in self._mirrors) < REGION_ORIGINS_MAX

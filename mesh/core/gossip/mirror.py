@@ -135,7 +135,8 @@ class Mirror:
 
     def _add(self, blocks: tuple[int, ...]) -> None:
         known = self._told.blocks(self._origin)
-        if len(known) + len(blocks) > BLOCKS_MAX + DELTA_BLOCKS_MAX:
+        new = sum(block not in known for block in blocks)
+        if len(known) + new > BLOCKS_MAX + DELTA_BLOCKS_MAX:
             # More than an origin may have: nothing of this epoch is believed any more.
             self._is_too_large = True
         else:

@@ -1,8 +1,9 @@
 """Answers to those who asked, each at the pace that its link's budget allows.
 
 One answer an asker: whoever asks again while it is still being said is not heard, so impatience
-costs no bytes and can't put the end off. Budgets are per region, whoever asks there: a region
-whose routers all start at once waits longer, and takes nothing from the others.
+costs no bytes and can't put the end off. Budgets and room are per region, whoever asks there: a
+region whose routers all start at once, or that invents routers, waits longer, and takes nothing
+from the others.
 """
 
 from collections import deque
@@ -13,7 +14,8 @@ from mesh.core.gossip.budget import Budget
 from schemas.gossip import TrieAnswer, size_bytes
 from schemas.ids import RegionId
 
-ASKERS_MAX = 64
+ASKERS_MAX = 256
+REGION_ASKERS_MAX = 8  # as many as routers of one region are listened to
 REGIONS_MAX = 256
 BURST_S = 4.0
 
@@ -35,10 +37,18 @@ class Repairs:
         self._of: dict[str, Repair] = {}
         self._budgets: dict[RegionId, Budget] = {}
 
+    def has_room(self, inbox: str, region: RegionId) -> bool:
+        """Whether an answer to that inbox would be taken; ask before you build it.
+
+        Not while one is still being said there. Askers beyond the limits ask again.
+        """
+        if inbox in self._of or len(self._of) >= ASKERS_MAX:
+            return False
+        return sum(repair.region == region for repair in self._of.values()) < REGION_ASKERS_MAX
+
     def put(self, inbox: str, region: RegionId, answers: Sequence[TrieAnswer]) -> None:
-        """Say this to that inbox, as soon as may be; askers beyond the limit ask again."""
-        if inbox not in self._of and len(self._of) < ASKERS_MAX:
-            self._of[inbox] = Repair(region, deque(answers))
+        """Say this to that inbox, as soon as may be. It must have room."""
+        self._of[inbox] = Repair(region, deque(answers))
 
     def due(self, now: float) -> Iterator[tuple[str, TrieAnswer]]:
         """What may go now: inbox and message."""

@@ -15,7 +15,7 @@ A policy learns from what becomes of its placements, and of those that others ma
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import ToldPrefixes
@@ -148,6 +148,15 @@ class Policy(Protocol):
 
     def hear(self, told: ToldPrefixes) -> None:
         """From now on look there for what peer regions say that they hold."""
+        ...
+
+
+@runtime_checkable
+class Ageing(Protocol):
+    """A policy whose beliefs grow old; what it may do about it beside what all policies do."""
+
+    def expire(self, now: float) -> None:
+        """A tick: let go of some of what is too old."""
         ...
 
 

@@ -101,6 +101,10 @@ class Gorgo(Layered):
         """Its KV is gone with it."""
         self._index.forget(spot)
 
+    def expire(self, now: float) -> None:
+        """What was not used for long is believed no more."""
+        self._index.expire(now)
+
     def _look(self, request: Request, targets: Sequence[Target]) -> None:
         """Learn how long requests are, and how large caches."""
         tokens, usual = request.prompt.tokens, self._prompt_tokens

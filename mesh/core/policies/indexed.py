@@ -40,6 +40,11 @@ class Indexed(Layered):
         """Its KV is gone with it."""
         self._index_of[spot.kind].forget(spot.name)
 
+    def expire(self, now: float) -> None:
+        """What was not used for long is believed no more."""
+        for index in self._index_of.values():
+            index.expire(now)
+
     def tell(self, news: News) -> None:
         """Say there what replicas come to hold and lose."""
         self._index_of[CandidateKind.REPLICA].news = news

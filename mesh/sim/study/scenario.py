@@ -127,7 +127,7 @@ class Scenario(BaseModel):
     )
     rtt: Annotated[str, AfterValidator(_checked_rtt)] = DEFAULT_RTT
     heartbeat_ms: Milliseconds = 100.0
-    gossip_ms: Milliseconds | None = None
+    gossip_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None  # 0: at once
     loss: Share = 0.0
     jitter_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     timeout_s: Positive = 600.0

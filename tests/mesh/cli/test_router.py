@@ -6,15 +6,20 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
+
+from mesh.cli.router import NO_PREFIX_KEY
 from mesh.sim.replay import replay
 from tests.support.nats_regions import free_ports, mesh_toml
 
 READY_S = 30.0
 
 
-async def router(directory: Path, nats_url: str, *options: str) -> asyncio.subprocess.Process:
+async def router(
+    directory: Path, nats_url: str, *options: str, regions: tuple[str, ...] = ("us",)
+) -> asyncio.subprocess.Process:
     config = directory / "mesh.toml"
-    config.write_text(mesh_toml(("us",)))
+    config.write_text(mesh_toml(regions))
     [port] = free_ports(1)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "router", "--region", "us"),
@@ -62,3 +67,21 @@ async def test_a_file_that_cannot_be_had_is_said_before_anything_is_served(tmp_p
             await process.wait()
     assert (process.returncode, said) == (2, b"")
     assert why == f"mesh router: can't record to {file}: No such file or directory\n".encode()
+
+
+@pytest.mark.parametrize("key", ["", "a secret"])
+async def test_without_a_secret_key_peers_are_told_of_no_prefixes(tmp_path, nats_server, key):
+    file = tmp_path / "us.jsonl"
+    options = ("--record", str(file), *(("--prefix-key", key) if key else ()))
+    process = await router(tmp_path, nats_server.url, *options, regions=("us", "eu"))
+    try:
+        async with asyncio.timeout(READY_S):
+            assert b"serves http" in await process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert said.count(NO_PREFIX_KEY.encode()) == (not key)
+    assert bool(replay(file).header.settings.trie_bytes_per_s) == bool(key)

@@ -6,6 +6,7 @@ import pytest
 
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
+from mesh.core.prefix_index import TTL_S
 from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.receipt import CANDIDATES_MAX
 from mesh.core.replicas import ReplicaTable
@@ -202,3 +203,15 @@ def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
     fleet.placer.left(first, spot("a"), 0.2)
     place = fleet.place(request(2, prompt=prompt("ABCDE", 320)))
     assert (place.target, place.prefill_tokens) == ("a", 320 - 200)
+
+
+@pytest.mark.parametrize("policy", ["skywalker", "gorgo"])
+def test_ticks_take_out_what_was_not_used_for_long(policy):
+    fleet, one = Fleet(policy=policy), request(1, "ABCD")
+    brain = fleet.placer._brain_of.get(one.priority, fleet.placer._brain)
+    for kind in CandidateKind:
+        fleet.placer.placed(one, spot("x", kind), 0.0)
+    fleet.placer.expire(TTL_S)
+    assert brain.local.hit_ratio(one) == brain.remote.hit_ratio(one) == 1.0
+    fleet.placer.expire(TTL_S + 0.1)
+    assert brain.local.hit_ratio(one) == brain.remote.hit_ratio(one) == 0.0

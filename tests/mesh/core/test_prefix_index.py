@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mesh.core.prefix_index import Match, PrefixIndex
+from mesh.core.prefix_index import EXPIRED_AT_ONCE, OWNERS_AT_ONCE, Match, PrefixIndex
 
 OWNERS = ["a", "b", "c"]
 # Paths through a small tree: block names hold their whole path, as chained hashes do.
@@ -95,15 +95,18 @@ def test_each_owner_has_a_bound_of_its_own():
     assert index.blocks("a") == 4
 
 
-def test_what_was_not_there_after_all_is_taken_out_of_that_owner_alone():
-    index = PrefixIndex(100)
-    for owner in "ab":
-        index.insert(owner, chain("xyzx"), 0.0)
-    index.correct("a", chain("xyzx"), 1)
-    index.correct("nobody", chain("xyzx"), 0)
-    assert index.depths(chain("xyzx"), OWNERS) == {"a": 1, "b": 4}
-    index.forget("b")
-    index.forget("a")
+def test_what_is_old_goes_a_little_at_a_time_of_every_owner():
+    index = PrefixIndex(10**6, ttl_s=10.0)
+    owners = [f"o{number}" for number in range(2 * OWNERS_AT_ONCE + 1)]
+    for number, owner in enumerate(owners):
+        start = 10**6 * number
+        index.insert(owner, range(start, start + EXPIRED_AT_ONCE + 1), 0.0)
+    index.forget(owners[0])
+    before = len(index)
+    index.expire(10.1)
+    assert before - len(index) == OWNERS_AT_ONCE * EXPIRED_AT_ONCE
+    for _ in range(5):
+        index.expire(10.1)
     assert len(index) == 0
 
 

@@ -27,10 +27,14 @@ BODY = b'{"prompt": "' + b"x" * 1000 + b'"}'
 SALTED = b'{"cache_salt": "a", "prompt": "' + b"x" * 1000 + b'"}'
 
 
-def read(data=BODY, **changed):
+def foreign(data=BODY, **changed):
     headers = {name: value for name, value in (GOOD | changed).items() if value is not None}
     msg = Msg(None, subject=subjects.ingress("us"), reply=INBOX, data=data, headers=headers)
-    return read_ingress(msg, 7, PromptReader("key"), 100.0).request
+    return read_ingress(msg, 7, PromptReader("key"), 100.0)
+
+
+def read(data=BODY, **changed):
+    return foreign(data, **changed).request
 
 
 def test_an_older_router_s_message_wishes_nothing():
@@ -48,6 +52,12 @@ def test_wishes_arrive_as_they_were_sent():
         }
     )
     assert (request.priority, request.slo_ttft_s, request.session) == ("high", 0.25, "chat-1")
+
+
+def test_only_what_a_peer_may_say_is_passed_on():
+    wishes = {exchange.H_PRIORITY: "high", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+    ours = {exchange.H_MAY_QUEUE: "1", exchange.H_FROM: "r9", exchange.H_PREFILL_TOKENS: "0"}
+    assert foreign(**wishes, **ours, **{"X-Else": "1"}).headers == GOOD | wishes
 
 
 def test_the_salt_is_read_from_the_body_as_at_home():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mesh.core.regional import CHANGE_S_MIN
 from mesh.sim.config import WorldConfig, WorldInvalid
 from mesh.sim.rtt import RttInvalid
 from mesh.sim.topology import TopologyInvalid
@@ -16,7 +17,7 @@ from tests.mesh.sim.build import EU, US, config
         ({"regions": {US: ("l5",)}}, "l4-llama3.1-8b"),
         ({"regions": {US: ("l4-llama3.1-8b",)}, "loss": 1.0}, "loss"),
         ({"regions": {US: ("l4-llama3.1-8b",)}, "heartbeat_s": 0.0}, "heartbeat_s"),
-        ({"regions": {US: ("l4-llama3.1-8b",)}, "gossip_s": 0.0}, "gossip_s"),
+        ({"regions": {US: ("l4-llama3.1-8b",)}, "gossip_s": -1.0}, "gossip_s"),
         ({"regions": {US: ("l4-llama3.1-8b",)}, "jitter_s": float("nan")}, "jitter_s"),
         ({"regions": {US: ("l4-llama3.1-8b",)}, "topology": "central:eu"}, "eu is none of us"),
         ({"regions": {US: ("l4-llama3.1-8b",)}, "topology": "star"}, "region-local"),
@@ -37,4 +38,10 @@ def test_what_counts_as_late_follows_the_cadence():
     slow = config({US: 1, EU: 1}, heartbeat_s=1.0, gossip_s=5.0).router_settings()
     assert (live.heartbeat_late_s, live.heartbeat_lost_s, live.digest_lost_s) == (0.3, 2.0, 1.0)
     assert (slow.heartbeat_late_s, slow.heartbeat_lost_s, slow.digest_lost_s) == (3.0, 20.0, 50.0)
-    assert slow.digest_s == 5.0
+    assert (slow.digest_s, slow.trie_s) == (5.0, 50 * live.trie_s)
+
+
+def test_gossip_of_no_delay_is_told_when_the_core_next_looks():
+    at_once = config({US: 1, EU: 1}, gossip_s=0.0).router_settings()
+    assert max(at_once.digest_s, at_once.trie_s) < CHANGE_S_MIN
+    assert at_once.digest_lost_s == 1.0

@@ -25,6 +25,15 @@ def test_each_region_knows_what_the_other_served():
         assert len(known) > 20 and known <= said  # the last delta may be on its way
 
 
+@pytest.mark.parametrize(("gossip_s", "has_told_all"), [(0.0, True), (3600.0, False)])
+def test_prefixes_are_told_at_the_pace_of_gossip(gossip_s, has_told_all):
+    pace = config(FLEET, policy="mesh", gossip_s=gossip_s)
+    world = played(steady(20, 0.2, EU, prompt=640), pace)
+    known, said = told(world, US, EU)
+    assert known and known <= said
+    assert world.routers[EU].core.gossip.news.is_quiet == has_told_all
+
+
 @pytest.mark.parametrize(
     "trouble", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
 )

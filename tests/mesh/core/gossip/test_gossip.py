@@ -3,7 +3,8 @@
 import pytest
 
 from mesh.core import effects as fx
-from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
+from mesh.core.gossip.gossip import ORIGINS_MAX, REGION_ORIGINS_MAX, Gossip
+from mesh.core.gossip.repairs import REGION_ASKERS_MAX
 from mesh.core.gossip.told import Origin
 from mesh.core.settings import RouterSettings
 from schemas import subjects, wire
@@ -84,13 +85,34 @@ def test_only_the_router_that_is_asked_answers():
     assert one.counts.snapshots == 1
 
 
+def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
+    one, effects = gossip(trie_bytes_per_s=1)  # whoever is not answered at once waits for long
+    one.news.used(tuple(range(1000)), 0.0)
+    for number in range(REGION_ASKERS_MAX + 5):
+        for _ in range(3):
+            one.asked(TrieAsk("r1", 0, 5), "eu", f"inbox-{number}")
+    assert one.counts.snapshots == REGION_ASKERS_MAX
+    one.asked(TrieAsk("r1", 0, 5), "ap", "inbox-ap")
+    assert one.counts.snapshots == REGION_ASKERS_MAX + 1
+    assert effects == []
+
+
 def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
     one, _ = gossip()
     one.hear(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
     for number in range(ORIGINS_MAX + 5):
-        one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
+        one.hear(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
     assert len(one.told.origins) == ORIGINS_MAX
-    assert all(origin.region == "eu" for origin in one.told.origins)
+    assert all(origin.region.startswith("eu") for origin in one.told.origins)
+
+
+def test_a_region_that_invents_routers_shuts_nobody_out():
+    one, _ = gossip()
+    for number in range(ORIGINS_MAX + 5):
+        one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
+    assert len(one.told.origins) == REGION_ORIGINS_MAX
+    one.hear(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
+    assert one.told.is_trusted(Origin("ap", "r1"))
 
 
 def test_an_origin_that_is_gone_makes_room():

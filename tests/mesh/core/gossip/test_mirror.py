@@ -4,7 +4,15 @@ import pytest
 
 from mesh.core.gossip.mirror import AHEAD_MAX, GONE_S, GRACE_S, RETRY_S, SILENT_S, Mirror
 from mesh.core.gossip.told import Origin, ToldPrefixes
-from schemas.gossip import BLOCKS_MAX, DELTA_BLOCKS_MAX, TrieAsk, TrieDelta, TriePart
+from schemas.gossip import (
+    BLOCKS_MAX,
+    DELTA_BLOCKS_MAX,
+    PART_BLOCKS_MAX,
+    PARTS_MAX,
+    TrieAsk,
+    TrieDelta,
+    TriePart,
+)
 
 EU = Origin("eu", "r1")
 
@@ -161,6 +169,20 @@ def test_who_tells_more_than_he_may_is_believed_nothing():
     assert ear.mirror.wants(1.0) is None
     ear.hear(0, epoch=2)
     assert (ear.blocks, ear.is_whole) == ([], True)
+
+
+def test_a_snapshot_of_the_largest_set_over_itself_leaves_it_whole():
+    ear = Ear()
+    starts = range(0, BLOCKS_MAX, DELTA_BLOCKS_MAX)
+    for seq, start in enumerate(starts, 1):
+        ear.hear(seq, range(start, start + DELTA_BLOCKS_MAX))
+    last = len(starts) + 1
+    ear.hear(last)
+    for part in range(PARTS_MAX):
+        start = 1 + part * PART_BLOCKS_MAX
+        ear.part(last, part, PARTS_MAX, range(start, start + PART_BLOCKS_MAX))
+    assert ear.blocks == list(range(1, BLOCKS_MAX + 1))
+    assert ear.is_whole
 
 
 def test_deltas_far_ahead_take_no_more_than_their_room():

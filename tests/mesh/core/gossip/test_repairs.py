@@ -1,6 +1,6 @@
 """Answers go out at their region's pace, one an asker."""
 
-from mesh.core.gossip.repairs import ASKERS_MAX, Repairs
+from mesh.core.gossip.repairs import ASKERS_MAX, REGION_ASKERS_MAX, Repairs
 from schemas.gossip import TrieDelta, size_bytes
 
 DELTA = TrieDelta("us", "r1", 1, 1, tuple(range(100)), ())
@@ -25,19 +25,28 @@ def test_regions_do_not_wait_for_each_other_but_their_routers_do():
 
 def test_who_asks_again_meanwhile_is_not_heard():
     repairs = Repairs(float(SIZE))
-    for _ in range(5):
-        repairs.put("eu1", "eu", [DELTA] * 5)
-    assert len(list(repairs.due(0.0))) == 4
     repairs.put("eu1", "eu", [DELTA] * 5)
+    assert not repairs.has_room("eu1", "eu")
+    assert repairs.has_room("eu2", "eu")
+    assert len(list(repairs.due(0.0))) == 4
+    assert not repairs.has_room("eu1", "eu")
     assert len(list(repairs.due(100.0))) == 1
-    repairs.put("eu1", "eu", [DELTA])
-    assert len(list(repairs.due(200.0))) == 1
+    assert repairs.has_room("eu1", "eu")
 
 
 def test_askers_beyond_the_limit_ask_again():
     repairs = Repairs(1e9)
-    for number in range(ASKERS_MAX + 1):
+    for number in range(ASKERS_MAX):
+        assert repairs.has_room(f"inbox-{number}", f"region-{number}")
         repairs.put(f"inbox-{number}", f"region-{number}", [DELTA])
+    assert not repairs.has_room("late", "late")
     assert len(list(repairs.due(0.0))) == ASKERS_MAX
-    repairs.put(f"inbox-{ASKERS_MAX}", "late", [DELTA])
-    assert len(list(repairs.due(0.0))) == 1
+    assert repairs.has_room("late", "late")
+
+
+def test_a_region_of_many_askers_takes_no_room_from_others():
+    repairs = Repairs(float(SIZE))
+    for number in range(REGION_ASKERS_MAX):
+        repairs.put(f"eu{number}", "eu", [DELTA] * 9)
+    assert not repairs.has_room("eu-late", "eu")
+    assert repairs.has_room("ap1", "ap")
