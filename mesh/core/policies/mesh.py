@@ -167,6 +167,10 @@ class Mesh:
         self._holdings.forget(spot)
         self._courses.forget(spot)
 
+    def expire(self, now: float) -> None:
+        """What nobody asked for in a long time is believed no more."""
+        self._holdings.expire(now)
+
     def tell(self, news: News) -> None:
         """What replicas here hold is said there."""
         self._holdings.tell(news)

@@ -174,6 +174,11 @@ class Holdings:
         """Part of a replica's memory that is believed to keep prompts."""
         return self._scale.get(name, 1.0)
 
+    def expire(self, now: float) -> None:
+        """Let go of some of what is too old."""
+        self._replicas.index.expire(now)
+        self._peers.index.expire(now)
+
     def forget(self, spot: Spot) -> None:
         """All it held is gone. Where prompts ended counts only where their blocks are."""
         self._shelf(spot).index.forget(spot.name)
