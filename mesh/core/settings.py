@@ -62,10 +62,6 @@ class RouterSettings:
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
 
-    def policy_for(self, priority: Priority) -> str:
-        """The name of the policy that places requests of that class."""
-        return dict(self.policy_by_priority).get(priority, self.policy)
-
 
 def _check(name: str, value: float) -> None:
     if not isfinite(value):
