@@ -21,12 +21,12 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
+from mesh.core.fleet import Fleet
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
-from mesh.core.models import ModelNames
 from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
@@ -39,7 +39,6 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-from schemas.state import ReplicaState
 
 OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
@@ -63,9 +62,7 @@ class RouterCore:
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
         self.inflight: dict[int, Inflight] = {}
-        self.draining = False
         self._settings = settings
-        self._models = ModelNames()
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
@@ -80,14 +77,21 @@ class RouterCore:
         self._outlook = Outlook(self.replicas, self.peers, settings)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
         self._placer.join_gossip(self.gossip.news, self.gossip.told)
-        self._digest = RegionalDigest(region, router, epoch, settings)
+        self._fleet = Fleet(
+            replicas=self.replicas,
+            peers=self.peers,
+            held=self.held,
+            placer=self._placer,
+            line=self._line,
+            digest=RegionalDigest(region, router, epoch, settings),
+            effects=self._effects,
+            lost=self._replica_lost,
+        )
         self._admission = Admission(self.held)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
-            ev.HeartbeatSeen: self._on_heartbeat,
-            ev.DigestSeen: self._on_digest,
-            ev.RttMeasured: lambda event, now: self.peers.measured(event.region, event.rtt_s),
+            **self._fleet.handlers(),
             **self.gossip.handlers(),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
@@ -96,7 +100,6 @@ class RouterCore:
             ev.AttemptFailed: self._on_failed,
             ev.AnswerEnded: self._on_ended,
             ev.BusReturned: self._on_bus_returned,
-            ev.Drain: self._on_drain,
             ev.Tick: self._on_tick,
         }
 
@@ -107,13 +110,18 @@ class RouterCore:
         self._effects.clear()
         return effects
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes nothing new."""
+        return self._fleet.draining
+
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves at this moment, full or not."""
         return self._outlook.ready_models()
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Those, and the ones that may come back: requests for them are held, not refused."""
-        return self._models.known()
+        return self._fleet.known_models()
 
     # Requests.
 
@@ -122,7 +130,7 @@ class RouterCore:
         if request.answer_inbox is not None:
             self._place_for_peer(request, request.answer_inbox, now)
             return
-        self._digest.arrived(now)
+        self._fleet.arrived(now)
         record = Inflight(request)
         self.inflight[request.key] = record
         if self.draining:
@@ -310,31 +318,8 @@ class RouterCore:
         else:
             self._fail(record, now, Fault.ENGINE_FAILED, detail)
 
-    # The fleet.
-
-    def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
-        beat = event.heartbeat
-        news = self.replicas.see(beat, now)
-        if beat.state is not ReplicaState.GONE:
-            self._models.hear(beat.models, now)
-        if news.restarted:
-            self._placer.forget_replica(beat.replica)
-            self._replica_lost(beat.replica, news.orphans, "the agent restarted or left", now)
-        self._line.offer(beat.replica, now)
-        if news.changed:
-            self._tell_peers(now)
-
-    def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
-        self.peers.see(event.digest, now)
-        self._models.hear(event.digest.models, now)
-        if len(self.held) and event.digest.replicas_free:
-            self._line.try_all(now)
-
-    def _replica_lost(
-        self, name: ReplicaId, orphans: tuple[str, ...], why: str, now: float
-    ) -> None:
+    def _replica_lost(self, name: ReplicaId, why: str, now: float) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
-        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
         lost = [
             record
             for record in self.inflight.values()
@@ -344,11 +329,6 @@ class RouterCore:
             self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
         self._line.try_all(now)
 
-    def _tell_peers(self, now: float) -> None:
-        digest = self._digest.due(self.replicas, self.held, not self.draining, now)
-        if digest is not None:
-            self._effects.append(fx.PublishDigest(digest))
-
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         # Started answers show a loss by their numbering or their silence.
         for record in [record for record in self.inflight.values() if record.is_tried]:
@@ -356,24 +336,14 @@ class RouterCore:
             self._back_in_line(record, now)
         self._line.try_all(now)
 
-    def _on_drain(self, event: ev.Drain, now: float) -> None:
-        self.draining = True
-        self._tell_peers(now)
-
     # Time.
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
-        for name, orphans in self.replicas.expire(now):
-            self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
-        for name in self.replicas.forgotten(now):
-            self._placer.forget_replica(name)
-        self.peers.expire(now)
-        self._models.expire(now)
-        self._placer.expire(now)
+        self._fleet.expire(now)
         for record in list(self.inflight.values()):
             self._check(record, now)
         self._line.try_all(now)
-        self._tell_peers(now)
+        self._fleet.tell_peers(now)
         self.gossip.tick(now)
 
     def _check(self, record: Inflight, now: float) -> None:

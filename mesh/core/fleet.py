@@ -1,0 +1,109 @@
+"""The fleet's part of a router: who speaks of replicas and regions, and what peers are told.
+
+Requests live in `router.py`. What they must know of the fleet comes to them in two ways: the
+tables are read when a request is placed, and `lost` is called for those whose replica is gone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.hold_queue import HoldQueue
+from mesh.core.line import Line
+from mesh.core.models import ModelNames
+from mesh.core.peers import PeerTable
+from mesh.core.placement import Placer
+from mesh.core.regional import RegionalDigest
+from mesh.core.replicas import ReplicaTable
+from schemas.ids import ModelId, ReplicaId
+from schemas.state import ReplicaState
+
+Lost = Callable[[ReplicaId, str, float], None]
+
+
+class Fleet:
+    """Hears heartbeats and digests, ages what was heard, and tells this region's own digest."""
+
+    def __init__(
+        self,
+        *,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        held: HoldQueue,
+        placer: Placer,
+        line: Line,
+        digest: RegionalDigest,
+        effects: list[fx.Effect],
+        lost: Lost,
+    ) -> None:
+        """`lost`: what becomes of requests whose replica was lost, for the reason given."""
+        self.draining = False
+        self._replicas = replicas
+        self._peers = peers
+        self._held = held
+        self._placer = placer
+        self._line = line
+        self._digest = digest
+        self._effects = effects
+        self._lost = lost
+        self._models = ModelNames()
+
+    def handlers(self) -> dict[type, Callable[[Any, float], None]]:
+        """Who hears which event, for the router's table."""
+        return {
+            ev.HeartbeatSeen: self._on_heartbeat,
+            ev.DigestSeen: self._on_digest,
+            ev.RttMeasured: lambda event, now: self._peers.measured(event.region, event.rtt_s),
+            ev.Drain: self._on_drain,
+        }
+
+    def known_models(self) -> tuple[ModelId, ...]:
+        """Models that are served, or were until a short while ago."""
+        return self._models.known()
+
+    def arrived(self, now: float) -> None:
+        """Count one client's request, for the digest."""
+        self._digest.arrived(now)
+
+    def expire(self, now: float) -> None:
+        """A tick: whoever fell silent is lost."""
+        for name, orphans in self._replicas.expire(now):
+            self._tell_lost(name, orphans)
+        for name in self._replicas.forgotten(now):
+            self._placer.forget_replica(name)
+        self._peers.expire(now)
+        self._models.expire(now)
+        self._placer.expire(now)
+
+    def tell_peers(self, now: float) -> None:
+        """Say how this region is, if it is time to."""
+        digest = self._digest.due(self._replicas, self._held, not self.draining, now)
+        if digest is not None:
+            self._effects.append(fx.PublishDigest(digest))
+
+    def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
+        beat = event.heartbeat
+        news = self._replicas.see(beat, now)
+        if beat.state is not ReplicaState.GONE:
+            self._models.hear(beat.models, now)
+        if news.restarted:
+            self._placer.forget_replica(beat.replica)
+            self._tell_lost(beat.replica, news.orphans)
+            self._lost(beat.replica, "the agent restarted or left", now)
+        self._line.offer(beat.replica, now)
+        if news.changed:
+            self.tell_peers(now)
+
+    def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
+        self._peers.see(event.digest, now)
+        self._models.hear(event.digest.models, now)
+        if len(self._held) and event.digest.replicas_free:
+            self._line.try_all(now)
+
+    def _on_drain(self, event: ev.Drain, now: float) -> None:
+        self.draining = True
+        self.tell_peers(now)
+
+    def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
+        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
