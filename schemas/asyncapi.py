@@ -46,7 +46,11 @@ ABOUT_FRAME = (
     "from 0. Then {rest}."
 )
 
-_BARE = {Frame.DATA: "the engine's bytes as they came", Frame.WORKING: "nothing"}
+_BARE = {
+    Frame.DATA: "the engine's bytes as they came",
+    Frame.WORKING: "nothing",
+    Frame.HELD: "nothing",
+}
 
 _JSON_TYPES: dict[Any, dict[str, Any]] = {
     int: {"type": "integer"},

@@ -14,8 +14,9 @@ A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the
 a body too large for one message). REFUSED ends it at once: place the request elsewhere.
 WORKING, without payload, breaks a silence of WORKING_S at any point: a router that hears nothing
 for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold a client.
-PLACED, REFUSED and LOST may also come from a peer's router, outside the numbering (number 0):
-who will answer a forwarded request, that nobody will, or that the one who answered is gone.
+PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering (number
+0): who will answer a forwarded request, that it waits there (again every HELD_S), that nobody
+will, or that the one who answered is gone.
 The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`.
 """
 
@@ -36,6 +37,7 @@ H_HANDOFF = "Mesh-Handoff"  # its number, rising for each replica: see Heartbeat
 H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by the router's estimate
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
+H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
 H_HOPS = "Mesh-Hops"  # regions passed so far
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
@@ -49,6 +51,7 @@ BODY_BYTES_MAX = 32 * 1024 * 1024
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
 WORKING_S = 5.0
+HELD_S = 1.0  # half of what a router waits to hear where a peer placed its request
 SILENCE_S_MAX = 16.0  # three of them missing
 FRAME_HEADER = struct.Struct(">BI")
 
@@ -69,6 +72,7 @@ class Frame(IntEnum):
     """Kinds of answer frames."""
 
     PLACED = ord("P")
+    HELD = ord("Q")
     REFUSED = ord("R")
     BODY_WANTED = ord("B")
     LOST = ord("L")

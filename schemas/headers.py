@@ -46,6 +46,12 @@ REQUEST = (
     Header(exchange.H_PATH, r"^/.+$", "HTTP path at the engine."),
     Header(exchange.H_ATTEMPT, COUNT_PATTERN, "Placement attempt, 1 for the first."),
     Header(exchange.H_DEADLINE_MS, COUNT_PATTERN, "Milliseconds left when sent."),
+    Header(
+        exchange.H_WAITED_MS,
+        COUNT_PATTERN,
+        "Milliseconds since it arrived at its client's router; 0 when missing.",
+        required=False,
+    ),
     Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
     Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
     Header(

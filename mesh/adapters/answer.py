@@ -138,7 +138,7 @@ class Answer:
 
         Raises WireError for frames that no sender of ours makes.
         """
-        if frame.kind in (Frame.PLACED, Frame.REFUSED, Frame.LOST):
+        if frame.kind in (Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST):
             return self._feed_about_place(frame)
         if frame.number != self._next_number:
             return self._failed(f"frame {self._next_number} of the answer was lost")
@@ -163,6 +163,8 @@ class Answer:
             placed = wire.decode_as(exchange.Placed, frame.payload)
             self._from(placed.region, placed.replica)
             return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
+        if frame.kind is Frame.HELD:
+            return ev.AttemptProgressed(self.key, self.attempt)
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)
             return self._failed(f"replica {lost.replica} of region {lost.region} was lost")

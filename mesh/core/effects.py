@@ -55,6 +55,13 @@ class RefusePeer:
 
 
 @dataclass(frozen=True, slots=True)
+class TellHeld:
+    """Tell the asking peer that its request waits in this region's line."""
+
+    answer_inbox: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellLost:
     """Tell a peer that the replica answering its request is gone."""
 
@@ -122,6 +129,7 @@ Effect = (
     | Forward
     | CancelAttempt
     | RefusePeer
+    | TellHeld
     | TellLost
     | Fail
     | PassEngineError

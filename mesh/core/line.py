@@ -4,6 +4,7 @@ A request that may not go where there is room (that place failed it before, or i
 wait for another) doesn't block those behind it that may.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from mesh.core.hold_queue import HoldQueue
@@ -11,8 +12,10 @@ from mesh.core.inflight import Inflight
 from mesh.core.placement import Place, Placer
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
+from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
 
+OTHERS_WAIT = "others wait for this model"
 NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
 # Requests held by choice that are asked again at every event; the price of being choosy is work
 # for the router, and behind so many there is somebody who isn't.
@@ -49,6 +52,16 @@ class Line:
         )
         return self._held.waiting(model) > choosy
 
+    def place_newcomer(self, request: Request, now: float) -> Place:
+        """Where it goes: not where others wait for, but a peer may be better than a line."""
+        must_wait = self.must_be_joined(request.model)
+        if must_wait and not self._placer.judges_load:
+            return self._placer.held(request, OTHERS_WAIT)
+        place = self._placer.place(request, (), now, self._held.waiting(request.model))
+        if must_wait and place.placement is Placement.LOCAL:
+            return self._placer.held(request, OTHERS_WAIT)
+        return place
+
     def joined(self, request: Request, place: Place) -> None:
         """A newcomer is held, for that reason."""
         if place.by_choice and len(self._choosy) < CHOOSY_MAX:
@@ -64,12 +77,15 @@ class Line:
         self._asked_at = now
         stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
         kinds_left = len(self._held.models()) * self._placer.brains
+        ahead: Counter[ModelId] = Counter()  # those of a model that stay, up to here
         for request in self._held:
             record = self._inflight[request.key]
             kind, avoid = (request.model, self._placer.brain_of(request)), record.avoided(now)
             if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
+                ahead[request.model] += 1
                 continue
-            record.place = place = self._placer.place(request, avoid, now)
+            record.place = place = self._placer.place(request, avoid, now, ahead[request.model])
+            ahead[request.model] += place.target is None
             if place.target is not None:
                 self._held.release(request)
                 self._begin(record, place, now)

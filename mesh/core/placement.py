@@ -90,10 +90,13 @@ class Placer:
         for brain in self._brains.values():
             brain.remote.hear(told)
 
-    def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
-        """Choose, without doing anything yet. Places in `avoid` failed this request before."""
+    def place(self, request: Request, avoid: Collection[str], now: float, ahead: int = 0) -> Place:
+        """Choose, without doing anything yet. Places in `avoid` failed this request before.
+
+        `ahead`: requests that are held here and go before it.
+        """
         brain = self._brain_of.get(request.priority, self._brain)
-        local = self._local_layer(brain, request, avoid, now)
+        local = self._local_layer(brain, request, avoid, now, ahead)
         if local.free and not brain.local.joint:
             return self._choose(brain, brain.local, request, local.free, now, local)
         if request.hops >= self._settings.hops_max:
@@ -171,7 +174,7 @@ class Placer:
         return (brain.of(kind) for brain in self._brains.values())
 
     def _local_layer(
-        self, brain: Brain, request: Request, avoid: Collection[str], now: float
+        self, brain: Brain, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> Layer:
         layer = Layer(kind := CandidateKind.REPLICA)
         free, others = self._replicas.sorted_out(
@@ -184,7 +187,9 @@ class Placer:
             if region not in rtt_s:
                 rtt_s[region] = self._peers.rtt_s(region)
             if name not in avoid:
-                layer.free.append(Target(name, replica.load, kind, rtt_s[region], replica))
+                layer.free.append(
+                    Target(name, replica.load, kind, rtt_s[region], replica, None, ahead)
+                )
             else:
                 others.append((replica, "failed before"))
         for replica, why in others:
@@ -202,7 +207,7 @@ class Placer:
                 peer, request.model, now, busy_too=brain.local.judges_load
             )
             load = peer.queue + len(peer.forwarded_at)
-            target = Target(region, load, layer.kind, peer.rtt_s, peer=peer)
+            target = Target(region, load, layer.kind, peer.rtt_s, None, peer, peer.queue)
             if why is None and region not in avoid:
                 layer.free.append(target)
             else:

@@ -3,9 +3,9 @@
 Theory of operation. A client's request is held, tried, started, ended (`inflight.py`). It is
 tried on a local replica or through one peer; whatever goes wrong before its client has seen a
 byte (refusal, loss, error) leads to another try or to one clear error, and after that byte only
-to an error event. A peer's request is placed on a local replica or refused at once; its answer
-goes straight to the asking router, so nothing of it is kept here but a note to tell that router
-if the replica is lost.
+to an error event. A peer's request is placed on a local replica, held among ours (`guests.py`) or
+refused; its answer goes straight to the asking router, so once it is placed nothing of it is kept
+here but a note to tell that router if the replica is lost.
 
 Every client's request ends in exactly one of: AnswerEnded or ClientGone (from outside), Fail or
 PassEngineError (from here). Attempts are numbered; events of an attempt that is not the current
@@ -24,6 +24,7 @@ from mesh.core.attempts import Attempts
 from mesh.core.fleet import Fleet
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
+from mesh.core.guests import Guests
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
@@ -40,7 +41,6 @@ from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 
-OTHERS_WAIT = "others wait for this model"
 DEADLINE_PASSED = "the request's deadline has passed"
 
 
@@ -88,6 +88,7 @@ class RouterCore:
             lost=self._replica_lost,
         )
         self._admission = Admission(self.held)
+        self._guests = Guests(self._effects)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
@@ -128,28 +129,31 @@ class RouterCore:
     def _on_request(self, event: ev.RequestArrived, now: float) -> None:
         request = event.request
         if request.answer_inbox is not None:
-            self._place_for_peer(request, request.answer_inbox, now)
+            self._on_guest(request, request.answer_inbox, now)
             return
         self._fleet.arrived(now)
         record = Inflight(request)
         self.inflight[request.key] = record
         if self.draining:
             self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
-        elif self._line.must_be_joined(request.model):
-            self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
-            place = self._placer.place(request, record.avoided(now), now)
+            place = self._line.place_newcomer(request, now)
             go = self._hold if place.target is None else self._begin
             go(record, place, now)
 
-    def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
-        own_wait_first = self.draining or self._line.must_be_joined(request.model)
-        place = None if own_wait_first else self._placer.place(request, (), now)
-        if place is None or place.placement is not Placement.LOCAL:
+    def _on_guest(self, request: Request, inbox: str, now: float) -> None:
+        place = None if self.draining else self._line.place_newcomer(request, now)
+        if place is not None and place.placement is Placement.LOCAL:
+            self._attempts.begin_for_peer(request, inbox, place, now)
+        elif place is None or not self._placer.judges_load or self._guests.is_full:
             reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
             self._effects.append(fx.RefusePeer(request.key, inbox, reason))
-            return
-        self._attempts.begin_for_peer(request, inbox, place, now)
+        else:
+            self.inflight[request.key] = record = Inflight(request)
+            record.place = place
+            self._back_in_line(record, now)
+            self._line.joined(request, place)
+            self._guests.wait(request, now)
 
     def _begin(self, record: Inflight, place: Place, now: float) -> None:
         """Try it there, unless that would be too late for it."""
@@ -159,7 +163,12 @@ class RouterCore:
             self._shed(record, place, str(late), now, late)
             return
         self._admission.begun(now)
-        self._attempts.begin(record, place, now)
+        if (inbox := record.request.answer_inbox) is None:
+            self._attempts.begin(record, place, now)
+            return
+        self._guests.leave(record.request)
+        del self.inflight[record.request.key]
+        self._attempts.begin_for_peer(record.request, inbox, place, now)
 
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
         """A new request must wait, or be shed, or another one for it."""
@@ -203,6 +212,10 @@ class RouterCore:
         retry_after_s: float | None = None,
     ) -> None:
         self._end(record, now)
+        if (inbox := record.request.answer_inbox) is not None:
+            self._guests.leave(record.request)
+            self._effects.append(fx.RefusePeer(record.request.key, inbox, Refusal.NO_REPLICA))
+            return
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 
     def _shed(
@@ -357,6 +370,8 @@ class RouterCore:
                 self._hold_expired(record, now)
             elif (late := self._admission.late(record, record.place, now)) is not None:
                 self._shed(record, None, str(late), now, late)
+            elif record.request.answer_inbox is not None:
+                self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
             self._attempt_failed(record, lost, now)

@@ -1,7 +1,7 @@
 """Requests of peer regions: from a bus message to a core request, and on to an agent.
 
 The asking router keeps the client, the answer and the body's parts; this region only says which
-replica answers. So nothing is stored here beyond the moment of placing.
+replica answers. So nothing is stored here but what is still to be placed.
 """
 
 import logging
@@ -83,7 +83,7 @@ def _request(
         request_id=request_id,
         model=model,
         prompt=_prompt(msg.data, headers, path, model, prompts),
-        arrived_at=now,
+        arrived_at=now - _waited_s(headers),
         deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
         hops=_count(headers, exchange.H_HOPS, HOPS_MAX),
         origin=RegionId(headers[exchange.H_ORIGIN]),
@@ -100,6 +100,12 @@ def _count(headers: Mapping[str, str], name: str, most: int) -> int:
     if not plain or int(text) > most:
         raise IngressInvalid(f"header {name} {text[:40]!r} is no number up to {most}")
     return int(text)
+
+
+def _waited_s(headers: Mapping[str, str]) -> float:
+    if exchange.H_WAITED_MS not in headers:
+        return 0.0
+    return _count(headers, exchange.H_WAITED_MS, DEADLINE_MS_MAX) / 1000
 
 
 def _slo_s(headers: Mapping[str, str]) -> float | None:
@@ -142,25 +148,27 @@ class Ingress:
         self._bus = bus
         self._metrics = metrics
         self._prompts = prompts
-        self._placing: Foreign | None = None  # the core decides at once, one after another
+        self._waiting: dict[int, Foreign] = {}  # by key, until placed or refused
 
     def read(self, msg: Msg, key: int, now: float) -> Request | None:
         """The request in a message; None when it was refused for what it holds."""
         try:
-            self._placing = read_ingress(msg, key, self._prompts, now)
+            foreign = read_ingress(msg, key, self._prompts, now)
         except IngressInvalid as error:
             log.warning("ingress refused: %s", error)
             self._say_refused(msg.reply, Refusal.BAD_WORK)
             return None
-        return self._placing.request
+        self._waiting[key] = foreign
+        return foreign.request
 
     def decided(self, effect: fx.Decided) -> None:
         """A replica was found."""
-        self._current(effect.key).span.decided(effect.decision)
+        if (foreign := self._waiting.get(effect.key)) is not None:
+            foreign.span.decided(effect.decision)
 
     def dispatch(self, effect: fx.Dispatch, inbox: str) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
-        foreign = self._current(effect.key)
+        foreign = self._waiting.pop(effect.key)
         headers = foreign.headers | handoff_headers(self._config.router, effect)
         foreign.span.dispatched(headers)
         subject = subjects.work(self._config.region, effect.replica)
@@ -172,10 +180,14 @@ class Ingress:
 
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""
-        foreign = self._current(effect.key)
+        foreign = self._waiting.pop(effect.key)
         self._say_refused(effect.answer_inbox, effect.reason)
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
         foreign.span.end(effect.reason)
+
+    def tell_held(self, effect: fx.TellHeld) -> None:
+        """Tell the asking router that its request waits here."""
+        self._bus.publish(effect.answer_inbox, exchange.pack_frame(Frame.HELD, 0))
 
     def tell_lost(self, effect: fx.TellLost) -> None:
         """Tell an asking router that the replica that was answering is gone."""
@@ -185,7 +197,3 @@ class Ingress:
     def _say_refused(self, inbox: str, reason: str) -> None:
         refused = exchange.Refused(reason, self._config.region, "", -1, -1)
         self._bus.publish(inbox, exchange.pack_frame(Frame.REFUSED, 0, wire.encode(refused)))
-
-    def _current(self, key: int) -> Foreign:
-        assert self._placing is not None and self._placing.request.key == key
-        return self._placing

@@ -49,6 +49,7 @@ class Performer:
             fx.Forward: self._forward,
             fx.CancelAttempt: self._cancel,
             fx.RefusePeer: ingress.refuse,
+            fx.TellHeld: ingress.tell_held,
             fx.TellLost: ingress.tell_lost,
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,

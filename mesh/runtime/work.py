@@ -24,6 +24,7 @@ def request_headers(
         exchange.H_PATH: ticket.ask.path,
         exchange.H_ATTEMPT: str(attempt),
         exchange.H_DEADLINE_MS: str(remaining_ms),
+        exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
         exchange.H_HOPS: str(hops),
         exchange.H_ORIGIN: origin,
     }

@@ -2,7 +2,7 @@
 
 What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
 under way are strays and their sender is told to stop, an answer's first bytes start it, and a
-peer's request is placed or refused at once. What happens by the clock is in `pulse`, gossip in
+peer's request is placed, held or refused. What happens by the clock is in `pulse`, gossip in
 `trie_links`.
 """
 
@@ -46,12 +46,13 @@ class SimRouter:
         self._network = network
         self._around = around
         self._tickets = Tickets(site)
-        self._placing: tuple[dict[str, str], Ask, Asker] | None = None  # a peer's request
+        self._guests: dict[int, tuple[dict[str, str], Ask, Asker]] = {}  # peers' requests, by key
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
             fx.Forward: self._forward,
             fx.CancelAttempt: self._cancel,
             fx.RefusePeer: self._refuse_peer,
+            fx.TellHeld: self._tell_held,
             fx.TellLost: self._tell_lost,
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,
@@ -72,6 +73,7 @@ class SimRouter:
     def crash(self) -> None:
         """The process is gone, and its clients' connections with it."""
         self.core = None
+        self._guests.clear()
         for ticket in self._tickets:
             self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
         self._tickets.clear()
@@ -95,7 +97,7 @@ class SimRouter:
 
     def _admit(self, ask: Ask) -> None:
         now = self._queue.now
-        ticket = self._tickets.open(ask, now + self._around.request_s)
+        ticket = self._tickets.open(ask, now, now + self._around.request_s)
         request = Request(
             key=ticket.key,
             request_id=ask.request_id,
@@ -121,19 +123,20 @@ class SimRouter:
     # What peers say.
 
     def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A peer's request, to be placed or refused at once."""
+        """A peer's request, to be placed, held or refused."""
         if self.core is None:
             self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
             return
         now = self._queue.now
-        self._placing = headers, ask, asker
+        key = self._tickets.new_key()
+        self._guests[key] = headers, ask, asker
         request = Request(
-            key=self._tickets.new_key(),
+            key=key,
             request_id=ask.request_id,
             model=MODEL,
             prompt=ask.prompt,
             session=ask.session,
-            arrived_at=now,
+            arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
             deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
             hops=int(headers[exchange.H_HOPS]),
             origin=RegionId(headers[exchange.H_ORIGIN]),
@@ -182,6 +185,11 @@ class SimRouter:
         """A peer found who will answer."""
         if (ticket := self._wanted(inbox, replica)) is not None:
             self.feed(ev.PlacedByPeer(ticket.key, ticket.attempt, replica.name))
+
+    def hear_held(self, inbox: str) -> None:
+        """A peer has it in its line."""
+        if (ticket := self._tickets.answering(inbox)) is not None:
+            self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
 
     def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
         """A peer lost who was answering."""
@@ -253,16 +261,17 @@ class SimRouter:
         replica = self._around.replicas[effect.replica]
         handoff = handoff_headers(ROUTER, effect)
         if effect.answer_inbox is not None:
-            self._dispatch_for_peer(effect.answer_inbox, replica, handoff)
+            self._dispatch_for_peer(effect.key, effect.answer_inbox, replica, handoff)
             return
         ticket = self._tickets.begin(effect.key, effect.attempt)
         ticket.replica = replica
         headers = self._headers(ticket, hops=0) | handoff
         self._send(replica.site, replica.hear_work, ticket.inbox, headers, ticket.ask, self)
 
-    def _dispatch_for_peer(self, inbox: str, replica: Worker, handoff: dict[str, str]) -> None:
-        assert self._placing is not None, "a peer's request is placed the moment it comes"
-        headers, ask, asker = self._placing
+    def _dispatch_for_peer(
+        self, key: int, inbox: str, replica: Worker, handoff: dict[str, str]
+    ) -> None:
+        headers, ask, asker = self._guests.pop(key)
         self._send(replica.site, replica.hear_work, inbox, headers | handoff, ask, asker)
         self._send(asker.site, asker.hear_placed, inbox, replica)
 
@@ -276,7 +285,8 @@ class SimRouter:
     def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:
         remaining_s = ticket.deadline - self._queue.now
         request_id = ticket.ask.request_id
-        return request_headers(request_id, ticket.attempt, hops, self.site, remaining_s)
+        waited_s = self._queue.now - ticket.arrived_at
+        return request_headers(request_id, ticket.attempt, hops, self.site, remaining_s, waited_s)
 
     def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
         self._network.send(self.site, to, call, *args)
@@ -292,10 +302,15 @@ class SimRouter:
             self._send(replica.site, replica.hear_cancel, ticket.inbox)
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
-        assert self._placing is not None
-        asker = self._placing[2]
+        _, _, asker = self._guests.pop(effect.key)
         refused = Refused(effect.reason, self.site, "", -1, -1)
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
+
+    def _tell_held(self, effect: fx.TellHeld) -> None:
+        address = subjects.parse_inbox(effect.answer_inbox)
+        assert address is not None, "our own routers' inboxes"
+        asker = self._around.routers[address.region]
+        self._send(asker.site, asker.hear_held, effect.answer_inbox)
 
     def _tell_lost(self, effect: fx.TellLost) -> None:
         address = subjects.parse_inbox(effect.answer_inbox)

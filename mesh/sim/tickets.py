@@ -20,6 +20,7 @@ class Ticket:
 
     key: int
     ask: Ask
+    arrived_at: float
     deadline: float
     attempt: int = 0
     inbox: str = ""  # of the attempt under way; empty while there is none
@@ -48,9 +49,9 @@ class Tickets:
         self._last_key += 1
         return self._last_key
 
-    def open(self, ask: Ask, deadline: float) -> Ticket:
+    def open(self, ask: Ask, arrived_at: float, deadline: float) -> Ticket:
         """Enter a client's request."""
-        ticket = Ticket(self.new_key(), ask, deadline)
+        ticket = Ticket(self.new_key(), ask, arrived_at, deadline)
         self._by_key[ticket.key] = self._by_ask[ask.number] = ticket
         return ticket
 

@@ -10,7 +10,12 @@ _MODEL_TOKEN = subjects.encode_model(MODEL)
 
 
 def request_headers(
-    request_id: RequestId, attempt: int, hops: int, origin: RegionId, remaining_s: float
+    request_id: RequestId,
+    attempt: int,
+    hops: int,
+    origin: RegionId,
+    remaining_s: float,
+    waited_s: float,
 ) -> dict[str, str]:
     """What both kinds of message say of a request."""
     return {
@@ -19,6 +24,7 @@ def request_headers(
         exchange.H_PATH: CHAT,
         exchange.H_ATTEMPT: str(attempt),
         exchange.H_DEADLINE_MS: str(max(1, round(remaining_s * 1000))),
+        exchange.H_WAITED_MS: str(round(waited_s * 1000)),
         exchange.H_HOPS: str(hops),
         exchange.H_ORIGIN: origin,
     }

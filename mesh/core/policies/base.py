@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
     `load`: requests in it or on their way, however its layer counts. `rtt_s`: round trip to it,
     0.0 inside the region, None while unknown. Exactly one of `replica` and `peer` is set, as
-    `kind` says.
+    `kind` says. `ahead`: requests that are held in its region and go before this one.
     """
 
     name: str
@@ -46,14 +46,16 @@ class Target(NamedTuple):
     rtt_s: float | None = 0.0
     replica: Replica | None = None
     peer: Peer | None = None
+    ahead: int = 0
 
 
 class Score(NamedTuple):
     """What a policy thought of one target: `seconds` of expected TTFT where it computes them.
 
-    `terms` add up to `seconds`, the ones in seconds; others are there to be read. Two have one
-    meaning everywhere: `queue_s`, the wait in the target's queue, and `others_s`, what the
-    request costs others, which its own client does not wait for.
+    `terms` add up to `seconds`, the ones in seconds; others are there to be read. Three have one
+    meaning everywhere: `line_s`, the wait among those who are held in its region, `queue_s`, the
+    wait in the target's queue, and `others_s`, what the request costs others, which its own client
+    does not wait for.
     """
 
     target: Target
@@ -63,7 +65,7 @@ class Score(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """When a first token is expected, in seconds from now; `queue_s` of them pass in a queue."""
+    """When a first token is expected, in seconds from now; `queue_s` of them pass in queues."""
 
     seconds: float
     queue_s: float
@@ -104,7 +106,8 @@ class Choice:
         if not known:
             return None
         seconds, score = min(known, key=lambda one: one[0])
-        return FirstToken(seconds, score.terms.get("queue_s") or 0.0)
+        waits = (score.terms.get(term) or 0.0 for term in ("line_s", "queue_s"))
+        return FirstToken(seconds, sum(waits))
 
 
 class Policy(Protocol):

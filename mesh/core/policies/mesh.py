@@ -3,12 +3,13 @@
 For each candidate, in seconds:
 
     rtt_s       to a peer region, and back to us with the first token
+  + line_s      those held in its region who go first
   + queue_s     prompts that are computed before ours: told by its heartbeat or digest, plus what
                 was handed off since
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many are running
   + memory_s    until memory for the prompt is given back, where it is full
-  + others_s    what others pay: decodes that our prefill stalls, and that our decode slows down
+  + others_s    what others pay: decodes that our prefill stalls
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with what it does to others, without
@@ -19,8 +20,9 @@ itself: its holder's queue grows until computing it elsewhere is quicker.
 Everyone who serves the model is a candidate, busy or not, because the busy holder of a long
 prefix may still be the quickest. A replica is *open* while the prompts queued there take less
 than QUEUE_S; that is enough to keep it busy from one heartbeat to the next, and more would be
-better placed later, by what is known then. If the cheapest is not open, the request is held; a
-peer's is refused, and its own region looks again.
+better placed later, by what is known then. If the cheapest is a replica that is not open, the
+request is held. If it is a peer, it goes there, and waits there if it must: where a prefix is and
+how long the lines are is known beforehand, which replica will be free is known there first.
 
 A prompt counts as held from its placement on: while it is being computed it is in the queue that
 is priced as well. A queue, a speed or a number of running requests that nobody tells is reckoned
@@ -28,7 +30,9 @@ from what is usual, never taken for zero; memory that nobody tells is not priced
 broken at random.
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
-only when full (the far idle replica is often nearer in seconds).
+only when full (the far idle replica is often nearer in seconds); charging how much one more in a
+batch slows down every token of all (its slope over requests running can't be told from what
+prefills do to them meanwhile, and a wrong one outweighs all else).
 """
 
 from collections.abc import Sequence
@@ -90,7 +94,7 @@ class Mesh:
         best = Price._make(ties[0] if len(ties) == 1 else self._dice.choice(ties))
         scores = [Price._make(row).score() for row in cheapest]
         waited_s, is_guess = now - request.arrived_at, not lessons.knows(best.target)
-        if _is_open(best) or _starves(best, waited_s):
+        if best.target.peer is not None or _is_open(best) or _starves(best, waited_s):
             self._chosen = request.key, best
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(rows)}"
             held = best.held
@@ -120,10 +124,8 @@ class Mesh:
             expected = Expected(now, price.rtt_s, price.tokens, price.running)
             _keep(self._expected, request.key, expected)
             lessons = self._courses.of(request.model)
-            if price.target.replica is not None:
-                beat = price.target.replica.heartbeat
-                if beat.running and beat.decode_tokens_per_s:
-                    lessons.batch(beat.running, 1.0 / beat.decode_tokens_per_s)
+            if price.target.replica is not None and price.target.replica.heartbeat.running:
+                lessons.batch(price.target.replica.heartbeat.running)
             lessons.prompt(request.prompt.tokens - price.held.tokens)
 
     def _fit(self, target: Target, request: Request) -> None:

@@ -137,9 +137,7 @@ class Lessons:
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self.fleet_speed = SPEED_START
-        self._batches = Fit()
         self.running = RUNNING_START  # beside a newcomer, usually
-        self.crowding_s = 0.0  # what one more in the batch adds to everyone's every token
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
         self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
@@ -181,14 +179,9 @@ class Lessons:
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
 
-    def batch(self, running: float, s_per_token: float) -> None:
-        """So long is a token where so many run."""
+    def batch(self, running: float) -> None:
+        """So many ran beside a newcomer."""
         self.running += WEIGHT * (running - self.running)
-        self._batches.add(0.0, running, s_per_token)
-        fit = self._batches
-        spread = fit.nn - fit.n * fit.n / fit.w
-        if spread > 0.05 * fit.nn:
-            self.crowding_s = max(0.0, (fit.ny - fit.n * fit.y / fit.w) / (spread + fit.nn / fit.w))
 
     def resided(self, spot: Spot, seconds: float) -> None:
         """An answer was complete so long after its first token."""

@@ -15,8 +15,7 @@ from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-STALL_WEIGHT = 0.1
-CROWD_WEIGHT = 0.3  # and those whom our decode slows down, token by token
+STALL_WEIGHT = 0.2  # of the decodes that our prefill stalls: they wait for one token in hundreds
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -29,6 +28,7 @@ class Price(NamedTuple):
     tokens: float  # to compute there before the first one comes, those queued included
     running: float
     rtt_s: float
+    line_s: float
     queue_s: float
     prefill_s: float
     base_s: float
@@ -44,6 +44,7 @@ class Price(NamedTuple):
         """For the receipt."""
         terms = {
             "rtt_s": self.rtt_s,
+            "line_s": self.line_s,
             "queue_s": self.queue_s,
             "prefill_s": self.prefill_s,
             "base_s": self.base_s,
@@ -53,7 +54,7 @@ class Price(NamedTuple):
         return Score(self.target, self.seconds, terms, self.held.blocks)
 
 
-Row = tuple[float, Target, Held, float, float, float, float, float, float, float, float]
+Row = tuple[float, Target, Held, float, float, float, float, float, float, float, float, float]
 
 
 class Prices:
@@ -69,11 +70,11 @@ class Prices:
         self._now = now
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + lessons.output_tokens
-        self._slow_s = CROWD_WEIGHT * lessons.crowding_s * lessons.output_tokens
 
     def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
         """The price of each target; `held`: what each holds of the prompt."""
         rows = []
+        self._ready = max(1, sum(target.replica is not None for target in targets))
         for target, has in zip(targets, held, strict=True):
             if target.replica is not None:
                 rows.append(self._local(target, target.replica, has))
@@ -96,8 +97,9 @@ class Prices:
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
-        seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
+        others_s = running * STALL_WEIGHT * prefill_s
+        line_s = target.ahead * self._lessons.prefill_tokens * s_per_token / self._ready
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
         return (
             seconds,
@@ -106,6 +108,7 @@ class Prices:
             tokens,
             running,
             rtt_s,
+            line_s,
             queue_s,
             prefill_s,
             base_s,
@@ -125,18 +128,18 @@ class Prices:
         base_s, s_per_token, s_per_decode = self._lessons.speed(target)
         prefill_tokens = self._prompt_tokens - held.tokens
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        queue_s = self._peer_queue_s(peer, rtt_s, s_per_token)
+        line_s, queue_s = self._peer_waits_s(peer, rtt_s, s_per_token)
         running = peer.running(self._request.model)
         if running is None:
             running = self._lessons.running
         prefill_s = prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        others_s = running * (STALL_WEIGHT * prefill_s + self._slow_s)
+        others_s = running * STALL_WEIGHT * prefill_s
         free_tokens = peer.kv_free_tokens(self._request.model)
         # Who runs nothing has nothing to give back: waiting for it would not help.
         memory_s = self._memory_s(target, free_tokens, running) if running else 0.0
-        seconds = rtt_s + queue_s + prefill_s + base_s + memory_s + others_s
-        tokens = prefill_tokens + queue_s / s_per_token
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+        tokens = prefill_tokens + (line_s + queue_s) / s_per_token
         return (
             seconds,
             target,
@@ -144,6 +147,7 @@ class Prices:
             tokens,
             running,
             rtt_s,
+            line_s,
             queue_s,
             prefill_s,
             base_s,
@@ -151,14 +155,17 @@ class Prices:
             others_s,
         )
 
-    def _peer_queue_s(self, peer: Peer, rtt_s: float, s_per_token: float) -> float:
-        """What the digest said, and what has come since: ours is counted, others' expected."""
+    def _peer_waits_s(self, peer: Peer, rtt_s: float, s_per_token: float) -> tuple[float, float]:
+        """In its line and in an engine's queue: what the digest said, and what has come since.
+
+        What we sent there is counted, what others did is expected.
+        """
         model = self._request.model
         typical_s = self._lessons.prefill_tokens * s_per_token
         ready = max(1, peer.ready(model))
         told_s = peer.wait_s(model)
-        held_s = peer.queue * typical_s / ready
+        line_s = peer.queue * typical_s / ready
         age_s = self._now - peer.seen_at + rtt_s / 2
         unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
         unseen_s = max(0.0, unseen - peer.free(model)) * typical_s / ready
-        return (typical_s if told_s is None else told_s) + held_s + unseen_s
+        return line_s, (typical_s if told_s is None else told_s) + unseen_s

@@ -14,7 +14,7 @@ from mesh.core.policies.mesh_lessons import (
     Lessons,
     Speed,
 )
-from mesh.core.policies.mesh_prices import CROWD_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
+from mesh.core.policies.mesh_prices import RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
 from schemas.decision import CandidateKind
@@ -55,6 +55,7 @@ def test_an_idle_replica_costs_its_base_and_the_prompt():
     one = price(replica())
     assert one.score().terms == {
         "rtt_s": 0.0,
+        "line_s": 0.0,
         "queue_s": 0.0,
         "prefill_s": pytest.approx(1000 * S_PER_TOKEN),
         "base_s": BASE_S,
@@ -128,17 +129,20 @@ def test_a_region_has_the_memory_of_its_emptiest_replica():
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_everyone_who_decodes_there_pays_for_one_more_beside_them():
-    """A token is 10 ms alone and 1 ms more for each that runs: that is learned from heartbeats."""
+def test_everyone_who_decodes_there_pays_for_the_prefill_that_stalls_them():
+    for target in (replica(running=10), peer(running=10.0)):
+        one = price(target)
+        assert one.others_s == pytest.approx(10 * STALL_WEIGHT * one.prefill_s)
+
+
+def test_who_is_held_and_goes_first_is_waited_for():
+    """They are prompts like others, shared among the replicas that serve the model."""
     lessons = Lessons()
-    for running in (1, 2, 4, 8, 16, 32) * 20:
-        lessons.batch(running, 0.010 + 0.001 * running)
-    assert lessons.crowding_s == pytest.approx(0.001, rel=0.1)
-    one = price(replica(running=10), lessons=lessons)
-    others_s = (
-        STALL_WEIGHT * one.prefill_s + CROWD_WEIGHT * lessons.crowding_s * lessons.output_tokens
-    )
-    assert one.others_s == pytest.approx(10 * others_s)
+    for target in (replica()._replace(ahead=6), peer(queue=6)):
+        one = price(target, lessons=lessons)
+        typical_s = lessons.prefill_tokens * lessons.speed(target).s_per_token
+        ready = 1 if target.peer is None else target.peer.ready(MODEL)
+        assert one.line_s == pytest.approx(6 * typical_s / ready)
 
 
 def test_each_one_at_its_own_speed():
