@@ -91,6 +91,12 @@ class RouterMetrics:
             ["origin", "result"],
             registry=registry,
         )
+        self.ingress_refusals = Counter(
+            "mesh_ingress_refusals",
+            "Requests of peers not taken, by why.",
+            ["reason"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "mesh_refusals", "Placements not taken, by reason.", ["reason"], registry=registry
         )

@@ -21,6 +21,7 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
+from mesh.core.foreign import ForeignWork
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
 from mesh.core.hold_queue import HoldQueue
@@ -70,6 +71,7 @@ class RouterCore:
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
+        self._foreign = ForeignWork(settings, self.replicas, self._placer, self._line)
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -135,11 +137,10 @@ class RouterCore:
             go(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
-        own_wait_first = self.draining or self._line.must_be_joined(request.model)
-        place = None if own_wait_first else self._placer.place(request, (), now)
-        if place is None or place.placement is not Placement.LOCAL:
-            reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
-            self._effects.append(fx.RefusePeer(request.key, inbox, reason))
+        place = self._foreign.place(request, now, draining=self.draining)
+        if isinstance(place, Refusal):
+            fresh = self._digest.fresh(self.replicas, self.held, not self.draining, now)
+            self._effects.append(fx.RefusePeer(request.key, inbox, place, fresh))
             return
         self._attempts.begin_for_peer(request, inbox, place, now)
 
