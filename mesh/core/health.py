@@ -12,15 +12,7 @@ clock of our own making, so the gap that matters is known beforehand.
 Source: SWIM (Das et al. 2002) 4.2; SkyWalker 3.3 for what a peer must say to be given work.
 """
 
-from enum import StrEnum
-
-
-class Health(StrEnum):
-    """How a region looks from here."""
-
-    GREEN = "green"  # heard as often as it should speak
-    YELLOW = "yellow"  # some of it is missing; it may still be asked
-    RED = "red"  # silent: it gets no work
+from schemas.state import Health
 
 
 def health(gap_s: float, late_s: float, lost_s: float) -> Health:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mesh.core.health import Health, health
+from mesh.core.health import health
 from mesh.core.round_trips import RoundTrips
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest
+from schemas.state import Digest, Health
 
 ROUTERS_MAX = 64  # routers of one peer region that are remembered
 PEERS_MAX = 256  # regions

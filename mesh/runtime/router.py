@@ -115,7 +115,7 @@ class Router:
             settings=config.settings,
             dice=random.Random(config.seed),
         )
-        self._metrics = RouterMetrics(self.core, CollectorRegistry())
+        self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
         self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide)

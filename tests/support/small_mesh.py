@@ -16,7 +16,7 @@ from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
 from mesh.core.settings import RouterSettings
-from mesh.runtime.config import RouterConfig
+from mesh.runtime.config import Entry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_server import NatsServer
@@ -38,7 +38,12 @@ class SmallMesh:
         self.engines: tuple[ScriptedEngine, ...] = ()  # whose behaviour `set_all` changes
 
     async def router(
-        self, region: str, *, record: RecordTo | None = None, **settings: object
+        self,
+        region: str,
+        *,
+        record: RecordTo | None = None,
+        entries: Mapping[RegionId, Entry] | None = None,
+        **settings: object,
     ) -> str:
         """A router of the region; returns its base URL."""
         config = RouterConfig(
@@ -54,6 +59,7 @@ class SmallMesh:
             seed=7,
             drain_s=5.0,
             record=record,
+            entries=entries or {},
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)

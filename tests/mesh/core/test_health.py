@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from mesh.core.health import Health, health
+from mesh.core.health import health
+from schemas.state import Health
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import pytest
 
 from mesh.core import peers as module
-from mesh.core.health import Health
 from mesh.core.peers import Peer, PeerTable
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RouterId
-from schemas.state import ModelCapacity
+from schemas.state import Health, ModelCapacity
 from tests.mesh.core.build import AP, EU, MODEL, digest
 
 
