@@ -36,6 +36,7 @@ class RouterSettings:
     # not begun to answer is placed again.
     heartbeat_late_s: float = 0.3
     heartbeat_lost_s: float = 2.0
+    heartbeat_blind_s: float = 30.0  # nobody is heard at all: work on with the last view so long
     digest_late_s: float = 0.35  # three digests and a link's jitter; a peer that late is yellow
     digest_lost_s: float = 1.0  # ten digests; a peer that silent is red and gets no work
     peer_reply_s: float = 2.0  # beyond the round trip: a peer must place or refuse in this time
