@@ -25,7 +25,7 @@ from tests.support.nats_pair import nats_pair
 from tests.support.nats_regions import free_ports
 from tests.support.nats_server import running_nats_server
 from tests.support.scripted_engine import hang, scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh
+from tests.support.small_mesh import chat, post, small_mesh
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.drill]
 
@@ -275,19 +275,3 @@ def test_the_hosts_clock_is_read_for_epochs_alone():
         if (node.value.id, node.attr) in WALL_CLOCKS
     }
     assert found == READ_BY
-
-
-async def test_errors_too_say_which_region_they_are_of(nats_server):
-    async with small_mesh({"us": nats_server}) as mesh:
-        url = await mesh.router("us", hold_s_max=0.2)
-        async with client() as session:
-            for method, path, body, status in (
-                ("GET", "/nowhere", None, 404),
-                ("DELETE", "/health", None, 405),
-                ("POST", "/v1/chat/completions", b"no JSON", 400),
-                ("POST", "/v1/chat/completions", orjson.dumps(chat()), 503),
-                ("GET", "/ready", None, 503),
-                ("GET", "/v1/regions?near=x", None, 400),
-            ):
-                async with session.request(method, url + path, data=body) as answer:
-                    assert (answer.status, answer.headers["x-mesh-region"]) == (status, "us"), path

@@ -1,6 +1,7 @@
 """`/v1/regions`: two real regions as one of them sees both, over HTTP."""
 
 import jsonschema
+import orjson
 import pytest
 
 from mesh.core.geo import Location
@@ -9,7 +10,7 @@ from schemas.ids import RegionId
 from schemas.openapi import document
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import client, small_mesh
+from tests.support.small_mesh import chat, client, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -97,3 +98,19 @@ async def test_without_its_bus_a_region_says_so_of_itself(two):
     await two.until(lambda: router.desk.not_ready_because() is not None, "the bus to be missed")
     home = next(region for region in await regions(two) if region["home"])
     assert home["health"] == "red"
+
+
+async def test_errors_too_say_which_region_they_are_of(nats_server):
+    async with small_mesh({"us": nats_server}) as mesh:
+        url = await mesh.router("us", hold_s_max=0.2)
+        async with client() as session:
+            for method, path, body, status in (
+                ("GET", "/nowhere", None, 404),
+                ("DELETE", "/health", None, 405),
+                ("POST", "/v1/chat/completions", b"no JSON", 400),
+                ("POST", "/v1/chat/completions", orjson.dumps(chat()), 503),
+                ("GET", "/ready", None, 503),
+                ("GET", "/v1/regions?near=x", None, 400),
+            ):
+                async with session.request(method, url + path, data=body) as answer:
+                    assert (answer.status, answer.headers["x-mesh-region"]) == (status, "us"), path
