@@ -165,6 +165,8 @@ class Ledger:
             case = self.cases[effect.key]
             gone = isinstance(event, ev.ClientGone)
             assert (case.live or gone) and effect.attempt == case.attempt > 0
+            if isinstance(event, ev.Tick) and case.place is not None:
+                case.failed_by.add(case.place)  # its silence was too long
             self._leave(case)
         elif isinstance(effect, fx.Fail | fx.PassEngineError):
             if isinstance(effect, fx.Fail) and effect.fault is Fault.SATURATED:
@@ -210,9 +212,9 @@ class Ledger:
         return case
 
     def _shuns(self, case: Case) -> bool:
-        """Whether a peer refused it, or was silent: then it asks others, and they may be taken."""
+        """Whether a peer refused it: then it asks others first, and they may be taken."""
         record = self.core.inflight.get(case.request.key)
-        return record is not None and bool(record.refused_by or record.avoid)
+        return record is not None and bool(record.refused_by)
 
     def _check_replica(self, effect: fx.Dispatch, event: ev.Event, now: float) -> None:
         seen = self.replicas[effect.replica]
