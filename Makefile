@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test compare fidelity decide lint format schemas clean help
+.PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
@@ -24,6 +24,9 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 
 test: lint ## every check: style, types, layers, tests
 	$(BIN)/pytest -n 2 --dist loadfile
+
+drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
+	$(BIN)/pytest -m drill
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)

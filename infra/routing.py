@@ -12,11 +12,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from infra.table import Table
-from schemas.exchange import Priority
+from schemas.exchange import SLO_MS_MAX, Priority
 
 POLICY_CHARS_MAX = 100
 PUSHING_PATTERN = r"^(blind|pending|outstanding:[0-9]{1,6})$"
 HOLD_ORDERS = ("first-come", "hit-ratio")
+HOPS_MAX = 1
 
 
 class Shape(StrEnum):
@@ -59,6 +60,15 @@ def _hold_order(value: object) -> object:
     return value
 
 
+def _hops(value: object) -> object:
+    if type(value) is not int or not 0 <= value <= HOPS_MAX:
+        raise ValueError(
+            "write 0 or 1: what a peer refuses is placed anew by the router that asked, so that "
+            "no request wanders"
+        )
+    return value
+
+
 Policy = Annotated[str, Field(strict=True, min_length=1, max_length=POLICY_CHARS_MAX)]
 PolicyByPriority = Annotated[dict[Priority, Policy], BeforeValidator(_classes)]
 PushingRule = Annotated[
@@ -73,6 +83,14 @@ Order = Annotated[
 ]
 
 
+Hops = Annotated[
+    int,
+    BeforeValidator(_hops),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": HOPS_MAX}),
+]
+GoalMs = Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX)]
+
+
 class Routing(Table):
     """The operator's choices; None where the table says nothing."""
 
@@ -81,6 +99,8 @@ class Routing(Table):
     pushing: PushingRule | None = None
     hold_order: Order | None = None
     topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
+    hops_max: Hops | None = None  # regions that a request may pass: 0 forwards nothing
+    own_ttft_goal_ms: GoalMs | None = None  # peers' work must leave this to the own clients
 
     def over(self, whole: "Routing") -> "Routing":
         """This table, and where it says nothing the other one."""

@@ -11,12 +11,13 @@ repaired silently. Rejected: YAML (its `no` is a boolean) and environment variab
 """
 
 import itertools
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from infra.address import Address, parse_address
 from infra.config_problems import Location, did_you_mean, problem_lines
@@ -29,6 +30,7 @@ REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
 ROUTERS_MAX = 64
 RTT_MS_MAX = 10_000.0
+BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
 
 
 class TopologyError(ValueError):
@@ -59,10 +61,35 @@ def _pair(value: object) -> object:
     return value
 
 
+def _base_url(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(BASE_URL_PATTERN, value):
+        raise ValueError('write the URL that clients use, like "https://us.example.com/v1"')
+    return value
+
+
+def _degrees(value: object) -> object:
+    numbers = isinstance(value, list | tuple) and all(type(each) in (int, float) for each in value)
+    if not numbers or len(value) != 2:  # type: ignore[arg-type]
+        raise ValueError("write latitude and longitude in degrees, like [38.9, -77.5]")
+    return value
+
+
 RegionName = Annotated[RegionId, _name("region")]
 ReplicaName = Annotated[ReplicaId, _name("replica")]
 RouterName = Annotated[RouterId, _name("router")]
 HostPort = Annotated[Address, BeforeValidator(parse_address)]
+Endpoint = Annotated[
+    str,
+    BeforeValidator(_base_url),
+    WithJsonSchema({"type": "string", "pattern": BASE_URL_PATTERN}),
+]
+Degrees = Annotated[
+    tuple[
+        Annotated[float, Field(ge=-90, le=90, allow_inf_nan=False)],
+        Annotated[float, Field(ge=-180, le=180, allow_inf_nan=False)],
+    ],
+    BeforeValidator(_degrees),
+]
 Replicas = Annotated[
     tuple[ReplicaName, ...],
     Field(max_length=REPLICAS_MAX),
@@ -105,6 +132,8 @@ class Region(Table):
     http: HostPort  # the OpenAI endpoint of the region's router
     nats: HostPort  # client port of its nats-server
     leaf: HostPort  # where its nats-server accepts links from other regions
+    endpoint: Endpoint | None = None  # base URL for clients, told to them in /v1/regions
+    location: Degrees | None = None  # [latitude, longitude], for clients that say where they are
     monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
     replicas: Replicas  # names, or a number N for <region>-0 … <region>-(N-1)
     routers: Routers = (RouterId("r1"),)

@@ -115,6 +115,7 @@ class Refusal(StrEnum):
     ENGINE_DOWN = "engine_down"
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
+    OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
 
 
 class Outcome(StrEnum):
@@ -155,7 +156,8 @@ class Lost:
 class Refused:
     """Not taken, with the refuser's fresh load, so that the next choice is better informed.
 
-    `pending`, `running`: requests, -1 when unknown.
+    `pending`, `running`: requests, -1 when unknown. `digest`: a region's, as JSON, when its router
+    refuses; empty when an agent does.
     """
 
     TAG: ClassVar[int] = 2
@@ -165,6 +167,7 @@ class Refused:
     replica: str  # empty when a peer's router refuses for its region
     pending: int
     running: int
+    digest: str = ""
 
 
 @wire_message

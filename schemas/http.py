@@ -15,7 +15,9 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
-from schemas.state import Count
+from schemas.state import Count, Health, Ratio, Seconds
+from schemas.state import Model as ModelName
+from schemas.state import Region as RegionName
 
 H_REQUEST_ID = "x-request-id"
 H_DEBUG = "x-mesh-debug"
@@ -24,6 +26,8 @@ H_PRIORITY = "x-mesh-priority"
 H_SLO_TTFT_MS = "x-mesh-slo-ttft-ms"
 H_SESSION = "x-mesh-session"
 H_REGION = "x-mesh-region"
+H_CLIENT_LOCATION = "x-mesh-client-location"
+NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 
@@ -31,6 +35,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{model}"
+REGIONS = "/v1/regions"
 HEALTH = "/health"
 READY = "/ready"
 METRICS = "/metrics"
@@ -97,6 +102,59 @@ class ModelList:
     data: tuple[Model, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Degrees on the globe."""
+
+    lat: Annotated[float, Field(ge=-90, le=90)]
+    lon: Annotated[float, Field(ge=-180, le=180)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A region as the asked router sees it. Null is what it does not know."""
+
+    name: RegionName
+    home: bool
+    """Whether it is the asked router's own."""
+    health: Health
+    """Green: heard as it should be. Yellow: some of its digests are missing. Red: silent, or, of
+    the own region, without a bus."""
+    heard_s: Seconds | None
+    """Seconds since any of its routers spoke; null at home and of one never heard."""
+    rtt_s: Seconds | None
+    """Round trip over the bus: median of the last pings, smoothed; 0 at home."""
+    jitter_s: Seconds | None
+    """Mean change from one round trip to the next (RFC 3550), in seconds."""
+    loss_ratio: Ratio | None
+    """Part of the last pings that did not come back."""
+    accepting: bool
+    """Whether any of its routers takes requests."""
+    replicas_ready: Count
+    replicas_free: Count
+    """Ready and not full."""
+    queue: Count
+    """Requests held there."""
+    models: tuple[ModelName, ...]
+    """What its ready replicas serve."""
+    endpoint: str | None
+    """Base URL for clients, as mesh.toml names it."""
+    location: Location | None
+    """Where it is, as mesh.toml says."""
+    distance_km: Annotated[float, Field(ge=0)] | None
+    """Great circle to the location asked about; null if none was, or the region has none."""
+    rtt_estimate_s: Seconds | None
+    """The round trip over that distance, by light in cables: for an order, not for a promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionList:
+    """Every region, the nearest first."""
+
+    object: Literal["list"] = "list"
+    data: tuple[Region, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetail:
     """What went wrong and what to do about it."""
@@ -131,7 +189,7 @@ class Fault(Enum):
     """Every error that the router itself answers with. Engines' own errors pass as they come."""
 
     INVALID = FaultKind(
-        400, BAD, "invalid_request", False, "The body is not a request: the message says why."
+        400, BAD, "invalid_request", False, "This is not a request: the message says why."
     )
     MODEL_UNKNOWN = FaultKind(
         404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
@@ -201,6 +259,15 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", MODELS, "listModels", "The models served here.", None, ModelList, ()),
     Route("GET", MODEL, "retrieveModel", "One of them.", None, Model, (Fault.MODEL_UNKNOWN,)),
+    Route(
+        "GET",
+        REGIONS,
+        "listRegions",
+        "The regions as this router sees them, nearest first: to itself, or to `near`.",
+        None,
+        RegionList,
+        (Fault.INVALID,),
+    ),
     Route("GET", HEALTH, "health", "200 while the process lives.", None, "text/plain", ()),
     Route(
         "GET",

@@ -52,6 +52,16 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+NEAR_ABOUT = (
+    f"Where the client is, as `latitude,longitude` in degrees; the header {http.H_CLIENT_LOCATION} "
+    "says the same and stands behind it. Regions come by great-circle distance then."
+)
+NEAR_PARAMETERS: list[dict[str, Any]] = [
+    {"name": name, "in": place, "description": NEAR_ABOUT,
+     "schema": {"type": "string", "examples": ["52.5,13.4"]}}
+    for name, place in ((http.NEAR, "query"), (http.H_CLIENT_LOCATION, "header"))
+]  # fmt: skip
+
 ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: ("Name of the request.", {"type": "string", "pattern": REQUEST_ID_PATTERN}),
     http.H_REGION: (
@@ -124,6 +134,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         about = "Model name; its slashes may stand as they are."
         found.append({"name": "model", "in": "path", "required": True, "description": about,
                       "schema": {"type": "string"}})  # fmt: skip
+    if route.path == http.REGIONS:
+        found += NEAR_PARAMETERS
     return found
 
 

@@ -39,6 +39,14 @@ class ReplicaState(StrEnum):
     GONE = "gone"  # the agent's last word
 
 
+class Health(StrEnum):
+    """How alive a region is, by the gaps between its digests."""
+
+    GREEN = "green"  # heard as often as it should speak
+    YELLOW = "yellow"  # some of it is missing; it may still be asked
+    RED = "red"  # silent: it gets no work
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """One replica's state, every 100 ms and at once when it turns full or not full."""

@@ -18,6 +18,7 @@ from mesh.core.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import RegionId, ReplicaId
+from schemas.state import Digest, decode_digest
 
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
@@ -49,6 +50,7 @@ class Answer:
         self.engine_error: EngineError | None = None
         self.region: RegionId | None = None  # who answers, as soon as it is known
         self.replica: ReplicaId | None = None
+        self.fresh: Digest | None = None  # how the region is that refused it
         self._chunks: deque[memoryview] = deque()
         self._buffered_bytes = 0
         self._taken_bytes = 0
@@ -169,6 +171,7 @@ class Answer:
             lost = wire.decode_as(exchange.Lost, frame.payload)
             return self._failed(f"replica {lost.replica} of region {lost.region} was lost")
         refused = wire.decode_as(exchange.Refused, frame.payload)
+        self.fresh = _digest(refused.digest)
         return ev.AttemptRefused(
             self.key,
             self.attempt,
@@ -222,3 +225,11 @@ def _events_bytes(data: bytes) -> int:
 def _served(end: exchange.End) -> Served:
     prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.completion_tokens
     return Served(*(None if count < 0 else count for count in (prompt, cached, output)))
+
+
+def _digest(text: str) -> Digest | None:
+    """A refusal stands whatever its digest says; one that can't be read is none."""
+    try:
+        return decode_digest(text.encode()) if text else None
+    except wire.WireError:
+        return None

@@ -16,10 +16,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters.near import read_near
 from mesh.adapters.problem import Problem
 from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.ticket import Ask, Ticket
+from mesh.core.geo import Location
 from schemas import http
 from schemas.decision import header_value
 from schemas.http import Fault
@@ -44,6 +46,10 @@ class FrontDoor(Door, Protocol):
         """Models that can be asked for, if only to wait for a replica's return."""
         ...
 
+    def regions(self, near: Location | None) -> tuple[http.Region, ...]:
+        """The regions as this router sees them, nearest first."""
+        ...
+
     def not_ready_because(self) -> tuple[Fault, str] | None:
         """Why requests can't be placed at present, or None if they can."""
         ...
@@ -64,6 +70,7 @@ class HttpApi:
             "createChatCompletion": self._ask,
             "createCompletion": self._ask,
             "listModels": self._models,
+            "listRegions": self._regions,
             "health": self._health,
             "ready": self._ready,
             "metrics": self._metrics,
@@ -157,6 +164,9 @@ class HttpApi:
                 Fault.MODEL_UNKNOWN, f"the model {asked!r} is not served here; known: {known}"
             )
         return self._json(known_id, http.Model(id=asked))
+
+    async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        return self._json(known_id, http.RegionList(data=self._door.regions(read_near(request))))
 
     async def _health(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         return web.Response(text="ok\n", headers=self._headers(known_id))

@@ -4,21 +4,30 @@ Counters and histograms are raised where things happen; gauges of replicas and p
 from the core when somebody scrapes, so a fleet of thousands costs nothing between scrapes.
 """
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mesh.core.router import RouterCore
+from schemas.state import Health
 
+HEALTH_LEVELS = {Health.GREEN: 2, Health.YELLOW: 1, Health.RED: 0}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
 class RouterMetrics:
     """One router's metrics in a registry of its own."""
 
-    def __init__(self, core: RouterCore, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: the one by which the core is fed."""
         self.registry = registry
         self._requests(registry)
         self._placements(registry)
@@ -33,7 +42,7 @@ class RouterMetrics:
         self.gossip_dropped = Counter(
             "mesh_gossip_dropped", "Gossip that was not what it said it is.", registry=registry
         )
-        registry.register(_CoreState(core))
+        registry.register(_CoreState(core, clock))
 
     def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -91,6 +100,12 @@ class RouterMetrics:
             ["origin", "result"],
             registry=registry,
         )
+        self.ingress_refusals = Counter(
+            "mesh_ingress_refusals",
+            "Requests of peers not taken, by why.",
+            ["reason"],
+            registry=registry,
+        )
         self.refusals = Counter(
             "mesh_refusals", "Placements not taken, by reason.", ["reason"], registry=registry
         )
@@ -108,8 +123,9 @@ class RouterMetrics:
 class _CoreState(Collector):
     """Gauges read from the core's tables at scrape time."""
 
-    def __init__(self, core: RouterCore) -> None:
+    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
         self._core = core
+        self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -149,15 +165,21 @@ class _CoreState(Collector):
 
     def _peers(self) -> Iterator[Metric]:
         rtt = _gauge("mesh_peer_rtt_seconds", "Round trip on the bus.", "peer")
+        jitter = _gauge("mesh_peer_jitter_seconds", "Its change from ping to ping.", "peer")
+        loss = _gauge("mesh_peer_ping_loss_ratio", "Part of the last pings not answered.", "peer")
+        health = _gauge("mesh_peer_health", "2 green, 1 yellow, 0 red, by its gaps.", "peer")
         free = _gauge("mesh_peer_replicas_free", "Replicas a peer says are free.", "peer")
         queue = _gauge("mesh_peer_queue", "Requests held in the peer region.", "peer")
         for region, peer in self._core.peers:
+            _add(health, region, HEALTH_LEVELS[self._core.peers.health(peer, self._clock())])
+            _add(loss, region, peer.pings.loss_ratio)
             if not peer.digests:  # silent: what it last said is no longer so
                 continue
             _add(rtt, region, peer.rtt_s)
+            _add(jitter, region, peer.pings.jitter_s)
             _add(queue, region, peer.queue)
             _add(free, region, max((d.replicas_free for d in peer.digests.values()), default=0))
-        yield from (rtt, free, queue)
+        yield from (rtt, jitter, loss, health, free, queue)
 
     def _gossip(self) -> Iterator[Metric]:
         gossip = self._core.gossip

@@ -29,7 +29,7 @@ from mesh.core.pushing import Pushing
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import NameTaken, PortTaken, run
-from mesh.runtime.routing import Given, router_settings
+from mesh.runtime.routing import Given, entries, router_settings
 from schemas.ids import RegionId, RouterId
 
 log = logging.getLogger(__name__)
@@ -168,6 +168,7 @@ def command(
         epoch=time.time_ns() // 1_000_000,
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,
+        entries=entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
     )
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})

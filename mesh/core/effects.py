@@ -47,11 +47,12 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RefusePeer:
-    """Tell the asking peer that this region does not take its request."""
+    """Tell the asking peer that this region does not take its request, and how it is now."""
 
     key: int
     answer_inbox: str
     reason: str
+    fresh: Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ class DigestSeen:
 
 @dataclass(frozen=True, slots=True)
 class RttMeasured:
-    """A ping to a peer region came back."""
+    """A ping to a peer region came back; `rtt_s` is None for one that did not."""
 
     region: RegionId
-    rtt_s: float
+    rtt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mesh.core.placement import Placer
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from schemas.ids import ModelId, ReplicaId
-from schemas.state import ReplicaState
+from schemas.state import Digest, ReplicaState
 
 Lost = Callable[[ReplicaId, str, float], None]
 
@@ -81,6 +81,10 @@ class Fleet:
         digest = self._digest.due(self._replicas, self._held, not self.draining, now)
         if digest is not None:
             self._effects.append(fx.PublishDigest(digest))
+
+    def fresh(self, now: float) -> Digest:
+        """This region's state at this moment, for a peer that is being refused."""
+        return self._digest.fresh(self._replicas, self._held, not self.draining, now)
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
         beat = event.heartbeat

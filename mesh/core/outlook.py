@@ -51,6 +51,10 @@ class Outlook:
         gone = record.replica is not None and self._replicas.get(record.replica) is None
         if gone and silent_s > self._settings.heartbeat_lost_s:
             return f"replica {record.replica} was lost: no heartbeat and no answer"
+        # Without heartbeats only the answer itself tells; one that has nothing to say says WORKING.
+        patience_s = self._settings.heartbeat_lost_s + WORKING_S
+        if self._replicas.is_blind(now) and silent_s > patience_s:
+            return f"replica {record.replica} does not answer, and no heartbeats arrive"
         return None
 
     def _lost_at_peer_because(self, record: Inflight, silent_s: float) -> str | None:

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mesh.core.health import health
+from mesh.core.round_trips import RoundTrips
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest
+from schemas.state import Digest, Health
 
-RTT_WEIGHT = 0.3  # of a new sample in the running average
 ROUTERS_MAX = 64  # routers of one peer region that are remembered
 PEERS_MAX = 256  # regions
-RTT_SAMPLES = 5  # the median of so many enters the average: one late ping is not a trend
 
 
 @dataclass(slots=True)
@@ -26,18 +26,14 @@ class Peer:
     digests: dict[RouterId, Digest] = field(default_factory=dict)
     heard_at: dict[RouterId, float] = field(default_factory=dict)  # the same routers
     seen_at: float = float("-inf")  # any of them
-    rtt_s: float | None = None
+    pings: RoundTrips = field(default_factory=RoundTrips)
     forwarded_at: deque[float] = field(default_factory=deque)
     refused_at: float | None = None
-    _samples: deque[float] = field(default_factory=lambda: deque(maxlen=RTT_SAMPLES))
 
-    def measured(self, rtt_s: float) -> None:
-        """Take in one ping: median of the last few, then a running average."""
-        self._samples.append(rtt_s)
-        median = sorted(self._samples)[len(self._samples) // 2]
-        self.rtt_s = (
-            median if self.rtt_s is None else self.rtt_s + RTT_WEIGHT * (median - self.rtt_s)
-        )
+    @property
+    def rtt_s(self) -> float | None:
+        """Seconds there and back, smoothed; None while unknown."""
+        return self.pings.rtt_s
 
     @property
     def queue(self) -> int:
@@ -113,11 +109,20 @@ class PeerTable:
         peer = self._peers.get(region)
         return None if peer is None else peer.rtt_s
 
-    def measured(self, region: RegionId, rtt_s: float) -> None:
-        """Take in one ping."""
+    def measured(self, region: RegionId, rtt_s: float | None) -> None:
+        """Take in one ping; None if no answer came to it."""
         peer = self._known(region)
-        if peer is not None:
-            peer.measured(rtt_s)
+        if peer is None:
+            return
+        if rtt_s is None:
+            peer.pings.lost()
+        else:
+            peer.pings.measured(rtt_s)
+
+    def health(self, peer: Peer, now: float) -> Health:
+        """How alive it is, by the gap since any of its routers spoke."""
+        gap_s = now - peer.seen_at
+        return health(gap_s, self._settings.digest_late_s, self._settings.digest_lost_s)
 
     def see(self, digest: Digest, now: float) -> None:
         """Take in a digest; older ones of the same router are ignored."""
@@ -161,7 +166,7 @@ class PeerTable:
 
         `busy_too`: whoever asks judges by itself what is too busy.
         """
-        if now - peer.seen_at > self._settings.digest_lost_s:
+        if self.health(peer, now) is Health.RED:
             return "silent"
         if not peer.accepting:
             return "draining"

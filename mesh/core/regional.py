@@ -23,7 +23,8 @@ class RegionalDigest:
         self._region, self._router, self._epoch = region, router, epoch
         self._settings = settings
         self._seq = 0
-        self._published_at = float("-inf")
+        self._published_at = self._made_at = float("-inf")
+        self._latest: Digest | None = None
         self._accepted = True
         self._last: tuple[object, ...] = ()
         self._arrivals = Rate(RATE_S)
@@ -45,12 +46,17 @@ class RegionalDigest:
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
-        self._seq += 1
-        return self._digest(_capacities(replicas, models, now), replicas, held, accepting, now)
+        return self._digest(models, replicas, held, accepting, now)
+
+    def fresh(self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float) -> Digest:
+        """How the region is at this moment, for one who asks; the news for all is not changed."""
+        if self._latest is not None and now - self._made_at < CHANGE_S_MIN:
+            return self._latest
+        return self._digest(_counts(replicas, now), replicas, held, accepting, now)
 
     def _digest(
         self,
-        models: dict[ModelId, ModelCapacity],
+        counts: dict[ModelId, tuple[int, int]],
         replicas: ReplicaTable,
         held: HoldQueue,
         accepting: bool,
@@ -58,7 +64,9 @@ class RegionalDigest:
     ) -> Digest:
         ready = [replica for replica in replicas if replica.heartbeat.models]
         ready = [replica for replica in ready if _is_ready(replicas, replica)]
-        return Digest(
+        self._seq += 1
+        self._made_at = now
+        self._latest = Digest(
             region=self._region,
             router=self._router,
             epoch=self._epoch,
@@ -67,7 +75,7 @@ class RegionalDigest:
             replicas_ready=len(ready),
             replicas_free=sum(_is_free(replicas, replica, now) for replica in ready),
             queue=len(held),
-            models=models,
+            models=_capacities(replicas, counts, now),
             requests_per_s=self._arrivals.per_s(now),
             prefill_s_per_token=_known(
                 median, [replica.heartbeat.prefill_s_per_token for replica in ready]
@@ -75,6 +83,7 @@ class RegionalDigest:
             prefill_base_s=_known(median, [replica.heartbeat.prefill_base_s for replica in ready]),
             kv_used_ratio=_known(_mean, [replica.heartbeat.kv_used_ratio for replica in ready]),
         )
+        return self._latest
 
 
 def _counts(replicas: ReplicaTable, now: float) -> dict[ModelId, tuple[int, int]]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from mesh.core.handoffs import Handoffs
 from mesh.core.pushing import PushingKind
 from mesh.core.settings import RouterSettings
+from mesh.core.sight import REST_S, Sight
 from schemas.ids import ModelId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
@@ -116,6 +117,7 @@ class ReplicaTable:
         self._settings = settings
         self._replicas: dict[ReplicaId, Replica] = {}
         self._lost: dict[ReplicaId, Lost] = {}
+        self._sight = Sight(settings)
         self._last_handoff = 0  # over all replicas: it must outlive each of them
 
     def __iter__(self) -> Iterator[Replica]:
@@ -127,6 +129,7 @@ class ReplicaTable:
 
     def see(self, beat: Heartbeat, now: float) -> News:
         """Take in a heartbeat; one that arrives out of order is ignored."""
+        self._sight.heard(now, len(self._replicas))
         known = self._replicas.get(beat.replica)
         if known is not None and _is_older(beat, known.heartbeat):
             return NOTHING_NEW
@@ -193,7 +196,8 @@ class ReplicaTable:
 
     def expire(self, now: float) -> list[tuple[ReplicaId, tuple[str, ...]]]:
         """Drop what time has ended. Returns replicas lost just now with the inboxes they owe."""
-        sent_before = now - self._settings.handoff_s_max
+        kept_s = self._settings.heartbeat_blind_s if self.is_blind(now) else 0.0
+        sent_before = now - max(kept_s, self._settings.handoff_s_max)
         lost = []
         for name, replica in list(self._replicas.items()):
             replica.on_the_way.expire(sent_before)
@@ -214,7 +218,12 @@ class ReplicaTable:
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""
-        return now - replica.seen_at > self._settings.heartbeat_lost_s
+        silent_s = self._sight.silent_s(replica.seen_at, now)
+        return silent_s > self._settings.heartbeat_lost_s and not self.is_blind(now)
+
+    def is_blind(self, now: float) -> bool:
+        """Whether nobody is heard, though more than one was: heartbeats are lost, not replicas."""
+        return self._sight.is_blind(now, len(self._replicas))
 
     def serves(self, replica: Replica, model: ModelId) -> bool:
         """Whether it is ready and has this model."""
@@ -260,7 +269,7 @@ class ReplicaTable:
         if model not in beat.models:
             return "other model"
         if now - replica.seen_at > self._settings.heartbeat_late_s:
-            return "heartbeat late"
+            return self._blind_because(replica, now) if self.is_blind(now) else "heartbeat late"
         if replica.refused_at is not None:
             return "full"
         pushing = self._settings.pushing
@@ -276,6 +285,12 @@ class ReplicaTable:
             return "full"
         if beat.pending:
             return "pending"
+        return self._no_room_because(replica)
+
+    def _blind_because(self, replica: Replica, now: float) -> str | None:
+        """By what is known without its heartbeats: what was sent, and its refusals."""
+        if replica.refused_at is not None and now - replica.refused_at <= REST_S:
+            return "refused"
         return self._no_room_because(replica)
 
     def _no_room_because(self, replica: Replica) -> str | None:

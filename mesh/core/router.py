@@ -22,6 +22,7 @@ from mesh.core import events as ev
 from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
 from mesh.core.fleet import Fleet
+from mesh.core.foreign import ForeignWork
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
 from mesh.core.guests import Guests
@@ -67,6 +68,8 @@ class RouterCore:
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
+        self._guests = Guests(self._effects)
+        self._foreign = ForeignWork(settings, self.replicas, self._placer, self._line, self._guests)
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -88,7 +91,6 @@ class RouterCore:
             lost=self._replica_lost,
         )
         self._admission = Admission(self.held)
-        self._guests = Guests(self._effects)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
@@ -142,18 +144,20 @@ class RouterCore:
             go(record, place, now)
 
     def _on_guest(self, request: Request, inbox: str, now: float) -> None:
-        place = None if self.draining else self._line.place_newcomer(request, now)
-        if place is not None and place.placement is Placement.LOCAL:
+        place = self._foreign.place(request, now, draining=self.draining)
+        if isinstance(place, Refusal):
+            self._effects.append(self._refusal(request, inbox, place, now))
+        elif place.placement is Placement.LOCAL:
             self._attempts.begin_for_peer(request, inbox, place, now)
-        elif place is None or not self._placer.judges_load or self._guests.is_full:
-            reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
-            self._effects.append(fx.RefusePeer(request.key, inbox, reason))
         else:
             self.inflight[request.key] = record = Inflight(request)
             record.place = place
             self._back_in_line(record, now)
             self._line.joined(request, place)
             self._guests.wait(request, now)
+
+    def _refusal(self, request: Request, inbox: str, why: Refusal, now: float) -> fx.RefusePeer:
+        return fx.RefusePeer(request.key, inbox, why, self._fleet.fresh(now))
 
     def _begin(self, record: Inflight, place: Place, now: float) -> None:
         """Try it there, unless that would be too late for it."""
@@ -214,7 +218,7 @@ class RouterCore:
         self._end(record, now)
         if (inbox := record.request.answer_inbox) is not None:
             self._guests.leave(record.request)
-            self._effects.append(fx.RefusePeer(record.request.key, inbox, Refusal.NO_REPLICA))
+            self._effects.append(self._refusal(record.request, inbox, Refusal.NO_REPLICA, now))
             return
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 

@@ -23,6 +23,9 @@ class RouterSettings:
     # Peers with a longer hold queue are not available (SkyWalker Algorithm 1, tau: "small
     # buffer for newly arriving requests"; 10 is what its authors' balancer uses).
     peer_queue_max: int = 10
+    # What a client of this region may wait for a first token because of foreign work, in seconds:
+    # peers' requests that would make it longer are refused. None takes whatever fits.
+    own_ttft_goal_s: float | None = None
     hops_max: int = 1  # a forwarded request is never forwarded again
     hold_max: int = 1000  # requests held per router; beyond it new ones are shed at once
     hold_s_max: float = 60.0  # a held request is shed after this long
@@ -33,7 +36,9 @@ class RouterSettings:
     # not begun to answer is placed again.
     heartbeat_late_s: float = 0.3
     heartbeat_lost_s: float = 2.0
-    digest_lost_s: float = 1.0  # ten digests; a peer that silent gets no work
+    heartbeat_blind_s: float = 30.0  # nobody is heard at all: work on with the last view so long
+    digest_late_s: float = 0.35  # three digests and a link's jitter; a peer that late is yellow
+    digest_lost_s: float = 1.0  # ten digests; a peer that silent is red and gets no work
     peer_reply_s: float = 2.0  # beyond the round trip: a peer must place or refuse in this time
     # A hand-off that no heartbeat has confirmed after this long was lost or has been served.
     handoff_s_max: float = 1.0
@@ -61,6 +66,8 @@ class RouterSettings:
             raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
+        if self.digest_late_s > self.digest_lost_s:
+            raise ValueError("digest_late_s must not exceed digest_lost_s")
 
 
 def _check(name: str, value: float) -> None:

@@ -1,11 +1,21 @@
 """What one router process needs to know; made by the command line, from mesh.toml and options."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
+from mesh.core.geo import Location
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How clients come to a region; None for what mesh.toml does not say."""
+
+    endpoint: str | None = None  # base URL
+    location: Location | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +34,4 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
+    entries: Mapping[RegionId, Entry] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from mesh.runtime.hearing import Hearing
 from mesh.runtime.ingress import Ingress
 from mesh.runtime.performer import Performer
 from mesh.runtime.prompts import PromptReader
+from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
@@ -60,8 +61,10 @@ class Desk:
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
         ingress = Ingress(config, bus, metrics, self._prompts)
         self.trie = TrieGossip(config, bus, metrics, self.feed)
+        regions = Regions(config, core.peers, bus, clock)
+        self.regions = regions.seen
         self._performer = Performer(
-            config, bus, self._tickets, ingress, self.trie, metrics, clock, self.feed
+            config, bus, self._tickets, ingress, self.trie, regions, metrics, clock, self.feed
         )
         self._hearing = Hearing(
             config, bus, self._tickets, ingress, self._prompts, metrics, clock, self.feed

@@ -28,12 +28,14 @@ from schemas.exchange import Frame, Priority, Refusal
 from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import ModelId, RegionId, RequestId, is_request_id
+from schemas.state import Digest, encode_state
 
 log = logging.getLogger(__name__)
 
 # What honest routers say is far below; what is beyond can't be reckoned with.
 DEADLINE_MS_MAX = 10**12
 HOPS_MAX = 1000
+DIGEST_CHARS_MAX = 32 * 1024  # in a refusal, half of what a control message may have
 # The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
 PASSED_ON = frozenset(header.name for header in HEADERS["ingress"])
 
@@ -181,8 +183,9 @@ class Ingress:
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""
         foreign = self._waiting.pop(effect.key)
-        self._say_refused(effect.answer_inbox, effect.reason)
+        self._say_refused(effect.answer_inbox, effect.reason, effect.fresh)
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
+        self._metrics.ingress_refusals.labels(effect.reason).inc()
         foreign.span.end(effect.reason)
 
     def tell_held(self, effect: fx.TellHeld) -> None:
@@ -194,6 +197,9 @@ class Ingress:
         lost = wire.encode(exchange.Lost(self._config.region, effect.replica))
         self._bus.publish(effect.answer_inbox, exchange.pack_frame(Frame.LOST, 0, lost))
 
-    def _say_refused(self, inbox: str, reason: str) -> None:
-        refused = exchange.Refused(reason, self._config.region, "", -1, -1)
+    def _say_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
+        state = "" if fresh is None else encode_state(fresh).decode()
+        if len(state) > DIGEST_CHARS_MAX:
+            state = ""  # so many models that the next digest must do
+        refused = exchange.Refused(reason, self._config.region, "", -1, -1, state)
         self._bus.publish(inbox, exchange.pack_frame(Frame.REFUSED, 0, wire.encode(refused)))

@@ -14,6 +14,7 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import Ingress
+from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from mesh.runtime.work import handoff_headers, request_headers, sketch
@@ -33,6 +34,7 @@ class Performer:
         tickets: Tickets,
         ingress: Ingress,
         trie: TrieGossip,
+        regions: Regions,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         feed: Callable[[ev.Event], None],
@@ -41,6 +43,7 @@ class Performer:
         self._bus = bus
         self._tickets = tickets
         self._ingress = ingress
+        self._regions = regions
         self._metrics = metrics
         self._clock = clock
         self._feed = feed
@@ -122,6 +125,7 @@ class Performer:
             self._metrics.hold.observe(decision.held_s)
 
     def _publish_digest(self, effect: fx.PublishDigest) -> None:
+        self._regions.tells(effect.digest)
         self._bus.publish(subjects.digest(self._config.region), state.encode_state(effect.digest))
 
     def _send(

@@ -21,11 +21,11 @@ from mesh.adapters.recorder import Recorder
 from mesh.core import events as ev
 from mesh.core.recording import Header
 from mesh.core.router import RouterCore
-from mesh.runtime import trie_gossip
+from mesh.runtime import pings, trie_gossip
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
+from mesh.runtime.pings import Pings
 from schemas import exchange, subjects, wire
-from schemas.ids import RegionId
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,10 @@ TICK_S = 0.05
 STALL_S = 0.5
 CATCH_UP_S = 0.2
 ALIVE_S = 0.5
-PING_S = 1.0
 DRAIN_POLL_S = 0.02
 CANCEL_AGAIN_S = 0.1
-PING = struct.Struct(">Q")
-# Last tokens of this router's own inboxes, beside those of answers.
-PING_PREFIX = "ping-"
+EPOCH = struct.Struct(">Q")
+# Last tokens of this router's own inboxes, beside those of answers and pings.
 WHO, HERE = "who", "here"
 NAMESAKE_S = 0.15  # for a namesake on the same server to answer
 
@@ -117,13 +115,12 @@ class Router:
             settings=config.settings,
             dice=random.Random(config.seed),
         )
-        self._metrics = RouterMetrics(self.core, CollectorRegistry())
+        self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
         self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide)
         self._namesake = asyncio.Event()
-        self._pings: dict[str, tuple[int, float]] = {}
-        self._ping_number = 0
+        self._pings = Pings(config, self._bus, self._clock, self.desk.feed)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
 
@@ -145,7 +142,7 @@ class Router:
         )
         self._metrics.bus_connected.set(1)
         await self._refuse_namesakes()
-        for work in (self._ticks(), self._signs_of_life(), self._ping_peers(), self._stream()):
+        for work in (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream()):
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
 
@@ -200,7 +197,7 @@ class Router:
     async def _refuse_namesakes(self) -> None:
         # Two routers of one name would share an inbox and look restarted to every agent, so
         # the second asks, before its first sign of life, and the first says that it is here.
-        self._bus.publish(self._own_inbox(WHO), PING.pack(self._config.epoch))
+        self._bus.publish(self._own_inbox(WHO), EPOCH.pack(self._config.epoch))
         try:
             async with asyncio.timeout(NAMESAKE_S):
                 await self._namesake.wait()
@@ -216,10 +213,10 @@ class Router:
         return subjects.inbox(self._config.region, self._config.router, token)
 
     def _hear_namesake(self, token: str, data: bytes) -> None:
-        if data == PING.pack(self._config.epoch):  # our own voice
+        if data == EPOCH.pack(self._config.epoch):  # our own voice
             return
         if token == WHO:
-            self._bus.publish(self._own_inbox(HERE), PING.pack(self._config.epoch))
+            self._bus.publish(self._own_inbox(HERE), EPOCH.pack(self._config.epoch))
         else:
             self._namesake.set()
 
@@ -229,19 +226,14 @@ class Router:
 
     def _hear_answer(self, msg: Msg) -> None:
         token = msg.subject.rpartition(".")[2]
-        if token.startswith(PING_PREFIX):
-            self._hear_pong(token.removeprefix(PING_PREFIX), msg.data)
+        if token.startswith(pings.PREFIX):
+            self._pings.hear(token, msg.data)
         elif token in (WHO, HERE):
             self._hear_namesake(token, msg.data)
         elif token.startswith(trie_gossip.PREFIX):
             self.desk.trie.hear_answer(msg)
         else:
             self.desk.hear_answer(msg)
-
-    def _hear_pong(self, peer: str, data: bytes) -> None:
-        number, sent_at = self._pings.get(peer, (0, 0.0))
-        if data == PING.pack(number):
-            self.desk.feed(ev.RttMeasured(RegionId(peer), self._clock() - sent_at))
 
     async def _stream(self) -> None:
         await self._bus.keep_heartbeat_stream(self.desk.hear_heartbeat)
@@ -263,13 +255,3 @@ class Router:
         while True:
             self._bus.publish(subject, sign)
             await asyncio.sleep(ALIVE_S)
-
-    async def _ping_peers(self) -> None:
-        while True:
-            for peer in self._config.peers:
-                self._ping_number += 1
-                self._pings[peer] = (self._ping_number, self._clock())
-                inbox = subjects.inbox(self._config.region, self._config.router, PING_PREFIX + peer)
-                payload = PING.pack(self._ping_number)
-                self._bus.publish(subjects.ping(peer), payload, reply=inbox)
-            await asyncio.sleep(PING_S)

@@ -6,10 +6,12 @@ from typing import Any, TypeVar
 
 from infra.routing import Routing
 from infra.topology import Topology, TopologyError
+from mesh.core.geo import Location
 from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import find_maker
 from mesh.core.pushing import Pushing, parse_pushing
 from mesh.core.settings import RouterSettings
+from mesh.runtime.config import Entry
 from schemas.ids import RegionId
 
 T = TypeVar("T")
@@ -54,7 +56,19 @@ def router_settings(
         chosen["hold_order"] = given.hold_order
     elif routing.hold_order is not None:
         chosen["hold_order"] = HoldOrder(routing.hold_order)
+    if routing.hops_max is not None:
+        chosen["hops_max"] = routing.hops_max
+    if routing.own_ttft_goal_ms is not None:
+        chosen["own_ttft_goal_s"] = routing.own_ttft_goal_ms / 1000
     return RouterSettings(**chosen)
+
+
+def entries(topology: Topology) -> dict[RegionId, Entry]:
+    """How clients come to each region."""
+    return {
+        name: Entry(region.endpoint, region.location and Location(*region.location))
+        for name, region in topology.regions.items()
+    }
 
 
 def check(topology: Topology) -> None:

@@ -87,6 +87,7 @@ class WorldConfig:
             heartbeat_late_s=known.heartbeat_late_s * beats,
             heartbeat_lost_s=known.heartbeat_lost_s * beats,
             handoff_s_max=known.handoff_s_max * beats,
+            digest_late_s=known.digest_late_s * digests,
             digest_lost_s=known.digest_lost_s * digests,
         )
 

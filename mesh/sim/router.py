@@ -26,7 +26,7 @@ from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
-from schemas.state import Digest, Heartbeat
+from schemas.state import Digest, Heartbeat, decode_digest, encode_state
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 NOBODY_LISTENS = "nobody_listens"
@@ -166,6 +166,8 @@ class SimRouter:
     def hear_refused(self, inbox: str, refused: Refused) -> None:
         """A replica, or a peer for all of its region, does not take it."""
         if (ticket := self._tickets.stop_listening(inbox)) is not None:
+            if refused.digest:
+                self.feed(ev.DigestSeen(decode_digest(refused.digest.encode())))
             self._refused(ticket, refused)
 
     def _refused(self, ticket: Ticket, refused: Refused) -> None:
@@ -303,7 +305,8 @@ class SimRouter:
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
         _, _, asker = self._guests.pop(effect.key)
-        refused = Refused(effect.reason, self.site, "", -1, -1)
+        fresh = encode_state(effect.fresh).decode()
+        refused = Refused(effect.reason, self.site, "", -1, -1, fresh)
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
 
     def _tell_held(self, effect: fx.TellHeld) -> None:

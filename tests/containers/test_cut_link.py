@@ -21,6 +21,7 @@ from tests.containers.stack import Stack
 
 pytestmark = [
     pytest.mark.containers,
+    pytest.mark.drill,
     pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -81,6 +81,18 @@ def test_it_is_frozen():
 
 # One edit to a good file → the one line that must come of it.
 MISTAKES = {
+    "endpoint without /v1": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nendpoint = "us.example.com"',
+        'regions.us.endpoint: write the URL that clients use, like "https://us.example.com/v1" '
+        "(there is 'us.example.com')",
+    ),
+    "location that is a name": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\nlocation = "Dublin"',
+        "regions.us.location: write latitude and longitude in degrees, like [38.9, -77.5] "
+        "(there is 'Dublin')",
+    ),
     "unknown key": (
         'leaf = "127.0.0.1:4201"',
         'leaf = "127.0.0.1:4201"\nreplica = 3',

@@ -16,7 +16,7 @@ from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
 from mesh.core.settings import RouterSettings
-from mesh.runtime.config import RouterConfig
+from mesh.runtime.config import Entry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_server import NatsServer
@@ -38,7 +38,13 @@ class SmallMesh:
         self.engines: tuple[ScriptedEngine, ...] = ()  # whose behaviour `set_all` changes
 
     async def router(
-        self, region: str, *, record: RecordTo | None = None, **settings: object
+        self,
+        region: str,
+        *,
+        record: RecordTo | None = None,
+        entries: Mapping[RegionId, Entry] | None = None,
+        skew_ms: int = 0,
+        **settings: object,
     ) -> str:
         """A router of the region; returns its base URL."""
         config = RouterConfig(
@@ -50,10 +56,11 @@ class SmallMesh:
             bus=BusAddress(self._servers[region].url),
             settings=RouterSettings(**settings),
             hash_key="test",
-            epoch=next(_EPOCHS),
+            epoch=next(_EPOCHS) + skew_ms,
             seed=7,
             drain_s=5.0,
             record=record,
+            entries=entries or {},
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)
@@ -63,9 +70,15 @@ class SmallMesh:
         return self.urls[region]
 
     async def agent(
-        self, region: str, replica: str, engine: ScriptedEngine, **options: object
+        self,
+        region: str,
+        replica: str,
+        engine: ScriptedEngine,
+        *,
+        skew_ms: int = 0,
+        **options: object,
     ) -> None:
-        """An agent beside the engine."""
+        """An agent beside the engine. `skew_ms`: how far its host's clock is off."""
         config = AgentConfig(
             region=RegionId(region),
             replica=replica,
@@ -77,7 +90,7 @@ class SmallMesh:
             **options,
         )
         stop = Stop()
-        task = asyncio.create_task(run_agent(config, time.monotonic, next(_EPOCHS), stop))
+        task = asyncio.create_task(run_agent(config, time.monotonic, next(_EPOCHS) + skew_ms, stop))
         self.agents[replica] = (task, stop)
         self.stack.push_async_callback(self.kill_agent, replica)
 
@@ -117,12 +130,15 @@ class SmallMesh:
 
     async def until_peer(self, region: str, peer: str, model: str = "tiny") -> None:
         """Wait until the region's router would forward to the peer."""
-        core = self.routers[region].core
+        peers = self.routers[region].core.peers
         clock = asyncio.get_running_loop().time
-        await self.until(
-            lambda: core.peers.unavailable_because(core.peers.get(peer), model, clock()) is None,
-            f"{peer} to be available in {region}",
-        )
+
+        def available() -> bool:
+            known = peers.get(peer)
+            why = known and peers.unavailable_because(known, model, clock())
+            return known is not None and why is None
+
+        await self.until(available, f"{peer} to be available in {region}")
 
 
 def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:

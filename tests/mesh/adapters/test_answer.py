@@ -146,8 +146,9 @@ def test_a_peer_says_who_will_answer(headed) -> None:
 
 @pytest.mark.parametrize(("replica", "named"), [("g1", "g1"), ("", None)])
 def test_a_refusal_carries_the_load_of_whoever_refuses(replica, named) -> None:
-    refused = wire.encode(exchange.Refused(Refusal.FULL, "eu", replica, 3, 20))
-    event = Sender().send(Frame.REFUSED, refused, 0)
+    refused = wire.encode(exchange.Refused(Refusal.FULL, "eu", replica, 3, 20, "no digest"))
+    event = (sender := Sender()).send(Frame.REFUSED, refused, 0)
+    assert sender.answer.fresh is None  # a refusal stands whatever is said beside it
     assert event == ev.AttemptRefused(KEY, ATTEMPT, Refusal.FULL, "eu", named, 3, 20)
 
 

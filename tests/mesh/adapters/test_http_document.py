@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from schemas.http import H_RETRY_AFTER, ROUTES, Fault
+from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
+from schemas.state import Health
 
 DOCUMENT = document()
 OPERATIONS = [
@@ -19,6 +20,26 @@ OPERATIONS = [
     for path, operations in DOCUMENT["paths"].items()
     for method, operation in operations.items()
 ]
+
+
+REGION = Region(
+    name=RegionId("us"),
+    home=True,
+    health=Health.GREEN,
+    heard_s=None,
+    rtt_s=0.0,
+    jitter_s=None,
+    loss_ratio=None,
+    accepting=True,
+    replicas_ready=1,
+    replicas_free=0,
+    queue=2,
+    models=(ModelId("org/model-1.5"),),
+    endpoint=None,
+    location=Location(38.9, -77.5),
+    distance_km=None,
+    rtt_estimate_s=None,
+)
 
 
 class House:
@@ -30,6 +51,10 @@ class House:
         return (ModelId("org/model-1.5"),)
 
     known_models = models
+
+    def regions(self, near):
+        assert near is None
+        return (REGION,)
 
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
@@ -84,3 +109,13 @@ async def test_no_other_path_is_served(face):
 async def test_no_other_method_is_served(face, route):
     async with face.request("DELETE", route.path.replace("{model}", "x")) as answer:
         assert answer.status == Fault.METHOD_WRONG.value.status
+
+
+@pytest.mark.parametrize("path", ["/v1/regions?near=91,0", "/v1/regions?near=", "/v1/regions"])
+async def test_a_location_that_is_none_is_the_clients_mistake(face, path):
+    headers = {} if "?" in path else {"x-mesh-client-location": "somewhere"}
+    async with face.get(path, headers=headers) as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, answer.headers["x-mesh-region"]) == (400, "us")
+    assert error["param"] == ("near" if "?" in path else "x-mesh-client-location")
+    assert "degrees" in error["message"]

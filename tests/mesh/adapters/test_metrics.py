@@ -16,7 +16,7 @@ def router():
 
 @pytest.fixture
 def page(router):
-    metrics = RouterMetrics(router, CollectorRegistry())
+    metrics = RouterMetrics(router, CollectorRegistry(), lambda: 0.5)
     return metrics.registry.get_sample_value
 
 
@@ -57,6 +57,21 @@ def test_a_peer_is_shown_while_it_is_heard(router, page):
     assert page("mesh_peer_rtt_seconds", labels) == 0.08
     router.handle(ev.Tick(), 60.0)
     assert page("mesh_peer_replicas_free", labels) is None
+
+
+def test_a_peers_health_and_way_are_shown_even_when_it_is_silent(router, page):
+    labels = {"peer": "eu"}
+    router.handle(ev.RttMeasured(EU, None), 0.0)
+    assert page("mesh_peer_health", labels) == 0.0
+    assert page("mesh_peer_ping_loss_ratio", labels) == 1.0
+    router.handle(ev.DigestSeen(digest("eu")), 0.0)
+    assert page("mesh_peer_health", labels) == 1.0  # half a second ago
+    router.handle(ev.DigestSeen(digest("eu", 2)), 0.4)
+    assert page("mesh_peer_health", labels) == 2.0
+    for rtt_s in (0.08, 0.096, 0.08):
+        router.handle(ev.RttMeasured(EU, rtt_s), 0.5)
+    assert page("mesh_peer_jitter_seconds", labels) == pytest.approx(0.0019375)
+    assert page("mesh_peer_ping_loss_ratio", labels) == 0.25
 
 
 def test_requests_are_shown_while_they_wait(router, page):

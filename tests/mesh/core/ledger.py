@@ -61,6 +61,7 @@ class Ledger:
         self.cases: dict[int, Case] = {}
         self.replicas: dict[ReplicaId, Seen] = {}
         self.peers: dict[tuple[RegionId, RouterId], Seen] = {}
+        self.heard_at = float("-inf")  # any replica
 
     def watch(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Feed the router one event and check its answer."""
@@ -94,6 +95,7 @@ class Ledger:
             self.cases[event.request.key] = Case(event.request)
         elif isinstance(event, ev.HeartbeatSeen):
             self._note_heartbeat(event.heartbeat, now)
+            self.heard_at = now
         elif isinstance(event, ev.DigestSeen):
             self.peers[event.digest.region, event.digest.router] = Seen(event.digest, now)
         elif isinstance(event, ev.ClientGone) and event.key in self.cases:
@@ -101,8 +103,11 @@ class Ledger:
         elif isinstance(event, ATTEMPT_EVENTS) and not self._is_stale(event):
             self._note_attempt(event, self.cases[event.key])
         elif isinstance(event, ev.Tick):
+            kept_s = self.settings.handoff_s_max
+            if self._is_blind(now):
+                kept_s = self.settings.heartbeat_blind_s
             for seen in self.replicas.values():
-                limit = now - self.settings.handoff_s_max
+                limit = now - kept_s
                 seen.sent = {n: at for n, at in seen.sent.items() if at >= limit}
 
     def _note_heartbeat(self, beat: Heartbeat, now: float) -> None:
@@ -160,6 +165,8 @@ class Ledger:
             case = self.cases[effect.key]
             gone = isinstance(event, ev.ClientGone)
             assert (case.live or gone) and effect.attempt == case.attempt > 0
+            if isinstance(event, ev.Tick) and case.place is not None:
+                case.failed_by.add(case.place)  # its silence was too long
             self._leave(case)
         elif isinstance(effect, fx.Fail | fx.PassEngineError):
             if isinstance(effect, fx.Fail) and effect.fault is Fault.SATURATED:
@@ -220,14 +227,21 @@ class Ledger:
             model = self._begin(effect.key, effect.attempt, effect.replica, effect.handoff)
             model = model.request.model
         assert beat.state is ReplicaState.READY and model in beat.models
-        assert not seen.rests
-        assert now - seen.at <= self.settings.heartbeat_late_s
         seen.sent[effect.handoff] = now
-        if self.settings.policy in JUDGES:
-            return
-        assert not beat.full and not beat.pending
+        if not self._is_blind(now):
+            assert not seen.rests
+            assert now - seen.at <= self.settings.heartbeat_late_s
+            if self.settings.policy in JUDGES:
+                return
+            assert not beat.full and not beat.pending
         if beat.batch_max is not None:
             assert len(seen.sent) <= max(1, beat.batch_max - beat.running)
+
+    def _is_blind(self, now: float) -> bool:
+        """Whether heartbeats are lost: more than one replica, and nobody is heard."""
+        silent_s = now - self.heard_at
+        late_s, blind_s = self.settings.heartbeat_late_s, self.settings.heartbeat_blind_s
+        return len(list(self.core.replicas)) > 1 and late_s < silent_s <= blind_s
 
     def _check_peer(self, effect: fx.Forward, now: float) -> None:
         case = self._begin(effect.key, effect.attempt, effect.peer, None)

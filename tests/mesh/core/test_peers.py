@@ -6,7 +6,7 @@ from mesh.core import peers as module
 from mesh.core.peers import Peer, PeerTable
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RouterId
-from schemas.state import ModelCapacity
+from schemas.state import Health, ModelCapacity
 from tests.mesh.core.build import AP, EU, MODEL, digest
 
 
@@ -112,14 +112,44 @@ def test_older_digests_change_nothing(table):
     assert why(table, 0.5) is None
 
 
-def test_one_late_ping_is_not_a_trend():
-    peer = Peer()
-    for rtt_s in (0.080, 0.081, 0.079, 0.900, 0.080):
-        peer.measured(rtt_s)
-    assert peer.rtt_s == pytest.approx(0.080, abs=0.001)
-    for _ in range(30):
-        peer.measured(0.2)
-    assert peer.rtt_s == pytest.approx(0.2, abs=0.001)
+def test_pings_say_how_far_it_is_and_how_many_are_lost(table):
+    table.see(digest("eu"), 0.0)
+    peer = table.get(EU)
+    assert (peer.rtt_s, peer.pings.loss_ratio) == (None, None)
+    for rtt_s in (0.08, None, 0.08, 0.08):
+        table.measured(EU, rtt_s)
+    assert (peer.rtt_s, peer.pings.loss_ratio) == (0.08, 0.25)
+
+
+def test_a_peer_is_green_then_yellow_then_red_and_a_false_down_heals_itself(table):
+    def colour(now):
+        return table.health(table.get(EU), now)
+
+    table.measured(EU, 0.08)
+    assert colour(0.0) is Health.RED  # it has said nothing yet
+    table.see(digest("eu", 7, epoch=3), 0.0)
+    assert [colour(at) for at in (0.1, 0.36, 1.0, 1.01)] == [
+        Health.GREEN,
+        Health.YELLOW,
+        Health.YELLOW,
+        Health.RED,
+    ]
+    table.expire(1.2)
+    table.see(digest("eu", 19, epoch=3), 5.0)  # it lived all the time
+    assert (colour(5.0), why(table, 5.0)) == (Health.GREEN, None)
+
+
+def test_a_word_of_an_earlier_life_does_not_count_for_the_present_one(table):
+    table.see(digest("eu", 1, epoch=4), 0.0)
+    table.see(digest("eu", 99, epoch=3), 0.9)
+    assert table.health(table.get(EU), 0.9) is Health.YELLOW
+
+
+def test_after_a_silence_any_life_counts_whatever_its_hosts_clock_says(table):
+    table.see(digest("eu", 500, epoch=1_700_000_000_000), 0.0)
+    table.expire(1.1)
+    table.see(digest("eu", 1, epoch=5), 1.2)  # a clock that was set back by decades
+    assert (table.health(table.get(EU), 1.2), why(table, 1.2)) == (Health.GREEN, None)
 
 
 def test_the_tables_have_limits(table, monkeypatch):

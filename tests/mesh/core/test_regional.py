@@ -119,3 +119,24 @@ def test_a_wait_that_no_replica_tells_is_not_zero():
     region.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
     region.replicas.see(beat("b", prefill_queued_tokens=10), 0.0)
     assert region.due(0.0).models[MODEL].wait_s is None
+
+
+def test_who_asks_is_told_of_now_and_nobody_else_hears_less():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    told = region.due(0.0)
+    region.replicas.see(beat("a", 2, pending=1), 0.05)
+    fresh = region.digest.fresh(region.replicas, region.held, True, 0.05)
+    assert (told.replicas_free, fresh.replicas_free) == (1, 0)
+    assert fresh.seq > told.seq
+    news = region.due(0.06)
+    assert (news.replicas_free, news.seq) == (0, fresh.seq + 1)
+
+
+def test_many_who_ask_at_once_are_told_the_same():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    asked = [region.digest.fresh(region.replicas, region.held, True, 0.0) for _ in range(3)]
+    assert asked[0] is asked[1] is asked[2]
+    later = region.digest.fresh(region.replicas, region.held, True, CHANGE_S_MIN)
+    assert later.seq == asked[0].seq + 1

@@ -9,6 +9,7 @@ from mesh.core.settings import RouterSettings
 
 DEFAULTS = {field.name: getattr(RouterSettings(), field.name) for field in fields(RouterSettings)}
 NUMBERS = [name for name, value in DEFAULTS.items() if isinstance(value, int | float)]
+NUMBERS += ["own_ttft_goal_s"]  # a number, or none
 MAY_BE_ZERO = {"peer_queue_max", "hops_max", "trie_bytes_per_s"}
 
 
@@ -29,5 +30,7 @@ def test_each_number_has_its_range(name, value):
 def test_values_must_fit_each_other():
     with pytest.raises(ValueError, match="heartbeat_late_s"):
         RouterSettings(heartbeat_late_s=3.0, heartbeat_lost_s=2.0)
+    with pytest.raises(ValueError, match="digest_late_s"):
+        RouterSettings(digest_late_s=2.0, digest_lost_s=1.0)
     with pytest.raises(ValueError, match="explore_below"):
         RouterSettings(explore_below=1.1)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.scripted_engine import event, opened
 from tests.support.small_mesh import chat, post, set_all
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.drill]
 
 
 class Story:

@@ -4,10 +4,12 @@ import pytest
 
 from infra.routing import HOLD_ORDERS
 from infra.topology import DEFAULT_FILE, TopologyError, parse
+from mesh.core.geo import Location
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.settings import RouterSettings
-from mesh.runtime.routing import Given, check, router_settings
+from mesh.runtime.config import Entry
+from mesh.runtime.routing import Given, check, entries, router_settings
 from schemas.exchange import Priority
 from schemas.ids import RegionId
 
@@ -65,3 +67,17 @@ def test_what_only_a_router_knows_is_checked_before_one_starts(tables, said):
     with pytest.raises(TopologyError) as caught:
         check(topology(**tables))
     assert str(caught.value).startswith(said)
+
+
+def test_hops_and_the_own_goal_are_the_operators():
+    chosen = topology(whole="hops_max = 0\nown_ttft_goal_ms = 800", us="own_ttft_goal_ms = 250")
+    us, eu = router_settings(chosen, US), router_settings(chosen, EU)
+    assert (us.hops_max, us.own_ttft_goal_s) == (0, 0.25)
+    assert (eu.hops_max, eu.own_ttft_goal_s) == (0, 0.8)
+
+
+def test_how_clients_come_to_a_region_is_told_as_the_file_says():
+    text = DEFAULT.replace('endpoint = "http://127.0.0.1:8102/v1"\nlocation = [50.1, 8.7]\n', "")
+    told = entries(parse(text, "mesh.toml"))
+    assert told[US] == Entry("http://127.0.0.1:8101/v1", Location(38.9, -77.5))
+    assert told[EU] == Entry()

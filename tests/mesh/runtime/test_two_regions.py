@@ -136,6 +136,28 @@ async def test_a_peer_that_has_filled_up_refuses_and_nothing_is_lost(two, server
     assert forwards(two, "placed") == 0
 
 
+async def test_a_refusal_tells_the_asker_how_the_region_is_now(two):
+    """No digest comes by gossip any more, so what us knows in the end came with the refusal."""
+    us, eu = two.routers["us"], two.routers["eu"]
+    subscriptions = us._bus.client._subs.values()
+    [gossip] = [each for each in subscriptions if each.subject == subjects.digest("eu")]
+    await gossip.unsubscribe()
+    two.far.waiting = 9
+    await two.until_ready("eu", 0)
+    old = us.core.peers.get("eu").digests["r1"]
+    capacity = {name: replace(it, free=it.ready) for name, it in old.models.items()}
+    wrong = replace(old, seq=old.seq + 1, replicas_free=1, models=capacity)
+    await two.until(lambda: eu.core._digest._seq > wrong.seq, "eu to have said more")
+    us.desk.hear_digest(encode_state(wrong))
+    task = asyncio.create_task(post(two, chat()))
+    await two.until(lambda: forwards(two, "refused") >= 1, "the peer to refuse")
+    fresh = us.core.peers.get("eu").digests["r1"]
+    assert (fresh.seq > wrong.seq, fresh.replicas_free) == (True, 0)
+    assert two.sample("eu", "mesh_ingress_refusals_total", reason="no_replica") == 1
+    two.near.waiting = 0
+    assert (await task)[0] == 200
+
+
 async def test_a_far_replica_that_has_filled_up_refuses_and_nothing_is_lost(two, servers):
     two.far.waiting = 9
     await two.until_ready("eu", 0)

@@ -12,6 +12,7 @@ from mesh.core.policies.gorgo import Gorgo
 from mesh.core.policies.gorgo_weights import Terms, TunedWeights
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
+from mesh.core.round_trips import RoundTrips
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.state import ModelCapacity
@@ -32,7 +33,7 @@ def replica(name, rtt_s=0.0, **fields):
 
 
 def peer(name, rtt_s, **fields):
-    known = Peer(rtt_s=rtt_s)
+    known = Peer(pings=RoundTrips(rtt_s))
     known.digests[ROUTER] = digest(name, **({"kv_used_ratio": 0.0} | fields))
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
 

@@ -21,6 +21,7 @@ from mesh.core.policies.mesh_prices import STALL_WEIGHT
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
 from mesh.core.request import Served
+from mesh.core.round_trips import RoundTrips
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
@@ -45,7 +46,7 @@ def replica(name, rtt_s=0.0, **fields):
 
 
 def peer(name="eu", rtt_s=0.1, **fields):
-    known = Peer(rtt_s=rtt_s, seen_at=0.0)
+    known = Peer(pings=RoundTrips(rtt_s), seen_at=0.0)
     capacity = ModelCapacity(ready=4, free=4, wait_s=0.0, running=0.0)
     known.digests[ROUTER] = digest(name, **({"models": {MODEL: capacity}} | fields))
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)

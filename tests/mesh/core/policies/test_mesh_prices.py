@@ -17,6 +17,7 @@ from mesh.core.policies.mesh_lessons import (
 from mesh.core.policies.mesh_prices import RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
+from mesh.core.round_trips import RoundTrips
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RouterId
 from schemas.state import ModelCapacity
@@ -36,7 +37,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
     """A region of four idle replicas, heard of just now."""
-    known = Peer(rtt_s=rtt_s, seen_at=100.0)
+    known = Peer(pings=RoundTrips(rtt_s), seen_at=100.0)
     capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
         name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}

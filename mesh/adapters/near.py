@@ -1,0 +1,21 @@
+"""Where a client says that it is, or a proxy says of it: a query or a header, `lat,lon`."""
+
+from aiohttp import web
+
+from mesh.adapters.problem import Problem
+from mesh.core.geo import Location, parse_location
+from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
+
+
+def read_near(request: web.BaseRequest) -> Location | None:
+    """The location; the query goes before the header. Raises Problem for one that is none."""
+    for given, name in (
+        (request.query.get(NEAR), NEAR),
+        (request.headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),
+    ):
+        if given is not None:
+            try:
+                return parse_location(given)
+            except ValueError as error:
+                raise Problem(Fault.INVALID, f"{name}: {error}", name) from error
+    return None

@@ -1,0 +1,41 @@
+"""Whether heartbeats arrive at all: one replica that falls silent is dead, all at once are not.
+
+When two replicas or more are known and nobody has been heard for a while, it is the heartbeats
+that are lost, and the router is blind. It then goes on with its last view: what it handed off and
+has not seen end takes room, agents refuse what they can't take, and who refused rests for a
+moment instead of until its next word. The bus itself says where nobody listens. Blindness ends
+with the first heartbeat, and the others get as long as a dead one to be heard of again, or after
+`heartbeat_blind_s`: then the region is as lost as it looks.
+
+Rejected: placing at random among agents of a pool subject (what each of them has in work is known
+here, and a random choice throws it away).
+"""
+
+from mesh.core.settings import RouterSettings
+
+BLIND_FROM = 2  # replicas; the silence of a single one says nothing of the others'
+REST_S = 1.0  # of one that refused while nobody is heard
+
+
+class Sight:
+    """Of one region's replicas."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._heard_at = self._returned_at = float("-inf")
+
+    def heard(self, now: float, known: int) -> None:
+        """Some replica of `known` ones spoke."""
+        if self.is_blind(now, known):
+            self._returned_at = now
+        self._heard_at = now
+
+    def is_blind(self, now: float, known: int) -> bool:
+        """Whether heartbeats are lost rather than replicas."""
+        silent_s = now - self._heard_at
+        late_s, blind_s = self._settings.heartbeat_late_s, self._settings.heartbeat_blind_s
+        return known >= BLIND_FROM and late_s < silent_s <= blind_s
+
+    def silent_s(self, seen_at: float, now: float) -> float:
+        """How long a replica has been silent since it could be heard."""
+        return now - max(seen_at, self._returned_at)

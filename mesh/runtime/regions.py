@@ -1,0 +1,108 @@
+"""The regions as this router sees them: what `/v1/regions` answers and client helpers read.
+
+The own region is shown as it tells itself to its peers, so that every region is described in the
+same words; peers by their digests, the gaps between them, and pings. What was never heard is null.
+"""
+
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
+
+from mesh.adapters.bus import RouterBus
+from mesh.core.geo import Location, distance_km, rtt_estimate_s
+from mesh.core.peers import Peer, PeerTable
+from mesh.runtime.config import Entry, RouterConfig
+from schemas import http
+from schemas.ids import RegionId
+from schemas.state import Digest, Health
+
+NOWHERE = Entry()
+
+
+class Regions:
+    """One router's view. `tells` it every digest that this router publishes."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        peers: PeerTable,
+        bus: RouterBus,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._peers = peers
+        self._bus = bus
+        self._clock = clock
+        self._own: Digest | None = None
+
+    def tells(self, digest: Digest) -> None:
+        """This router's own word of its region."""
+        self._own = digest
+
+    def seen(self, near: Location | None) -> tuple[http.Region, ...]:
+        """All of them, the nearest first: to this router, or to `near` by the great circle."""
+        regions = [self._home(near), *(self._peer(name, near) for name in self._config.peers)]
+        return tuple(sorted(regions, key=_distance if near is not None else _round_trip))
+
+    def _home(self, near: Location | None) -> http.Region:
+        health = Health.GREEN if self._bus.is_connected else Health.RED
+        said = () if self._own is None else (self._own,)
+        return self._region(self._config.region, health, said, near, rtt_s=0.0)
+
+    def _peer(self, name: RegionId, near: Location | None) -> http.Region:
+        now = self._clock()
+        peer = self._peers.get(name) or Peer()
+        silent_s = now - peer.seen_at
+        return self._region(
+            name,
+            self._peers.health(peer, now),
+            tuple(peer.digests.values()),
+            near,
+            heard_s=silent_s if isfinite(silent_s) else None,
+            rtt_s=peer.rtt_s,
+            jitter_s=peer.pings.jitter_s,
+            loss_ratio=peer.pings.loss_ratio,
+        )
+
+    def _region(
+        self,
+        name: RegionId,
+        health: Health,
+        said: Sequence[Digest],
+        near: Location | None,
+        *,
+        rtt_s: float | None,
+        heard_s: float | None = None,
+        jitter_s: float | None = None,
+        loss_ratio: float | None = None,
+    ) -> http.Region:
+        entry = self._config.entries.get(name, NOWHERE)
+        km = None
+        if near is not None and entry.location is not None:
+            km = distance_km(near, entry.location)
+        served = (model for digest in said for model, has in digest.models.items() if has.ready)
+        return http.Region(
+            name=name,
+            home=name == self._config.region,
+            health=health,
+            heard_s=heard_s,
+            rtt_s=rtt_s,
+            jitter_s=jitter_s,
+            loss_ratio=loss_ratio,
+            accepting=any(digest.accepting for digest in said),
+            replicas_ready=max((digest.replicas_ready for digest in said), default=0),
+            replicas_free=max((digest.replicas_free for digest in said), default=0),
+            queue=sum(digest.queue for digest in said),
+            models=tuple(sorted(set(served))),
+            endpoint=entry.endpoint,
+            location=None if entry.location is None else http.Location(*entry.location),
+            distance_km=km,
+            rtt_estimate_s=None if km is None else rtt_estimate_s(km),
+        )
+
+
+def _round_trip(region: http.Region) -> tuple[float, str]:
+    return inf if region.rtt_s is None else region.rtt_s, region.name
+
+
+def _distance(region: http.Region) -> tuple[float, str]:
+    return inf if region.distance_km is None else region.distance_km, region.name

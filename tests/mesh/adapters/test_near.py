@@ -1,0 +1,28 @@
+"""Where a client says that it is: the query first, then the header, or nowhere."""
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from mesh.adapters.near import read_near
+from mesh.adapters.problem import Problem
+from mesh.core.geo import Location
+
+
+def near(path="/v1/regions", **headers):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return read_near(make_mocked_request("GET", path, headers=named))
+
+
+def test_the_query_goes_before_the_header():
+    assert near() is None
+    assert near(x_mesh_client_location="1,2") == Location(1, 2)
+    assert near("/v1/regions?near=3,4", x_mesh_client_location="1,2") == Location(3, 4)
+
+
+def test_a_mistake_names_the_place_it_was_made_in():
+    with pytest.raises(Problem, match="near: write") as problem:
+        near("/v1/regions?near=here", x_mesh_client_location="1,2")
+    assert problem.value.param == "near"
+    with pytest.raises(Problem, match="latitude is from") as problem:
+        near(x_mesh_client_location="100,0")
+    assert problem.value.param == "x-mesh-client-location"
