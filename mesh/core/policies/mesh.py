@@ -9,7 +9,8 @@ For each candidate, in seconds:
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many are running
   + memory_s    until memory for the prompt is given back, where it is full
-  + others_s    what others pay: decodes that our prefill stalls
+  + others_s    what others pay: decodes that our prefill stalls, those in line behind us, and the
+                next turns of this conversation, which will follow it to the region it went to
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with what it does to others, without
@@ -126,7 +127,8 @@ class Mesh:
             lessons = self._courses.of(request.model)
             if price.target.replica is not None and price.target.replica.heartbeat.running:
                 lessons.batch(price.target.replica.heartbeat.running)
-            lessons.prompt(request.prompt.tokens - price.held.tokens)
+            prefill_tokens = request.prompt.tokens - price.held.tokens
+            lessons.prompt(prefill_tokens, goes_on=self._holdings.goes_on(request))
 
     def _fit(self, target: Target, request: Request) -> None:
         """An owner can't hold more than its memory."""

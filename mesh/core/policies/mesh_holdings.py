@@ -77,6 +77,10 @@ class Shelf:
                     held[name] = Held(depth, min(ends[name], most))
         return held
 
+    def saw_end(self, blocks: Sequence[int]) -> bool:
+        """Whether a served prompt ended with one of them."""
+        return not self._ends.keys().isdisjoint(blocks)
+
     def ended(self, name: str, last_block: int, tokens: int) -> None:
         """A prompt and its answer are there together."""
         ends = self._ends.pop(last_block, {})
@@ -110,6 +114,11 @@ class Holdings:
         return [
             (here if target.peer is None else there).get(target.name, NOTHING) for target in targets
         ]
+
+    def goes_on(self, request: Request) -> bool:
+        """Whether it begins with an earlier prompt and goes on from its answer."""
+        earlier = request.prompt.hashes[:-1]
+        return self._replicas.saw_end(earlier) or self._peers.saw_end(earlier)
 
     def _deepen(self, there: dict[str, Held], request: Request, names: Sequence[str]) -> None:
         """Peers may know better than we what they hold."""

@@ -9,7 +9,9 @@ engine in its own way, so each candidate's three numbers are fitted on line, by 
 that forget, to what its placements came to: a mixed fleet needs no table, and an engine that
 slows down is noticed within some thirty answers. A candidate with few answers
 leans on the fleet: the fit is a ridge towards it, as heavy as RIDGE answers. One with none has the
-speed that its heartbeat or digest tells.
+speed that its heartbeat or digest tells. The fleet's own slope leans little on the one that is
+taken for granted at start: that is off by a factor on most GPUs, and while it is too steep,
+prompts are sent away that would have been quicker at home.
 
 Rejected: scaling an estimate by observed over expected, which can't tell a slow engine from one
 that has much to decode.
@@ -24,6 +26,7 @@ from schemas.ids import ModelId
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
 RIDGE = 8.0  # answers
+FLEET_SLOPE_RIDGE = 2.0
 ANSWERS_MIN = 4.0  # before which estimates are guesses that nobody may be shed for
 RUNNING_START = 8.0  # beside a newcomer, where nobody tells
 KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
@@ -33,6 +36,7 @@ PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
 MODELS_MAX = 256  # the one that was taught first out
 WEIGHT = 0.02  # of a new observation in the averages over all
+RETURNS_MAX = 16.0
 
 
 class Speed(NamedTuple):
@@ -73,8 +77,11 @@ class Fit:
         self.xy = MEMORY * self.xy + x * y
         self.ny = MEMORY * self.ny + n * y
 
-    def speed(self, prior: Speed) -> Speed:
-        """The ridge towards `prior`; no number falls below a tenth of it, or below zero."""
+    def speed(self, prior: Speed, slope_ridge: float = RIDGE) -> Speed:
+        """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
+
+        Its slope weighs `slope_ridge`. No number falls below a tenth of it, or below zero.
+        """
         if not self.w:
             return prior
         base, slope, decode = prior.base_s, prior.s_per_token * KILO, prior.s_per_decode
@@ -83,11 +90,10 @@ class Fit:
             self.xy - base * self.x - slope * self.xx - decode * self.xn,
             self.ny - base * self.n - slope * self.xn - decode * self.nn,
         )
-        share = RIDGE / self.w  # the ridge weighs as much as RIDGE answers like these
         db, ds, dn = _solve(
             (self.w + RIDGE, self.x, self.n),
-            (self.xx + share * self.xx + 1e-9, self.xn),
-            self.nn + share * self.nn + 1e-9,
+            (self.xx + slope_ridge / self.w * self.xx + 1e-9, self.xn),
+            self.nn + RIDGE / self.w * self.nn + 1e-9,
             rest,
         )
         return Speed(
@@ -137,6 +143,7 @@ class Lessons:
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self.fleet_speed = SPEED_START
+        self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
         self.running = RUNNING_START  # beside a newcomer, usually
         self.prefill_tokens = PREFILL_TOKENS_START
         self.output_tokens = OUTPUT_TOKENS_START
@@ -174,10 +181,16 @@ class Lessons:
         """A first token came `ttft_s` after it was asked for, round trip not counted."""
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
         self._fleet.add(tokens / KILO, running, y)
-        self.fleet_speed = self._fleet.speed(SPEED_START)
+        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         lesson = self._known(spot)
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
+
+    @property
+    def returns(self) -> float:
+        """How many more prompts will follow one and go on from it, on average."""
+        ratio = self._continued_ratio
+        return RETURNS_MAX if ratio >= 1.0 else min(RETURNS_MAX, ratio / (1.0 - ratio))
 
     def batch(self, running: float) -> None:
         """So many ran beside a newcomer."""
@@ -202,8 +215,9 @@ class Lessons:
     def _layer(self, spot: Spot) -> dict[str, Lesson]:
         return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
 
-    def prompt(self, prefill_tokens: int) -> None:
-        """A prompt of which so many tokens had to be computed."""
+    def prompt(self, prefill_tokens: int, *, goes_on: bool) -> None:
+        """A prompt of which so many tokens had to be computed. `goes_on`: from an answer."""
+        self._continued_ratio += WEIGHT * (goes_on - self._continued_ratio)
         self.prefill_tokens += WEIGHT * (prefill_tokens - self.prefill_tokens)
 
     def answer(self, prompt_tokens: int, output_tokens: int) -> None:

@@ -15,7 +15,7 @@ from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
 from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
-STALL_WEIGHT = 0.2  # of the decodes that our prefill stalls: they wait for one token in hundreds
+STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -97,8 +97,8 @@ class Prices:
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        others_s = running * STALL_WEIGHT * prefill_s
         line_s = target.ahead * self._lessons.prefill_tokens * s_per_token / self._ready
+        others_s = (running * STALL_WEIGHT + target.ahead / self._ready) * prefill_s
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
         return (
@@ -125,21 +125,24 @@ class Prices:
         return (self._needed_tokens - free_tokens) / given_back_per_s
 
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
-        base_s, s_per_token, s_per_decode = self._lessons.speed(target)
-        prefill_tokens = self._prompt_tokens - held.tokens
+        lessons, model = self._lessons, self._request.model
+        base_s, s_per_token, s_per_decode = lessons.speed(target)
+        prefill_s = (self._prompt_tokens - held.tokens) * s_per_token
         rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
-        line_s, queue_s = self._peer_waits_s(peer, rtt_s, s_per_token)
-        running = peer.running(self._request.model)
+        ready = max(1, peer.ready(model))
+        typical_s = lessons.prefill_tokens * s_per_token / ready
+        line_s = target.ahead * typical_s
+        queue_s = self._peer_queue_s(peer, rtt_s, typical_s)
+        running = peer.running(model)
         if running is None:
-            running = self._lessons.running
-        prefill_s = prefill_tokens * s_per_token
+            running = lessons.running
         base_s += s_per_decode * running
-        others_s = running * STALL_WEIGHT * prefill_s
-        free_tokens = peer.kv_free_tokens(self._request.model)
+        others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s
+        others_s += lessons.returns * rtt_s
         # Who runs nothing has nothing to give back: waiting for it would not help.
-        memory_s = self._memory_s(target, free_tokens, running) if running else 0.0
+        memory_s = self._memory_s(target, peer.kv_free_tokens(model), running) if running else 0.0
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
-        tokens = prefill_tokens + (line_s + queue_s) / s_per_token
+        tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (
             seconds,
             target,
@@ -155,17 +158,15 @@ class Prices:
             others_s,
         )
 
-    def _peer_waits_s(self, peer: Peer, rtt_s: float, s_per_token: float) -> tuple[float, float]:
-        """In its line and in an engine's queue: what the digest said, and what has come since.
+    def _peer_queue_s(self, peer: Peer, rtt_s: float, typical_s: float) -> float:
+        """In an engine there: what the digest said, and what has come since.
 
-        What we sent there is counted, what others did is expected.
+        What we sent there is counted, what others did is expected. `typical_s`: one more request's
+        share of the region's time.
         """
         model = self._request.model
-        typical_s = self._lessons.prefill_tokens * s_per_token
-        ready = max(1, peer.ready(model))
         told_s = peer.wait_s(model)
-        line_s = peer.queue * typical_s / ready
         age_s = self._now - peer.seen_at + rtt_s / 2
         unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
-        unseen_s = max(0.0, unseen - peer.free(model)) * typical_s / ready
-        return line_s, (typical_s if told_s is None else told_s) + unseen_s
+        unseen_s = max(0.0, unseen - peer.free(model)) * typical_s
+        return (typical_s * max(1, peer.ready(model)) if told_s is None else told_s) + unseen_s

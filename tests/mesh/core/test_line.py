@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from mesh.core import events as ev
-from mesh.core.line import CHOOSY_MAX
+from mesh.core.line import CHOOSY_MAX, OTHERS_WAIT
 from mesh.core.policies.base import Choice, Layered
-from mesh.core.router import OTHERS_WAIT, RouterCore
+from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from schemas.decision import Placement
 from schemas.exchange import Priority

@@ -43,7 +43,7 @@ def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **ha
         name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}
     )
     known.forwarded_at.extend([100.0] * forwarded)
-    return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
+    return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known, ahead=known.queue)
 
 
 def price(target, tokens=1000, held=NOTHING, now=100.0, lessons=None, model=MODEL):
