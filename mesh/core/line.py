@@ -47,10 +47,13 @@ class Line:
 
     def must_be_joined(self, model: ModelId) -> bool:
         """Whether a newcomer for that model has its place behind others."""
+        waiting = self._held.waiting(model)
+        if not waiting:
+            return False
         choosy = sum(
             choosing == model and self._is_held(key) for key, choosing in self._choosy.items()
         )
-        return self._held.waiting(model) > choosy
+        return waiting > choosy
 
     def place_newcomer(self, request: Request, now: float) -> Place:
         """Where it goes: not where others wait for, but a peer may be better than a line."""

@@ -37,23 +37,39 @@ def receipt(
 
 
 def _ordered(layers: Sequence[Layer], choice: Choice, block_tokens: float) -> Iterator[Candidate]:
-    scored = sorted(choice.scores, key=lambda score: (score.seconds is None, score.seconds or 0.0))
     done = set()
-    if choice.target is not None:
-        own = (score for score in scored if _spot(score.target) == _spot(choice.target))
-        score = next(own, Score(choice.target))
-        matched = choice.matched_blocks or score.matched_blocks
-        scored.insert(0, score._replace(matched_blocks=matched))
-    for score in scored:
-        if _spot(score.target) not in done:
-            done.add(_spot(score.target))
+    for score in _ranked(choice):
+        spot = _spot(score.target)
+        if spot not in done:
+            done.add(spot)
             yield _candidate(score.target, None, score, block_tokens)
-    for target in (target for layer in layers for target in layer.free):
-        if _spot(target) not in done:
-            yield _candidate(target, None, Score(target), block_tokens)
+    if len(done) < sum(len(layer.free) for layer in layers):
+        for target in (target for layer in layers for target in layer.free):
+            if _spot(target) not in done:
+                yield _candidate(target, None, Score(target), block_tokens)
     for layer in layers:
         for target, why in layer.busy:
             yield _candidate(target, why, Score(target), block_tokens)
+
+
+def _ranked(choice: Choice) -> list[Score]:
+    """The chosen one's, and then all."""
+    scored = sorted(choice.scores, key=_rank)
+    if choice.target is None:
+        return scored
+    chosen = _spot(choice.target)
+    for score in scored:
+        if score.target is choice.target or _spot(score.target) == chosen:
+            break
+    else:
+        score = Score(choice.target)
+    if choice.matched_blocks:
+        score = Score(score.target, score.seconds, score.terms, choice.matched_blocks)
+    return [score, *scored]
+
+
+def _rank(score: Score) -> tuple[bool, float]:
+    return score.seconds is None, score.seconds or 0.0
 
 
 def _spot(target: Target) -> tuple[bool, str]:

@@ -79,7 +79,7 @@ class E2(Layered):
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """Exploit when more is cached than new, else explore."""
         self._expire(now)
-        free = {self._read(target, request): target for target in targets}
+        free = self._read_all(targets, request)
         match = self._tree.match(request.prompt.hashes, free)
         missed_tokens = request.prompt.uncached_tokens(match.blocks)
         if match.node is not None and missed_tokens < request.prompt.tokens - missed_tokens:
@@ -142,8 +142,7 @@ class E2(Layered):
         prefix: Node[Account],
         now: float,
     ) -> Choice:
-        path = self._tree.path(request.prompt.hashes)
-        costs = [self._cost(account, request, match, path) for account in match.holders]
+        costs = [self._cost(account, request, match) for account in match.holders]
         best = self._least(costs)
         lightest = min(account.load_s for account in free)
         if self._is_overloaded(best.account, lightest, free):
@@ -166,8 +165,7 @@ class E2(Layered):
     def _explore(
         self, request: Request, free: Mapping[Account, Target], match: Match[Account]
     ) -> Choice:
-        path = self._tree.path(request.prompt.hashes)
-        costs = [self._cost(account, request, match, path) for account in free]
+        costs = [self._cost(account, request, match) for account in free]
         decoding = self._decoding(costs)
         if decoding is not None:
             reason = "explore: it decodes much more than the others, prefill fits in"
@@ -176,20 +174,14 @@ class E2(Layered):
         reason = f"explore: load cost {best.total_s:.2f} s is the least"
         return self._choice(request, best.account, free, match, costs, reason)
 
-    def _cost(
-        self,
-        account: Account,
-        request: Request,
-        match: Match[Account],
-        path: Collection[Node[Account]],
-    ) -> Cost:
+    def _cost(self, account: Account, request: Request, match: Match[Account]) -> Cost:
         """Algorithm 2. L is kept up to date by the window; victims cost their prefill slope."""
         prompt, speed = request.prompt, account.speed
         matched = match.blocks_of.get(account, 0)
         evict_s = 0.0
         new_blocks = len(prompt.hashes) - matched
         if account.requests and account.blocks + new_blocks > account.capacity_blocks:
-            shared_blocks = self._tree.eviction_cost(account, new_blocks, path)
+            shared_blocks = self._tree.eviction_cost(account, new_blocks, match.path)
             evict_tokens = shared_blocks * prompt.block_tokens / account.requests
             evict_s = evict_tokens * speed.prefill_s_per_token
         prefill_s = speed.prefill_s(prompt.uncached_tokens(matched))
@@ -254,6 +246,16 @@ class E2(Layered):
         if account is None:
             account = self._accounts[name] = Account(self._blocks_max)
         return account
+
+    def _read_all(self, targets: Sequence[Target], request: Request) -> dict[Account, Target]:
+        """The account of each; most have said nothing new."""
+        read, accounts = {}, self._accounts
+        for target in targets:
+            account, replica = accounts.get(target.name), target.replica
+            if account is None or replica is None or account.said is not replica.heartbeat:
+                account = self._read(target, request)
+            read[account] = target
+        return read
 
     def _read(self, target: Target, request: Request) -> Account:
         """Its account, with what it says of itself now."""

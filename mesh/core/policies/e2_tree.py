@@ -52,6 +52,7 @@ class Match(NamedTuple, Generic[Owner]):
     node: Node[Owner] | None
     holders: Sequence[Owner]  # of that node
     blocks_of: dict[Owner, int]  # how far each one holds the prompt
+    path: Sequence[Node[Owner]]  # the known nodes on its way, whoever holds them
 
 
 class Inserted(NamedTuple, Generic[Owner]):
@@ -74,7 +75,8 @@ class RadixTree(Generic[Owner]):
         key: Node[Owner] | None = None
         key_holders: list[Owner] = []
         blocks_of: dict[Owner, int] = {}
-        for node, end in self._walk(hashes):
+        walk = self._walk(hashes)
+        for node, end in walk:
             holders = [owner for owner in node.owners if owner in among]
             if not holders:
                 break
@@ -82,7 +84,7 @@ class RadixTree(Generic[Owner]):
             blocks_of.update(dict.fromkeys(holders, end))
             if end - node.start > longest:
                 longest, key, key_holders = end - node.start, node, holders
-        return Match(blocks, key, key_holders, blocks_of)
+        return Match(blocks, key, key_holders, blocks_of, [node for node, _ in walk])
 
     def path(self, hashes: Sequence[int]) -> list[Node[Owner]]:
         """The known nodes on the prompt's way, whoever holds them."""
@@ -153,12 +155,13 @@ class RadixTree(Generic[Owner]):
     def _walk(self, hashes: Sequence[int]) -> list[tuple[Node[Owner], int]]:
         """The nodes on the prompt's way, each with the block to which it agrees."""
         node, at, path = self._root, 0, []
-        while at < len(hashes):
+        length = len(hashes)
+        while at < length:
             child = node.children.get(hashes[at])
             if child is None:
                 break
-            end = _end(child)
-            if end > len(hashes) or hashes[end - 1] != child.hashes[-1]:
+            end = at + len(child.hashes)
+            if end > length or hashes[end - 1] != child.hashes[-1]:
                 path.append((child, _parting(child, hashes)))
                 break
             path.append((child, end))
