@@ -18,7 +18,6 @@ cold start neither is known and nobody is shed. Rejected: shedding by length of 
 at arrival; that is how queues fill with requests that are answered too late for anyone).
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from mesh.core.hold_queue import HoldQueue
@@ -105,7 +104,7 @@ class Admission:
         expected_s = self.expected_s(record.request, place, now)
         if expected_s is None:
             return place
-        return replace(place, reason=f"{place.reason}; first token expected in {expected_s:.3f} s")
+        return place._replace(reason=f"{place.reason}; first token expected in {expected_s:.3f} s")
 
     def retry_after_s(self, request: Request, late: Late | None, now: float) -> float:
         """When those before it will be gone at the present pace; when it would be in time."""

@@ -1,5 +1,7 @@
 """What can still be hoped for: of an attempt under way, and of places not tried yet."""
 
+from collections.abc import Iterable
+
 from mesh.core.inflight import Inflight
 from mesh.core.peers import PeerTable
 from mesh.core.replicas import ReplicaTable
@@ -15,6 +17,8 @@ class Outlook:
         self._replicas = replicas
         self._peers = peers
         self._settings = settings
+        # Nothing is missed of an attempt that was heard of within this time.
+        self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
 
     def ready_models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves, full or not; by name."""
@@ -40,6 +44,16 @@ class Outlook:
             region not in record.avoid and peer.ready(request.model) > 0
             for region, peer in self._peers
         )
+
+    def doubtful(self, records: Iterable[Inflight], now: float) -> list[Inflight]:
+        """Those of them who must be looked at: at every tick that is hardly any of thousands."""
+        return [record for record in records if self._is_doubtful(record, now)]
+
+    def _is_doubtful(self, record: Inflight, now: float) -> bool:
+        if record.held_since is not None or now >= record.request.deadline:
+            return True
+        silent_s = now - record.heard_at
+        return silent_s > self._patience_s and self.lost_because(record, now) is not None
 
     def lost_because(self, record: Inflight, now: float) -> str | None:
         """Why no answer can be expected of the attempt under way, or None."""

@@ -7,18 +7,19 @@ counts all: listing a thousand replicas for every request would cost more than p
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Spot, Target
+from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Sampling, Spot, Target
 from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
+from mesh.core.roster import ALL_MAX, HOLDERS_MAX
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
 from schemas.ids import ModelId, RegionId, ReplicaId
@@ -26,8 +27,7 @@ from schemas.ids import ModelId, RegionId, ReplicaId
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The outcome: `target` is a replica's or a peer's name, None when held."""
 
     placement: Placement
@@ -49,6 +49,7 @@ class Brain:
         self.name = name
         self.local = make_policy(name, settings, dice, makers)
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
+        self.sampling = self.local if isinstance(self.local, Sampling) else None
 
     def of(self, kind: CandidateKind) -> Policy:
         """The instance that knows this layer."""
@@ -70,6 +71,7 @@ class Placer:
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
+        self._dice = dice
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
         self._brains = {
             name: Brain(name, settings, dice, POLICIES if makers is None else makers)
@@ -176,9 +178,30 @@ class Placer:
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> Layer:
+        """Of a large fleet some, if the policy says whom it wants to see and any is available."""
+        serving = self._replicas.serving(request.model)
+        if brain.sampling is not None and len(serving) > ALL_MAX:
+            holders = brain.sampling.holders(request, HOLDERS_MAX)
+            some = self._replicas.some_serving(request.model, holders, self._dice)
+            # The line is everybody's: to those few comes their part of it.
+            share = ahead * len(some) / len(serving)
+            layer = self._layer_of(some, brain, request, avoid, now, share)
+            if layer.free:
+                return layer
+        return self._layer_of(serving, brain, request, avoid, now, ahead)
+
+    def _layer_of(
+        self,
+        replicas: Collection[Replica],
+        brain: Brain,
+        request: Request,
+        avoid: Collection[str],
+        now: float,
+        ahead: float,
+    ) -> Layer:
         layer = Layer(kind := CandidateKind.REPLICA)
         free, others = self._replicas.sorted_out(
-            request.model, now, busy_too=brain.local.judges_load
+            request.model, now, busy_too=brain.local.judges_load, among=replicas
         )
         rtt_s: dict[RegionId, float | None] = {}
         for replica in free:
@@ -187,15 +210,13 @@ class Placer:
             if region not in rtt_s:
                 rtt_s[region] = self._peers.rtt_s(region)
             if name not in avoid:
-                layer.free.append(
-                    Target(name, replica.load, kind, rtt_s[region], replica, None, ahead)
-                )
+                load = replica.inside + replica.on_the_way.count
+                layer.free.append(Target(name, load, kind, rtt_s[region], replica, None, ahead))
             else:
                 others.append((replica, "failed before"))
         for replica, why in others:
-            if why != "other model":
-                target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
-                layer.busy.append((target, why))
+            target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
+            layer.busy.append((target, why))
         return layer
 
     def _peer_layer(

@@ -16,7 +16,7 @@ has computed them anew; what a miss tells of is the blocks as old (`forget_until
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import compress
+from itertools import compress, islice, takewhile
 from typing import Generic, NamedTuple, TypeVar
 
 from mesh.core.gossip.news import News
@@ -25,6 +25,7 @@ Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
 OWNERS_AT_ONCE = 4  # looked through for what is old, at each tick
 EXPIRED_AT_ONCE = 1024  # blocks of each; about half a millisecond
+ALL = -1  # every bit
 NO_BLOCKS: dict[int, float] = {}
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
 
@@ -55,6 +56,11 @@ class PrefixIndex(Generic[Owner]):
     def __len__(self) -> int:
         return len(self._owners_of)
 
+    @property
+    def owners(self) -> int:
+        """How many hold anything, or did."""
+        return len(self._bit_of)
+
     def blocks(self, owner: Owner) -> int:
         """How many blocks it is believed to hold."""
         return len(self._blocks_of.get(owner, ()))
@@ -78,8 +84,8 @@ class PrefixIndex(Generic[Owner]):
             else:
                 owners_of[block] = owners_of.get(block, 0) | bit
             blocks[block] = now
-        while len(blocks) > bound:
-            self._drop(next(iter(blocks)), owner)
+        for block in list(islice(blocks, max(0, len(blocks) - bound))):
+            self._drop(block, owner)
         self._expire(owner, now)
         if self.news is not None:
             self.news.used(hashes[:bound], now)
@@ -120,17 +126,14 @@ class PrefixIndex(Generic[Owner]):
         del self._turns[-OWNERS_AT_ONCE:]
 
     def _expire(self, owner: Owner, now: float) -> None:
-        blocks, oldest = self._blocks_of[owner], now - self._ttl_s
-        for _ in range(EXPIRED_AT_ONCE):
-            if not blocks or blocks[first := next(iter(blocks))] >= oldest:
-                break
-            self._drop(first, owner)
+        oldest = now - self._ttl_s
+        first = islice(self._blocks_of[owner].items(), EXPIRED_AT_ONCE)
+        for block in [block for block, at in takewhile(lambda item: item[1] < oldest, first)]:
+            self._drop(block, owner)
 
     def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
         """The longest prefix of `hashes` that an available owner holds."""
-        mask = 0
-        for owner in available:
-            mask |= self._bit_of.get(owner, 0)
+        mask = self._mask(available)
         deepest, blocks = 0, 0
         for block in hashes:
             here = self._owners_of.get(block, 0) & mask
@@ -141,9 +144,7 @@ class PrefixIndex(Generic[Owner]):
 
     def depths(self, hashes: Iterable[int], available: Iterable[Owner]) -> dict[Owner, int]:
         """How many leading blocks each available owner holds; those that hold none are left out."""
-        mask = 0
-        for owner in available:
-            mask |= self._bit_of.get(owner, 0)
+        mask = self._mask(available)
         found: dict[Owner, int] = {}
         depth = 0
         for block in hashes:
@@ -159,12 +160,18 @@ class PrefixIndex(Generic[Owner]):
             found |= dict.fromkeys(self._names(mask), depth)
         return found
 
-    def holders(self, hashes: Iterable[int]) -> list[tuple[int, Sequence[Owner]]]:
-        """Those who hold a beginning of it, available or not: how many blocks, and who."""
+    def holders(
+        self, hashes: Iterable[int], among: Iterable[Owner] | None = None
+    ) -> list[tuple[int, Sequence[Owner]]]:
+        """Those who hold a beginning of it, the shallowest first: how many blocks, and who.
+
+        `among`: these alone; else whoever it is, available or not.
+        """
         found: list[tuple[int, Sequence[Owner]]] = []
         owners_of, depth, before = self._owners_of, 0, 0
+        mask = ALL if among is None else self._mask(among)
         for block in hashes:
-            here = owners_of.get(block, 0)
+            here = owners_of.get(block, 0) & mask
             if here != before:
                 if depth:
                     here &= before  # a gap stays one, whatever lies behind it
@@ -203,6 +210,12 @@ class PrefixIndex(Generic[Owner]):
         del self._blocks_of[owner]
         self._bounds.pop(owner, None)
         self._free_bits.append(bit)
+
+    def _mask(self, owners: Iterable[Owner]) -> int:
+        mask, bit_of = 0, self._bit_of
+        for owner in owners:
+            mask |= bit_of.get(owner, 0)
+        return mask
 
     def _bit(self, owner: Owner) -> int:
         bit = self._bit_of.get(owner)

@@ -88,15 +88,13 @@ class RegionalDigest:
 
 def _counts(replicas: ReplicaTable, now: float) -> dict[ModelId, tuple[int, int]]:
     """Ready and free replicas of each model: what peers must hear of at once."""
-    ready: dict[ModelId, int] = {}
-    free: dict[ModelId, int] = {}
-    for replica in replicas:
-        for model in replica.heartbeat.models:
-            if replicas.serves(replica, model):
-                ready[model] = ready.get(model, 0) + 1
-                is_free = replicas.unavailable_because(replica, model, now) is None
-                free[model] = free.get(model, 0) + is_free
-    return {model: (ready[model], free[model]) for model in sorted(ready)}
+    counts = {}
+    for model in sorted(replicas.models()):
+        free, others = replicas.sorted_out(model, now, among=replicas.serving(model))
+        ready = len(free) + sum(replicas.serves(replica, model) for replica, _ in others)
+        if ready:
+            counts[model] = ready, len(free)
+    return counts
 
 
 def _capacities(
@@ -104,7 +102,7 @@ def _capacities(
 ) -> dict[ModelId, ModelCapacity]:
     capacities = {}
     for model, (ready, free) in counts.items():
-        serving = [replica for replica in replicas if replicas.serves(replica, model)]
+        serving = [one for one in replicas.serving(model) if replicas.serves(one, model)]
         capacities[model] = ModelCapacity(
             ready=ready,
             free=free,

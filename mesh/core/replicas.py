@@ -12,12 +12,14 @@ its batch size gets a small fixed number of hand-offs per heartbeat instead of "
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import NamedTuple
 
 from mesh.core.handoffs import Handoffs
 from mesh.core.pushing import PushingKind
+from mesh.core.roster import Roster
 from mesh.core.settings import RouterSettings
 from mesh.core.sight import REST_S, Sight
 from schemas.ids import ModelId, ReplicaId, RouterId
@@ -45,7 +47,9 @@ class Replica:
     on_the_way: Handoffs = field(default_factory=Handoffs)
     refused_at: float | None = None  # an agent's word is newer than its last heartbeat
     relayed: deque[Owed] = field(default_factory=deque)  # what it owes to peers, oldest first
-    inside: int = field(init=False)  # requests in it, by its last heartbeat
+    # By its last heartbeat: requests in it, and KV memory that no request was promised.
+    inside: int = field(init=False)
+    kv_told_tokens: float | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.hear(self.heartbeat, self.seen_at)
@@ -57,6 +61,10 @@ class Replica:
         """
         self.heartbeat, self.seen_at, self.refused_at = beat, now, None
         self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
+        self.kv_told_tokens = None
+        if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
+            free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+            self.kv_told_tokens = free - (beat.prefill_queued_tokens or 0)
 
     @property
     def pending(self) -> int | None:
@@ -72,11 +80,8 @@ class Replica:
     @property
     def kv_free_tokens(self) -> float | None:
         """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
-        beat = self.heartbeat
-        if beat.kv_capacity_tokens is None or beat.kv_used_ratio is None:
-            return None
-        free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
-        return free - (beat.prefill_queued_tokens or 0) - self.on_the_way.tokens
+        told = self.kv_told_tokens
+        return None if told is None else told - self.on_the_way.tokens
 
     def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
         """Prompt tokens this replica still has to compute; None if unknown.
@@ -116,6 +121,7 @@ class ReplicaTable:
         self._me = me
         self._settings = settings
         self._replicas: dict[ReplicaId, Replica] = {}
+        self._roster: Roster[Replica] = Roster()
         self._lost: dict[ReplicaId, Lost] = {}
         self._sight = Sight(settings)
         self._last_handoff = 0  # over all replicas: it must outlive each of them
@@ -134,7 +140,7 @@ class ReplicaTable:
         if known is not None and _is_older(beat, known.heartbeat):
             return NOTHING_NEW
         if known is not None and beat.epoch != known.heartbeat.epoch:
-            del self._replicas[beat.replica]
+            self._remove(known)
             self._add(beat, now)
             return News(changed=True, restarted=True, orphans=_inboxes(known))
         if known is None:
@@ -142,11 +148,15 @@ class ReplicaTable:
             another = before is not None and before.epoch != beat.epoch
             return News(changed=self._add(beat, now), restarted=another, orphans=())
         if beat.state is ReplicaState.GONE:
-            del self._replicas[beat.replica]
+            self._remove(known)
             return News(changed=True, restarted=True, orphans=_inboxes(known))
         last = known.heartbeat
         known.hear(beat, now)
         known.on_the_way.confirm(beat.taken.get(self._me, 0))
+        if last.models != beat.models:
+            self._roster.leave(beat.replica, last.models)
+            self._roster.enter(beat.replica, beat.models, known)
+        self._settle(known)
         if not beat.outstanding and not known.on_the_way:
             known.relayed.clear()
         changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
@@ -156,8 +166,20 @@ class ReplicaTable:
         crowd = len(self._replicas) + len(self._lost)
         if beat.state is ReplicaState.GONE or crowd >= REPLICAS_MAX:
             return False
-        self._replicas[beat.replica] = Replica(beat, now)
+        self._replicas[beat.replica] = replica = Replica(beat, now)
+        self._roster.enter(beat.replica, beat.models, replica)
+        self._settle(replica)
         return True
+
+    def _remove(self, replica: Replica) -> None:
+        beat = replica.heartbeat
+        del self._replicas[beat.replica]
+        self._roster.leave(beat.replica, beat.models)
+
+    def _settle(self, replica: Replica) -> None:
+        beat = replica.heartbeat
+        is_idle = beat.state is ReplicaState.READY and not replica.load
+        self._roster.settle(beat.replica, beat.models, is_idle=is_idle)
 
     def hand_off(self, name: ReplicaId, tokens: int, prefill_tokens: int, now: float) -> int:
         """Count work that is being sent to a replica; returns the hand-off's number.
@@ -165,8 +187,9 @@ class ReplicaTable:
         `tokens`: of its prompt; `prefill_tokens`: those of them that it has to compute.
         """
         self._last_handoff += 1
-        way = self._replicas[name].on_the_way
-        way.add(self._last_handoff, tokens, prefill_tokens, now)
+        replica = self._replicas[name]
+        replica.on_the_way.add(self._last_handoff, tokens, prefill_tokens, now)
+        self._settle(replica)
         return self._last_handoff
 
     def began(self, name: ReplicaId, number: int) -> None:
@@ -180,6 +203,7 @@ class ReplicaTable:
         replica = self._replicas.get(name)
         if replica is not None:
             replica.on_the_way.over(number)
+            self._settle(replica)
 
     def refused(self, name: ReplicaId, now: float) -> None:
         """Its agent did not take work: it is not available until it says so itself."""
@@ -200,12 +224,14 @@ class ReplicaTable:
         sent_before = now - max(kept_s, self._settings.handoff_s_max)
         lost = []
         for name, replica in list(self._replicas.items()):
-            replica.on_the_way.expire(sent_before)
+            if replica.on_the_way:
+                replica.on_the_way.expire(sent_before)
+                self._settle(replica)
             while replica.relayed and replica.relayed[0].deadline <= now:
                 replica.relayed.popleft()
             if self.is_lost(replica, now):
                 lost.append((name, _inboxes(replica)))
-                del self._replicas[name]
+                self._remove(replica)
                 self._lost[name] = Lost(replica.heartbeat.epoch, now)
         return lost
 
@@ -230,22 +256,46 @@ class ReplicaTable:
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that somebody serves, or would if it were ready."""
+        return tuple(self._roster.models())
+
+    def serving(self, model: ModelId) -> Collection[Replica]:
+        """Those who have this model, whatever their state."""
+        return self._roster.crew(model).members.values()
+
+    def some_serving(self, model: ModelId, first: Iterable[str], dice: Random) -> list[Replica]:
+        """Some of them: those of `first`, idle ones, random ones; nobody twice."""
+        return self._roster.crew(model).some(first, dice)
+
     def sorted_out(
-        self, model: ModelId, now: float, *, busy_too: bool = False
+        self,
+        model: ModelId,
+        now: float,
+        *,
+        busy_too: bool = False,
+        among: Iterable[Replica] | None = None,
     ) -> tuple[list[Replica], list[tuple[Replica, str]]]:
         """Those that `unavailable_because` has nothing against, and the others with the reason.
 
-        It is asked of everybody for every request, so what is mostly the case is seen at once.
+        `among`: these, everybody if not said. It is asked of many for every request, so what is
+        mostly the case is seen at once.
         """
         free, others = [], []
-        late_s = self._settings.heartbeat_late_s
-        for replica in self._replicas.values():
+        late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
+        any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
+        for replica in self._replicas.values() if among is None else among:
             beat = replica.heartbeat
-            is_heard = now - replica.seen_at <= late_s and replica.refused_at is None
-            is_ready = beat.state is ReplicaState.READY and model in beat.models
-            most = beat.outstanding_max
-            has_room = most is not None and beat.outstanding + len(replica.on_the_way) < most
-            if busy_too and is_heard and is_ready and has_room:
+            on_the_way, most = replica.on_the_way.count, beat.outstanding_max
+            if (
+                now - replica.seen_at <= late_s
+                and replica.refused_at is None
+                and beat.state is ReplicaState.READY
+                and model in beat.models
+                and most is not None
+                and beat.outstanding + on_the_way < most
+                and (any_load or (until_pending and not (beat.full or beat.pending or on_the_way)))
+            ):
                 free.append(replica)
                 continue
             why = self.unavailable_because(replica, model, now, busy_too=busy_too)

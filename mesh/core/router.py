@@ -13,7 +13,6 @@ one change nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -233,7 +232,7 @@ class RouterCore:
         """Refuse it with its receipt, and say when those before it will be gone."""
         request = record.request
         last = place or record.place or self._placer.held(request, why)
-        shed = replace(last, placement=Placement.SHED, target=None, reason=why)
+        shed = last._replace(placement=Placement.SHED, target=None, reason=why)
         attempt, held_s = max(1, record.attempt), record.waited_s(now)
         self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)
         retry_after_s = self._admission.retry_after_s(request, late, now)
@@ -357,7 +356,7 @@ class RouterCore:
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         self._fleet.expire(now)
-        for record in list(self.inflight.values()):
+        for record in self._outlook.doubtful(self.inflight.values(), now):
             self._check(record, now)
         self._line.try_all(now)
         self._fleet.tell_peers(now)

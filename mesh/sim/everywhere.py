@@ -65,12 +65,12 @@ class Everywhere:
             return Choice(None, "no replica of any region is free")
         choice = self._inside.choose(_unique(request), candidates, now)
         if choice.target is None:
-            return replace(choice, scores=())
+            return choice._replace(scores=())
         way = self._way_to(choice.target.name, targets)
         is_far = way.kind is CandidateKind.PEER
         told = Told(choice, choice.target.name, request.prompt.tokens, is_far)
         self._told[request.request_id] = told
-        return replace(choice, target=way, scores=())
+        return choice._replace(target=way, scores=())
 
     def hit_ratio(self, request: Request) -> float:
         """As the policy inside knows it."""
@@ -147,7 +147,7 @@ class Everywhere:
             told.on_its_way = False
             for target in targets:
                 if target.name == told.name:
-                    return replace(told.choice, target=target, scores=())
+                    return told.choice._replace(target=target, scores=())
         target = least_loaded(targets, self._dice)
         return Choice(target, "the replica that was named is not there any more")
 

@@ -16,6 +16,7 @@ Tokens are no part of the value because all blocks stand for equally many.
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
+from itertools import islice
 
 WAITING_MAX = 16_384
 HALF_LIFE_S = 60.0
@@ -59,8 +60,8 @@ class News:
         waiting = self._waiting
         for block in blocks:
             waiting[block] = waiting.pop(block, 0.0) + weight
-        while len(waiting) > WAITING_MAX:
-            del waiting[next(iter(waiting))]
+        for block in _first(waiting, len(waiting) - WAITING_MAX):
+            del waiting[block]
 
     def _weight(self, now: float) -> float:
         """Of a use now."""
@@ -116,9 +117,5 @@ class News:
 
 
 def _first(blocks: Iterable[int], count: int) -> tuple[int, ...]:
-    found: list[int] = []
-    for block in blocks:
-        if len(found) >= count:
-            break
-        found.append(block)
-    return tuple(found)
+    # All in one go: a dict's iterator passes over what was deleted at its front, every time anew.
+    return tuple(islice(blocks, max(0, count)))

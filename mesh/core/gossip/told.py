@@ -93,6 +93,8 @@ class ToldPrefixes:
         for bits in trusted.values():
             mask |= bits
         found: dict[str, int] = {}
+        if not mask:
+            return found
         depth = 0
         for block in hashes:
             here = self._origins_of.get(block, 0) & mask

@@ -13,7 +13,6 @@ A policy learns from what becomes of its placements, and of those that others ma
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -37,7 +36,8 @@ class Target(NamedTuple):
 
     `load`: requests in it or on their way, however its layer counts. `rtt_s`: round trip to it,
     0.0 inside the region, None while unknown. Exactly one of `replica` and `peer` is set, as
-    `kind` says. `ahead`: requests that are held in its region and go before this one.
+    `kind` says. `ahead`: requests that are held in its region and go before this one; where some
+    of its replicas are shown and not all, the part of them that comes to those.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Target(NamedTuple):
     rtt_s: float | None = 0.0
     replica: Replica | None = None
     peer: Peer | None = None
-    ahead: int = 0
+    ahead: float = 0
 
 
 class Score(NamedTuple):
@@ -71,8 +71,7 @@ class FirstToken(NamedTuple):
     queue_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The pick. `matched_blocks`: prompt blocks the pick is believed to hold.
 
     `target` None: hold the request here for now (a peer's is refused); only a joint policy may
@@ -160,6 +159,15 @@ class Ageing(Protocol):
 
     def expire(self, now: float) -> None:
         """A tick: let go of some of what is too old."""
+        ...
+
+
+@runtime_checkable
+class Sampling(Protocol):
+    """A policy that is shown a few replicas of a large fleet, if it can say whom it must see."""
+
+    def holders(self, request: Request, most: int) -> Sequence[str]:
+        """Up to `most` replicas that hold the most of the prompt, available or not."""
         ...
 
 

@@ -28,7 +28,8 @@ how long the lines are is known beforehand, which replica will be free is known 
 A prompt counts as held from its placement on: while it is being computed it is in the queue that
 is priced as well. A queue, a speed or a number of running requests that nobody tells is reckoned
 from what is usual, never taken for zero; memory that nobody tells is not priced. Near ties are
-broken at random.
+broken at random. Of a large fleet it is shown some (`mesh.core.roster`): the holders that it
+names, the deepest first, idle ones, and others at random.
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
 only when full (the far idle replica is often nearer in seconds); charging how much one more in a
@@ -92,7 +93,10 @@ class Mesh:
         best_s = cheapest[0][0]
         good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
         ties = [row for row in rows if row[0] <= good_s]
-        best = Price._make(ties[0] if len(ties) == 1 else self._dice.choice(ties))
+        picked = ties[0] if len(ties) == 1 else self._dice.choice(ties)
+        if len(ties) > SCORES_MAX and all(row is not picked for row in cheapest):
+            cheapest[-1] = picked  # its price is the one that must be told
+        best = Price._make(picked)
         scores = [Price._make(row).score() for row in cheapest]
         waited_s, is_guess = now - request.arrived_at, not lessons.knows(best.target)
         if best.target.peer is not None or _is_open(best) or _starves(best, waited_s):
@@ -102,6 +106,10 @@ class Mesh:
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores, is_guess=is_guess)
+
+    def holders(self, request: Request, most: int) -> list[str]:
+        """Replicas that a large fleet's sample must not miss."""
+        return self._holdings.deepest(request, most, self._dice)
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""

@@ -16,6 +16,7 @@ neighbours of the same age that would each cost another miss.
 """
 
 from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
 from mesh.core.gossip.news import News
@@ -63,12 +64,15 @@ class Shelf:
         # Tokens of prompt and answer by owner, by the prompt's last block.
         self._ends: dict[int, dict[str, int]] = {}
 
-    def of(self, request: Request) -> dict[str, Held]:
-        """What each owner holds of the prompt."""
+    def of(self, request: Request, among: Sequence[Target]) -> dict[str, Held]:
+        """What each of these holds of the prompt, and maybe what others do."""
         prompt = request.prompt
         held: dict[str, Held] = {}
         most = max(0, prompt.tokens - 1)  # the last token is always computed
-        for depth, names in self.index.holders(prompt.hashes):
+        # Of many owners few are asked about; of few, telling them apart is not worth its time.
+        few = len(among) < self.index.owners
+        only = [target.name for target in among] if few else None
+        for depth, names in self.index.holders(prompt.hashes, only):
             plain = Held(depth, min(round(depth * prompt.block_tokens), most))
             held.update(dict.fromkeys(names, plain))
             ends = self._ends.get(prompt.hashes[depth - 1], NO_ROOM)
@@ -109,11 +113,25 @@ class Holdings:
 
     def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
         """What each target holds of the prompt, in their order."""
-        here, there = self._replicas.of(request), self._peers.of(request)
-        self._deepen(there, request, [target.name for target in targets if target.peer is not None])
+        here = self._replicas.of(request, targets)
+        peers = [target.name for target in targets if target.peer is not None]
+        if not peers:
+            return [here.get(target.name, NOTHING) for target in targets]
+        there = self._peers.of(request, targets)
+        self._deepen(there, request, peers)
         return [
             (here if target.peer is None else there).get(target.name, NOTHING) for target in targets
         ]
+
+    def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
+        """Up to `most` replicas, those that hold the most first; of equals, any."""
+        found: list[str] = []
+        for _, names in reversed(self._replicas.index.holders(request.prompt.hashes)):
+            room = most - len(found)
+            found += names if len(names) <= room else dice.sample(names, room)
+            if len(found) >= most:
+                break
+        return found
 
     def goes_on(self, request: Request) -> bool:
         """Whether it begins with an earlier prompt and goes on from its answer."""

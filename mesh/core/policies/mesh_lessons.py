@@ -23,6 +23,7 @@ from typing import NamedTuple
 from mesh.core.policies.base import Spot, Target
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
+from schemas.state import Heartbeat
 
 MEMORY = 0.97  # kept of the past at each answer: some thirty of them
 RIDGE = 8.0  # answers
@@ -161,12 +162,15 @@ class Lessons:
     def told(self, target: Target) -> Speed | None:
         """By its heartbeat or digest; None if that tells no speed."""
         if target.replica is not None:
-            beat = target.replica.heartbeat
-            slope, base_s = beat.prefill_s_per_token, beat.prefill_base_s
-        elif target.peer is not None:
-            slope, base_s = target.peer.prefill
-        else:
-            return None
+            return self.told_by(target.replica.heartbeat)
+        return None if target.peer is None else self._completed(*target.peer.prefill)
+
+    def told_by(self, beat: Heartbeat) -> Speed | None:
+        """The same for a replica, in one call."""
+        slope = beat.prefill_s_per_token
+        return None if slope is None else self._completed(slope, beat.prefill_base_s)
+
+    def _completed(self, slope: float | None, base_s: float | None) -> Speed | None:
         if slope is None:
             return None
         fleet = self.fleet_speed

@@ -83,22 +83,31 @@ class Prices:
         return rows
 
     def _local(self, target: Target, replica: Replica, held: Held) -> Row:
-        beat = replica.heartbeat
-        lesson = self._lessons.replicas.get(target.name, UNKNOWN)
-        base_s, s_per_token, s_per_decode = lesson.speed or self._lessons.speed(target)
-        prefill_tokens = self._prompt_tokens - held.tokens
+        # Half of what a decision takes, times the fleet: nothing is asked twice, or by a call.
+        name, _, _, rtt_s, _, _, ahead = target
+        beat, way, lessons = replica.heartbeat, replica.on_the_way, self._lessons
+        speed = lessons.replicas.get(name, UNKNOWN).speed
+        if speed is None:
+            speed = lessons.told_by(beat) or lessons.fleet_speed
+        base_s, s_per_token, s_per_decode = speed
+        load, running = replica.inside + way.count, beat.running
+        if running is None:
+            running = load
         queued = replica.prefill_queue_tokens(self._now, s_per_token)
         if queued is None:  # its agent doesn't say: count requests instead
-            waiting = replica.load if replica.pending is None else replica.pending
-            queued = waiting * self._lessons.prefill_tokens
-        running = replica.load if beat.running is None else beat.running
-        is_idle = not replica.load
-        memory_s = 0.0 if is_idle else self._memory_s(target, replica.kv_free_tokens, running)
-        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
+            queued = (load if replica.pending is None else replica.pending) * lessons.prefill_tokens
+        memory_s = 0.0
+        if load and replica.kv_told_tokens is not None:
+            free_tokens = replica.kv_told_tokens - way.tokens
+            if free_tokens < self._needed_tokens:
+                memory_s = self._memory_s(target, free_tokens, running)
+        if rtt_s is None:
+            rtt_s = RTT_START_S
+        prefill_tokens = self._prompt_tokens - held.tokens
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
         base_s += s_per_decode * running
-        line_s = target.ahead * self._lessons.prefill_tokens * s_per_token / self._ready
-        others_s = (running * STALL_WEIGHT + target.ahead / self._ready) * prefill_s
+        line_s = ahead * lessons.prefill_tokens * s_per_token / self._ready
+        others_s = (running * STALL_WEIGHT + ahead / self._ready) * prefill_s
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
         return (

@@ -88,3 +88,14 @@ def test_a_cut_off_peer_is_given_up_when_even_its_agents_fall_silent(view):
     assert "can't be reached" in view.outlook.lost_because(record, 8.1)
     record.heard_at = 1.2
     assert view.outlook.lost_because(record, 8.1) is None
+
+
+def test_only_the_doubtful_are_looked_at(view):
+    """Held, past its deadline, or silent with its replica gone; nobody else of many."""
+    fine, quiet = tried(heard_at=9.0), tried(heard_at=5.0)
+    late = Inflight(request(2, arrived_at=-600.0), attempt=1, replica=A, heard_at=9.0)
+    held = Inflight(request(3), held_since=1.0)
+    lost = tried(replica=ReplicaId("gone"), heard_at=5.0)
+    view.replicas.see(beat("a", 2), 10.0)
+    found = view.outlook.doubtful([fine, quiet, late, held, lost], 10.0)
+    assert [id(one) for one in found] == [id(late), id(held), id(lost)]

@@ -209,3 +209,15 @@ def test_the_bound_holds_per_owner(limit):
     for number in range(50):
         index.insert("a", chain("xyz"[number % 3] * (number % 9)), 0.0)
     assert len(index) <= limit
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.text("XY", max_size=6)), max_size=30))
+def test_holders_among_some_are_those_of_all_without_the_others(inserted):
+    index = PrefixIndex(1000)
+    for owner, text in inserted:
+        index.insert(owner, chain(text), 0.0)
+    hashes, some = chain("XYXYXY"), set("ace")
+    every = {name: depth for depth, names in index.holders(hashes) for name in names}
+    found = {name: depth for depth, names in index.holders(hashes, some) for name in names}
+    assert found == {name: depth for name, depth in every.items() if name in some}
+    assert index.owners == len({owner for owner, _ in inserted})

@@ -340,3 +340,25 @@ def test_it_decides_what_the_plain_arithmetic_says(fleet, tokens):
         assert not all(is_open.values())
     else:
         assert is_open[choice.name]
+
+
+def test_the_pick_has_its_price_in_the_receipt_however_many_are_as_good():
+    speed = {"prefill_s_per_token": S_PER_TOKEN, "prefill_base_s": BASE_S}
+    equals = [replica(f"r{number}", **speed) for number in range(5 * SCORES_MAX)]
+    for seed in range(20):
+        choice = mesh(seed).choose(asked(1), equals, 0.0)
+        assert choice.target in [score.target for score in choice.scores]
+        assert len(choice.scores) == SCORES_MAX
+        assert choice.first_token.seconds == pytest.approx(BASE_S + BLOCK * S_PER_TOKEN)
+
+
+def test_it_names_the_deepest_holders_first_and_any_of_equals():
+    policy = mesh()
+    for number in range(50):
+        policy.placed(asked(number, "AAAA"), spot(f"all-{number}"), 0.0)
+    for name in ("deep-1", "deep-2"):
+        policy.placed(asked(99, "AAAABBBB"), spot(name), 0.0)
+    named = policy.holders(asked(100, "AAAABBBBCC"), 16)
+    assert set(named[:2]) == {"deep-1", "deep-2"} and len(set(named)) == 16
+    assert len({tuple(policy.holders(asked(100, "AAAA"), 16)) for _ in range(5)}) == 5
+    assert policy.holders(asked(101, "Z"), 16) == []
