@@ -68,7 +68,7 @@ class RouterCore:
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
-        self._guests = Guests(self._effects)
+        self._guests = Guests(self.held, self._effects)
         self._foreign = ForeignWork(settings, self.replicas, self._placer, self._line, self._guests)
         self._attempts = Attempts(
             region=region,
