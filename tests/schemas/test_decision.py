@@ -48,7 +48,10 @@ def test_rounding_moves_seconds_by_half_a_microsecond_at_most_and_once(made):
     assert written.held_s == pytest.approx(made.held_s, abs=5.1e-7, rel=1e-15)
     for one, was in zip(written.candidates, made.candidates, strict=True):
         assert replace(one, seconds=was.seconds, terms=was.terms) == was
-        pairs = [(one.seconds, was.seconds), *zip(one.terms.values(), was.terms.values())]
+        pairs = [
+            (one.seconds, was.seconds),
+            *zip(one.terms.values(), was.terms.values(), strict=True),
+        ]
         for value, exact in pairs:
             assert value == exact or value == pytest.approx(exact, abs=5.1e-7, rel=1e-15)
 
