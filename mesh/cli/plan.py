@@ -9,11 +9,11 @@ from rich.status import Status
 from agents.sim.profiles import PROFILES
 from mesh.cli.modelled import given, option, validated, with_options
 from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
-from mesh.cli.sim import table_console
 from mesh.cli.unusable import Unusable
 from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
 from mesh.replay.report import Report, write_report
+from mesh.replay.tables import table_console
 from mesh.sim.run import run
 from mesh.sim.study.cells import Cell, config_of, workload_of
 from mesh.sim.study.fleet import EVERYWHERE, deal
@@ -78,6 +78,7 @@ def command(ctx: click.Context, /, **options: object) -> None:
             write_report(settings.out, plan_file(settings, plans, simulations))
         except OSError as error:
             raise click.ClickException(f"can't write {settings.out}: {error.strerror}") from error
+        click.echo(f"wrote {settings.out}")
     if any(plan.replicas is None for plan in plans):
         ctx.exit(EXIT_NO_FLEET)
 

@@ -57,7 +57,8 @@ SCENARIO_OPTIONS = (
     ),
     option(
         "--rtt",
-        "Round trips between regions in ms: a JSON or CSV file of pairs.",
+        "Round trips between regions: a file with two regions and milliseconds a line, as "
+        'us,eu,80, or JSON, as {"us-eu": 80}. Each pair once, both directions.',
         metavar="default|FILE",
         default="us-eu 80, us-ap 150, eu-ap 220",
     ),

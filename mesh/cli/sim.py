@@ -1,7 +1,7 @@
 """`mesh sim`: policies compared in the twin, or a live router's recording replayed."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mesh.core.pushing import parse_pushing
 from mesh.core.recording import RecordingInvalid
 from mesh.core.settings import RouterSettings
 from mesh.replay.report import Report, write_report
+from mesh.replay.tables import table_console
 from mesh.sim.replay import replay
 from mesh.sim.study.cells import Played, labels
 from mesh.sim.study.out import out_file, write_csv
@@ -27,7 +28,6 @@ from mesh.sim.study.settings import SimSettings
 from mesh.sim.study.table import print_study
 from mesh.sim.twin_policies import TWIN_ONLY
 
-TABLE_COLUMNS = 120  # where the output is no terminal
 EXIT_DIFFERENT = EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130
 WITH_REPLAY = ("policy", "pushing", "hold_order")
@@ -135,28 +135,26 @@ def _hand_over(settings: SimSettings, study: Mapping[str, Played]) -> None:
     reports = {name: played.report for name, played in study.items()}
     print_study(reports, table_console())
     try:
-        _write(settings, study, reports)
+        for path in _write(settings, study, reports):
+            click.echo(f"wrote {path}")
     except OSError as error:
         raise click.ClickException(f"can't write {error.filename}: {error.strerror}") from error
 
 
 def _write(
     settings: SimSettings, study: Mapping[str, Played], reports: Mapping[str, Report]
-) -> None:
+) -> Iterator[Path]:
+    """Every file, when it is there."""
     if settings.out is not None:
         write_report(settings.out, out_file(settings, reports))
+        yield settings.out
     if settings.csv is not None:
         write_csv(settings.csv, reports)
+        yield settings.csv
     if settings.pictures is not None:
         from mesh.sim.study.pictures import draw  # matplotlib may not be there
 
-        draw(settings.pictures, study)
-
-
-def table_console() -> Console:
-    """Where tables are printed: plain and wide where that is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=TABLE_COLUMNS, color_system=None)
+        yield from draw(settings.pictures, study)
 
 
 def _replay(recording: Path, options: Mapping[str, object]) -> int:

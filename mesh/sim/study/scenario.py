@@ -24,7 +24,7 @@ from mesh.core.policies import make_policy
 from mesh.core.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
 from mesh.replay.settings import Positive, Region, checked_assignment
-from mesh.sim.rtt import RttTable, load_rtt
+from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
 from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern
 from mesh.sim.study.written import paired, unique
 from mesh.sim.twin_policies import checked_twin_policy
@@ -195,7 +195,11 @@ class Scenario(BaseModel, ABC):
                         f"{option} names {name}, which is not in --regions: "
                         f"use {', '.join(known)} or add it there"
                     )
-        self.rtt_table.check(known)
+        try:
+            self.rtt_table.check(known)
+        except RttInvalid as error:
+            told = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
+            raise ValueError(f"{told}: {error}") from error
 
 
 def _typed(given: dict[str, Any]) -> dict[str, Any]:
