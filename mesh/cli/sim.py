@@ -43,8 +43,8 @@ _OPTIONS = (
     ),
     option(
         "--topology",
-        "Topologies to compare: mesh (a router in every region, all peers), region-local (no peers), "
-        "central:REGION (one router for all).",
+        "Topologies to compare: mesh (a router in every region, all peers), region-local (no "
+        "peers), central:REGION (one router for all).",
         metavar="TOPOLOGY,…",
         default="mesh",
     ),
