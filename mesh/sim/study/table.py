@@ -47,7 +47,7 @@ def _print_times(reports: Mapping[str, Report], console: Console) -> None:
         times = [ttft_s[point] for point in POINTS] + [e2e_s["mean"], e2e_s["p90"]]
         rows.append((name, *map(seconds, times)))
     ttft = (Column(f"TTFT {POINTS[0]}"), *map(Column, POINTS[1:]))
-    whole = Column("whole answer"), Column("p90", is_extra=True)
+    whole = Column("answer mean"), Column("answer p90", is_extra=True)
     print_table((NAME, *ttft, *whole), rows, console)
 
 

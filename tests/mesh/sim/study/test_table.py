@@ -30,7 +30,7 @@ REPORT: Report = {
     "replicas": {"us": 500, "eu": 500},
     "prompt_tokens": {"asked": None, "reported": None},
 }
-HEADS = ("requests", "failed", "output tok/s", "TTFT mean", "p99", "whole answer", "GPU busy")
+HEADS = ("requests", "failed", "output tok/s", "TTFT mean", "p99", "answer mean", "GPU busy")
 
 
 def shown(reports: dict[str, Report], width: int) -> list[str]:
