@@ -14,7 +14,8 @@ import xxhash
 
 from mesh.adapters.problem import Problem
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
-from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.http import H_PRIORITY, H_RESIDENCY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.residency import Labels, parse_labels
 
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
@@ -28,6 +29,7 @@ class Wishes:
     slo_ttft_s: float | None = None
     session: str | None = None
     salt: str = ""
+    residency: Labels = ()  # what the request itself wants
 
 
 NO_WISHES = Wishes()
@@ -41,6 +43,7 @@ def read_wishes(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Wishes
         _slo_s(headers.get(H_SLO_TTFT_MS)),
         _session(headers.get(H_SESSION) or (user if isinstance(user, str) else "")),
         salt_of(fields),
+        _residency(headers.get(H_RESIDENCY)),
     )
 
 
@@ -68,6 +71,15 @@ def _slo_s(given: str | None) -> float | None:
         message = f"{H_SLO_TTFT_MS} must be whole milliseconds, from 1 to {SLO_MS_MAX}"
         raise Problem(Fault.INVALID, message, H_SLO_TTFT_MS)
     return int(given) / 1000
+
+
+def _residency(given: str | None) -> Labels:
+    if given is None:
+        return ()
+    try:
+        return parse_labels(given)
+    except ValueError as error:
+        raise Problem(Fault.INVALID, f"{H_RESIDENCY}: {error}", H_RESIDENCY) from error
 
 
 def _session(given: str) -> str | None:

@@ -169,6 +169,7 @@ def command(
         seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        keys=topology.keys,
     )
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
     try:

@@ -25,9 +25,9 @@ from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
-from mesh.core.line import Line
+from mesh.core.line import OTHERS_WAIT, Line
 from mesh.core.models import ModelNames
-from mesh.core.outlook import Outlook
+from mesh.core.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
@@ -40,9 +40,6 @@ from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import ReplicaState
-
-OTHERS_WAIT = "others wait for this model"
-DEADLINE_PASSED = "the request's deadline has passed"
 
 
 class RouterCore:
@@ -67,7 +64,7 @@ class RouterCore:
         self._settings = settings
         self._models = ModelNames()
         self._effects: list[fx.Effect] = []
-        self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
+        self._placer = Placer(settings, self.replicas, self.peers, dice, makers, region)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
         self._attempts = Attempts(
@@ -77,7 +74,7 @@ class RouterCore:
             placer=self._placer,
             effects=self._effects,
         )
-        self._outlook = Outlook(self.replicas, self.peers, settings)
+        self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
         self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._digest = RegionalDigest(region, router, epoch, settings)
@@ -127,7 +124,10 @@ class RouterCore:
         self.inflight[request.key] = record
         if self.draining:
             self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
-        elif self._line.must_be_joined(request.model):
+        elif (forbidden := self._placer.forbidden(request, now)) is not None:
+            self._attempts.decided(request, forbidden)
+            self._fail(record, now, Fault.RESIDENCY, forbidden.reason)
+        elif self._line.must_be_joined(request):
             self._hold(record, self._placer.held(request, OTHERS_WAIT), now)
         else:
             place = self._placer.place(request, record.avoided(now), now)
@@ -135,10 +135,10 @@ class RouterCore:
             go(record, place, now)
 
     def _place_for_peer(self, request: Request, inbox: str, now: float) -> None:
-        own_wait_first = self.draining or self._line.must_be_joined(request.model)
+        own_wait_first = self.draining or self._line.must_be_joined(request)
         place = None if own_wait_first else self._placer.place(request, (), now)
         if place is None or place.placement is not Placement.LOCAL:
-            reason = Refusal.DRAINING if self.draining else Refusal.NO_REPLICA
+            reason = Refusal.DRAINING if self.draining else self._placer.refusal(request)
             self._effects.append(fx.RefusePeer(request.key, inbox, reason))
             return
         self._attempts.begin_for_peer(request, inbox, place, now)

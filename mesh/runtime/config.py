@@ -1,9 +1,11 @@
 """What one router process needs to know; made by the command line, from mesh.toml and options."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
+from mesh.adapters.tenants import Keys
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
 
@@ -24,3 +26,4 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
+    keys: Keys = MappingProxyType({})  # labels of API keys, by the key's SHA-256

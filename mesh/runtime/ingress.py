@@ -28,6 +28,7 @@ from schemas.exchange import Frame, Priority, Refusal
 from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import ModelId, RegionId, RequestId, is_request_id
+from schemas.residency import Labels, parse_labels
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def _request(
         priority = Priority(headers.get(exchange.H_PRIORITY, Priority.NORMAL))
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
+    residency = _residency(msg.subject, headers)
     return Request(
         key=key,
         request_id=request_id,
@@ -88,6 +90,7 @@ def _request(
         hops=_count(headers, exchange.H_HOPS, HOPS_MAX),
         origin=RegionId(headers[exchange.H_ORIGIN]),
         answer_inbox=msg.reply,
+        residency=residency,
         priority=priority,
         slo_ttft_s=_slo_s(headers),
         session=_session(headers),
@@ -130,6 +133,22 @@ def _prompt(
         return prompts.read(model, prompt_text(fields, chat=path == CHAT), salt_of(fields))
     except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
         raise IngressInvalid(str(error)) from error
+
+
+def _residency(subject: str, headers: Mapping[str, str]) -> Labels:
+    """The labels that it wants. One of them stands in its subject, where servers look for it.
+
+    Only the two together count: a label in one place alone is somebody's mistake, and whose
+    prompt it is can't be known any more.
+    """
+    text, label = headers.get(exchange.H_RESIDENCY, ""), subjects.ingress_label(subject)
+    try:
+        labels = parse_labels(text) if text else ()
+    except ValueError as error:
+        raise IngressInvalid(f"header {exchange.H_RESIDENCY}: {error}") from error
+    if labels if label is None else label not in labels:
+        raise IngressInvalid(f"residency {text!r:.100} does not fit the subject {subject}")
+    return labels
 
 
 class Ingress:
@@ -175,6 +194,8 @@ class Ingress:
         foreign = self._current(effect.key)
         self._say_refused(effect.answer_inbox, effect.reason)
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
+        if effect.reason is Refusal.RESIDENCY:
+            self._metrics.residency_refused.labels("peer").inc()
         foreign.span.end(effect.reason)
 
     def tell_lost(self, effect: fx.TellLost) -> None:
