@@ -1,7 +1,6 @@
 """What one router process needs to know; made by the command line, from mesh.toml and options."""
 
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
@@ -26,4 +25,4 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
-    keys: Keys = MappingProxyType({})  # labels of API keys, by the key's SHA-256
+    keys: Keys = field(default_factory=dict)  # labels of API keys, by the key's SHA-256
