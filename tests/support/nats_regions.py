@@ -90,6 +90,9 @@ class NatsRegions:
         for process in self._servers.values():
             await process.stop()
 
+    async def stop_one(self, region: str) -> None:
+        await self._servers[region].stop()
+
     def pid(self, region: str) -> int:
         pid = self._servers[region].pid
         assert pid is not None

@@ -137,10 +137,12 @@ class SmallMesh:
         """Wait until the region's router would forward to the peer."""
         core = self.routers[region].core
         clock = asyncio.get_running_loop().time
-        await self.until(
-            lambda: core.peers.unavailable_because(core.peers.get(peer), model, clock()) is None,
-            f"{peer} to be available in {region}",
-        )
+
+        def available() -> bool:
+            known = core.peers.get(peer)
+            return known is not None and not core.peers.unavailable_because(known, model, clock())
+
+        await self.until(available, f"{peer} to be available in {region}")
 
 
 def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
