@@ -36,7 +36,9 @@ def router_settings(
     that names the key for a choice that this version doesn't know, and ValueError for others.
     """
     routing = topology.routing_of(region)
-    chosen: dict[str, Any] = {"ground": topology.ground_for(region), **others}
+    chosen: dict[str, Any] = dict(others)
+    if topology.ground.labels:
+        chosen["ground"] = topology.ground_for(region)
     if given.policy is not None:
         chosen["policy"] = given.policy
     else:

@@ -65,3 +65,10 @@ def test_what_only_a_router_knows_is_checked_before_one_starts(tables, said):
     with pytest.raises(TopologyError) as caught:
         check(topology(**tables))
     assert str(caught.value).startswith(said)
+
+
+def test_routers_know_the_ground_if_the_file_says_any():
+    labelled = DEFAULT.replace("[regions.eu]\n", '[regions.eu]\nresidency = ["eu"]\n')
+    ground = router_settings(parse(labelled, "mesh.toml"), US).ground
+    assert ground.carried_by(RegionId("eu")) == {"eu"}
+    assert ground.carried_by(US) == set()
