@@ -233,15 +233,20 @@ class Placer:
                 layer.busy.append((target, why))
         return layer
 
-    def _sorted_by_label(self, wanted: Collection[Label], free: Free, others: Others) -> Sorted:
+    def _sorted_by_label(self, wanted: frozenset[Label], free: Free, others: Others) -> Sorted:
         """Before anything else: those outside are none of the candidates, whatever they are."""
-        takes, within = self.residency.takes_replica, frozenset(wanted)
-        outside = [replica for replica in free if not takes(within, replica)]
-        others = [
-            (replica, why if why == OTHER_MODEL or takes(within, replica) else EXCLUDED)
-            for replica, why in others
-        ] + [(replica, EXCLUDED) for replica in outside]
-        return [replica for replica in free if takes(within, replica)], others
+        inside: Free = []
+        outside: Others = []
+        for replica in free:
+            if self.residency.takes_replica(wanted, replica):
+                inside.append(replica)
+            else:
+                outside.append((replica, EXCLUDED))
+        for replica, why in others:
+            if why != OTHER_MODEL and not self.residency.takes_replica(wanted, replica):
+                why = EXCLUDED
+            outside.append((replica, why))
+        return inside, outside
 
     def _peer_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float

@@ -47,6 +47,15 @@ def test_no_request_is_placed_and_no_prefix_told_outside_its_labels(seed):
     assert (len(chaos.core.held), chaos.core.held.kinds) == (0, 0)
 
 
+@settings(FEW, max_examples=15)
+@given(st.integers(0, 2**32 - 1))
+def test_the_same_events_have_the_same_effects_on_any_ground(seed):
+    first = LabelledChaos(seed)
+    first.run(150)
+    again = build.core(seed, **first.settings)
+    assert [again.handle(event, now) for event, now in first.history] == first.effects
+
+
 def test_the_chaos_does_what_it_is_to_be_safe_from():
     """Else the property above would hold of a world where nothing happens."""
     seen = {"placed": 0, "forwarded": 0, "forbidden": 0, "secret": 0, "told": 0, "refused": 0}
