@@ -39,6 +39,12 @@ def header(**settings: object) -> Header:
     )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def readers():
+    """Made at their first use, which may take longer than an example may on a busy machine."""
+    recording.decode_header(recording.encode_header(header()))
+
+
 @pytest.mark.parametrize("kind", EVENTS, ids=named)
 @given(data=st.data(), now=FLOATS)
 def test_every_event_reads_back_as_it_was(kind, data, now):
