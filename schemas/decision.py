@@ -98,6 +98,9 @@ class Decision:
     """Time in the hold queue, in seconds."""
     reason: str
     """One sentence for people."""
+    residency: tuple[str, ...] = ()
+    """Labels, one of which whoever computes it must carry; empty for anywhere. Places that carry
+    none of them are among the candidates with `why` "residency"."""
     candidates: tuple[Candidate, ...] = ()
     """Who was considered, the best first; a header may leave out the last ones."""
     considered: Count = 0

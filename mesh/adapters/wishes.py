@@ -14,7 +14,15 @@ import xxhash
 
 from mesh.adapters.problem import Problem
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
-from schemas.http import H_DEBUG, H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.http import (
+    H_DEBUG,
+    H_PRIORITY,
+    H_RESIDENCY,
+    H_SESSION,
+    H_SLO_TTFT_MS,
+    Fault,
+)
+from schemas.residency import Labels, parse_labels
 
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
@@ -32,6 +40,7 @@ class Wishes:
     session: str | None = None
     salt: str = ""
     debug: bool = False
+    residency: Labels = ()  # what the request itself wants
 
 
 NO_WISHES = Wishes()
@@ -46,6 +55,7 @@ def read_wishes(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Wishes
         _session(headers.get(H_SESSION) or (user if isinstance(user, str) else "")),
         salt_of(fields),
         _debug(headers.get(H_DEBUG)),
+        _residency(headers.get(H_RESIDENCY)),
     )
 
 
@@ -80,6 +90,15 @@ def _debug(given: str | None) -> bool:
         message = f"{H_DEBUG} must be 1, for the decision receipt, or 0"
         raise Problem(Fault.INVALID, message, H_DEBUG)
     return given == "1"
+
+
+def _residency(given: str | None) -> Labels:
+    if given is None:
+        return ()
+    try:
+        return parse_labels(given)
+    except ValueError as error:
+        raise Problem(Fault.INVALID, f"{H_RESIDENCY}: {error}", H_RESIDENCY) from error
 
 
 def _session(given: str) -> str | None:

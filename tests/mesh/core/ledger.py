@@ -211,6 +211,7 @@ class Ledger:
                 and not (other.live or other.failed_by)
                 and not self._shuns(other)
                 and other.request.model == case.request.model
+                and other.request.residency == case.request.residency
                 and standing(other.request) < standing(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
@@ -259,8 +260,8 @@ class Ledger:
             return
         assert any(capacity is not None and capacity.free for capacity in capacities)
         assert all(seen.said.queue <= self.settings.peer_queue_max for seen in fresh)
-        if self.settings.policy in JOINT:
-            return
+        if self.settings.policy in JOINT or self.settings.ground.carried:
+            return  # labels may lead away from home: their own onlooker knows when
         for replica, seen in self.replicas.items():
             idle = self.core.replicas.get(replica)
             if idle is not None and replica not in case.failed_by:
