@@ -6,7 +6,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.residency import Label, parse_labels
 
+NO_LABELS = "none"  # on the command line
 Kind = Literal["vllm", "sglang", "llamacpp", "openai"]
 
 
@@ -33,6 +35,8 @@ class AgentConfig(BaseModel):
     metrics_host: str = "127.0.0.1"  # an agent opens nothing to the network unasked
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no page
     ready_file: str | None = None
+    # Of its region's residency labels, those that hold here; None: all of them.
+    residency: tuple[Label, ...] | None = None
 
     @field_validator("region", "replica")
     @classmethod
@@ -41,6 +45,13 @@ class AgentConfig(BaseModel):
             return checked_name("this", value)
         except NameInvalid as error:
             raise ValueError(str(error)) from error
+
+    @field_validator("residency", mode="before")
+    @classmethod
+    def _labelled(cls, value: object) -> object:
+        if isinstance(value, str):
+            return () if value == NO_LABELS else parse_labels(value)
+        return value
 
     @field_validator("engine_url")
     @classmethod

@@ -52,7 +52,7 @@ def _explain(details: ErrorDetails, known_keys: KnownKeys) -> Iterator[str]:
         yield f"{key}: missing; add it"
     elif not key:  # a check across tables, which names its keys itself
         yield from message.splitlines()
-    elif isinstance(found, dict):
+    elif isinstance(found, dict) or "key_sha256" in loc:  # maybe the key itself
         yield f"{key}: {message}"
     else:
         yield f"{key}: {message[:1].lower()}{message[1:]} (there is {found!r:.60})"

@@ -19,11 +19,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
+from infra import residency
 from infra.address import Address, parse_address
 from infra.config_problems import Location, did_you_mean, problem_lines
+from infra.residency import LabelList, Tenant
 from infra.routing import Routing, Shape
 from infra.table import Table
 from schemas.ids import RegionId, ReplicaId, RouterId, checked_name
+from schemas.residency import Ground, Labels
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
@@ -77,6 +80,7 @@ def _degrees(value: object) -> object:
 RegionName = Annotated[RegionId, _name("region")]
 ReplicaName = Annotated[ReplicaId, _name("replica")]
 RouterName = Annotated[RouterId, _name("router")]
+TenantName = Annotated[str, _name("tenant")]
 HostPort = Annotated[Address, BeforeValidator(parse_address)]
 Endpoint = Annotated[
     str,
@@ -138,6 +142,8 @@ class Region(Table):
     replicas: Replicas  # names, or a number N for <region>-0 … <region>-(N-1)
     routers: Routers = (RouterId("r1"),)
     routing: Routing = Routing()  # what differs here from the mesh's
+    residency: LabelList = ()  # labels that its ground carries
+    confined_to: LabelList = ()  # nothing that enters here goes where none of these is carried
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -176,6 +182,9 @@ class Topology(Table):
     regions: Annotated[dict[RegionName, Region], Field(min_length=1, max_length=REGIONS_MAX)]
     links: tuple[Link, ...] = ()
     routing: Routing = Routing()
+    tenants: Annotated[dict[TenantName, Tenant], Field(max_length=residency.TENANTS_MAX)] = Field(
+        default_factory=dict
+    )
     nats: NatsLimits = NatsLimits()
 
     def region(self, name: str) -> Region:
@@ -198,6 +207,21 @@ class Topology(Table):
             return ()
         return tuple(peer for peer in self.peers(region) if not self._keeps_to_itself(peer))
 
+    @property
+    def ground(self) -> Ground:
+        """Which region carries which labels, and who is confined."""
+        return residency.ground_of(self.regions, self.regions)
+
+    def ground_for(self, region: RegionId) -> Ground:
+        """The same as that region's routers see it: who isn't asked carries nothing for them."""
+        return residency.ground_of(self.regions, (region, *self.asked_by(region)))
+
+    @property
+    def keys(self) -> dict[str, Labels]:
+        """The labels of each tenant's API keys, by the key's SHA-256."""
+        listed = self.tenants.values()
+        return {key: tenant.residency for tenant in listed for key in tenant.key_sha256}
+
     def _keeps_to_itself(self, region: RegionId) -> bool:
         return self.routing_of(region).topology is Shape.REGION_LOCAL
 
@@ -214,6 +238,7 @@ class Topology(Table):
             *_shared_addresses(self.regions),
             *_repeated_names(self.regions),
             *_wrong_links(self.regions, self.links),
+            *residency.problems(self.regions, self.tenants),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -302,6 +327,7 @@ _TABLES: dict[str, type[Table]] = {
     "nats": NatsLimits,
     "regions": Region,
     "links": Link,
+    "tenants": Tenant,
 }
 
 

@@ -51,10 +51,12 @@ class Channel:
     subscribe: frozenset[Role]
     about: str
     queue: str | None = None
+    prompts: bool = False  # it carries prompts: residency says to which regions
+    prefixes: bool = False  # it tells of prompts' beginnings: the same
 
     def subject(self, **names: str) -> str:
         """The subject with its names filled in; a name not given matches any (`*`)."""
-        known = ("region", "replica", "router", "stream")
+        known = ("region", "replica", "router", "stream", "label")
         return self.template.format(**{name: names.get(name, subjects.ANY) for name in known})
 
 
@@ -85,6 +87,7 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({ROUTER}),
         subscribe=frozenset({AGENT}),
         queue=subjects.QUEUE_AGENT,
+        prompts=True,
         about="One request: the client's body as it came, described by Mesh-* headers; "
         "the reply subject is the inbox its answer streams to.",
     ),
@@ -116,6 +119,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(),
         publish=frozenset({ROUTER, PEER_ROUTER}),
         subscribe=frozenset({AGENT}),
+        prompts=True,
         about="A part of a request body too large for one message.",
     ),
     Channel(
@@ -127,8 +131,22 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({PEER_ROUTER}),
         subscribe=frozenset({ROUTER}),
         queue=subjects.QUEUE_ROUTERS,
+        prompts=True,
         about="A peer region asks this one to place a request; the agent chosen here streams "
         "the answer straight to the asking router's inbox.",
+    ),
+    Channel(
+        name="ingress_within",
+        template=_template(subjects.ingress_within, "region", "label"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(exchange.Sketch,),
+        publish=frozenset({PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        queue=subjects.QUEUE_ROUTERS,
+        prompts=True,
+        about="The same for a request that wants residency: the label is one that this region "
+        "carries and the request wants, and only such subjects cross a link.",
     ),
     Channel(
         name="digest",
@@ -148,6 +166,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(gossip.TrieDelta,),
         publish=frozenset({ROUTER}),
         subscribe=frozenset({PEER_ROUTER}),
+        prefixes=True,
         about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
         "hashes: numbered deltas four times a second while there is news, and signs of life.",
     ),
@@ -159,6 +178,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(gossip.TrieAsk, gossip.TriePart),
         publish=frozenset({PEER_ROUTER}),
         subscribe=frozenset({ROUTER}),
+        prefixes=True,
         about="A listener that missed deltas asks the router that told them. What it missed, as "
         "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
         "whose last token is random.",

@@ -44,6 +44,7 @@ H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
 H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client says
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
+H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
@@ -116,6 +117,7 @@ class Refusal(StrEnum):
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
+    RESIDENCY = "residency"  # nobody here carries a label that it wants
 
 
 class Outcome(StrEnum):

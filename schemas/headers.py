@@ -13,6 +13,7 @@ from schemas.subjects import INBOX_ROOT
 
 COUNT_PATTERN = r"^[0-9]+$"
 MODEL_TOKEN_PATTERN = r"^([A-Za-z0-9_-]|=[0-9A-F]{2})+$"
+LABELS_PATTERN = r"^[a-z0-9-]{1,32}(,[a-z0-9-]{1,32})*$"
 INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
 
 
@@ -76,6 +77,12 @@ REQUEST = (
         exchange.H_SESSION,
         exchange.SESSION_PATTERN,
         "Whose conversation it is part of, as its client names it; a hash where that is long.",
+        required=False,
+    ),
+    Header(
+        exchange.H_RESIDENCY,
+        LABELS_PATTERN,
+        "Labels, one of which whoever computes it must carry; anywhere when missing.",
         required=False,
     ),
 )

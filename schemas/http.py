@@ -25,6 +25,8 @@ H_TIMEOUT_S = "x-mesh-timeout-s"
 H_PRIORITY = "x-mesh-priority"
 H_SLO_TTFT_MS = "x-mesh-slo-ttft-ms"
 H_SESSION = "x-mesh-session"
+H_RESIDENCY = "x-mesh-residency"
+H_AUTHORIZATION = "authorization"
 H_REGION = "x-mesh-region"
 H_CLIENT_LOCATION = "x-mesh-client-location"
 NEAR = "near"  # a query that says the same
@@ -183,6 +185,7 @@ class FaultKind(NamedTuple):
 
 
 BAD, LIMITED, BROKEN = "invalid_request_error", "rate_limit_error", "server_error"
+FORBIDDEN = "permission_error"
 
 
 class Fault(Enum):
@@ -190,6 +193,14 @@ class Fault(Enum):
 
     INVALID = FaultKind(
         400, BAD, "invalid_request", False, "This is not a request: the message says why."
+    )
+    RESIDENCY = FaultKind(
+        403,
+        FORBIDDEN,
+        "residency",
+        False,
+        "Nobody who carries one of the wanted labels can be reached from here, or the labels, the "
+        "key's and the region's have none in common. The request went nowhere.",
     )
     MODEL_UNKNOWN = FaultKind(
         404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
@@ -233,6 +244,7 @@ class Route(NamedTuple):
 
 _WORK_FAULTS = (
     Fault.INVALID,
+    Fault.RESIDENCY,
     Fault.MODEL_UNKNOWN,
     Fault.BODY_TOO_LARGE,
     Fault.SATURATED,

@@ -6,6 +6,7 @@ from typing import Any
 from schemas import http
 from schemas.describe import COMPONENT, components
 from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
+from schemas.headers import LABELS_PATTERN
 from schemas.http import ROUTES, Answer, Fault, Route
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
 
@@ -30,8 +31,8 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
-        f"Ask for the decision receipt in {http.H_DECISION}.",
-        {"type": "string", "enum": ["1"]},
+        f"`1` asks for the decision receipt in {http.H_DECISION}.",
+        {"type": "string", "enum": ["0", "1"], "default": "0"},
     ),
     http.H_TIMEOUT_S: (
         "Seconds after which nobody waits for the answer any more.",
@@ -49,6 +50,11 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_SESSION: (
         "Names the conversation that the request is part of; instead of the body's `user`.",
         {"type": "string", "minLength": 1},
+    ),
+    http.H_RESIDENCY: (
+        "Labels, comma-separated: the request goes only where one of them is carried, or nowhere. "
+        "They narrow what the API key and the region allow, and never widen it.",
+        {"type": "string", "pattern": LABELS_PATTERN},
     ),
 }
 

@@ -15,6 +15,7 @@ import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, ModelId, RegionId, ReplicaId, RouterId
+from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
 STATE_BYTES_MAX = 256 * 1024
@@ -26,6 +27,9 @@ Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Region = Annotated[RegionId, Field(pattern=NAME_PATTERN)]
 Replica = Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
 Router = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
+Labels = Annotated[
+    tuple[Annotated[Label, Field(pattern=NAME_PATTERN)], ...], Field(max_length=LABELS_MAX)
+]
 Model = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX)]
 
 
@@ -104,6 +108,8 @@ class Heartbeat:
     taken: dict[Router, Count] = field(default_factory=dict)
     """Last hand-off number taken from each router of this region: what a router handed off
     beyond it is still on its way and must be added to `pending`."""
+    residency: Labels | None = None
+    """The labels that its agent vouches for; null for all that its region carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +160,11 @@ class Digest:
     """Median over ready replicas of what every first token costs, in seconds."""
     kv_used_ratio: Ratio | None = None
     """Mean over ready replicas."""
+    residency: Labels | None = None
+    """The labels that the region carries; null from a router that knows of none."""
+    models_by_label: dict[str, dict[Model, ModelCapacity]] = field(default_factory=dict)
+    """The same as `models`, over the replicas that carry one label: for each label that some
+    replica of the region carries and some doesn't."""
 
 
 _HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)

@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.residency import Label
 
 ROOT = "mesh"
 INBOX_ROOT = "_INBOX"
@@ -52,6 +53,18 @@ def body(region: RegionId | str, replica: ReplicaId | str) -> str:
 def ingress(region: RegionId | str) -> str:
     """Requests that a peer region asks this region to place; queue group `routers`."""
     return f"{ROOT}.{region}.ingress"
+
+
+def ingress_within(region: RegionId | str, label: Label | str) -> str:
+    """The same for requests that want a residency label, which stands in the subject: so a server
+    that can't read a request knows where it may go."""
+    return f"{ingress(region)}.{label}"
+
+
+def ingress_label(subject: str) -> Label | None:
+    """The residency label in an ingress subject; None where there is none."""
+    tokens = subject.split(".")
+    return Label(tokens[3]) if len(tokens) == 4 else None
 
 
 def digest(region: RegionId | str) -> str:

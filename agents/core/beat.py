@@ -7,6 +7,7 @@ from agents.core.answers import AnswerTable
 from agents.core.prefill_queue import queued_tokens
 from agents.core.view import EngineView, Load
 from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.residency import Label
 from schemas.state import Heartbeat, ReplicaState
 
 
@@ -24,6 +25,7 @@ class Replica:
     outstanding_max: int
     heartbeat_s: float
     batch_max: int | None = None  # where the engine's metrics don't say it
+    residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
 
 
@@ -75,4 +77,5 @@ def compose(
         served_total=told.served_total,
         refused_total=told.refused_total,
         taken=told.taken,
+        residency=replica.residency,
     )

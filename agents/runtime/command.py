@@ -41,6 +41,13 @@ from infra.bus import BusUnreachable
     show_default="256; 8 for openai",
 )
 @click.option("--batch-max", type=int, help="Most requests the engine runs at once, if known.")
+@click.option(
+    "--residency",
+    envvar="MESH_RESIDENCY",
+    metavar="LABEL,…",
+    help="Of its region's residency labels, those that hold here, or none. [MESH_RESIDENCY]",
+    show_default="all of them",
+)
 @click.option("--read-interval-ms", type=int, default=50, help="Between looks at a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(

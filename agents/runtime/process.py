@@ -101,6 +101,7 @@ def _replica(config: AgentConfig, epoch: int) -> Replica:
         outstanding_max=config.outstanding_max or kind.outstanding_max,
         heartbeat_s=config.heartbeat_ms / 1000,
         batch_max=config.batch_max,
+        residency=config.residency,
         counts_own=not kind.has_metrics,
     )
 

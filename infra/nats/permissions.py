@@ -5,6 +5,14 @@ operator), and what region X may say *into* region Y over their leaf link (`spok
 put requests to Y, answers to Y's inboxes, and what X says of itself to its peers. Everything else
 would be X speaking in another's name.
 
+Residency is enforced here a second time, so that a router that is wrong, or not ours any more,
+can't send a prompt where it may not be. A server reads subjects and no bodies, so what it enforces
+stands in subjects: whose region it is, and under which label. Prompts of a confined region cross
+only to regions that carry one of its labels, and only under such a label; its prefixes are told to
+these regions alone. Of other regions prompts cross unlabelled, or under a label that the listener
+carries. What no server can see is a router of a region that is *not* confined taking a label off:
+who must be sure of a prompt sends it to a confined region.
+
 Rejected: permissions written by hand beside the table (the first subject added to one and not to
 the other is either a hole or an outage), and `allow_responses` (a request whose reply subject is
 no inbox would lend its sender the answerer's voice: whatever is answered goes to inboxes only).
@@ -17,9 +25,10 @@ from infra.nats.pattern import widest
 from schemas import subjects
 from schemas.catalog import CHANNELS, Channel, Role, channel
 from schemas.ids import RegionId, ReplicaId
+from schemas.residency import OPEN_GROUND, Ground
 
 PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
-INBOX = channel("inbox")
+INBOX, INGRESS, INGRESS_WITHIN = map(channel, ("inbox", "ingress", "ingress_within"))
 STREAMS = (subjects.STREAM_HEARTBEATS,)
 
 # The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
@@ -80,13 +89,13 @@ def agent(region: RegionId, replica: ReplicaId) -> Permissions:
     )
 
 
-def router(region: RegionId) -> Permissions:
+def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
     """A region's routers: they own its inboxes, and keep its streams."""
     own = {"region": region}
     return Permissions(
         publish=widest(
             [
-                *_rows("publish", Role.ROUTER, Role.PEER_ROUTER, own),
+                *_router_says(region, ground),
                 ALL_INBOXES,  # a peer's ping is answered deeper than a client's request
                 *_jetstream(region, ACCOUNT_READS),
                 *_jetstream(region, _of_streams((*STREAM_READS, *STREAM_WRITES), STREAMS)),
@@ -122,17 +131,48 @@ def system() -> Permissions:
     return Permissions(publish=("$SYS.>",), subscribe=("$SYS.>", ALL_INBOXES))
 
 
-def spoken(speaker: RegionId, listener: RegionId) -> tuple[str, ...]:
+def spoken(speaker: RegionId, listener: RegionId, ground: Ground = OPEN_GROUND) -> tuple[str, ...]:
     """Everything that region `speaker` may say into region `listener`."""
-    return widest(_spoken(speaker, listener))
+    return widest(_spoken(speaker, listener, ground))
 
 
-def _spoken(speaker: RegionId, listener: RegionId) -> Iterator[str]:
+def _spoken(speaker: RegionId, listener: RegionId, ground: Ground) -> Iterator[str]:
     for row in CHANNELS:
         if row.publish & PEERS:  # requests to the listener, and answers to its inboxes
-            yield _across(row, listener)
-        if row.subscribe & PEERS:  # what the speaker tells of itself
+            if row.prompts:
+                yield from _prompts(row, speaker, listener, ground)
+            elif not row.prefixes or ground.may_send(listener, speaker):
+                yield _across(row, listener)
+        # What the speaker tells of itself.
+        if row.subscribe & PEERS and (not row.prefixes or ground.may_send(speaker, listener)):
             yield _across(row, speaker)
+
+
+def _prompts(row: Channel, speaker: RegionId, listener: RegionId, ground: Ground) -> Iterator[str]:
+    """Where the speaker's prompts may cross to the listener."""
+    if row is INGRESS_WITHIN:
+        for label in ground.sent(speaker, listener):
+            yield row.subject(region=listener, label=label)
+    elif row is INGRESS:
+        if not ground.confined_to(speaker):
+            yield row.subject(region=listener)
+    elif ground.may_send(speaker, listener):
+        yield _across(row, listener)
+
+
+def _router_says(region: RegionId, ground: Ground) -> Iterator[str]:
+    """What a region's routers may publish: prompts of a confined one not to everybody."""
+    peers = [other for other, _ in ground.carried if other != region]
+    for row in CHANNELS:
+        if Role.ROUTER in row.publish:
+            yield row.subject(region=region)
+        if Role.PEER_ROUTER not in row.publish:
+            continue
+        if row.prompts and (row is INGRESS_WITHIN or ground.confined_to(region)):
+            for peer in peers:
+                yield from _prompts(row, region, peer, ground)
+        else:
+            yield row.subject()
 
 
 def _across(row: Channel, region: RegionId) -> str:

@@ -25,7 +25,7 @@ from infra.address import Address
 from infra.nats import permissions
 from infra.nats.conf import Value
 from infra.nats.permissions import Permissions
-from infra.topology import Region, Topology
+from infra.topology import Topology
 from schemas.ids import RegionId, ReplicaId
 
 ACCOUNT = "MESH"
@@ -130,8 +130,9 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
 
 def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
     peers = topology.peers(name)
-    said_to = {peer: permissions.spoken(name, peer) for peer in peers}
-    heard_from = {peer: permissions.spoken(peer, name) for peer in peers}
+    ground = topology.ground
+    said_to = {peer: permissions.spoken(name, peer, ground) for peer in peers}
+    heard_from = {peer: permissions.spoken(peer, name, ground) for peer in peers}
     links: dict[str, Value] = {
         link_account(peer): {
             "users": _link_users(topology, name, peer, site),
@@ -146,7 +147,7 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
             listeners.setdefault(subject, []).append(link_account(peer))
     mesh: dict[str, Value] = {
         "jetstream": "enabled",
-        "users": [*_client_users(name, topology.region(name), site)],
+        "users": [*_client_users(topology, name, site)],
         "exports": [_export(subject, to) for subject, to in sorted(listeners.items())],
         "imports": [
             _import(subject, link_account(peer))
@@ -166,10 +167,10 @@ def _import(subject: str, account: str) -> Value:
     return {"stream": {"account": account, "subject": subject}}
 
 
-def _client_users(name: RegionId, region: Region, site: Site) -> Iterator[Value]:
-    yield _user(router_user(name), permissions.router(name), site)
+def _client_users(topology: Topology, name: RegionId, site: Site) -> Iterator[Value]:
+    yield _user(router_user(name), permissions.router(name, topology.ground), site)
     yield _user(operator_user(name), permissions.operator(name), site)
-    for replica in region.replicas:
+    for replica in topology.region(name).replicas:
         yield _user(agent_user(name, replica), permissions.agent(name, replica), site)
 
 
@@ -179,7 +180,8 @@ def _link_users(topology: Topology, name: RegionId, peer: RegionId, site: Site) 
         return []
     # Seen from the server that accepts: what its user publishes comes in over the link.
     allowed = Permissions(
-        publish=permissions.spoken(peer, name), subscribe=permissions.spoken(name, peer)
+        publish=permissions.spoken(peer, name, topology.ground),
+        subscribe=permissions.spoken(name, peer, topology.ground),
     )
     return [_user(link_user(name, peer), allowed, site, connection="LEAFNODE")]
 

@@ -182,6 +182,8 @@ class RouterBus:
         await listen(subjects.snapshot(region), cb=_msg(listeners.trie_ask))
         await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
+        within = subjects.ingress_within(region, subjects.ANY)
+        await listen(within, queue=routers, cb=_msg(listeners.ingress))
         await listen(subjects.ping(region), queue=routers, cb=echo)
         await self.client.flush()
 

@@ -5,7 +5,8 @@ nothing about placement. A client that hangs up cancels its handler, whatever it
 the ticket is then left, and the front door tells whoever is still working for it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from math import ceil
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from schemas import http
 from schemas.decision import header_value
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RequestId
+from schemas.residency import Labels
 
 Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 
@@ -52,6 +54,10 @@ class FrontDoor(Door, Protocol):
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         """Why requests can't be placed at present, or None if they can."""
+        ...
+
+    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+        """Where a request that wants these may go. Raises Problem if that is nowhere."""
         ...
 
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
@@ -119,6 +125,8 @@ class HttpApi:
             raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
         try:
             ask = await read_ask(request, known_id)
+            labels = self._door.residency(ask.wishes.residency, request.headers)
+            ask = replace(ask, residency=labels)
             models = self._door.known_models()
             if models and ask.model not in models:
                 raise Problem(
@@ -134,7 +142,7 @@ class HttpApi:
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         headers = self._headers(ticket.ask.request_id)
         receipt = ticket.receipt
-        if request.headers.get(http.H_DEBUG) == "1" and receipt is not None:
+        if ticket.ask.wishes.debug and receipt is not None:
             headers[http.H_DECISION] = header_value(receipt)
         failure = ticket.failure
         if failure is not None:

@@ -109,6 +109,12 @@ class RouterMetrics:
         self.refusals = Counter(
             "mesh_refusals", "Placements not taken, by reason.", ["reason"], registry=registry
         )
+        self.residency_refused = Counter(
+            "mesh_residency_refused",
+            "Requests refused because of their residency labels, by who asked: client, peer.",
+            ["asker"],
+            registry=registry,
+        )
         self.failures = Counter(
             "mesh_attempt_failures", "Attempts that were lost or failed.", registry=registry
         )

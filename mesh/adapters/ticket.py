@@ -13,6 +13,7 @@ from mesh.adapters.wishes import NO_WISHES, Wishes
 from schemas.decision import Decision
 from schemas.http import Fault
 from schemas.ids import ModelId, RequestId
+from schemas.residency import Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Ask:
     text: bytes  # of the prompt
     timeout_s: float | None
     wishes: Wishes = NO_WISHES
+    residency: Labels = ()  # where one of these is carried; empty: anywhere
 
 
 @dataclass(frozen=True, slots=True)

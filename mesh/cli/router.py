@@ -170,6 +170,7 @@ def command(
         drain_s=drain_s,
         entries=entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
+        keys=topology.keys,
     )
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
     try:

@@ -49,6 +49,7 @@ class Attempts:
             attempt=attempt,
             held_s=held_s,
             reason=place.reason,
+            residency=request.residency,
             candidates=place.candidates,
             considered=place.considered,
         )

@@ -52,11 +52,14 @@ class ForeignWork:
         if draining:
             return Refusal.DRAINING
         may_wait = self._goal_s is None and self._placer.judges_load
-        if not may_wait and self._line.must_be_joined(request.model):
-            return Refusal.OWN_WORK
+        if not may_wait and self._line.must_be_joined(request):
+            return self._placer.forbids_here(request) or Refusal.OWN_WORK
         place = self._line.place_newcomer(request, now)
         if place.placement is not Placement.LOCAL:
-            return place if may_wait and not self._guests.is_full else Refusal.NO_REPLICA
+            why = self._placer.forbids_here(request)
+            if why is None and may_wait and not self._guests.is_full:
+                return place
+            return why or Refusal.NO_REPLICA
         if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
             return Refusal.OWN_WORK
         return place

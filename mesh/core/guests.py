@@ -14,6 +14,7 @@ tells the replica to stop.
 """
 
 from mesh.core import effects as fx
+from mesh.core.hold_queue import HoldQueue
 from mesh.core.request import Request
 from schemas.exchange import HELD_S
 
@@ -23,14 +24,15 @@ HELD_MAX = 128  # bodies are kept with them, a megabyte each at most
 class Guests:
     """Knows who of those held is a guest, and keeps their routers informed."""
 
-    def __init__(self, effects: list[fx.Effect]) -> None:
+    def __init__(self, held: HoldQueue, effects: list[fx.Effect]) -> None:
+        self._held = held
         self._effects = effects
         self._said_at: dict[int, float] = {}  # by key
 
     @property
     def is_full(self) -> bool:
         """Whether no more may wait here."""
-        return len(self._said_at) >= HELD_MAX
+        return len(self._said_at) >= HELD_MAX or self._held.is_full
 
     def wait(self, request: Request, now: float) -> None:
         """It has joined the line."""

@@ -15,9 +15,16 @@ from mesh.core.hold_order import FirstCome, Turns, standing
 from mesh.core.request import Request
 from schemas.exchange import Priority
 from schemas.ids import ModelId
+from schemas.residency import Labels
 
 Line = list[tuple[float, int, Request]]
+Kind = tuple[ModelId, Labels]  # requests of one kind can go to the same places
 LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+
+
+def kind_of(request: Request) -> Kind:
+    """What decides where it can go, as far as it says itself."""
+    return request.model, request.residency
 
 
 class HoldQueue:
@@ -30,6 +37,7 @@ class HoldQueue:
         self._lines: dict[int, dict[ModelId, Line]] = {}  # of each group
         self._group_of: dict[int, int] = {}  # by the request's key
         self._waiting: dict[ModelId, int] = {}
+        self._alike: dict[Kind, int] = {}
         self._untried: dict[Priority, Line] = {priority: [] for priority in LOWEST_FIRST}
 
     def __len__(self) -> int:
@@ -43,6 +51,15 @@ class HoldQueue:
     def waiting(self, model: ModelId) -> int:
         """Requests held for one model."""
         return self._waiting.get(model, 0)
+
+    def alike(self, kind: Kind) -> int:
+        """Requests held for one model, on the same ground."""
+        return self._alike.get(kind, 0)
+
+    @property
+    def kinds(self) -> int:
+        """How many different kinds of requests are held."""
+        return len(self._alike)
 
     def ahead(self, request: Request) -> int:
         """Those held for its model who stand before that one, whether it is held or not."""
@@ -69,6 +86,8 @@ class HoldQueue:
             insort(self._untried[request.priority], (standing(request), request.key, request))
         self._group_of[request.key] = group
         self._waiting[request.model] = self.waiting(request.model) + 1
+        kind = kind_of(request)
+        self._alike[kind] = self.alike(kind) + 1
 
     def release(self, request: Request) -> None:
         """Take out one that has got a place: it was its group's turn."""
@@ -92,6 +111,9 @@ class HoldQueue:
         self._waiting[request.model] -= 1
         if not self._waiting[request.model]:
             del self._waiting[request.model]
+        self._alike[kind := kind_of(request)] -= 1
+        if not self._alike[kind]:
+            del self._alike[kind]
         return True
 
     def models(self) -> tuple[ModelId, ...]:

@@ -7,7 +7,7 @@ wait for another) doesn't block those behind it that may.
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from mesh.core.hold_queue import HoldQueue
+from mesh.core.hold_queue import HoldQueue, Kind, kind_of
 from mesh.core.inflight import Inflight
 from mesh.core.placement import Place, Placer
 from mesh.core.replicas import ReplicaTable
@@ -41,23 +41,25 @@ class Line:
         self._replicas = replicas
         self._placer = placer
         self._begin = begin
-        # Of those held, who could have gone somewhere when last asked: keys, with their models.
-        self._choosy: dict[int, ModelId] = {}
+        # Of those held, who could have gone somewhere when last asked: keys, with their kinds.
+        self._choosy: dict[int, Kind] = {}
         self._asked_at = float("-inf")
 
-    def must_be_joined(self, model: ModelId) -> bool:
-        """Whether a newcomer for that model has its place behind others."""
-        waiting = self._held.waiting(model)
+    def must_be_joined(self, newcomer: Request) -> bool:
+        """Whether it has its place behind others: those for the same model who want to be on the
+        same ground. Who waits for other ground must not hold up those who don't need it."""
+        kind = kind_of(newcomer)
+        waiting = self._held.alike(kind)
         if not waiting:
             return False
         choosy = sum(
-            choosing == model and self._is_held(key) for key, choosing in self._choosy.items()
+            choosing == kind and self._is_held(key) for key, choosing in self._choosy.items()
         )
         return waiting > choosy
 
     def place_newcomer(self, request: Request, now: float) -> Place:
         """Where it goes: not where others wait for, but a peer may be better than a line."""
-        must_wait = self.must_be_joined(request.model)
+        must_wait = self.must_be_joined(request)
         if must_wait and not self._placer.judges_load:
             return self._placer.held(request, OTHERS_WAIT)
         place = self._placer.place(request, (), now, self._held.waiting(request.model))
@@ -68,7 +70,7 @@ class Line:
     def joined(self, request: Request, place: Place) -> None:
         """A newcomer is held, for that reason."""
         if place.by_choice and len(self._choosy) < CHOOSY_MAX:
-            self._choosy[request.key] = request.model
+            self._choosy[request.key] = kind_of(request)
 
     def _is_held(self, key: int) -> bool:
         record = self._inflight.get(key)
@@ -78,12 +80,12 @@ class Line:
         """Place those who wait, in the order of trying, as far as there is room."""
         self._choosy.clear()
         self._asked_at = now
-        stuck: set[tuple[ModelId, str, frozenset[str]]] = set()
-        kinds_left = len(self._held.models()) * self._placer.brains
+        stuck: set[tuple[Kind, str, frozenset[str]]] = set()
+        kinds_left = self._held.kinds * self._placer.brains
         ahead: Counter[ModelId] = Counter()  # those of a model that stay, up to here
         for request in self._held:
             record = self._inflight[request.key]
-            kind, avoid = (request.model, self._placer.brain_of(request)), record.avoided(now)
+            kind, avoid = (kind_of(request), self._placer.brain_of(request)), record.avoided(now)
             if not stuck.isdisjoint(((*kind, NOWHERE), (*kind, avoid))):
                 ahead[request.model] += 1
                 continue
@@ -94,7 +96,7 @@ class Line:
                 self._begin(record, place, now)
                 continue
             if place.by_choice and len(self._choosy) < CHOOSY_MAX:
-                self._choosy[request.key] = request.model
+                self._choosy[request.key] = kind_of(request)
                 continue
             stuck.add((*kind, avoid))
             kinds_left -= not avoid

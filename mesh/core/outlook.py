@@ -5,15 +5,25 @@ from collections.abc import Iterable
 from mesh.core.inflight import Inflight
 from mesh.core.peers import PeerTable
 from mesh.core.replicas import ReplicaTable
+from mesh.core.residency import Residency
 from mesh.core.settings import RouterSettings
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId
+
+DEADLINE_PASSED = "the request's deadline has passed"
 
 
 class Outlook:
     """Reads the tables; changes nothing."""
 
-    def __init__(self, replicas: ReplicaTable, peers: PeerTable, settings: RouterSettings) -> None:
+    def __init__(
+        self,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        settings: RouterSettings,
+        residency: Residency,
+    ) -> None:
+        self._residency = residency
         self._replicas = replicas
         self._peers = peers
         self._settings = settings
@@ -35,13 +45,17 @@ class Outlook:
 
     def others_serve(self, record: Inflight) -> bool:
         """Whether a place that has not failed this request serves its model, free or not."""
-        request = record.request
+        request, takes = record.request, self._residency
+        wanted = takes.wanted(request)
         for replica in self._replicas:
-            name = replica.heartbeat.replica
-            if name not in record.avoid and self._replicas.serves(replica, request.model):
+            is_left = replica.heartbeat.replica not in record.avoid
+            is_within = is_left and takes.takes_replica(wanted, replica)
+            if is_within and self._replicas.serves(replica, request.model):
                 return True
         return request.hops < self._settings.hops_max and any(
-            region not in record.avoid and peer.ready(request.model) > 0
+            region not in record.avoid
+            and takes.takes_peer(wanted, region, peer)
+            and peer.ready(request.model, wanted) > 0
             for region, peer in self._peers
         )
 

@@ -6,14 +6,15 @@ was forwarded since the last one is counted against the replicas it said were fr
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from mesh.core.health import health
 from mesh.core.round_trips import RoundTrips
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest, Health
+from schemas.residency import Label
+from schemas.state import Digest, Health, ModelCapacity
 
 ROUTERS_MAX = 64  # routers of one peer region that are remembered
 PEERS_MAX = 256  # regions
@@ -45,10 +46,12 @@ class Peer:
         """Whether any of its routers takes requests."""
         return any(digest.accepting for digest in self.digests.values())
 
-    def free(self, model: ModelId) -> int:
-        """Replicas that serve the model and are not full, by the latest digest."""
-        capacities = (digest.models.get(model) for digest in self.digests.values())
-        return max((capacity.free for capacity in capacities if capacity is not None), default=0)
+    def free(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
+        """Replicas that serve the model and are not full, by the latest digest.
+
+        `labels`: only of those that carry one of them.
+        """
+        return max((capacity.free for capacity in self._told(model, labels)), default=0)
 
     def wait_s(self, model: ModelId) -> float | None:
         """Shortest wait that any of its routers told; None while none did."""
@@ -81,10 +84,17 @@ class Peer:
         """Arrivals over all its routers."""
         return sum(digest.requests_per_s for digest in self.digests.values())
 
-    def ready(self, model: ModelId) -> int:
-        """Replicas that serve the model, full or not."""
-        capacities = (digest.models.get(model) for digest in self.digests.values())
-        return max((capacity.ready for capacity in capacities if capacity is not None), default=0)
+    def ready(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
+        """Replicas that serve the model, full or not; `labels` as of `free`."""
+        return max((capacity.ready for capacity in self._told(model, labels)), default=0)
+
+    def _told(self, model: ModelId, labels: Collection[Label] | None) -> Iterator[ModelCapacity]:
+        for digest in self.digests.values():
+            kinds = [digest.models]
+            if labels is not None:
+                carried = sorted(label for label in digest.residency or () if label in labels)
+                kinds = [digest.models_by_label.get(label, digest.models) for label in carried]
+            yield from (models[model] for models in kinds if model in models)
 
 
 class PeerTable:
@@ -160,17 +170,24 @@ class PeerTable:
                 peer.forwarded_at.clear()
 
     def unavailable_because(
-        self, peer: Peer, model: ModelId, now: float, *, busy_too: bool = False
+        self,
+        peer: Peer,
+        model: ModelId,
+        now: float,
+        *,
+        busy_too: bool = False,
+        labels: Collection[Label] | None = None,
     ) -> str | None:
         """Why this peer should not be asked now, or None if it may be.
 
-        `busy_too`: whoever asks judges by itself what is too busy.
+        `busy_too`: whoever asks judges by itself what is too busy. `labels`: only replicas that
+        carry one of these count.
         """
         if self.health(peer, now) is Health.RED:
             return "silent"
         if not peer.accepting:
             return "draining"
-        if not peer.ready(model):
+        if not peer.ready(model, labels):
             return "other model"
         if peer.refused_at is not None:
             return "refused"
@@ -178,7 +195,7 @@ class PeerTable:
             return None
         if peer.queue > self._settings.peer_queue_max:
             return "queue"
-        if peer.free(model) <= len(peer.forwarded_at):
+        if peer.free(model, labels) <= len(peer.forwarded_at):
             return "full"
         return None
 

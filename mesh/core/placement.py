@@ -6,7 +6,7 @@ to hold. A receipt of those considered comes with every answer. It lists the fir
 counts all: listing a thousand replicas for every request would cost more than placing it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -19,10 +19,20 @@ from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
+from mesh.core.residency import EXCLUDED, Residency
 from mesh.core.roster import ALL_MAX, HOLDERS_MAX
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
+from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.residency import Label
+
+NOWHERE = RegionId("")  # home of a placer that nobody told where it is
+OTHER_MODEL = "other model"
+
+Free = list[Replica]
+Others = list[tuple[Replica, str]]
+Sorted = tuple[Free, Others]
 
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
@@ -66,8 +76,11 @@ class Placer:
         peers: PeerTable,
         dice: Random,
         makers: Makers | None = None,
+        home: RegionId = NOWHERE,
     ) -> None:
         self._settings = settings
+        self.residency = Residency(home, settings.ground)
+        self._news: News | None = None
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
@@ -87,10 +100,28 @@ class Placer:
 
     def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
         """Let all policies know what peers tell; and tell what the main one knows, if at all."""
+        self._news = news
         if news is not None:
             self._brain.local.tell(news)
         for brain in self._brains.values():
             brain.remote.hear(told)
+
+    def forbidden(self, request: Request, now: float) -> Place | None:
+        """The receipt of a request that may go nowhere; None if it may go somewhere."""
+        why = self.residency.forbids(request, now)
+        if why is None:
+            return None
+        brain = self._brain_of.get(request.priority, self._brain)
+        layers = [
+            self._local_layer(brain, request, (), now, 0),
+            self._peer_layer(brain, request, (), now),
+        ]
+        return self._held(brain, why, *layers)._replace(placement=Placement.SHED)
+
+    def forbids_here(self, request: Request) -> Refusal | None:
+        """What to tell a peer whose request has no place here, whoever may be free."""
+        forbidden = self.residency.forbids_here(request, self._replicas)
+        return Refusal.RESIDENCY if forbidden else None
 
     def place(self, request: Request, avoid: Collection[str], now: float, ahead: int = 0) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before.
@@ -143,22 +174,22 @@ class Placer:
 
     def placed(self, request: Request, spot: Spot, now: float) -> None:
         """The request goes there; every policy learns it, whichever chose."""
-        for policy in self._policies(spot.kind):
+        for policy in self._policies(spot.kind, request):
             policy.placed(request, spot, now)
 
     def began(self, request: Request, spot: Spot, now: float) -> None:
         """Its first token has come from there."""
-        for policy in self._policies(spot.kind):
+        for policy in self._policies(spot.kind, request):
             policy.began(request, spot, now)
 
     def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
         """Its whole answer has come from there."""
-        for policy in self._policies(spot.kind):
+        for policy in self._policies(spot.kind, request):
             policy.served(request, spot, served, now)
 
     def left(self, request: Request, spot: Spot, now: float) -> None:
         """Nothing came of it there."""
-        for policy in self._policies(spot.kind):
+        for policy in self._policies(spot.kind, request):
             policy.left(request, spot, now)
 
     def forget_replica(self, replica: ReplicaId) -> None:
@@ -169,30 +200,39 @@ class Placer:
 
     def expire(self, now: float) -> None:
         """A tick: policies let go of what is too old."""
+        self.residency.look(self._replicas, self._peers, now)
         for policy in self._ageing:
             policy.expire(now)
 
-    def _policies(self, kind: CandidateKind) -> Iterator[Policy]:
+    def _policies(self, kind: CandidateKind, about: Request | None = None) -> Iterator[Policy]:
+        """Whoever is to learn something; what peers may not know of a request, news don't hear.
+
+        Here, and not in each policy, so that none can forget it.
+        """
+        if self._news is not None:
+            self._news.is_deaf = about is not None and self.residency.is_secret(about)
         return (brain.of(kind) for brain in self._brains.values())
 
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> Layer:
         """Of a large fleet some, if the policy says whom it wants to see and any is available."""
-        serving = self._replicas.serving(request.model)
-        if brain.sampling is not None and len(serving) > ALL_MAX:
-            holders = brain.sampling.holders(request, HOLDERS_MAX)
-            some = self._replicas.some_serving(request.model, holders, self._dice)
+        everybody = self._replicas
+        if brain.sampling is not None and len(everybody) > ALL_MAX:
+            some = serving = everybody.serving(request.model)
+            if len(serving) > ALL_MAX:
+                holders = brain.sampling.holders(request, HOLDERS_MAX)
+                some = everybody.some_serving(request.model, holders, self._dice)
             # The line is everybody's: to those few comes their part of it.
-            share = ahead * len(some) / len(serving)
+            share = ahead * len(some) / max(1, len(serving))
             layer = self._layer_of(some, brain, request, avoid, now, share)
             if layer.free:
                 return layer
-        return self._layer_of(serving, brain, request, avoid, now, ahead)
+        return self._layer_of(everybody, brain, request, avoid, now, ahead)
 
     def _layer_of(
         self,
-        replicas: Collection[Replica],
+        replicas: Iterable[Replica],
         brain: Brain,
         request: Request,
         avoid: Collection[str],
@@ -203,6 +243,8 @@ class Placer:
         free, others = self._replicas.sorted_out(
             request.model, now, busy_too=brain.local.judges_load, among=replicas
         )
+        if (wanted := self.residency.wanted(request)) is not None:
+            free, others = self._sorted_by_label(wanted, free, others)
         rtt_s: dict[RegionId, float | None] = {}
         for replica in free:
             beat = replica.heartbeat
@@ -215,18 +257,37 @@ class Placer:
             else:
                 others.append((replica, "failed before"))
         for replica, why in others:
-            target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
-            layer.busy.append((target, why))
+            if why != OTHER_MODEL:
+                target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
+                layer.busy.append((target, why))
         return layer
+
+    def _sorted_by_label(self, wanted: frozenset[Label], free: Free, others: Others) -> Sorted:
+        """Before anything else: those outside are none of the candidates, whatever they are."""
+        inside: Free = []
+        outside: Others = []
+        for replica in free:
+            if self.residency.takes_replica(wanted, replica):
+                inside.append(replica)
+            else:
+                outside.append((replica, EXCLUDED))
+        for replica, why in others:
+            if why != OTHER_MODEL and not self.residency.takes_replica(wanted, replica):
+                why = EXCLUDED
+            outside.append((replica, why))
+        return inside, outside
 
     def _peer_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float
     ) -> Layer:
         layer = Layer(CandidateKind.PEER)
+        busy_too, wanted = brain.local.judges_load, self.residency.wanted(request)
         for region, peer in self._peers:
-            why = self._peers.unavailable_because(
-                peer, request.model, now, busy_too=brain.local.judges_load
-            )
+            why: str | None = EXCLUDED
+            if self.residency.takes_peer(wanted, region, peer):
+                why = self._peers.unavailable_because(
+                    peer, request.model, now, busy_too=busy_too, labels=wanted
+                )
             load = peer.queue + len(peer.forwarded_at)
             target = Target(region, load, layer.kind, peer.rtt_s, None, peer, peer.queue)
             if why is None and region not in avoid:

@@ -1,11 +1,12 @@
 """This region's own digest: what its router tells the peers, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.rate import Rate
 from mesh.core.replicas import Replica, ReplicaTable
+from mesh.core.residency import Residency
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest, ModelCapacity
@@ -28,6 +29,8 @@ class RegionalDigest:
         self._accepted = True
         self._last: tuple[object, ...] = ()
         self._arrivals = Rate(RATE_S)
+        self._residency = Residency(region, settings.ground)
+        self._labels = tuple(sorted(settings.ground.carried_by(region)))
 
     def arrived(self, now: float) -> None:
         """Count one client's request."""
@@ -82,27 +85,65 @@ class RegionalDigest:
             ),
             prefill_base_s=_known(median, [replica.heartbeat.prefill_base_s for replica in ready]),
             kv_used_ratio=_known(_mean, [replica.heartbeat.kv_used_ratio for replica in ready]),
+            residency=self._labels,
+            models_by_label=self._by_label(replicas, now),
         )
         return self._latest
 
+    def _by_label(
+        self, replicas: ReplicaTable, now: float
+    ) -> dict[str, dict[ModelId, ModelCapacity]]:
+        """Of each label that some replica carries and some does not."""
+        fewer = [replica for replica in replicas if replica.heartbeat.residency is not None]
+        found: dict[str, dict[ModelId, ModelCapacity]] = {}
+        if not fewer:
+            return found
+        carried = [(replica, self._residency.of_replica(replica)) for replica in replicas]
+        for label in self._labels:
+            if any(label not in labels for _, labels in carried):
+                within = [replica for replica, labels in carried if label in labels]
+                counts = _counts(replicas, now, within)
+                found[label] = _capacities(replicas, counts, now, within)
+        return found
 
-def _counts(replicas: ReplicaTable, now: float) -> dict[ModelId, tuple[int, int]]:
-    """Ready and free replicas of each model: what peers must hear of at once."""
+
+def _counts(
+    replicas: ReplicaTable, now: float, within: Collection[Replica] | None = None
+) -> dict[ModelId, tuple[int, int]]:
+    """Ready and free replicas of each model: what peers must hear of at once.
+
+    `within`: those that count, if not all.
+    """
     counts = {}
     for model in sorted(replicas.models()):
-        free, others = replicas.sorted_out(model, now, among=replicas.serving(model))
+        among = _serving(replicas, model, within)
+        free, others = replicas.sorted_out(model, now, among=among)
         ready = len(free) + sum(replicas.serves(replica, model) for replica, _ in others)
         if ready:
             counts[model] = ready, len(free)
     return counts
 
 
+def _serving(
+    replicas: ReplicaTable, model: ModelId, within: Collection[Replica] | None
+) -> Collection[Replica]:
+    serving = replicas.serving(model)
+    if within is None:
+        return serving
+    names = {replica.heartbeat.replica for replica in within}
+    return [replica for replica in serving if replica.heartbeat.replica in names]
+
+
 def _capacities(
-    replicas: ReplicaTable, counts: dict[ModelId, tuple[int, int]], now: float
+    replicas: ReplicaTable,
+    counts: dict[ModelId, tuple[int, int]],
+    now: float,
+    within: Collection[Replica] | None = None,
 ) -> dict[ModelId, ModelCapacity]:
     capacities = {}
     for model, (ready, free) in counts.items():
-        serving = [one for one in replicas.serving(model) if replicas.serves(one, model)]
+        among = _serving(replicas, model, within)
+        serving = [replica for replica in among if replicas.serves(replica, model)]
         capacities[model] = ModelCapacity(
             ready=ready,
             free=free,

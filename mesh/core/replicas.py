@@ -129,6 +129,9 @@ class ReplicaTable:
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
 
+    def __len__(self) -> int:
+        return len(self._replicas)
+
     def get(self, name: ReplicaId) -> Replica | None:
         """The replica of that name, if it is known."""
         return self._replicas.get(name)

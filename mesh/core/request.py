@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mesh.core.prompt import Prompt
 from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, RequestId
+from schemas.residency import Labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its client has no use for a first token later than this
     session: str | None = None  # whose conversation it is part of, if the client says
+    residency: Labels = ()  # it may go only where one of these is carried; empty: anywhere
 
 
 @dataclass(frozen=True, slots=True)

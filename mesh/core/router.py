@@ -28,7 +28,7 @@ from mesh.core.guests import Guests
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
-from mesh.core.outlook import Outlook
+from mesh.core.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
@@ -40,8 +40,6 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-
-DEADLINE_PASSED = "the request's deadline has passed"
 
 
 class RouterCore:
@@ -64,10 +62,10 @@ class RouterCore:
         self.inflight: dict[int, Inflight] = {}
         self._settings = settings
         self._effects: list[fx.Effect] = []
-        self._placer = Placer(settings, self.replicas, self.peers, dice, makers)
+        self._placer = Placer(settings, self.replicas, self.peers, dice, makers, region)
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
-        self._guests = Guests(self._effects)
+        self._guests = Guests(self.held, self._effects)
         self._foreign = ForeignWork(settings, self.replicas, self._placer, self._line, self._guests)
         self._attempts = Attempts(
             region=region,
@@ -76,7 +74,7 @@ class RouterCore:
             placer=self._placer,
             effects=self._effects,
         )
-        self._outlook = Outlook(self.replicas, self.peers, settings)
+        self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
         self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._fleet = Fleet(
@@ -137,6 +135,9 @@ class RouterCore:
         self.inflight[request.key] = record
         if self.draining:
             self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
+        elif (forbidden := self._placer.forbidden(request, now)) is not None:
+            self._attempts.decided(request, forbidden)
+            self._fail(record, now, Fault.RESIDENCY, forbidden.reason)
         else:
             place = self._line.place_newcomer(request, now)
             go = self._hold if place.target is None else self._begin

@@ -7,6 +7,7 @@ from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
 from schemas.exchange import Priority
 from schemas.gossip import BLOCKS_MAX
+from schemas.residency import OPEN_GROUND, Ground
 
 MAY_BE_ZERO = ("peer_queue_max", "hops_max", "trie_bytes_per_s")
 
@@ -54,6 +55,7 @@ class RouterSettings:
     trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
+    ground: Ground = OPEN_GROUND  # which region carries which residency labels
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
+from mesh.adapters.tenants import Keys
 from mesh.core.geo import Location
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
@@ -35,3 +36,4 @@ class RouterConfig:
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
     entries: Mapping[RegionId, Entry] = field(default_factory=dict)
+    keys: Keys = field(default_factory=dict)  # labels of API keys, by the key's SHA-256

@@ -6,7 +6,7 @@ The HTTP face calls the desk (`admit` to `finished`, `failed` or `leave`), the b
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nats.aio.msg import Msg
 from opentelemetry.context import Context
@@ -14,8 +14,10 @@ from opentelemetry.context import Context
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.problem import Problem
 from mesh.adapters.recorder import Decide
 from mesh.adapters.spans import RequestSpans
+from mesh.adapters.tenants import Tenants
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core import events as ev
 from mesh.core.request import Request
@@ -31,6 +33,7 @@ from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
 from schemas.http import Fault
 from schemas.ids import ModelId
+from schemas.residency import Labels
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Desk:
         self._clock = clock
         self._decide = decide
         self._last_key = 0
+        self._tenants = Tenants(config.region, config.settings.ground, config.keys)
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
         ingress = Ingress(config, bus, metrics, self._prompts)
@@ -115,6 +119,15 @@ class Desk:
             return Fault.NO_REPLICA, "no replica of any region is ready"
         return None
 
+    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+        """Where a client's request may go. Raises Problem if that is nowhere."""
+        try:
+            return self._tenants.residency(wanted, headers)
+        except Problem as problem:
+            if problem.fault is Fault.RESIDENCY:
+                self._metrics.residency_refused.labels("client").inc()
+            raise
+
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
         """Take a client's request in and place it; `taken`: what `bodies` set aside for it."""
         now = self._clock()
@@ -141,6 +154,7 @@ class Desk:
             priority=ask.wishes.priority,
             slo_ttft_s=ask.wishes.slo_ttft_s,
             session=ask.wishes.session,
+            residency=ask.residency,
         )
         self._tickets.open(ticket, request, taken)
         self.feed(ev.RequestArrived(request))

@@ -28,6 +28,7 @@ from schemas.exchange import Frame, Priority, Refusal
 from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import ModelId, RegionId, RequestId, is_request_id
+from schemas.residency import Labels, parse_labels
 from schemas.state import Digest, encode_state
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def _request(
         priority = Priority(headers.get(exchange.H_PRIORITY, Priority.NORMAL))
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
+    residency = _residency(msg.subject, headers)
     return Request(
         key=key,
         request_id=request_id,
@@ -90,6 +92,7 @@ def _request(
         hops=_count(headers, exchange.H_HOPS, HOPS_MAX),
         origin=RegionId(headers[exchange.H_ORIGIN]),
         answer_inbox=msg.reply,
+        residency=residency,
         priority=priority,
         slo_ttft_s=_slo_s(headers),
         session=_session(headers),
@@ -140,6 +143,22 @@ def _prompt(
         raise IngressInvalid(str(error)) from error
 
 
+def _residency(subject: str, headers: Mapping[str, str]) -> Labels:
+    """The labels that it wants. One of them stands in its subject, where servers look for it.
+
+    Only the two together count: a label in one place alone is somebody's mistake, and whose
+    prompt it is can't be known any more.
+    """
+    text, label = headers.get(exchange.H_RESIDENCY, ""), subjects.ingress_label(subject)
+    try:
+        labels = parse_labels(text) if text else ()
+    except ValueError as error:
+        raise IngressInvalid(f"header {exchange.H_RESIDENCY}: {error}") from error
+    if labels if label is None else label not in labels:
+        raise IngressInvalid(f"residency {text!r:.100} does not fit the subject {subject}")
+    return labels
+
+
 class Ingress:
     """The peers' side of one router's desk."""
 
@@ -186,6 +205,8 @@ class Ingress:
         self._say_refused(effect.answer_inbox, effect.reason, effect.fresh)
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
         self._metrics.ingress_refusals.labels(effect.reason).inc()
+        if effect.reason is Refusal.RESIDENCY:
+            self._metrics.residency_refused.labels("peer").inc()
         foreign.span.end(effect.reason)
 
     def tell_held(self, effect: fx.TellHeld) -> None:

@@ -17,9 +17,10 @@ from mesh.runtime.ingress import Ingress
 from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
-from mesh.runtime.work import handoff_headers, request_headers, sketch
+from mesh.runtime.work import handoff_headers, ingress_subject, request_headers, sketch
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
+from schemas.http import Fault
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ class Performer:
         headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
         prompt = self._tickets.request(effect.key).prompt
-        subject = subjects.ingress(effect.peer)
+        ground, labels = self._config.settings.ground, ticket.ask.residency
+        subject = ingress_subject(ground, effect.peer, labels)
         self._send(ticket, answer, subject, headers, lambda: sketch(prompt))
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
@@ -99,6 +101,8 @@ class Performer:
             self._bus.send_cancel(effect.region, effect.replica, message)
 
     def _fail(self, effect: fx.Fail) -> None:
+        if effect.fault is Fault.RESIDENCY:
+            self._metrics.residency_refused.labels("client").inc()
         ticket = self._tickets.get(effect.key)
         if ticket is not None:
             ticket.failure = Failure(effect.fault, effect.message, effect.retry_after_s)

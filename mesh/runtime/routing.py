@@ -39,6 +39,8 @@ def router_settings(
     """
     routing = topology.routing_of(region)
     chosen: dict[str, Any] = dict(others)
+    if topology.ground.labels:
+        chosen["ground"] = topology.ground_for(region)
     if given.policy is not None:
         chosen["policy"] = given.policy
     else:

@@ -9,6 +9,7 @@ from mesh.core.prompt import Prompt
 from schemas import exchange, subjects, wire
 from schemas.exchange import Priority
 from schemas.ids import RegionId, RouterId
+from schemas.residency import Ground, Labels, labels_text
 
 SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
 
@@ -18,16 +19,20 @@ def request_headers(
 ) -> dict[str, str]:
     """The headers that work and ingress messages share."""
     remaining_ms = max(1, round((ticket.deadline - now) * 1000))
-    return _wishes(ticket.ask.wishes) | {
-        exchange.H_REQUEST: ticket.ask.request_id,
-        exchange.H_MODEL: subjects.encode_model(ticket.ask.model),
-        exchange.H_PATH: ticket.ask.path,
-        exchange.H_ATTEMPT: str(attempt),
-        exchange.H_DEADLINE_MS: str(remaining_ms),
-        exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
-        exchange.H_HOPS: str(hops),
-        exchange.H_ORIGIN: origin,
-    }
+    return (
+        _wishes(ticket.ask.wishes)
+        | _residency(ticket.ask.residency)
+        | {
+            exchange.H_REQUEST: ticket.ask.request_id,
+            exchange.H_MODEL: subjects.encode_model(ticket.ask.model),
+            exchange.H_PATH: ticket.ask.path,
+            exchange.H_ATTEMPT: str(attempt),
+            exchange.H_DEADLINE_MS: str(remaining_ms),
+            exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
+            exchange.H_HOPS: str(hops),
+            exchange.H_ORIGIN: origin,
+        }
+    )
 
 
 def _wishes(wishes: Wishes) -> dict[str, str]:
@@ -40,6 +45,23 @@ def _wishes(wishes: Wishes) -> dict[str, str]:
     if wishes.session is not None:
         headers[exchange.H_SESSION] = wishes.session
     return headers
+
+
+def _residency(labels: Labels) -> dict[str, str]:
+    return {exchange.H_RESIDENCY: labels_text(labels)} if labels else {}
+
+
+def ingress_subject(ground: Ground, peer: RegionId, labels: Labels) -> str:
+    """Where to ask a peer; under a label that it carries, if the request wants any.
+
+    Raises ValueError if it carries none of them: the core chose somebody that it may not.
+    """
+    if not labels:
+        return subjects.ingress(peer)
+    carried = sorted(ground.carried_by(peer).intersection(labels))
+    if not carried:
+        raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
+    return subjects.ingress_within(peer, carried[0])
 
 
 def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:

@@ -37,6 +37,8 @@ def _instances(cls: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{field.name: _BY_TYPE[hints[field.name]] for field in fields(cls)})
 
 
+LABEL_LISTS = st.lists(NAMES, max_size=3).map(tuple)
+
 HEARTBEATS = st.builds(
     Heartbeat,
     region=NAMES,
@@ -56,7 +58,10 @@ HEARTBEATS = st.builds(
     prefill_s_per_token=st.none() | POSITIVE,
     decode_tokens_per_s=st.none() | POSITIVE,
     taken=st.dictionaries(NAMES, COUNTS, max_size=3),
+    residency=st.none() | LABEL_LISTS,
 )
+
+CAPACITIES = st.builds(ModelCapacity, ready=COUNTS, free=COUNTS)
 
 DIGESTS = st.builds(
     Digest,
@@ -68,9 +73,13 @@ DIGESTS = st.builds(
     replicas_ready=COUNTS,
     replicas_free=COUNTS,
     queue=COUNTS,
-    models=st.dictionaries(MODELS, st.builds(ModelCapacity, ready=COUNTS, free=COUNTS), max_size=3),
+    models=st.dictionaries(MODELS, CAPACITIES, max_size=3),
     requests_per_s=POSITIVE,
     kv_used_ratio=st.none() | RATIOS,
+    residency=st.none() | LABEL_LISTS,
+    models_by_label=st.dictionaries(
+        NAMES, st.dictionaries(MODELS, CAPACITIES, max_size=2), max_size=2
+    ),
 )
 
 CANDIDATES = st.builds(

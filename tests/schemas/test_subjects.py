@@ -58,6 +58,12 @@ def test_any_text_is_a_token_or_a_value_error(text):
     assert subjects.encode_model(model) == text
 
 
+@given(NAMES, NAMES)
+def test_a_label_comes_back_from_the_subject_that_it_stands_in(region, label):
+    assert subjects.ingress_label(subjects.ingress_within(region, label)) == label
+    assert subjects.ingress_label(subjects.ingress(region)) is None
+
+
 @given(NAMES, NAMES, STREAMS)
 def test_an_inbox_comes_apart_again(region, router, stream):
     subject = subjects.inbox(region, router, stream)
@@ -74,14 +80,19 @@ def test_only_an_inbox_comes_apart(text):
 @given(NAMES, NAMES, NAMES, STREAMS)
 def test_the_second_token_of_every_subject_is_its_owner(region, replica, router, stream):
     for row in CHANNELS:
-        subject = row.subject(region=region, replica=replica, router=router, stream=stream)
+        subject = row.subject(
+            region=region, replica=replica, router=router, stream=stream, label=router
+        )
         assert subjects.owner(subject) == region, row.name
         assert all(LEGAL_TOKEN.fullmatch(token) for token in subject.split(".")), row.name
 
 
 @given(NAMES, NAMES)
 def test_two_channels_never_share_a_subject(region, name):
-    made = [row.subject(region=region, replica=name, router=name, stream="1") for row in CHANNELS]
+    made = [
+        row.subject(region=region, replica=name, router=name, stream="1", label=name)
+        for row in CHANNELS
+    ]
     assert len(set(made)) == len(CHANNELS)
 
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,18 @@ def free_ports(count: int) -> list[int]:
     raise AssertionError(f"not {count} free ports in {PORTS}")
 
 
-def mesh_toml(regions: tuple[str, ...] = ("us", "eu", "ap"), *, replicas: int = 2) -> str:
-    """A mesh.toml on free ports."""
+def mesh_toml(
+    regions: tuple[str, ...] = ("us", "eu", "ap"),
+    *,
+    replicas: int = 2,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """A mesh.toml on free ports; `more`: lines that a region's table has besides."""
     ports = iter(free_ports(3 * len(regions)))
     tables = [
         f'[regions.{name}]\nhttp = "127.0.0.1:{next(ports)}"\nnats = "127.0.0.1:{next(ports)}"\n'
         f'leaf = "127.0.0.1:{next(ports)}"\nreplicas = {replicas}\n'
+        f"{(more or {}).get(name, '')}\n"
         for name in regions
     ]
     links = [
@@ -66,8 +72,9 @@ class NatsRegions:
         if edit is not None:
             _edit_configs(mesh, directory, self.files, edit)
         binary = server.find()
+        self._logs = {name: directory / name / "nats.log" for name in self.files}
         self._servers = {
-            name: ServerProcess(binary, files.config, log=directory / name / "nats.log")
+            name: ServerProcess(binary, files.config, log=self._logs[name])
             for name, files in self.files.items()
         }
 
@@ -83,10 +90,19 @@ class NatsRegions:
         for process in self._servers.values():
             await process.stop()
 
+    async def stop_one(self, region: str) -> None:
+        await self._servers[region].stop()
+
     def pid(self, region: str) -> int:
         pid = self._servers[region].pid
         assert pid is not None
         return pid
+
+    def forbade(self, region: str, user: str, subject: str) -> bool:
+        """Whether the region's server has written that this user may not say this."""
+        said = ("Publish Violation", user, f'Subject "{subject}"')
+        lines = self._logs[region].read_text().splitlines()
+        return any(all(part in line for part in said) for line in lines)
 
     def address(self, region: str, user: str) -> bus.BusAddress:
         lines = self.files[region].credentials[user].read_text().splitlines()

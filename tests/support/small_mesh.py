@@ -15,10 +15,12 @@ from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
+from mesh.adapters.tenants import Keys
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import Entry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
+from tests.support.nats_regions import NatsRegions
 from tests.support.nats_server import NatsServer
 from tests.support.scripted_engine import Behaviour, ScriptedEngine
 
@@ -29,13 +31,20 @@ WAIT_S = 20.0
 class SmallMesh:
     """Start what a test needs; everything ends with `async with`."""
 
-    def __init__(self, servers: Mapping[str, NatsServer]) -> None:
+    def __init__(self, servers: Mapping[str, NatsServer] | NatsRegions) -> None:
         self._servers = servers
+        rendered = isinstance(servers, NatsRegions)
+        self._regions = tuple(servers.topology.regions if rendered else servers)
         self.stack = AsyncExitStack()
         self.routers: dict[str, Router] = {}
         self.agents: dict[str, tuple[asyncio.Task[None], Stop]] = {}
         self.urls: dict[str, str] = {}
         self.engines: tuple[ScriptedEngine, ...] = ()  # whose behaviour `set_all` changes
+
+    def _address(self, region: str, user: str) -> BusAddress:
+        if isinstance(self._servers, NatsRegions):
+            return self._servers.address(region, user)
+        return BusAddress(self._servers[region].url)
 
     async def router(
         self,
@@ -44,16 +53,17 @@ class SmallMesh:
         record: RecordTo | None = None,
         entries: Mapping[RegionId, Entry] | None = None,
         skew_ms: int = 0,
+        keys: Keys | None = None,
         **settings: object,
     ) -> str:
         """A router of the region; returns its base URL."""
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId("r1"),
-            peers=tuple(RegionId(other) for other in self._servers if other != region),
+            peers=tuple(RegionId(other) for other in self._regions if other != region),
             http_host="127.0.0.1",
             http_port=0,
-            bus=BusAddress(self._servers[region].url),
+            bus=self._address(region, "router"),
             settings=RouterSettings(**settings),
             hash_key="test",
             epoch=next(_EPOCHS) + skew_ms,
@@ -61,6 +71,7 @@ class SmallMesh:
             drain_s=5.0,
             record=record,
             entries=entries or {},
+            keys=keys or {},
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)
@@ -79,12 +90,15 @@ class SmallMesh:
         **options: object,
     ) -> None:
         """An agent beside the engine. `skew_ms`: how far its host's clock is off."""
+        address = self._address(region, f"agent-{replica}")
         config = AgentConfig(
             region=RegionId(region),
             replica=replica,
             engine_kind="vllm",
             engine_url=engine.url,
-            nats_url=self._servers[region].url,
+            nats_url=address.url,
+            nats_user=address.user,
+            nats_password=address.password,
             read_interval_ms=20,
             heartbeat_ms=50,
             **options,
@@ -135,8 +149,7 @@ class SmallMesh:
 
         def available() -> bool:
             known = peers.get(peer)
-            why = known and peers.unavailable_because(known, model, clock())
-            return known is not None and why is None
+            return known is not None and not peers.unavailable_because(known, model, clock())
 
         await self.until(available, f"{peer} to be available in {region}")
 
@@ -148,8 +161,10 @@ def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:
 
 
 @asynccontextmanager
-async def small_mesh(servers: Mapping[str, NatsServer]) -> AsyncIterator[SmallMesh]:
-    """A mesh of the regions that `servers` names."""
+async def small_mesh(
+    servers: Mapping[str, NatsServer] | NatsRegions,
+) -> AsyncIterator[SmallMesh]:
+    """A mesh of the regions that `servers` names; rendered ones are joined with credentials."""
     mesh = SmallMesh(servers)
     async with mesh.stack:
         yield mesh

@@ -28,6 +28,7 @@ class News:
 
     def __init__(self, blocks_max: int) -> None:
         """`blocks_max`: most blocks that are told at a time, the longest unused out first."""
+        self.is_deaf = False  # to what is used now: not everybody who listens may know of it
         self._blocks_max = blocks_max
         self._told: dict[int, None] = {}  # the longest unused first
         self._waiting: dict[int, float] = {}  # and their values
@@ -49,6 +50,8 @@ class News:
 
     def used(self, hashes: Sequence[int], now: float) -> None:
         """A replica of this region holds this prompt from now on."""
+        if self.is_deaf:
+            return
         told = self._told
         fresh = [block for block in hashes if block not in told]
         if len(fresh) < len(hashes):

@@ -1,5 +1,7 @@
 """The heartbeat says what is known, and null where nothing is."""
 
+from dataclasses import replace
+
 from agents.core.answers import AnswerTable
 from agents.core.beat import Replica, Told, compose
 from agents.core.events import EngineRead
@@ -40,3 +42,11 @@ def test_of_an_engine_well_known() -> None:
     assert (made.batch_max, made.batch_occupancy) == (8, 0.75)
     assert (made.kv_used_ratio, made.kv_capacity_tokens, made.engine_age_s) == (0.5, 1000, 0.5)
     assert (made.decode_tokens_per_s, made.prefix_hit_ratio) == (5.0, 0.5)
+
+
+def test_it_says_which_labels_hold_here() -> None:
+    view, answers = EngineView(batch_max=None, counts_own=False), AnswerTable()
+    labelled = replace(REPLICA, residency=("eu",))
+    said = compose(labelled, view, answers, view.load(answers), TOLD, 12.0)
+    assert said.residency == ("eu",)
+    assert beat(view).residency is None

@@ -8,12 +8,14 @@ from infra.nats import permissions
 from infra.nats.pattern import covers
 from schemas import subjects
 from schemas.catalog import CHANNELS, Channel, Role
+from schemas.residency import ground
 from tests.support.link_speech import overlaps, unspoken
 
 REGIONS = ("ap", "eu", "us")
 PAIRS = list(itertools.permutations(REGIONS, 2))
 PEERS = {Role.PEER_AGENT, Role.PEER_ROUTER}
-NAMES = {"region": "us", "replica": "us-0", "router": "r1", "stream": "7"}
+NAMES = {"region": "us", "replica": "us-0", "router": "r1", "stream": "7", "label": "any"}
+EVERYWHERE = ground(dict.fromkeys(REGIONS, ("any",)))  # one label that all carry
 
 
 def may(allowed: tuple[str, ...], subject: str) -> bool:
@@ -22,11 +24,12 @@ def may(allowed: tuple[str, ...], subject: str) -> bool:
 
 @pytest.mark.parametrize("row", CHANNELS, ids=lambda row: row.name)
 def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row: Channel):
+    says = row.subject(**(NAMES | {"region": "eu"} if Role.PEER_ROUTER in row.publish else NAMES))
     subject = row.subject(**NAMES)
-    agent, router = permissions.agent("us", "us-0"), permissions.router("us")
+    agent, router = permissions.agent("us", "us-0"), permissions.router("us", EVERYWHERE)
     assert may(agent.publish, subject) == bool(row.publish & {Role.AGENT, Role.PEER_AGENT})
     assert may(agent.subscribe, subject) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
-    assert may(router.publish, subject) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
+    assert may(router.publish, says) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
     assert may(router.subscribe, subject) == bool(row.subscribe & {Role.ROUTER, Role.PEER_ROUTER})
 
 
@@ -65,7 +68,7 @@ def test_an_operator_says_nothing_of_the_mesh_and_hears_no_answer_to_a_client():
 
 @pytest.mark.parametrize(("speaker", "listener"), PAIRS)
 def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speaker, listener):
-    spoken = permissions.spoken(speaker, listener)
+    spoken = permissions.spoken(speaker, listener, EVERYWHERE)
     for region, row in itertools.product(REGIONS, CHANNELS):
         subject = row.subject(**(NAMES | {"region": region}))
         to_listener = region == listener and bool(row.publish & PEERS)

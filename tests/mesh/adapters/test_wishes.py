@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from mesh.adapters.problem import Problem
 from mesh.adapters.wishes import NO_WISHES, Wishes, read_wishes
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
-from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.http import (
+    H_DEBUG,
+    H_PRIORITY,
+    H_RESIDENCY,
+    H_SESSION,
+    H_SLO_TTFT_MS,
+    Fault,
+)
 
 
 def test_a_request_that_wishes_nothing():
@@ -42,6 +49,18 @@ def test_an_objective_that_is_none_is_refused(given):
     assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_SLO_TTFT_MS)
 
 
+@pytest.mark.parametrize(("given", "debug"), [("1", True), ("0", False)])
+def test_a_receipt_is_asked_for_with_a_1(given, debug):
+    assert read_wishes({H_DEBUG: given}, {}).debug is debug
+
+
+@pytest.mark.parametrize("given", ["", "true", "yes", "2", "01", " 1"])
+def test_another_way_to_ask_for_a_receipt_is_refused_and_told_the_right_one(given):
+    with pytest.raises(Problem, match=f"{H_DEBUG} must be 1") as caught:
+        read_wishes({H_DEBUG: given}, {})
+    assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_DEBUG)
+
+
 def test_the_header_names_the_session_before_the_body_does():
     assert read_wishes({H_SESSION: "a"}, {"user": "b"}).session == "a"
     assert read_wishes({}, {"user": "b"}).session == "b"
@@ -63,3 +82,14 @@ def test_a_session_fits_a_header_and_different_ones_stay_different(one, other):
 
 def test_the_salt_is_the_body_s():
     assert read_wishes({}, {"cache_salt": "tenant-1"}).salt == "tenant-1"
+
+
+def test_the_labels_that_it_wants_are_read_in_one_order():
+    assert read_wishes({H_RESIDENCY: "eu, de"}, {}).residency == ("de", "eu")
+
+
+@pytest.mark.parametrize("given", ["", "EU", "eu,,de", "*", "eu.de", "x" * 2000])
+def test_labels_that_are_none_are_refused(given):
+    with pytest.raises(Problem, match=H_RESIDENCY) as caught:
+        read_wishes({H_RESIDENCY: given}, {})
+    assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_RESIDENCY)

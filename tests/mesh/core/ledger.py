@@ -59,6 +59,7 @@ class Ledger:
         self.core = core
         self.settings = settings
         self.cases: dict[int, Case] = {}
+        self.guests: dict[int, Request] = {}  # peers' requests that are neither placed nor refused
         self.replicas: dict[ReplicaId, Seen] = {}
         self.peers: dict[tuple[RegionId, RouterId], Seen] = {}
         self.heard_at = float("-inf")  # any replica
@@ -93,6 +94,8 @@ class Ledger:
     def _note(self, event: ev.Event, now: float) -> None:
         if isinstance(event, ev.RequestArrived) and event.request.answer_inbox is None:
             self.cases[event.request.key] = Case(event.request)
+        elif isinstance(event, ev.RequestArrived):
+            self.guests[event.request.key] = event.request
         elif isinstance(event, ev.HeartbeatSeen):
             self._note_heartbeat(event.heartbeat, now)
             self.heard_at = now
@@ -173,7 +176,10 @@ class Ledger:
                 self._check_shed(effect, before)
             self._end(self.cases[effect.key], type(effect).__name__)
         elif isinstance(effect, fx.RefusePeer):
-            assert isinstance(event, ev.RequestArrived) and event.request.key == effect.key
+            assert self.guests.pop(effect.key).answer_inbox == effect.answer_inbox
+        elif isinstance(effect, fx.TellHeld):
+            assert effect.answer_inbox in {guest.answer_inbox for guest in self.guests.values()}
+            assert self.settings.policy in JUDGES
 
     def _check_receipt(
         self, effect: fx.Dispatch | fx.Forward, before: fx.Effect | None, kind: Placement, name: str
@@ -205,6 +211,7 @@ class Ledger:
                 and not (other.live or other.failed_by)
                 and not self._shuns(other)
                 and other.request.model == case.request.model
+                and other.request.residency == case.request.residency
                 and standing(other.request) < standing(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
@@ -221,8 +228,7 @@ class Ledger:
         beat = seen.said
         assert isinstance(beat, Heartbeat)
         if effect.answer_inbox is not None:
-            assert isinstance(event, ev.RequestArrived) and event.request.key == effect.key
-            model = event.request.model
+            model = self.guests.pop(effect.key).model
         else:
             model = self._begin(effect.key, effect.attempt, effect.replica, effect.handoff)
             model = model.request.model
@@ -254,8 +260,8 @@ class Ledger:
             return
         assert any(capacity is not None and capacity.free for capacity in capacities)
         assert all(seen.said.queue <= self.settings.peer_queue_max for seen in fresh)
-        if self.settings.policy in JOINT:
-            return
+        if self.settings.policy in JOINT or self.settings.ground.carried:
+            return  # labels may lead away from home: their own onlooker knows when
         for replica, seen in self.replicas.items():
             idle = self.core.replicas.get(replica)
             if idle is not None and replica not in case.failed_by:
@@ -266,11 +272,13 @@ class Ledger:
 
     def _check_tables(self, event: ev.Event) -> None:
         open_keys = {key for key, case in self.cases.items() if case.ended_by is None}
-        assert open_keys == set(self.core.inflight)
+        assert open_keys | self.guests.keys() == set(self.core.inflight)
         waiting = [case for key, case in self.cases.items() if key in open_keys and not case.live]
-        assert len(self.core.held) == len(waiting)
-        assert {held.key for held in self.core.held} == {case.request.key for case in waiting}
-        assert sum(case.attempt == 0 for case in waiting) <= self.settings.hold_max
+        keys = {case.request.key for case in waiting} | self.guests.keys()
+        assert len(self.core.held) == len(keys)
+        assert {held.key for held in self.core.held} == keys
+        new = sum(case.attempt == 0 for case in waiting) + len(self.guests)
+        assert new <= self.settings.hold_max
         for name, seen in self.replicas.items():
             replica = self.core.replicas.get(name)
             if replica is not None:

@@ -134,7 +134,14 @@ class Stage:
             queue=int(fields.get("queue", 0)),
             accepting=fields.get("accepting") != "no",
             router=RouterId(fields.get("router", build.ROUTER)),
-            models={model: ModelCapacity(ready=ready, free=free, wait_s=_seconds(fields))},
+            models={
+                model: ModelCapacity(
+                    ready=ready,
+                    free=free,
+                    wait_s=_known(fields, "wait_s"),
+                    running=_known(fields, "running"),
+                )
+            },
         )
         self.feed(ev.DigestSeen(self.digests[region]))
 
@@ -217,8 +224,8 @@ def _prompt(fields: dict[str, str]) -> Prompt:
     return build.prompt(text * int(times or 1), int(fields.get("tokens", 100)))
 
 
-def _seconds(fields: dict[str, str]) -> float | None:
-    return float(fields["wait_s"]) if "wait_s" in fields else None
+def _known(fields: dict[str, str], name: str) -> float | None:
+    return float(fields[name]) if name in fields else None
 
 
 def _dispatch(effect: fx.Dispatch) -> str:

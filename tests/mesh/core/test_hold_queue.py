@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.core.hold_order import HEAD_START_S, standing
-from mesh.core.hold_queue import LOWEST_FIRST, HoldQueue
+from mesh.core.hold_queue import LOWEST_FIRST, HoldQueue, kind_of
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 from tests.mesh.core.build import MODEL, request
@@ -155,3 +155,14 @@ def test_ahead_counts_those_of_the_model_who_stand_before(rows):
         if one.model == mine.model and (standing(one), one.key) < (standing(mine), mine.key)
     ]
     assert queue.ahead(mine) == len(before)
+
+
+def test_kinds_are_models_on_one_ground():
+    queue = HoldQueue(10)
+    held = [request(1), request(2, residency=("eu",)), request(3, residency=("eu",))]
+    for one in held:
+        queue.put(one)
+    assert (queue.kinds, queue.alike(kind_of(held[0])), queue.alike(kind_of(held[1]))) == (2, 1, 2)
+    queue.remove(held[1])
+    queue.remove(held[2])
+    assert (queue.kinds, queue.alike(kind_of(held[1]))) == (1, 0)

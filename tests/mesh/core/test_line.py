@@ -13,7 +13,7 @@ from schemas.decision import Placement
 from schemas.exchange import Priority
 from schemas.ids import ModelId
 from schemas.state import ReplicaState
-from tests.mesh.core.build import MODEL, ROUTER, US, beat, core, request
+from tests.mesh.core.build import MODEL, ROUTER, US, beat, core, digest, request
 
 OTHER = ModelId("other")
 
@@ -26,9 +26,11 @@ class Picky(Layered):
 
     def __init__(self):
         self.asked = []
+        self.ahead = []
 
     def choose(self, request, targets, now):
         self.asked.append(request.key)
+        self.ahead.append(targets[0].ahead)
         wanted = [target for target in targets if target.name == request.session]
         return Choice(wanted[0] if wanted else None, f"it wants {request.session}")
 
@@ -82,7 +84,7 @@ def test_who_waits_by_choice_blocks_nobody(region):
 
 def test_who_waits_for_want_of_room_is_joined_by_those_of_its_model(region):
     assert region.ask(1, "b", OTHER).reason == "no replica and no peer is free"
-    assert region.ask(2, "a", OTHER).reason == OTHERS_WAIT
+    assert region.ask(2, "a", OTHER).placement is Placement.HOLD
     assert region.ask(3, "a").placement is Placement.LOCAL
 
 
@@ -91,7 +93,7 @@ def test_the_choosy_of_one_model_do_not_let_others_overtake_in_another(region):
         region.ask(key, "b")
     region.ask(4, None, OTHER)
     region.hear("a")
-    assert region.ask(5, None, OTHER).reason == OTHERS_WAIT
+    assert region.ask(5, None, OTHER).placement is Placement.HOLD
 
 
 def test_a_newcomer_behind_the_choosy_is_asked_at_once(region):
@@ -108,7 +110,7 @@ def test_who_left_makes_no_room_for_overtaking(region):
     region.core.handle(ev.ClientGone(1), 0.0)
     region.hear("b", state=ReplicaState.DRAINING, models=(OTHER,))
     region.ask(2, "b", OTHER)  # for want of room
-    assert region.ask(3, "b", OTHER).reason == OTHERS_WAIT
+    assert region.ask(3, "b", OTHER).placement is Placement.HOLD
 
 
 def test_so_many_are_asked_again_and_no_more(region):
@@ -117,6 +119,23 @@ def test_so_many_are_asked_again_and_no_more(region):
     region.hear("a")
     assert region.policy.asked == list(range(1, CHOOSY_MAX + 2))
     assert region.ask(99, "a").reason == OTHERS_WAIT
+
+
+def test_a_newcomer_behind_a_line_may_go_to_a_peer(region):
+    for key in range(1, CHOOSY_MAX + 2):
+        region.ask(key, "b")
+    region.core.handle(ev.DigestSeen(digest("eu")), 0.0)
+    assert region.ask(98, "a").reason == OTHERS_WAIT
+    assert region.ask(99, "eu").peer == "eu"
+
+
+def test_who_goes_before_is_counted_by_model(region):
+    region.hear("a", models=(MODEL, OTHER))
+    for key, model in enumerate((MODEL, OTHER, MODEL, OTHER, MODEL), start=1):
+        region.ask(key, "b", model)
+    region.policy.ahead.clear()
+    region.hear("a", models=(MODEL, OTHER))
+    assert region.policy.ahead == [0, 0, 1, 1, 2]
 
 
 def test_in_the_order_of_arrival(region):

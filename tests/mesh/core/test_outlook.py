@@ -6,11 +6,12 @@ from mesh.core.inflight import Inflight
 from mesh.core.outlook import Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.replicas import ReplicaTable
+from mesh.core.residency import Residency
 from mesh.core.settings import RouterSettings
 from schemas.exchange import SILENCE_S_MAX
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
-from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, request
+from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, request
 
 A = ReplicaId("a")
 
@@ -22,7 +23,7 @@ class View:
         settings = RouterSettings()
         self.replicas = ReplicaTable(ROUTER, settings)
         self.peers = PeerTable(settings)
-        self.outlook = Outlook(self.replicas, self.peers, settings)
+        self.outlook = Outlook(self.replicas, self.peers, settings, Residency(US, settings.ground))
         self.replicas.see(beat("a", pending=5, full=True), 0.0)
         self.peers.see(digest("eu", free=0), 0.0)
         self.peers.measured(EU, 0.5)

@@ -16,6 +16,7 @@ from mesh.core.recording import End, Header, RecordingInvalid, Step
 from mesh.core.settings import RouterSettings
 from schemas.http import Fault
 from schemas.ids import RegionId, RouterId
+from schemas.residency import ground
 from tests.mesh.core import build
 from tests.mesh.core.any_value import FLOATS, values_of
 
@@ -36,6 +37,12 @@ def header(**settings: object) -> Header:
         seed=2**64 - 1,
         settings=RouterSettings(**settings),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def readers():
+    """Made at their first use, which may take longer than an example may on a busy machine."""
+    recording.decode_header(recording.encode_header(header()))
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=named)
@@ -141,3 +148,9 @@ def test_any_bytes_are_a_line_or_invalid(data):
             decode(data)
         except RecordingInvalid:
             continue
+
+
+def test_the_ground_is_a_setting_like_any_other():
+    there = ground({RegionId("us"): ("us",), RegionId("eu"): ()}, {RegionId("us"): ("us",)})
+    before = header(ground=there)
+    assert recording.decode_header(recording.encode_header(before)) == before

@@ -5,6 +5,7 @@ from mesh.core.regional import CHANGE_S_MIN, RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, ReplicaId
+from schemas.residency import OPEN_GROUND, ground
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core.build import MODEL, ROUTER, US, beat, request
 
@@ -14,8 +15,8 @@ OTHER = ModelId("other")
 class Region:
     """A region's tables and its digest."""
 
-    def __init__(self):
-        settings = RouterSettings(peer_queue_max=2)
+    def __init__(self, where=OPEN_GROUND):
+        settings = RouterSettings(peer_queue_max=2, ground=where)
         self.replicas = ReplicaTable(ROUTER, settings)
         self.held = HoldQueue(100)
         self.digest = RegionalDigest(US, ROUTER, epoch=7, settings=settings)
@@ -140,3 +141,23 @@ def test_many_who_ask_at_once_are_told_the_same():
     assert asked[0] is asked[1] is asked[2]
     later = region.digest.fresh(region.replicas, region.held, True, CHANGE_S_MIN)
     assert later.seq == asked[0].seq + 1
+
+
+def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
+    region = Region(ground({US: ("eu", "hospital")}))
+    region.replicas.see(beat("a"), 0.0)
+    region.replicas.see(beat("b", residency=("eu",)), 0.0)
+    region.replicas.see(beat("c", residency=("eu", "hospital"), pending=1), 0.0)
+    digest = region.due(0.1)
+    assert digest.residency == ("eu", "hospital")
+    assert digest.models[MODEL].ready == 3
+    assert list(digest.models_by_label) == ["hospital"]  # everybody carries the other one
+    apart = digest.models_by_label["hospital"][MODEL]
+    assert (apart.ready, apart.free) == (2, 1)
+
+
+def test_without_labels_it_says_that_there_are_none():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    digest = region.due(0.1)
+    assert (digest.residency, digest.models_by_label) == ((), {})

@@ -81,3 +81,10 @@ def test_how_clients_come_to_a_region_is_told_as_the_file_says():
     told = entries(parse(text, "mesh.toml"))
     assert told[US] == Entry("http://127.0.0.1:8101/v1", Location(38.9, -77.5))
     assert told[EU] == Entry()
+
+
+def test_routers_know_the_ground_if_the_file_says_any():
+    labelled = DEFAULT.replace("[regions.eu]\n", '[regions.eu]\nresidency = ["eu"]\n')
+    ground = router_settings(parse(labelled, "mesh.toml"), US).ground
+    assert ground.carried_by(RegionId("eu")) == {"eu"}
+    assert ground.carried_by(US) == set()

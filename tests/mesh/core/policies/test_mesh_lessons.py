@@ -111,12 +111,24 @@ def test_an_accident_is_no_speed():
 def test_averages_move_slowly_towards_what_is_seen():
     lessons = Lessons()
     before = lessons.prefill_tokens
-    lessons.prompt(int(before) + 100)
+    lessons.prompt(int(before) + 100, goes_on=False)
     assert lessons.prefill_tokens == pytest.approx(before + 100 * module.WEIGHT)
     for _ in range(500):
         lessons.answer(1000, 40)
     assert lessons.output_tokens == pytest.approx(40, abs=0.1)
     assert lessons.kv_tokens == pytest.approx(1040, abs=0.1)
+
+
+def test_a_conversation_is_expected_to_return_as_often_as_they_do():
+    """Of three prompts in four that go on from an answer, three follow each one; of all, many."""
+    lessons = Lessons()
+    assert lessons.returns == 0.0
+    for number in range(1000):
+        lessons.prompt(100, goes_on=number % 4 > 0)
+    assert lessons.returns == pytest.approx(3.0, rel=0.1)
+    for _ in range(1000):
+        lessons.prompt(100, goes_on=True)
+    assert lessons.returns == module.RETURNS_MAX
 
 
 def test_models_share_no_speed():

@@ -153,7 +153,7 @@ def test_each_one_at_its_own_speed():
         lessons.began(spot("fast"), 1000, 0, 0.05)
     slow, fast = (price(replica(name), lessons=lessons) for name in ("slow", "fast"))
     assert slow.prefill_s == pytest.approx(1000 * lessons.speed(slow.target).s_per_token)
-    assert slow.prefill_s > 5 * fast.prefill_s
+    assert slow.prefill_s > 3 * fast.prefill_s
 
 
 def test_decodes_that_slow_a_first_token_are_in_the_base():
@@ -177,7 +177,7 @@ def test_an_unknown_distance_is_a_long_one(target):
 def test_what_a_region_holds_is_shared_among_its_replicas():
     lessons = Lessons()
     typical_s = lessons.prefill_tokens * S_PER_TOKEN
-    assert price(peer(queue=8)).queue_s == pytest.approx(8 / 4 * typical_s)
+    assert price(peer(queue=8)).line_s == pytest.approx(8 / 4 * typical_s)
     assert price(peer(wait_s=0.3)).queue_s == pytest.approx(0.3)
     assert price(peer(wait_s=None)).queue_s == pytest.approx(typical_s)
 
@@ -197,7 +197,9 @@ def test_a_region_of_several_routers_is_one_region():
     both = peer(queue=1, wait_s=0.4)
     other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
     both.peer.digests[RouterId("r2")] = digest("eu", queue=3, models=other, router=RouterId("r2"))
-    assert price(both).queue_s == pytest.approx(0.2 + 4 / 4 * typical_s)
+    both = both._replace(ahead=both.peer.queue)
+    assert price(both).queue_s == pytest.approx(0.2)
+    assert price(both).line_s == pytest.approx(4 / 4 * typical_s)
 
 
 def test_a_peer_without_that_model_has_no_numbers_for_it():

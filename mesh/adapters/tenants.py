@@ -1,0 +1,57 @@
+"""Where a client's request may go: what it says, what its API key says, what the region says.
+
+The first that says something sets the range, every other one narrows it, and an empty range is an
+error and never "anywhere". A label that no region carries is a mistake of whoever wrote it (400):
+most likely a word misspelt, and the client should hear of it at once. A key that is on no list
+says nothing: keys are not checked here, but by whoever stands in front of the routers.
+"""
+
+from collections.abc import Mapping
+
+from infra.residency import key_hash
+from mesh.adapters.problem import Problem
+from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
+from schemas.ids import RegionId
+from schemas.residency import Ground, Label, Labels, labels_text, narrowed
+
+BEARER = "bearer "
+KEY_CHARS_MAX = 4096
+
+Keys = Mapping[str, Labels]  # by the SHA-256 of the key, in hex
+
+
+class Tenants:
+    """One router's; `keys` as mesh.toml lists them."""
+
+    def __init__(self, home: RegionId, ground: Ground, keys: Keys) -> None:
+        self._known = ground.labels
+        self._confined = ground.confined_to(home)
+        self._keys = keys
+
+    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+        """The labels, one of which must be carried; empty for anywhere. Raises Problem."""
+        unknown = sorted(label for label in wanted if label not in self._known)
+        if unknown:
+            known = labels_text(self._known) or "none"
+            message = f"no region carries {labels_text(unknown)}; labels of this mesh: {known}"
+            raise Problem(Fault.INVALID, message, H_RESIDENCY)
+        of_key = self._of_key(headers.get(H_AUTHORIZATION, ""))
+        found = narrowed(wanted, of_key, self._confined)
+        if found is not None and not found:
+            raise Problem(Fault.RESIDENCY, self._nothing_left(wanted, of_key), H_RESIDENCY)
+        return tuple(sorted(found or ()))
+
+    def _of_key(self, authorization: str) -> Labels:
+        if not self._keys or authorization[: len(BEARER)].lower() != BEARER:
+            return ()
+        key = authorization[len(BEARER) :].strip()[:KEY_CHARS_MAX]
+        return self._keys.get(key_hash(key), ())
+
+    def _nothing_left(self, wanted: Labels, of_key: Labels) -> str:
+        said: dict[str, frozenset[Label] | Labels] = {
+            "the request wants": wanted,
+            "its key is for": of_key,
+            "this region is confined to": self._confined,
+        }
+        parts = [f"{who} {labels_text(labels)}" for who, labels in said.items() if labels]
+        return f"{', '.join(parts)}: nothing is left, so it may go nowhere"

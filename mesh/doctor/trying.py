@@ -1,0 +1,168 @@
+"""What a user may not say is tried, and has to be refused; whom a router can reach is measured.
+
+Only what is harmless is tried: whatever slips through is a message that its reader drops, because
+there is nothing in it. What is allowed is not tried, but for pings: a prompt that crosses is one.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from statistics import median
+
+from nats.aio.client import Client
+
+from infra import bus
+from infra.nats import permissions
+from infra.nats.pattern import covers
+from infra.topology import Topology
+from mesh.doctor.findings import Chart, Verdict, verdict_if
+from schemas import subjects
+from schemas.ids import RegionId
+from schemas.residency import labels_text
+
+NOBODY = "doctor"  # a replica and a router that nobody is called
+PINGS = 5
+PONG_S = 2.0
+GRACE_S = 1.0  # for a complaint to arrive after the answer to a flush
+
+Clock = Callable[[], float]
+
+
+class Complaints:
+    """A client, and what its server forbade it."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self._heard: list[str] = []
+        self._new = asyncio.Event()
+
+    def hear(self, problem: Exception) -> None:
+        """What nats-py tells of the server's complaints."""
+        self._heard.append(str(problem).lower())
+        self._new.set()
+
+    async def refused(self, subject: str) -> bool:
+        """Whether the server refuses to take that from us."""
+        wanted = f'publish to "{subject}"'.lower()
+        await self.client.publish(subject, b"")
+        await self.client.flush()
+        try:
+            async with asyncio.timeout(GRACE_S):
+                while not any(wanted in one for one in self._heard):
+                    self._new.clear()
+                    await self._new.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def logged_in(address: bus.BusAddress, inbox_prefix: str) -> AsyncIterator[Complaints]:
+    """A connection under that name, closed at the end. Raises BusUnreachable."""
+    session = Complaints()
+    session.client = await bus.connect(
+        address, name="mesh doctor", inbox_prefix=inbox_prefix, on_error=session.hear
+    )
+    try:
+        yield session
+    finally:
+        await bus.close(session.client)
+
+
+async def operator_is_mute(chart: Chart, session: Complaints) -> None:
+    """An operator may look at everything and say nothing."""
+    region = RegionId(chart.region)
+    tried = (
+        subjects.heartbeat(region, NOBODY),
+        subjects.digest(region),
+        subjects.work(region, NOBODY),
+        subjects.ingress(region),
+    )
+    await _all_refused(chart, "permissions", "operator", session, tried)
+
+
+async def router_is_bound(chart: Chart, topology: Topology, session: Complaints) -> None:
+    """A router speaks in no other name, and its prompts go nowhere that they may not."""
+    region = RegionId(chart.region)
+    names = [subjects.heartbeat(region, NOBODY)]
+    for peer in topology.peers(region):
+        names += [subjects.digest(peer), subjects.alive(peer, NOBODY)]
+    await _all_refused(chart, "permissions", "router", session, names)
+    for peer in topology.peers(region):
+        tried = list(forbidden_prompts(topology, region, peer))
+        if tried:
+            about = f"prompts to {peer}"
+            await _all_refused(chart, "residency", about, session, tried)
+
+
+def forbidden_prompts(topology: Topology, region: RegionId, peer: RegionId) -> Iterator[str]:
+    """Subjects that would bring a prompt of `region` to `peer`, and that the file forbids."""
+    ground = topology.ground
+    allowed = permissions.router(region, ground).publish
+    labels = sorted(ground.labels)
+    for subject in (
+        subjects.ingress(peer),
+        *(subjects.ingress_within(peer, label) for label in labels),
+        *((subjects.body(peer, NOBODY), subjects.work(peer, NOBODY)) if labels else ()),
+    ):
+        if not any(covers(pattern, subject) for pattern in allowed):
+            yield subject
+
+
+async def _all_refused(
+    chart: Chart, check: str, about: str, session: Complaints, tried: Iterable[str]
+) -> None:
+    outcomes = {subject: await session.refused(subject) for subject in tried}
+    leaks = [subject for subject, was_refused in outcomes.items() if not was_refused]
+    if leaks:
+        detail = f"the bus took what it must refuse: {', '.join(leaks)}"
+    else:
+        detail = f"refused by the bus, as it must: {', '.join(outcomes)}"
+    chart.note(check, about, verdict_if(not leaks), detail)
+
+
+async def round_trips(chart: Chart, topology: Topology, session: Complaints, clock: Clock) -> None:
+    """What a question to each peer takes on the bus."""
+    region = RegionId(chart.region)
+    name = f"{NOBODY}-{secrets.token_hex(4)}"
+    for peer in topology.peers(region):
+        inbox = subjects.inbox(region, name, f"ping-{peer}")
+        seconds = await _pings(session.client, subjects.ping(peer), inbox, clock)
+        if not seconds:
+            detail = f"no answer within {PONG_S:g} s: the link is cut, or no router runs there"
+            chart.note("round trip", peer, Verdict.BAD, detail)
+            continue
+        told = topology.link(region, peer).rtt_ms
+        detail = f"median of {len(seconds)}; the file says {told:g} ms"
+        chart.note("round trip", peer, Verdict.OK, detail, round(median(seconds) * 1000, 1), "ms")
+
+
+async def _pings(client: Client, subject: str, inbox: str, clock: Clock) -> list[float]:
+    echoes = await client.subscribe(inbox)
+    await client.flush()
+    seconds: list[float] = []
+    try:
+        for _ in range(PINGS):
+            sent_at, payload = clock(), secrets.token_bytes(8)
+            await client.publish(subject, payload, reply=inbox)
+            async with asyncio.timeout(PONG_S):
+                echo = await echoes.next_msg(timeout=None)
+            if echo.data != payload:  # the server's own word: nobody listens
+                return seconds
+            seconds.append(clock() - sent_at)
+    except TimeoutError:
+        return seconds
+    finally:
+        await echoes.unsubscribe()
+    return seconds
+
+
+def says_residency(chart: Chart, topology: Topology) -> None:
+    """What the file says of this region, for people."""
+    ground, region = topology.ground, RegionId(chart.region)
+    if ground.labels:
+        confined = labels_text(ground.confined_to(region))
+        detail = f"carries {labels_text(ground.carried_by(region)) or 'none'}"
+        detail += f", confined to {confined}" if confined else ", confined to nothing"
+        chart.note("residency", "labels", Verdict.OK, detail)

@@ -1,0 +1,112 @@
+"""Residency: where a prompt may be computed, and where its beginning may be known.
+
+A *label* names ground that an operator vouches for: a jurisdiction, a contract, a building. Places
+carry labels and requests want them, and these are the rules:
+
+- A region carries the labels that mesh.toml gives it. A replica carries those of its region, or
+  fewer if its agent says so; nobody carries a label that the file doesn't give its region.
+- A request may go only to places that carry at least one of the labels it wants; one that wants
+  none may go anywhere. Its labels, its key's and those that its region is confined to narrow each
+  other: what counts is what all that are said have in common, and if that is nothing it goes
+  nowhere.
+- A region that is *confined* sends nothing that entered there, labelled or not, to a place that
+  carries none of the labels it is confined to, and tells such a region of no prefix.
+- Prefixes of a request that wants labels are told only if every region that would hear of them
+  carries one of these.
+
+"At least one" because labels of one request are alternatives ("Germany or France"): where two
+things must hold, the operator gives the ground that has both a label of its own. Rejected:
+a small language of "and" and "or" (nobody could say at a glance where a prompt may go), and a
+hierarchy of labels (whether `eu` includes `ch` is for lawyers and not for a router to know).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+from schemas.ids import RegionId, checked_name
+
+Label = NewType("Label", str)
+
+LABELS_MAX = 16  # of one request, region or key
+TEXT_CHARS_MAX = 1024
+NOTHING: frozenset[Label] = frozenset()
+
+Labels = tuple[Label, ...]
+Ranges = tuple[tuple[RegionId, Labels], ...]
+
+
+def parse_labels(text: str) -> Labels:
+    """The labels in a comma-separated list, sorted. Raises ValueError that says what is wrong."""
+    if len(text) > TEXT_CHARS_MAX:
+        raise ValueError(f"a list of labels has at most {TEXT_CHARS_MAX} characters")
+    return checked_labels([part.strip() for part in text.split(",")])
+
+
+def checked_labels(names: Iterable[str]) -> Labels:
+    """These labels, sorted, each once. Raises ValueError that says what is wrong."""
+    labels = sorted({Label(checked_name("label", name)) for name in names})
+    if len(labels) > LABELS_MAX:
+        raise ValueError(f"at most {LABELS_MAX} labels")
+    return tuple(labels)
+
+
+def labels_text(labels: Iterable[Label]) -> str:
+    """The form that `parse_labels` reads."""
+    return ",".join(sorted(labels))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What mesh.toml says: the labels of every region, and which regions are confined to which."""
+
+    carried: Ranges = ()
+    confined: Ranges = ()
+
+    @property
+    def labels(self) -> frozenset[Label]:
+        """Every label that some region carries."""
+        return frozenset(label for _, labels in self.carried for label in labels)
+
+    def carried_by(self, region: RegionId) -> frozenset[Label]:
+        """A region's labels; none for a region that the file doesn't know."""
+        return frozenset(dict(self.carried).get(region, ()))
+
+    def confined_to(self, region: RegionId) -> frozenset[Label]:
+        """What that region's requests are confined to; nothing where they may go anywhere."""
+        return frozenset(dict(self.confined).get(region, ()))
+
+    def may_send(self, speaker: RegionId, listener: RegionId) -> bool:
+        """Whether prompts and prefixes of `speaker` may be sent to `listener` at all."""
+        confined_to = self.confined_to(speaker)
+        return not confined_to or not confined_to.isdisjoint(self.carried_by(listener))
+
+    def sent(self, speaker: RegionId, listener: RegionId) -> Labels:
+        """The labels under which `speaker` may send prompts to `listener`, sorted."""
+        carried, confined_to = self.carried_by(listener), self.confined_to(speaker)
+        return tuple(sorted(carried & confined_to if confined_to else carried))
+
+    def listeners(self, region: RegionId) -> tuple[RegionId, ...]:
+        """The other regions that hear what this one tells of its prefixes."""
+        others = (other for other, _ in self.carried if other != region)
+        return tuple(other for other in others if self.may_send(region, other))
+
+
+OPEN_GROUND = Ground()
+
+
+def narrowed(*said: Iterable[Label]) -> frozenset[Label] | None:
+    """What all that say something have in common; None, anywhere, if none of them does."""
+    found: frozenset[Label] | None = None
+    for labels in map(frozenset, said):
+        if labels:
+            found = labels if found is None else found & labels
+    return found
+
+
+def ground(
+    carried: Mapping[RegionId, Labels], confined: Mapping[RegionId, Labels] | None = None
+) -> Ground:
+    """The ground of these regions; every region of the mesh must be in `carried`."""
+    kept = {region: labels for region, labels in (confined or {}).items() if labels}
+    return Ground(tuple(sorted(carried.items())), tuple(sorted(kept.items())))

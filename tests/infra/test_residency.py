@@ -1,0 +1,99 @@
+"""Residency in mesh.toml: what it means, and every mistake in a line."""
+
+import hashlib
+
+import pytest
+
+from infra.residency import key_hash
+from infra.topology import Topology, TopologyError, parse
+from schemas.ids import RegionId
+
+US, EU = RegionId("us"), RegionId("eu")
+KEY = hashlib.sha256(b"sk-1").hexdigest()
+
+
+def text(us: str = "", eu: str = "", tail: str = "") -> str:
+    regions = "\n".join(
+        f'[regions.{name}]\nhttp = "127.0.0.1:{port}"\nnats = "127.0.0.1:{port + 1}"\n'
+        f'leaf = "127.0.0.1:{port + 2}"\nreplicas = 1\n{more}'
+        for name, port, more in (("us", 8100, us), ("eu", 8200, eu))
+    )
+    return (
+        f'[mesh]\nname = "two"\n{regions}\n[[links]]\nbetween = ["us", "eu"]\nrtt_ms = 80\n{tail}'
+    )
+
+
+def tenant(keys: str = f'["{KEY}"]', labels: str = '["eu"]', name: str = "acme") -> str:
+    return f"[tenants.{name}]\nkey_sha256 = {keys}\nresidency = {labels}\n"
+
+
+CARRIES = 'residency = ["eu"]'
+
+
+def read(*parts: str) -> Topology:
+    return parse(text(*parts), "mesh.toml")
+
+
+def problems_of(*parts: str) -> list[str]:
+    with pytest.raises(TopologyError) as caught:
+        read(*parts)
+    return str(caught.value).splitlines()
+
+
+def test_a_file_that_says_nothing_leaves_all_open():
+    mesh = read()
+    assert (mesh.ground.labels, mesh.ground.confined, mesh.keys) == (set(), (), {})
+    assert mesh.ground.may_send(US, EU)
+
+
+def test_what_it_says_is_the_ground_and_the_keys():
+    mesh = read("", 'residency = ["eu", "de"]\nconfined_to = ["eu"]', tenant())
+    assert mesh.ground.carried_by(EU) == {"de", "eu"}
+    assert mesh.ground.confined_to(EU) == {"eu"}
+    assert mesh.keys == {key_hash("sk-1"): ("eu",)} == {KEY: ("eu",)}
+
+
+def test_who_is_not_asked_carries_nothing_for_those_who_do_not_ask():
+    own = '[regions.eu.routing]\ntopology = "region-local"\n'
+    mesh = read("", f"{CARRIES}\n{own}")
+    assert mesh.ground.carried_by(EU) == mesh.ground_for(EU).carried_by(EU) == {"eu"}
+    assert mesh.ground_for(US).carried_by(EU) == set()
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        (('residency = "eu"',), 'regions.us.residency: write a list of labels, like ["eu"]'),
+        (("residency = [1]",), "regions.us.residency: write a list of labels"),
+        (('residency = ["EU"]',), "regions.us.residency: label name 'EU': use 1 to 32"),
+        (('residence = ["eu"]',), 'regions.us.residence: unknown key; did you mean "residency"?'),
+        (
+            (CARRIES + '\nconfined_to = ["us"]',),
+            'regions.us.confined_to: the region itself does not carry "us"; add it',
+        ),
+        (
+            ("", CARRIES, tenant(labels='["ue"]')),
+            'tenants.acme.residency: no region carries "ue"; there are eu',
+        ),
+        (("", CARRIES, tenant(labels="[]")), "tenants.acme.residency: "),
+        (("", CARRIES, tenant(keys="[]")), "tenants.acme.key_sha256: "),
+        (
+            ("", CARRIES, "[tenants.acme]\nkey = 1\n"),
+            "tenants.acme.key: unknown key; there are",
+        ),
+        (
+            ("", CARRIES, tenant() + tenant(name="bad")),
+            "tenants.bad.key_sha256: a key of tenants.acme; remove one",
+        ),
+    ],
+)
+def test_a_mistake_is_a_line_that_says_what_to_do(parts, line):
+    assert any(problem.startswith(f"mesh.toml: {line}") for problem in problems_of(*parts)), (
+        problems_of(*parts)
+    )
+
+
+def test_a_key_written_by_mistake_is_not_repeated():
+    told = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
+    assert "write the key's SHA-256" in told
+    assert "sk-secret" not in told

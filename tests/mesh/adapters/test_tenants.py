@@ -1,0 +1,68 @@
+"""What a request, its key and its region say of residency, put together."""
+
+import pytest
+
+from infra.residency import key_hash
+from mesh.adapters.problem import Problem
+from mesh.adapters.tenants import Tenants
+from schemas.http import H_RESIDENCY, Fault
+from schemas.ids import RegionId
+from schemas.residency import ground
+
+US, EU, FR = RegionId("us"), RegionId("eu"), RegionId("fr")
+GROUND = ground({US: ("us",), EU: ("eu",), FR: ("eu", "fr")}, {FR: ("eu", "fr")})
+KEYS = {key_hash("acme"): ("eu", "us")}
+ACME = {"authorization": "Bearer acme"}
+
+
+def said(home, *wanted, **headers):
+    return Tenants(home, GROUND, KEYS).residency(wanted, headers)
+
+
+@pytest.mark.parametrize(
+    ("home", "wanted", "headers", "labels"),
+    [
+        (US, (), {}, ()),
+        (US, ("eu",), {}, ("eu",)),
+        (US, (), ACME, ("eu", "us")),
+        (US, ("eu",), ACME, ("eu",)),
+        (US, ("eu", "fr"), ACME, ("eu",)),
+        (FR, (), {}, ("eu", "fr")),
+        (FR, (), ACME, ("eu",)),
+        (FR, ("fr",), {}, ("fr",)),
+        (US, (), {"authorization": "bearer  acme"}, ("eu", "us")),
+        (US, (), {"authorization": "Bearer other"}, ()),
+        (US, (), {"authorization": "Basic acme"}, ()),
+        (US, (), {"authorization": ""}, ()),
+    ],
+)
+def test_each_narrows_the_others(home, wanted, headers, labels):
+    assert said(home, *wanted, **headers) == labels
+
+
+@pytest.mark.parametrize(
+    ("home", "wanted", "headers", "why"),
+    [
+        (US, ("fr",), ACME, "the request wants fr, its key is for eu,us: nothing is left"),
+        (FR, ("us",), {}, "the request wants us, this region is confined to eu,fr"),
+        (FR, ("us",), ACME, "wants us, its key is for eu,us, this region is confined to eu,fr"),
+    ],
+)
+def test_nothing_in_common_is_forbidden_and_never_anywhere(home, wanted, headers, why):
+    with pytest.raises(Problem, match=why) as caught:
+        said(home, *wanted, **headers)
+    assert (caught.value.fault, caught.value.param) == (Fault.RESIDENCY, H_RESIDENCY)
+
+
+def test_a_label_that_nobody_carries_is_a_mistake_that_names_those_there_are():
+    with pytest.raises(Problem, match="no region carries uk; labels of this mesh: eu,fr,us") as bad:
+        said(US, "eu", "uk")
+    assert bad.value.fault is Fault.INVALID
+    with pytest.raises(Problem, match="labels of this mesh: none"):
+        Tenants(US, ground({US: ()}), {}).residency(("eu",), {})
+
+
+def test_the_key_itself_is_in_no_message():
+    with pytest.raises(Problem) as caught:
+        said(FR, "us", **ACME)
+    assert "acme" not in caught.value.message

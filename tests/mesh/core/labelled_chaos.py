@@ -1,0 +1,122 @@
+"""Chaos with labels: a random map, random claims, and an onlooker who knows the rules by heart.
+
+The onlooker's rules are written anew from the text of `schemas.residency`, and ask nothing of the
+code under test.
+"""
+
+from dataclasses import replace
+
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.settings import RouterSettings
+from schemas.exchange import Refusal
+from schemas.gossip import TrieAsk
+from schemas.http import Fault
+from schemas.ids import RegionId
+from schemas.residency import ground
+from schemas.state import Digest, Heartbeat, ModelCapacity
+from tests.mesh.core import build
+from tests.mesh.core.chaos import MODELS, PEERS, Chaos
+
+LABELS = ("a", "b", "c")
+REGIONS = (build.US, *map(RegionId, PEERS))
+
+
+class LabelledChaos(Chaos):
+    """Every request, heartbeat and digest of a chaos, with labels put on."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        carried = {region: self._some() for region in REGIONS}
+        home = carried[build.US]
+        confined = self.dice.choice(((), (), home[:1]))
+        self.carried, self.confined = carried, set(confined)
+        self.settings |= {"ground": ground(carried, {build.US: confined})}
+        self.ledger.core = self.core = build.core(seed, **self.settings)
+        self.ledger.settings = RouterSettings(**self.settings)
+        self.beats: dict[str, Heartbeat] = {}
+        self.digests: dict[str, Digest] = {}
+        self.asked: dict[int, ev.RequestArrived] = {}
+        self.open_blocks: set[int] = set()
+        names = ("placed", "forwarded", "forbidden", "secret", "told", "refused")
+        self.counts = dict.fromkeys(names, 0)
+
+    def _some(self) -> tuple[str, ...]:
+        return tuple(label for label in LABELS if self.dice.random() < 0.5)
+
+    def feed(self, event: ev.Event) -> None:
+        super().feed(self._labelled(event))
+        for effect in self.effects[-1]:
+            self._look_at(effect)
+        if self.dice.random() < 0.02:
+            ask = TrieAsk(build.ROUTER, 1, self.dice.choice((0, 1, 10**6)))
+            super().feed(ev.TrieAsked(ask, RegionId("eu"), "_INBOX.eu.r1.trie-1"))
+
+    def _labelled(self, event: ev.Event) -> ev.Event:
+        if isinstance(event, ev.RequestArrived):
+            labels = self._some() if self.dice.random() < 0.7 else ()
+            event = ev.RequestArrived(replace(event.request, residency=labels))
+            self.asked[event.request.key] = event
+        elif isinstance(event, ev.HeartbeatSeen):
+            told = self.dice.choice((None, None, self._some()))
+            event = ev.HeartbeatSeen(replace(event.heartbeat, residency=told))
+            self.beats[event.heartbeat.replica] = event.heartbeat
+        elif isinstance(event, ev.DigestSeen):
+            most = max(capacity.free for capacity in event.digest.models.values())
+            free = self.dice.randint(0, most)
+            few = {model: ModelCapacity(ready=1 + free, free=free) for model in MODELS}
+            told = self.dice.choice((None, self._some(), LABELS, LABELS))
+            by_label = {label: few for label in told or () if self.dice.random() < 0.3}
+            said = replace(event.digest, residency=told, models_by_label=by_label)
+            event = ev.DigestSeen(said)
+            self.digests[said.region] = said
+        return event
+
+    # The onlooker.
+
+    def _wanted(self, key: int) -> list[set[str]]:
+        """Sets of which a place must carry one each."""
+        request = self.asked[key].request
+        said = [set(request.residency)] if request.residency else []
+        return said + ([self.confined] if self.confined and not request.hops else [])
+
+    def _look_at(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.Dispatch):
+            self.counts["placed"] += 1
+            beat = self.beats[effect.replica]
+            here = set(self.carried[build.US])
+            self._check(effect.key, here if beat.residency is None else here & set(beat.residency))
+            self._count_open(effect.key)
+        elif isinstance(effect, fx.Forward):
+            self.counts["forwarded"] += 1
+            there, said = set(self.carried[effect.peer]), self.digests[effect.peer].residency
+            assert not self.confined or there & self.confined, "out of a confined region"
+            self._check(effect.key, there & set(said or ()))
+        elif isinstance(effect, fx.PublishTrie):
+            self._check_told(effect.delta.gained)
+        elif isinstance(effect, fx.AnswerTrie):
+            answer = effect.answer
+            self._check_told(getattr(answer, "blocks", None) or getattr(answer, "gained", ()))
+        elif isinstance(effect, fx.Fail) and effect.fault is Fault.RESIDENCY:
+            self.counts["forbidden"] += 1
+            assert self._wanted(effect.key), "only who wants something can be denied it"
+        elif isinstance(effect, fx.RefusePeer) and effect.reason is Refusal.RESIDENCY:
+            self.counts["refused"] += 1
+
+    def _check(self, key: int, carries: set[str]) -> None:
+        for wanted in self._wanted(key):
+            assert wanted & carries, f"{wanted} on ground that carries {carries}"
+
+    def _count_open(self, key: int) -> None:
+        """Its blocks may be told if every region that listens may know."""
+        listeners = [set(self.carried[RegionId(peer)]) for peer in PEERS]
+        if self.confined:
+            listeners = [there for there in listeners if there & self.confined]
+        if all(wanted & there for wanted in self._wanted(key) for there in listeners):
+            self.open_blocks.update(self.asked[key].request.prompt.hashes)
+        else:
+            self.counts["secret"] += 1
+
+    def _check_told(self, blocks: tuple[int, ...]) -> None:
+        self.counts["told"] += len(blocks)
+        assert self.open_blocks.issuperset(blocks), "a prefix was told outside its labels"

@@ -1,0 +1,182 @@
+"""`mesh doctor` on running regions: it finds nothing in healthy ones, and what is wrong in others.
+
+Region eu is confined to `eu`, us carries `us`; a replica each, everybody with rendered credentials.
+"""
+
+import asyncio
+import shutil
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from infra.nats.region_config import ACCOUNT
+from infra.topology import parse
+from mesh.doctor.examine import examine
+from mesh.doctor.findings import Verdict, is_healthy
+from mesh.doctor.logins import NoCredentials, read_logins
+from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import small_mesh
+
+pytestmark = pytest.mark.timeout(120)
+
+ROOT = Path(__file__).parents[3]
+TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
+LISTEN_S = 1.5
+
+
+@asynccontextmanager
+async def running(directory, *, edit=None, rendered=TABLES):
+    """Both regions at work, each with a router and an agent."""
+    text = mesh_toml(("us", "eu"), replicas=1, more=rendered)
+    (directory / "mesh.toml").write_text(text)
+    regions = NatsRegions(parse(text, "mesh.toml"), directory / "rendered", edit=edit)
+    try:
+        await regions.start()
+        async with scripted_engine() as engine, small_mesh(regions) as mesh:
+            for region in ("us", "eu"):
+                await mesh.router(region, ground=regions.topology.ground)
+                await mesh.agent(region, f"{region}-0", engine)
+            for region, peer in (("us", "eu"), ("eu", "us")):
+                await mesh.until_ready(region, 1)
+                await mesh.until_peer(region, peer)
+            yield regions, mesh
+    finally:
+        await regions.stop()
+
+
+async def examined(regions, directory, **differs):
+    logins = read_logins(regions.topology, directory / "rendered")
+    clock = asyncio.get_running_loop().time
+    topology = differs.get("topology", regions.topology)
+    return await examine(topology, logins, LISTEN_S, clock)
+
+
+def ill(findings):
+    return {(one.region, one.check, one.about) for one in findings if one.verdict is Verdict.BAD}
+
+
+async def command(directory, *arguments):
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "doctor"),
+        *("--config", str(directory / "mesh.toml")),
+        *("--credentials", str(directory / "rendered"), *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
+    async with running(tmp_path) as (_, mesh):
+        status, out, err = await command(tmp_path, "--json")
+        assert (status, err) == (0, "")
+        report = orjson.loads(out)
+        assert report["healthy"]
+        found = {(one["region"], one["check"], one["about"]): one for one in report["findings"]}
+        for region, peer in (("us", "eu"), ("eu", "us")):
+            for key in (
+                ("bus", "server"),
+                ("stream", "HEARTBEATS"),
+                ("heartbeat", f"{region}-0"),
+                ("router", "r1"),
+                ("link", peer),
+                ("server link", peer),
+                ("labels", f"{peer}/r1"),
+                ("round trip", peer),
+                ("permissions", "operator"),
+                ("permissions", "router"),
+                ("residency", f"prompts to {peer}"),
+            ):
+                assert found[(region, *key)]["verdict"] == "ok", key
+        assert found["us", "residency", "prefixes of eu"]["detail"] == "not heard here"
+        assert "mesh.us.ingress" in found["eu", "residency", "prompts to us"]["detail"]
+        assert 0 < found["us", "round trip", "eu"]["value"] < 10_000
+
+        await mesh.kill_agent("eu-0")
+        status, out, _ = await command(tmp_path)
+        assert status == 1
+        [line] = [line for line in out.splitlines() if "heartbeat" in line and "eu-0" in line]
+        assert "bad" in line and "silent" in line
+        assert "1 bad" in out
+
+
+async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
+    """Rendered without labels, while the file has some: as after forgetting to render anew."""
+    async with running(tmp_path, rendered={}) as (regions, _):
+        meant = parse((tmp_path / "mesh.toml").read_text(), "mesh.toml")
+        tables = {
+            name: region.model_copy(update={"residency": (name,), "confined_to": (name,)})
+            for name, region in meant.regions.items()
+        }
+        topology = meant.model_copy(update={"regions": tables})
+        findings = await examined(regions, tmp_path, topology=topology)
+        assert not is_healthy(findings)
+        assert ill(findings) >= {
+            ("us", "residency", "prompts to eu"),
+            ("eu", "residency", "prompts to us"),
+            ("us", "residency", "prefixes of eu"),
+            ("us", "labels", "us/r1"),
+        }
+        [leak] = [one for one in findings if (one.region, one.about) == ("eu", "prompts to us")]
+        assert "the bus took what it must refuse: mesh.us.ingress" in leak.detail
+
+
+async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
+    def edit(name: str, tree: dict[str, Any]) -> None:
+        if name == "us":
+            for user in tree["accounts"][ACCOUNT]["users"]:
+                user.pop("permissions")
+
+    async with running(tmp_path, edit=edit) as (regions, _):
+        assert ill(await examined(regions, tmp_path)) == {
+            ("us", "permissions", "operator"),
+            ("us", "permissions", "router"),
+            ("us", "residency", "prompts to eu"),
+        }
+
+
+async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path):
+    async with running(tmp_path) as (regions, mesh):
+        await mesh.kill_agent("eu-0")
+        await mesh.routers["eu"].close()
+        await regions.stop_one("eu")
+        shutil.rmtree(tmp_path / "rendered" / "eu")
+        (tmp_path / "rendered" / "us" / "credentials" / "system.env").unlink()
+        findings = await examined(regions, tmp_path)
+        assert ill(findings) == {("us", "link", "eu"), ("us", "round trip", "eu")}
+        unknown = {one.about for one in findings if one.verdict is Verdict.UNKNOWN}
+        assert unknown == {"system"}
+
+
+async def test_a_server_that_is_down_is_a_finding_and_no_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr("infra.bus.START_TIMEOUT_S", 0.5)
+    mesh = parse(mesh_toml(("us",), replicas=1), "mesh.toml")
+    regions = NatsRegions(mesh, tmp_path / "rendered")
+    assert ill(await examined(regions, tmp_path)) == {
+        ("us", "login", user) for user in ("operator", "router", "system")
+    }
+
+
+def test_without_credentials_it_does_not_begin(tmp_path):
+    mesh = parse(mesh_toml(("us",), replicas=1), "mesh.toml")
+    with pytest.raises(NoCredentials, match="mesh infra nats --out"):
+        read_logins(mesh, tmp_path)
+    folder = tmp_path / "us" / "credentials"
+    folder.mkdir(parents=True)
+    (folder / "operator.env").write_text("NATS_URL=nats://127.0.0.1:1\n")
+    with pytest.raises(NoCredentials, match="render it again"):
+        read_logins(mesh, tmp_path)
+
+
+async def test_the_command_says_so_with_its_status(tmp_path):
+    (tmp_path / "mesh.toml").write_text(mesh_toml(("us",)))
+    status, out, err = await command(tmp_path)
+    assert (status, out) == (2, "")
+    assert "no credentials of us" in err

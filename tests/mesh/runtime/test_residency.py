@@ -1,0 +1,181 @@
+"""Residency from the client's header to the server's log, on servers as they are rendered.
+
+Region eu is confined to `eu`, us carries `us`; a replica each, routers and agents with the
+credentials of their role.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from infra.residency import key_hash
+from infra.topology import parse
+from schemas import exchange, subjects
+from schemas.residency import ground
+from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import chat, client, post, small_mesh, upload
+from tests.support.until import until
+
+pytestmark = pytest.mark.timeout(120)
+
+TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
+KEYS = {key_hash("acme-key"): ("us",)}
+SETTINGS = {"policy": "skywalker", "hold_s_max": 1.0}
+
+
+@pytest.fixture
+async def regions(tmp_path):
+    mesh = parse(mesh_toml(("us", "eu"), replicas=1, more=TABLES), "mesh.toml")
+    running = NatsRegions(mesh, tmp_path)
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()
+
+
+@asynccontextmanager
+async def running(regions, **of_eu):
+    """Both regions at work; `of_eu`: settings of eu's router that differ."""
+    where = regions.topology.ground
+    async with scripted_engine() as near, scripted_engine() as far, small_mesh(regions) as mesh:
+        await mesh.router("us", ground=where, keys=KEYS, **SETTINGS)
+        await mesh.router("eu", **({"ground": where} | SETTINGS | of_eu))
+        await mesh.agent("us", "us-0", near)
+        await mesh.agent("eu", "eu-0", far)
+        for region, peer in (("us", "eu"), ("eu", "us")):
+            await mesh.until_ready(region, 1)
+            await mesh.until_peer(region, peer)
+        mesh.near, mesh.far = near, far
+        yield mesh
+
+
+async def test_where_requests_go_and_what_they_hear(regions):
+    async with running(regions) as mesh:
+        spy = await regions.connect("eu", "agent-eu-0")
+        work = await spy.subscribe(subjects.work("eu", "eu-0"))
+        await spy.flush()
+        status, _, headers = await post(mesh, chat(), **{"x-mesh-residency": "eu", **DEBUG})
+        assert (status, headers["x-mesh-region"]) == (200, "eu")
+        decision = orjson.loads(headers["x-mesh-decision"])
+        assert decision["residency"] == ["eu"]
+        assert {one["name"]: one["why"] for one in decision["candidates"]} == {
+            "eu": None,
+            "us-0": "residency",
+        }
+        handed = await work.next_msg(timeout=10)
+        assert handed.headers[exchange.H_RESIDENCY] == "eu"
+        await spy.close()
+
+        status, _, headers = await post(mesh, chat())
+        assert (status, headers["x-mesh-region"]) == (200, "us")
+        assert (len(mesh.near.seen), len(mesh.far.seen)) == (1, 1)
+        assert await refused(mesh, "us", **{"x-mesh-residency": "mars"}) == (400, "invalid_request")
+        assert await refused(mesh, "us", **{"x-mesh-residency": "e u"}) == (400, "invalid_request")
+        assert await refused(mesh, "eu", **{"x-mesh-residency": "us"}) == (403, "residency")
+        key = {"authorization": "Bearer acme-key"}
+        assert await refused(mesh, "us", **key, **{"x-mesh-residency": "eu"}) == (403, "residency")
+        assert mesh.sample("us", "mesh_residency_refused_total", asker="client") == 1
+        assert mesh.sample("eu", "mesh_residency_refused_total", asker="client") == 1
+        assert (len(mesh.near.seen), len(mesh.far.seen)) == (1, 1)
+
+
+DEBUG = {"x-mesh-debug": "1"}
+
+
+async def refused(mesh, region, **headers):
+    status, body, answer_headers = await post(mesh, chat(), region, **headers)
+    assert "retry-after" not in answer_headers
+    return status, orjson.loads(body)["error"]["code"]
+
+
+async def test_a_key_keeps_its_tenants_prompts_where_they_may_be(regions):
+    async with running(regions) as mesh:
+        mesh.near.waiting = 9
+        await mesh.until_ready("us", 0)
+        free_key = {"authorization": "Bearer another"}
+        status, _, headers = await post(mesh, chat(), **free_key)
+        assert (status, headers["x-mesh-region"]) == (200, "eu")
+        key = {"authorization": "Bearer acme-key", **DEBUG}
+        status, body, headers = await post(mesh, chat(), **key)
+        assert status == 429, body  # held for its second, and never moved
+        candidates = orjson.loads(headers["x-mesh-decision"])["candidates"]
+        assert {one["name"]: one["why"] for one in candidates}["eu"] == "residency"
+        assert len(mesh.far.seen) == 1
+
+
+async def test_a_confined_region_waits_and_does_not_leak(regions):
+    async with running(regions) as mesh:
+        assert (await post(mesh, chat("for the EU alone " * 100), "eu"))[0] == 200
+        mesh.far.waiting = 9
+        await mesh.until_ready("eu", 0)
+        status, _, _ = await post(mesh, chat(), "eu")
+        assert status == 429
+        assert mesh.near.seen == []
+        assert (await post(mesh, chat("for us alone " * 100), "us"))[0] == 200
+        told = mesh.routers["us"].core.gossip.told
+        await mesh.until(
+            lambda: any(one.region == "us" for one in mesh.routers["eu"].core.gossip.told.origins),
+            "eu to hear of us's prefixes",
+        )
+        assert all(origin.region != "eu" for origin in told.origins)
+
+
+async def test_the_bus_stops_a_wrong_router_and_says_so(regions):
+    """eu's router believes that prompts may go anywhere, and us says that it is free."""
+    async with running(regions, ground=ground({}), hold_s_max=5.0) as mesh:
+        mesh.far.waiting = 9
+        await mesh.until_ready("eu", 0)
+        task = asyncio.create_task(post(mesh, chat(), "eu"))
+        await until(lambda: regions.forbade("eu", "router", subjects.ingress("us")))
+        assert mesh.sample("us", "mesh_ingress_total", origin="eu", result="placed") == 0
+        mesh.far.waiting = 0  # what the bus refused is not lost: it is served at home
+        status, _, headers = await task
+        assert (status, headers["x-mesh-region"]) == (200, "eu")
+        assert mesh.near.seen == []
+
+
+async def test_a_receiving_router_looks_again(regions):
+    """us's router believes that eu carries `us`; the subject can't be said, so it says another."""
+    async with running(regions) as mesh:
+        router = await regions.connect("us", "router", inbox_prefix="_INBOX.us")
+        for labels, subject in (
+            ("us", subjects.ingress("eu")),
+            ("us", subjects.ingress_within("eu", "eu")),
+            (None, subjects.ingress_within("eu", "eu")),
+        ):
+            headers = HEADERS | ({exchange.H_RESIDENCY: labels} if labels else {})
+            inbox = await router.subscribe(subjects.inbox("us", "r9", "7"))
+            body = orjson.dumps(chat())
+            await router.publish(
+                subject, body, reply=subjects.inbox("us", "r9", "7"), headers=headers
+            )
+            frame = exchange.unpack_frame((await inbox.next_msg(timeout=10)).data)
+            assert frame.kind is exchange.Frame.REFUSED
+            await inbox.unsubscribe()
+        assert mesh.far.seen == []
+        await router.close()
+
+
+HEADERS = {
+    exchange.H_REQUEST: "request-1",
+    exchange.H_MODEL: "tiny",
+    exchange.H_PATH: "/v1/chat/completions",
+    exchange.H_ATTEMPT: "1",
+    exchange.H_DEADLINE_MS: "5000",
+    exchange.H_HOPS: "1",
+    exchange.H_ORIGIN: "us",
+}
+
+
+async def test_a_large_body_follows_its_label(regions):
+    body = chat("x" * (9 * 1024 * 1024))
+    async with running(regions) as mesh, client() as session:
+        url = mesh.urls["us"] + "/v1/chat/completions"
+        headers = {"x-mesh-residency": "eu"}
+        async with session.post(url, data=upload(body), headers=headers) as answer:
+            assert (answer.status, answer.headers["x-mesh-region"]) == (200, "eu")
+        assert mesh.near.seen == []
