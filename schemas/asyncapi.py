@@ -20,6 +20,7 @@ PARAMETERS = {
     "region": "Region that owns the subject.",
     "replica": "Replica, unique in its region.",
     "router": "Router, unique in its region.",
+    "asker": "Region of the router that asks.",
     "stream": "Number of one answer, chosen by the router that waits for it.",
 }
 

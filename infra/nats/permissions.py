@@ -86,7 +86,7 @@ def router(region: RegionId) -> Permissions:
     return Permissions(
         publish=widest(
             [
-                *_rows("publish", Role.ROUTER, Role.PEER_ROUTER, own),
+                *_rows("publish", Role.ROUTER, Role.PEER_ROUTER, own | {"asker": region}),
                 ALL_INBOXES,  # a peer's ping is answered deeper than a client's request
                 *_jetstream(region, ACCOUNT_READS),
                 *_jetstream(region, _of_streams((*STREAM_READS, *STREAM_WRITES), STREAMS)),
@@ -130,14 +130,14 @@ def spoken(speaker: RegionId, listener: RegionId) -> tuple[str, ...]:
 def _spoken(speaker: RegionId, listener: RegionId) -> Iterator[str]:
     for row in CHANNELS:
         if row.publish & PEERS:  # requests to the listener, and answers to its inboxes
-            yield _across(row, listener)
+            yield _across(row, listener, asker=speaker)
         if row.subscribe & PEERS:  # what the speaker tells of itself
             yield _across(row, speaker)
 
 
-def _across(row: Channel, region: RegionId) -> str:
+def _across(row: Channel, region: RegionId, **names: str) -> str:
     """A channel of a region as one pattern; its inboxes as one, whatever their depth."""
-    return subjects.inboxes(region) if row is INBOX else row.subject(region=region)
+    return subjects.inboxes(region) if row is INBOX else row.subject(region=region, **names)
 
 
 def _rows(side: str, own_role: Role, peer_role: Role, own: Mapping[str, str]) -> Iterator[str]:
@@ -146,8 +146,8 @@ def _rows(side: str, own_role: Role, peer_role: Role, own: Mapping[str, str]) ->
         roles: frozenset[Role] = getattr(row, side)
         if own_role in roles:
             yield row.subject(**own)
-        if peer_role in roles:
-            yield row.subject()
+        if peer_role in roles:  # with any region's subjects, but in its own name
+            yield row.subject(**{name: own[name] for name in ("asker",) if name in own})
 
 
 def _service(name: str) -> Iterator[str]:

@@ -179,7 +179,7 @@ class RouterBus:
         for peer in self._peers:
             await listen(subjects.digest(peer), cb=_data(listeners.digest))
             await listen(subjects.trie(peer), cb=_msg(listeners.trie))
-        await listen(subjects.snapshot(region), cb=_msg(listeners.trie_ask))
+        await listen(subjects.snapshot(region, subjects.ANY), cb=_msg(listeners.trie_ask))
         await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         await listen(subjects.ping(region), queue=routers, cb=echo)

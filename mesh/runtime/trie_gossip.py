@@ -58,9 +58,10 @@ class TrieGossip:
     def hear_ask(self, msg: Msg) -> None:
         """A router of a peer region missed something."""
         ask, address = self._read(msg), subjects.parse_inbox(msg.reply)
+        asker = msg.subject.rpartition(".")[2]  # the link's word for it
         if not isinstance(ask, TrieAsk):
             self._drop(msg, "no question")
-        elif address is None or address.region not in self._config.peers:
+        elif address is None or address.region != asker or asker not in self._config.peers:
             self._drop(msg, "wants its answer somewhere else")
         else:
             self._feed(ev.TrieAsked(ask, address.region, msg.reply))
@@ -90,7 +91,8 @@ class TrieGossip:
         """Ask one of them."""
         token = self._token(Origin(effect.region, RouterId(effect.ask.router)))
         inbox = subjects.inbox(self._config.region, self._config.router, token)
-        self._bus.publish(subjects.snapshot(effect.region), wire.encode(effect.ask), reply=inbox)
+        subject = subjects.snapshot(effect.region, self._config.region)
+        self._bus.publish(subject, wire.encode(effect.ask), reply=inbox)
 
     def _token(self, origin: Origin) -> str:
         token = self._tokens.get(origin)

@@ -93,4 +93,4 @@ def test_every_parameter_of_every_subject_is_told():
         assert set(row["parameters"]) == {
             part.split("}")[0] for part in row["address"].split("{")[1:]
         }
-    assert set(asyncapi.PARAMETERS) == {"region", "replica", "router", "stream"}
+    assert set(asyncapi.PARAMETERS) == {"region", "replica", "router", "stream", "asker"}

@@ -74,7 +74,8 @@ def test_only_an_inbox_comes_apart(text):
 @given(NAMES, NAMES, NAMES, STREAMS)
 def test_the_second_token_of_every_subject_is_its_owner(region, replica, router, stream):
     for row in CHANNELS:
-        subject = row.subject(region=region, replica=replica, router=router, stream=stream)
+        names = {"replica": replica, "router": router, "stream": stream, "asker": replica}
+        subject = row.subject(region=region, **names)
         assert subjects.owner(subject) == region, row.name
         assert all(LEGAL_TOKEN.fullmatch(token) for token in subject.split(".")), row.name
 

@@ -154,11 +154,11 @@ async def test_who_speaks_for_another_region_is_not_heard(two):
         await bus.publish(subjects.trie("eu"), wire.encode(lie))
         await bus.publish(subjects.inbox("us", "r1", "trie-guessed"), wire.encode(part))
         await bus.publish(
-            subjects.snapshot("us"), wire.encode(TrieAsk("r1", 1, 0)), "_INBOX.ap.r.1"
+            subjects.snapshot("us", "eu"), wire.encode(TrieAsk("r1", 1, 0)), "_INBOX.us.r1.1"
         )
         for garbage in (b"", b"\xff" * 40, wire.encode(part)):
             await bus.publish(subjects.trie("eu"), garbage)
-            await bus.publish(subjects.snapshot("us"), garbage, subjects.inbox("eu", "r1", 1))
+            await bus.publish(subjects.snapshot("us", "eu"), garbage, subjects.inbox("eu", "r1", 1))
         await two.until(
             lambda: two.sample("us", "mesh_gossip_dropped_total") == 9, "all of it to be dropped"
         )
