@@ -48,6 +48,10 @@ class FrontDoor(Door, Protocol):
         """Why requests can't be placed at present, or None if they can."""
         ...
 
+    def readiness(self) -> http.Readiness:
+        """How well they can be placed."""
+        ...
+
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
         """Take a request in, with the bytes that `bodies` set aside; it is being placed."""
         ...
@@ -165,7 +169,7 @@ class HttpApi:
         problem = self._door.not_ready_because()
         if problem is not None:
             return self._error(known_id, *problem)
-        return web.Response(text="ready\n", headers=self._headers(known_id))
+        return self._json(known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         page = generate_latest(self._registry)

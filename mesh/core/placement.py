@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mesh.core.gossip.news import News
-from mesh.core.gossip.told import ToldPrefixes
+from mesh.core.gossip.gossip import Gossip
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
 from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Spot, Target
@@ -83,12 +82,15 @@ class Placer:
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._ageing = [policy for policy in once if isinstance(policy, Ageing)]
 
-    def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
-        """Let all policies know what peers tell; and tell what the main one knows, if at all."""
-        if news is not None:
-            self._brain.local.tell(news)
+    def join_gossip(self, gossip: Gossip) -> None:
+        """Let all policies know what others tell; and tell what the main one knows, if at all."""
+        if gossip.news is not None:
+            self._brain.local.tell(gossip.news)
+        self._brain.local.share(gossip.siblings)  # first: it is the one that speaks
         for brain in self._brains.values():
-            brain.remote.hear(told)
+            brain.remote.hear(gossip.told)
+            if brain is not self._brain:
+                brain.local.share(gossip.siblings)
 
     def place(self, request: Request, avoid: Collection[str], now: float) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before."""

@@ -79,7 +79,7 @@ class RouterCore:
         )
         self._outlook = Outlook(self.replicas, self.peers, settings)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
-        self._placer.join_gossip(self.gossip.news, self.gossip.told)
+        self._placer.join_gossip(self.gossip)
         self._digest = RegionalDigest(region, router, epoch, settings)
         self._admission = Admission(self.held)
         self._handlers: dict[type, Callable[[Any, float], None]] = {
@@ -350,6 +350,7 @@ class RouterCore:
             self._effects.append(fx.PublishDigest(digest))
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
+        self.gossip.siblings.bus_returned()
         # Started answers show a loss by their numbering or their silence.
         for record in [record for record in self.inflight.values() if record.is_tried]:
             self._attempts.cancel(record)

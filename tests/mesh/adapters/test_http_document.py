@@ -34,6 +34,9 @@ class House:
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
 
+    def readiness(self):
+        return Readiness(warm=False)
+
 
 @pytest.fixture
 async def face():
