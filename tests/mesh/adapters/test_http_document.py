@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from schemas.http import H_RETRY_AFTER, ROUTES, Fault
+from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Readiness
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
 
