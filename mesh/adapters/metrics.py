@@ -211,6 +211,7 @@ class _CoreState(Collector):
             origins = [origin for origin in told.origins if origin.region == region]
             _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
             _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
+        _add(doubted, "siblings", siblings.doubted)
         yield from (blocks, doubted)
 
 

@@ -165,8 +165,9 @@ class Gossip:
             self._teller.share(len(routers))
             self._repairs.share(len(routers))
 
-    def _heirs(self) -> tuple[int, int]:
-        return len(self._routers), self._routers.index(self._origin.router)
+    def _heirs(self, gone: RouterId) -> tuple[int, int]:
+        left = [router for router in self._routers if router != gone]
+        return len(left), left.index(self._origin.router)
 
     def _ear(self, region: str, router: str) -> Ear | None:
         origin = Origin(RegionId(region), RouterId(router))

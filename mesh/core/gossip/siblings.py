@@ -5,7 +5,7 @@ the region's own bus, so it may say more: which replica, and at once. There is n
 router tells what it placed itself, and whoever starts takes everything from one that is warm.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mesh.core import effects as fx
@@ -65,9 +65,10 @@ class Siblings:
             index.sayings = self._placed
         self._common.indexes.append(index)
 
-    def live(self, now: float) -> int:
-        """Routers that were heard of lately."""
-        return sum(not sibling.mirror.is_silent(now) for sibling in self._siblings.values())
+    @property
+    def indexes(self) -> Sequence[PrefixIndex[str]]:
+        """Those that are kept in common, of the policy that speaks first."""
+        return self._common.indexes
 
     @property
     def doubted(self) -> int:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Collection, Sequence
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
 from schemas.gossip import TrieDelta, TriePart
+from schemas.ids import RouterId
 
 
 class ToldBySibling(ToldShelf):
-    """The shelf of one sibling's mirror. `heirs`: the region's living routers, in order.
+    """The shelf of one sibling's mirror.
 
     What a sibling told is told anew by the others when it is forgotten, each a part of it; what is
     used meanwhile, while it is only silent, is told by whoever places it.
@@ -19,10 +20,11 @@ class ToldBySibling(ToldShelf):
         told: ToldPrefixes,
         origin: Origin,
         news: News,
-        heirs: Callable[[], tuple[int, int]],
+        heirs: Callable[[RouterId], tuple[int, int]],
         knows: Callable[[int], bool],
     ) -> None:
-        """`heirs`: how many routers are left, and our place among them; `knows`: held here."""
+        """`heirs`: of one that is gone, how many they are and our place among them.
+        `knows`: whether a block is held here."""
         super().__init__(told, origin)
         self._news = news
         self._heirs = heirs
@@ -45,7 +47,7 @@ class ToldBySibling(ToldShelf):
         left = [*self._set()]
         super().forget()
         if left:
-            count, place = self._heirs()
+            count, place = self._heirs(self._origin.router)
             self._news.inherit(
                 [block for block in left if block % count == place and self._knows(block)]
             )

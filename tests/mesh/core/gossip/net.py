@@ -155,11 +155,7 @@ class Net:
         effects, node.effects[:] = list(node.effects), []
         for effect in effects:
             if isinstance(effect, fx.PublishTrie | fx.PublishToSiblings):
-                for other in self.nodes:
-                    is_for = isinstance(effect, fx.PublishTrie) or other.region == node.region
-                    if is_for and other is not node:
-                        stream = int(isinstance(effect, fx.PublishToSiblings))
-                        self._send(node, other, effect.delta, stream)
+                self._publish(node, effect)
             elif isinstance(effect, fx.AskTrie):
                 for other in self.nodes:
                     if other.region == effect.region and other is not node:
@@ -169,8 +165,21 @@ class Net:
                 [asker] = [n for n in self.nodes if str(n.origin) == name]
                 self._send(node, asker, effect.answer, int(stream))
 
+    def _publish(self, node: Node, effect: fx.PublishTrie | fx.PublishToSiblings) -> None:
+        """To all regions or our own; a link carries it once, however many listen behind it."""
+        stream = int(isinstance(effect, fx.PublishToSiblings))
+        others = [n for n in self.nodes if n is not node]
+        listeners = [n for n in others if not stream or n.region == node.region]
+        for region in {listener.region for listener in listeners}:
+            self.sent_bytes[node.region, region] += size_bytes(effect.delta)
+        for listener in listeners:
+            self._carry(node, listener, effect.delta, stream)
+
     def _send(self, node: Node, to: Node, message: Message, stream: int) -> None:
         self.sent_bytes[node.region, to.region] += size_bytes(message)
+        self._carry(node, to, message, stream)
+
+    def _carry(self, node: Node, to: Node, message: Message, stream: int) -> None:
         if node.is_away or to.is_away:
             return
         arrive = self._arrival(node, to, message, stream)
