@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 
 .PHONY: up test compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: study-gossip
+.PHONY: study-gossip gossip-live gossip-heals
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -58,6 +58,12 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
+
+gossip-live: $(STAMP) ## play TRACE=file through three regions of two routers, with gossip and without
+	$(BIN)/python -m tests.benchmarks.gossip_live --trace $(TRACE)
+
+gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
+	$(BIN)/python -m tests.benchmarks.gossip_heals
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -81,6 +81,8 @@ class Routing(Table):
     pushing: PushingRule | None = None
     hold_order: Order | None = None
     topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
+    # Prefix gossip on each link; 0: nothing is told, to siblings neither.
+    gossip_kib_per_s: Annotated[int, Field(strict=True, ge=0, le=65_536)] | None = None
 
     def over(self, whole: "Routing") -> "Routing":
         """This table, and where it says nothing the other one."""

@@ -54,7 +54,14 @@ def router_settings(
         chosen["hold_order"] = given.hold_order
     elif routing.hold_order is not None:
         chosen["hold_order"] = HoldOrder(routing.hold_order)
+    if routing.gossip_kib_per_s is not None:
+        chosen = _gossip(routing.gossip_kib_per_s) | chosen  # who has no secret tells nothing
     return RouterSettings(**chosen)
+
+
+def _gossip(kib_per_s: int) -> dict[str, Any]:
+    settings = {"trie_bytes_per_s": 1024 * kib_per_s}
+    return settings if kib_per_s else settings | {"siblings_bytes_per_s": 0}
 
 
 def check(topology: Topology) -> None:

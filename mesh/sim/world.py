@@ -85,12 +85,7 @@ class World:
             meter=self.meter,
         )
         shape = config.shape
-        for site in dict.fromkeys(shape.router_of(region) for region in regions):
-            self.crews[site] = [
-                SimRouter(site, self.queue, self.network, around, RouterId(f"r{number}"))
-                for number in range(1, config.routers + 1)
-            ]
-            self.routers[site] = self.crews[site][0]
+        self._add_routers(around)
         for region, fleet in config.profiles().items():
             for number, profile in enumerate(fleet):
                 self._add_replica(region, number, profile)
@@ -148,6 +143,15 @@ class World:
         return [router for crew in self.crews.values() for router in crew]
 
     # Building.
+
+    def _add_routers(self, around: Surroundings) -> None:
+        shape, config = self.config.shape, self.config
+        for site in dict.fromkeys(shape.router_of(region) for region in config.regions):
+            self.crews[site] = [
+                SimRouter(site, self.queue, self.network, around, RouterId(f"r{number}"))
+                for number in range(1, config.routers + 1)
+            ]
+            self.routers[site] = self.crews[site][0]
 
     def _add_replica(self, region: RegionId, number: int, profile: Profile) -> None:
         config = self.config

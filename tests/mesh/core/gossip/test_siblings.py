@@ -4,7 +4,7 @@ import pytest
 
 from mesh.core import effects as fx
 from mesh.core.gossip.placed import AGAIN_S
-from mesh.core.gossip.warmth import ALONE_S, GIVE_UP_S, Warmth
+from mesh.core.gossip.warmth import ALONE_S
 from schemas.gossip import DELTA_BLOCKS_MAX
 from tests.mesh.core.gossip.net import HEAL_S, SETTLE_S, Net, placed
 
@@ -126,13 +126,6 @@ def test_all_that_start_together_are_warm_and_know_each_others_first_placements(
     other.index.insert("us-1", (7, 8), net.now)
     net.rest(SETTLE_S + HEAL_S)
     assert placed(one) == placed(other) == {"us-0": set(PATH), "us-1": {7, 8}}
-
-
-def test_who_gets_no_answer_gives_up_and_is_warm():
-    warmth = Warmth()
-    asked = [warmth.tick({"r2": True, "r3": True, "r4": False}, 0.25 * n) for n in range(41)]
-    assert {router for router in asked if router} == {"r2", "r3"}
-    assert warmth.warm_at == GIVE_UP_S
 
 
 def test_a_late_answer_does_not_bring_back_what_a_replica_has_lost_since(net):
