@@ -59,8 +59,8 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
 
-gossip-live: $(STAMP) ## play TRACE=file through three regions of two routers, with gossip and without
-	$(BIN)/python -m tests.benchmarks.gossip_live --trace $(TRACE)
+gossip-live: $(STAMP) ## three regions of two routers, live, with gossip and without; TRACE=file
+	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
 	$(BIN)/python -m tests.benchmarks.gossip_heals

@@ -69,7 +69,6 @@ class World:
         self.crews: dict[RegionId, list[SimRouter]] = {}  # all of them
         self._pulses: dict[Origin, Pulse] = {}
         self._epochs: dict[Origin, int] = {}
-        queue_groups = self.dice("queue groups")
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
         self.trie_links = TrieLinks(self.network, self.crews, config.shape)
@@ -81,10 +80,9 @@ class World:
             publish=self._publish,
             gossip=self.trie_links.performers,
             request_s=config.settings.request_s_max,
-            pick=lambda count: queue_groups.randrange(count) if count > 1 else 0,
+            pick=self.dice("queue groups").randrange,
             meter=self.meter,
         )
-        shape = config.shape
         self._add_routers(around)
         for region, fleet in config.profiles().items():
             for number, profile in enumerate(fleet):
@@ -94,7 +92,7 @@ class World:
             workload,
             self.queue,
             self.network,
-            {region: self.crews[shape.router_of(region)] for region in regions},
+            {region: self.crews[config.shape.router_of(region)] for region in regions},
             self.ledger,
             self.dice("clients"),
             timeout_s=config.timeout_s,

@@ -1,15 +1,17 @@
 """Prefix gossip between real processes: three regions of two routers, with it and without.
 
-    make gossip-live TRACE=conversation_trace.jsonl
+    make gossip-live [TRACE=conversation_trace.jsonl]
 
-The same trace through the same mesh twice, on real nats-servers with leaf links between them, each
-client at one of six routers. Bytes are what the routers themselves count, of the busiest link.
+Without a trace, conversations whose turns come to any of the routers: what a load balancer in front
+of them makes of a chat. The same requests go through the same mesh twice, on real nats-servers with
+leaf links between them. Bytes are what the routers themselves count, of the busiest link.
 """
 
 import asyncio
 import sys
 import tempfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -24,14 +26,15 @@ from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
 ROUTERS = ("r1", "r2")
 FORMS = {"nothing told": 0, "gossip": 64}
 KINDS = ("told", "repaired")
+CHATS, TURN_BLOCKS_MAX, REQUESTS_PER_S = 40, 26, 4.0
 
 
 @click.command()
-@click.option("--trace", type=click.Path(exists=True, path_type=Path), required=True)
+@click.option("--trace", type=click.Path(exists=True, path_type=Path))
 @click.option("--limit", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--pace", type=click.FloatRange(0, min_open=True), default=8.0, show_default=True)
-def main(trace: Path, limit: int, replicas: int, pace: float) -> None:
+def main(trace: Path | None, limit: int, replicas: int, pace: float) -> None:
     """Compare cached tokens with gossip and without."""
     results = {
         form: asyncio.run(_play(trace, kib_per_s, limit, replicas, pace))
@@ -49,13 +52,14 @@ def main(trace: Path, limit: int, replicas: int, pace: float) -> None:
 
 
 async def _play(
-    trace: Path, kib_per_s: int, limit: int, replicas: int, pace: float
+    trace: Path | None, kib_per_s: int, limit: int, replicas: int, pace: float
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         config = write_config(directory, replicas=replicas, routers=ROUTERS, rtt_ms=RTT_MS)
         routing = f"\n[routing]\ngossip_kib_per_s = {kib_per_s}\n"
         config.write_text(config.read_text() + routing)
+        trace = trace or _conversations(directory / "chats.jsonl", limit)
         async with mesh_up(directory, config=config, time_scale=pace) as mesh:
             out = directory / "result.json"
             urls = [
@@ -67,7 +71,7 @@ async def _play(
             replay = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "mesh.cli.main", "replay", *urls),
                 *("--trace", str(trace), "--format", "mooncake", "--limit", str(limit)),
-                *("--speed", str(pace), "--out", str(out)),
+                *("--speed", str(pace), "--assign", "round-robin", "--out", str(out)),
                 stdout=asyncio.subprocess.DEVNULL,
             )
             assert await replay.wait() == 0, "the replay failed; its words are above"
@@ -75,6 +79,27 @@ async def _play(
             result: dict[str, Any] = orjson.loads(out.read_bytes())
             result["link_bytes_per_s"] = await _busiest_link(mesh) / took_s
     return result
+
+
+def _conversations(path: Path, requests: int) -> Path:
+    """Forty chats at a time, each turn three blocks of 512 tokens longer than the last."""
+    dice, lines, chats = Random(7), [], []
+    for number in range(requests):
+        if len(chats) < CHATS:
+            chats.append([*range(4), 10_000 * (number + 1)])  # all begin with one system prompt
+        chat = dice.choice(chats)
+        chat += [chat[-1] + step for step in range(1, 4)]
+        if len(chat) > TURN_BLOCKS_MAX:
+            chats.remove(chat)
+        request = {
+            "timestamp": round(1000 * number / REQUESTS_PER_S),
+            "input_length": 512 * len(chat),
+            "output_length": 100,
+            "hash_ids": [*chat],
+        }
+        lines.append(orjson.dumps(request))
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
 
 
 async def _busiest_link(mesh: MeshUp) -> float:
