@@ -21,6 +21,7 @@ PARAMETERS = {
     "replica": "Replica, unique in its region.",
     "router": "Router, unique in its region.",
     "label": "Residency label that the region carries.",
+    "asker": "Region of the router that asks.",
     "stream": "Number of one answer, chosen by the router that waits for it.",
 }
 

@@ -77,9 +77,14 @@ def trie(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.trie"
 
 
-def snapshot(region: RegionId | str) -> str:
-    """Questions to a region's routers for what was missed of that."""
-    return f"{ROOT}.{region}.gossip.snapshot"
+def siblings(region: RegionId | str) -> str:
+    """Which prefixes each of a region's routers placed on which replica, for its other routers."""
+    return f"{ROOT}.{region}.gossip.siblings"
+
+
+def snapshot(region: RegionId | str, asker: RegionId | str) -> str:
+    """Questions of region `asker` to a region's routers for what it missed of what they told."""
+    return f"{ROOT}.{region}.gossip.snapshot.{asker}"
 
 
 def ping(region: RegionId | str) -> str:

@@ -49,6 +49,7 @@ class Listeners:
     heartbeat: Callable[[bytes], None]
     digest: Callable[[bytes], None]
     trie: Callable[[Msg], None]
+    siblings: Callable[[Msg], None]
     trie_ask: Callable[[Msg], None]
     answer: Callable[[Msg], None]
     ingress: Callable[[Msg], None]
@@ -178,8 +179,10 @@ class RouterBus:
         await listen(subjects.heartbeat(region, subjects.ANY), cb=_data(listeners.heartbeat))
         for peer in self._peers:
             await listen(subjects.digest(peer), cb=_data(listeners.digest))
-            await listen(subjects.trie(peer), cb=_msg(listeners.trie))
-        await listen(subjects.snapshot(region), cb=_msg(listeners.trie_ask))
+        for origin in (region, *self._peers):
+            await listen(subjects.trie(origin), cb=_msg(listeners.trie))
+        await listen(subjects.siblings(region), cb=_msg(listeners.siblings))
+        await listen(subjects.snapshot(region, subjects.ANY), cb=_msg(listeners.trie_ask))
         await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         within = subjects.ingress_within(region, subjects.ANY)

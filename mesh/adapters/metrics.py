@@ -192,18 +192,45 @@ class _CoreState(Collector):
         counts = gossip.counts
         sizes = CounterMetricFamily(
             "mesh_gossip_bytes",
-            "Prefixes told to each peer, repaired for peers, heard of them; as estimated.",
-            labels=["kind"],
+            "Prefixes told to a peer, repaired for it, heard of it; as estimated.",
+            labels=["peer", "kind"],
         )
-        sizes.add_metric(["told"], counts.told_bytes)
-        sizes.add_metric(["repaired"], counts.repair_bytes)
-        sizes.add_metric(["heard"], counts.heard_bytes)
+        for region, _ in self._core.peers:
+            sizes.add_metric([region, "told"], counts.told_bytes)
+            sizes.add_metric([region, "repaired"], counts.repair_bytes[region])
+            sizes.add_metric([region, "heard"], counts.heard_bytes[region])
+        siblings = gossip.siblings
+        sizes.add_metric(["siblings", "told"], siblings.told_bytes)
+        sizes.add_metric(["siblings", "heard"], siblings.heard_bytes)
         yield sizes
         yield CounterMetricFamily(
-            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes
+            "mesh_gossip_limited",
+            "Messages not listened to, of routers that told more than may be heard of one.",
+            value=counts.limited,
+        )
+        news = gossip.news
+        yield CounterMetricFamily(
+            "mesh_gossip_untold_blocks",
+            "Blocks that the budget had no room for until nobody used them any more.",
+            value=0 if news is None else news.dropped,
+        )
+        yield GaugeMetricFamily(
+            "mesh_gossip_waiting_blocks",
+            "Blocks that wait for their turn to be told.",
+            value=0 if news is None else news.waiting,
+        )
+        yield GaugeMetricFamily(
+            "mesh_warm",
+            "Whether this router knows what the replicas of its region hold.",
+            value=siblings.warmth.warm_at is not None,
         )
         yield CounterMetricFamily(
-            "mesh_gossip_snapshots", "Whole sets sent to peers that asked.", value=counts.snapshots
+            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes + siblings.holes
+        )
+        yield CounterMetricFamily(
+            "mesh_gossip_snapshots",
+            "Whole sets sent to peers and siblings that asked.",
+            value=counts.snapshots + siblings.snapshots,
         )
         blocks = _gauge("mesh_gossip_blocks", "Blocks that a peer's routers hold.", "peer")
         doubted = _gauge("mesh_gossip_doubted", "Its routers whose stream has a hole.", "peer")
@@ -212,6 +239,7 @@ class _CoreState(Collector):
             origins = [origin for origin in told.origins if origin.region == region]
             _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
             _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
+        _add(doubted, "siblings", siblings.doubted)
         yield from (blocks, doubted)
 
 

@@ -110,8 +110,15 @@ class PublishTrie:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishToSiblings:
+    """Tell the other routers of this region what was placed on which replica."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
 class AskTrie:
-    """Ask a router of that region for what was missed of its deltas."""
+    """Ask a router of that region, which may be our own, for what was missed of its deltas."""
 
     region: RegionId
     ask: TrieAsk
@@ -137,6 +144,7 @@ Effect = (
     | Decided
     | PublishDigest
     | PublishTrie
+    | PublishToSiblings
     | AskTrie
     | AnswerTrie
 )

@@ -46,7 +46,7 @@ class RttMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TrieSeen:
-    """A peer region's router told what its replicas gained and lost."""
+    """A router of a peer region, or of our own, told peers what its region gained and lost."""
 
     delta: TrieDelta
 
@@ -54,6 +54,20 @@ class TrieSeen:
 @dataclass(frozen=True, slots=True)
 class TriePartSeen:
     """A part of a peer router's whole set, as an answer to our question."""
+
+    part: TriePart
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingSeen:
+    """Another router of this region told what it placed on which replica."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingPartSeen:
+    """A part of all that such a router knows, as an answer to our question."""
 
     part: TriePart
 
@@ -150,6 +164,8 @@ Event = (
     | RttMeasured
     | TrieSeen
     | TriePartSeen
+    | SiblingSeen
+    | SiblingPartSeen
     | TrieAsked
     | PlacedByPeer
     | AttemptRefused

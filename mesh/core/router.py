@@ -77,7 +77,7 @@ class RouterCore:
         )
         self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
-        self._placer.join_gossip(self.gossip.news, self.gossip.told)
+        self._placer.join_gossip(self.gossip)
         self._fleet = Fleet(
             replicas=self.replicas,
             peers=self.peers,
@@ -348,6 +348,7 @@ class RouterCore:
         self._line.try_all(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
+        self.gossip.siblings.bus_returned()
         # Started answers show a loss by their numbering or their silence.
         for record in [record for record in self.inflight.values() if record.is_tried]:
             self._attempts.cancel(record)

@@ -31,7 +31,7 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
-from schemas.http import Fault
+from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.residency import Labels
 
@@ -127,6 +127,14 @@ class Desk:
             if problem.fault is Fault.RESIDENCY:
                 self._metrics.residency_refused.labels("client").inc()
             raise
+
+    def readiness(self) -> Readiness:
+        """Whether it is known what replicas hold, and since when."""
+        warmth = self._core.gossip.siblings.warmth
+        if warmth.warm_at is None:
+            return Readiness(warm=False)
+        warm_for_s = round(self._clock() - warmth.warm_at, 3)
+        return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source)
 
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
         """Take a client's request in and place it; `taken`: what `bodies` set aside for it."""

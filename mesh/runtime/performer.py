@@ -60,6 +60,7 @@ class Performer:
             fx.Decided: self._decided,
             fx.PublishDigest: self._publish_digest,
             fx.PublishTrie: trie.publish,
+            fx.PublishToSiblings: trie.publish_to_siblings,
             fx.AskTrie: trie.ask,
             fx.AnswerTrie: trie.answer,
         }

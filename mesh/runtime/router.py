@@ -133,6 +133,7 @@ class Router:
                 heartbeat=self.desk.hear_heartbeat,
                 digest=self.desk.hear_digest,
                 trie=self.desk.trie.hear_delta,
+                siblings=self.desk.trie.hear_sibling,
                 trie_ask=self.desk.trie.hear_ask,
                 answer=self._hear_answer,
                 ingress=self.desk.hear_ingress,

@@ -17,6 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Ageing, Choice, Policy, Spot, Target, least_loaded
 from mesh.core.replicas import Replica
@@ -115,6 +116,9 @@ class Everywhere:
 
     def hear(self, told: ToldPrefixes) -> None:
         """Nor to be told any."""
+
+    def share(self, siblings: Siblings) -> None:
+        """All routers share the one inside."""
 
     def _all(self, request: Request, targets: Sequence[Target], now: float) -> Iterator[Target]:
         """Our own replicas, and those of every region that could be forwarded to."""

@@ -81,6 +81,13 @@ class Asker(Protocol):
 class PeerRouter(Asker, Protocol):
     """A router, as its peers reach it."""
 
+    name: RouterId
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        ...
+
     def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
         """A request that a peer asks this region to place."""
 

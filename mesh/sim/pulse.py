@@ -13,7 +13,6 @@ from mesh.sim.network import Network
 from mesh.sim.pace import Pace
 from mesh.sim.place import Worker
 from mesh.sim.router import SimRouter
-from mesh.sim.tickets import ROUTER
 from schemas.ids import RegionId
 from schemas.state import Digest
 
@@ -75,7 +74,7 @@ class Pulse:
     def _tell(self, replicas: Sequence[Worker], epoch: int, first: bool) -> None:
         for replica in replicas:
             if first or replica.answers_to(self._router):
-                replica.hear_alive(self._router.site, ROUTER, epoch)
+                replica.hear_alive(self._router.site, self._router.name, epoch)
 
     def _ping(self, core: RouterCore) -> None:
         if self._router.core is not core:

@@ -8,7 +8,7 @@ every five).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +70,17 @@ class SimReplica:
         engine: Engine,
         queue: EventQueue,
         network: Network,
-        router: Asker,
+        routers: Sequence[Asker],
         inside: Callable[[int], None],
     ) -> None:
-        """`router` hears its heartbeats. `inside` is told how many answers more it holds."""
+        """`routers` hear its heartbeats. `inside` is told how many answers more it holds."""
         self.name, self.site = plan.name, plan.site
         self.engine = engine
         self.core: AgentCore | None = None
         self._plan = plan
         self._queue = queue
         self._network = network
-        self._router = router
+        self._routers = routers
         self._inside = inside
         self._epoch = 0
         self._looks = Looks(engine, queue, plan.reading_s, self._seen, lambda: self.outstanding > 0)
@@ -239,9 +239,8 @@ class SimReplica:
 
     def _publish(self, beat: Heartbeat) -> None:
         if beat.epoch == self._epoch and self.core is not None:
-            self._network.send_state(
-                self.site, self._router.site, self._router.hear_heartbeat, beat
-            )
+            for router in self._routers:
+                self._network.send_state(self.site, router.site, router.hear_heartbeat, beat)
 
     # The engine.
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
 from mesh.core.prefix_index import PrefixIndex
@@ -106,6 +107,10 @@ class Holdings:
     def hear(self, told: ToldPrefixes) -> None:
         """Look there for what peers say."""
         self._told = told
+
+    def share(self, siblings: Siblings) -> None:
+        """Keep the replicas' shelf in common with the region's other routers."""
+        siblings.join(self._replicas.index)
 
     def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
         """What each target holds of the prompt, in their order."""
