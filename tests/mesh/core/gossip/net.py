@@ -2,7 +2,9 @@
 
 `Net` is a small world of `Gossip`s in virtual time, from one seed; `differences` says who does not
 know what. Between regions everything may happen to a message. Inside a region the bus is a TCP
-connection to one server: it keeps order, and a router loses what is said while it is away.
+connection to one server: it keeps order, and a router loses what is said while it is away. Part of
+the prompts is secret: no other region may hear of their blocks, and the siblings' stream crosses no
+link; `leaks` says where that was broken.
 As a module it plays seeds: `python -m tests.mesh.core.gossip.net 1000`.
 """
 
@@ -25,6 +27,7 @@ TICK_S = 0.05
 ONE_WAY_S = 0.11  # half of the widest round trip that we plan for
 HEAL_S = 2.0
 STORM_S = 6.0  # of trouble
+SECRETS = 0.3  # of a storm's prompts
 SETTLE_S = 2.0  # everybody is up by then
 NAMES = [("us", "r1"), ("eu", "r1"), ("ap", "r1"), ("eu", "r2"), ("us", "r2"), ("eu", "r3")]
 REPLICAS = ("0", "1")
@@ -60,6 +63,7 @@ class Net:
 
     def __init__(self, seed: int, nodes: int | None = None, **settings: Any) -> None:
         self.dice = Random(seed)
+        self._secret_dice = Random(f"{seed} secrets")
         fields = {"trie_s": 0.25, "trie_blocks_max": self.dice.choice((50, 2000))} | settings
         known = RouterSettings(**fields)
         chosen = NAMES[: nodes or self.dice.randint(2, len(NAMES))]
@@ -67,6 +71,9 @@ class Net:
         self.loss = self.repeat = self.late = 0.0
         self.cuts: set[frozenset[RegionId]] = set()
         self.now = 0.0
+        self.secrets: set[int] = set()  # blocks of secret prompts only
+        self._open: set[int] = set()  # of others
+        self.leaks: list[str] = []
         self.sent_bytes: Counter[tuple[RegionId, RegionId]] = Counter()
         self._numbers = count()
         self._due: list[tuple[float, int, Any]] = []
@@ -106,7 +113,21 @@ class Net:
         known = node.index.held(replica)
         start = tuple(block for block, _ in known[-3:][::-1])
         path = (*start, *(dice.getrandbits(64) for _ in range(dice.randint(1, 12))))
+        self.place(node, replica, path, is_secret=self._secret_dice.random() < SECRETS)
+
+    def place(
+        self, node: Node, replica: str, path: tuple[int, ...], *, is_secret: bool = False
+    ) -> None:
+        """A prompt is placed, as the placer would: what peers may not know, news don't hear."""
+        if is_secret:
+            self.secrets.update(set(path) - self._open)
+        else:
+            self._open.update(path)
+            self.secrets.difference_update(path)
+        assert node.gossip.news is not None
+        node.gossip.news.is_deaf = is_secret
         node.index.insert(replica, path, self.now)
+        node.gossip.news.is_deaf = False
         self._perform(node)
         self._deliver_nearby()
 
@@ -136,8 +157,9 @@ class Net:
             self._deliver_nearby()
 
     def differences(self) -> list[str]:
-        """Where a listener does not have what an origin told, or siblings not the same index."""
-        found = []
+        """Where a listener does not have what an origin told, siblings not the same index, or
+        somebody what he may not."""
+        found = list(self.leaks)
         for node in self.nodes:
             for other in self.nodes:
                 if other is node:
@@ -180,6 +202,8 @@ class Net:
         self._carry(node, to, message, stream)
 
     def _carry(self, node: Node, to: Node, message: Message, stream: int) -> None:
+        if node.region != to.region:
+            self._look_at(node, message, stream)
         if node.is_away or to.is_away:
             return
         arrive = self._arrival(node, to, message, stream)
@@ -193,6 +217,18 @@ class Net:
                 continue
             delay_s = ONE_WAY_S + (self.dice.random() if self.dice.random() < self.late else 0.0)
             heappush(self._due, (self.now + delay_s, next(self._numbers), arrive))
+
+    def _look_at(self, node: Node, message: Message, stream: int) -> None:
+        """What leaves a region. Blocks that are lost were told before."""
+        blocks: set[int] = set()
+        if isinstance(message, TrieDelta):
+            blocks.update(message.gained, message.lost)
+        elif isinstance(message, TriePart):
+            blocks.update(message.blocks)
+        if stream == SIBLINGS and not isinstance(message, TrieAsk):
+            self.leaks.append(f"{node.origin}: tells another region what is for siblings")
+        elif leaked := blocks & self.secrets:
+            self.leaks.append(f"{node.origin}: tells {len(leaked)} secret blocks")
 
     def _deliver_nearby(self) -> None:
         while self._nearby:

@@ -3,9 +3,10 @@
 import pytest
 
 from mesh.core import effects as fx
+from mesh.core.gossip.mirror import GONE_S
 from mesh.core.gossip.placed import AGAIN_S
 from mesh.core.gossip.warmth import ALONE_S
-from schemas.gossip import DELTA_BLOCKS_MAX
+from schemas.gossip import DELTA_BLOCKS_MAX, EVERYTHING, SIBLINGS, TrieAsk
 from tests.mesh.core.gossip.net import HEAL_S, SETTLE_S, Net, placed
 
 PATH = tuple(range(30))
@@ -156,3 +157,76 @@ def test_without_a_budget_nothing_is_said_and_everybody_is_warm():
     one.index.insert("us-0", PATH, net.now)
     net.rest(1.0)
     assert is_warm(one) and placed(other) == {}
+
+
+SECRET = tuple(range(1000, 1030))
+
+
+@pytest.fixture
+def secret(net):
+    """Both routers of us know a path that peers may not know, and one that they may, by one."""
+    one, _ = us(net)
+    net.place(one, "us-0", SECRET, is_secret=True)
+    net.place(one, "us-1", PATH)
+    net.rest(1.0)
+    return net
+
+
+def told(net):
+    """By us, to whom; all that any other region has heard."""
+    return {
+        block
+        for node in net.nodes
+        if node.region != "us"
+        for origin in node.gossip.told.origins
+        if origin.region == "us"
+        for block in node.gossip.told.blocks(origin)
+    }
+
+
+def test_a_secret_is_for_siblings_and_not_for_peers(secret):
+    one, other = us(secret)
+    assert placed(one) == placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
+    assert told(secret) == set(PATH)
+
+
+def test_the_survivors_of_one_who_died_keep_its_secrets(secret):
+    one, other = us(secret)
+    one.is_away = True
+    secret.rest(GONE_S + 2.0)
+    assert placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
+    assert set(other.gossip.news.told) == told(secret) == set(PATH)
+    assert secret.leaks == []
+
+
+def test_who_is_told_everything_by_a_sibling_tells_peers_nothing_of_it(secret):
+    one, other = us(secret)
+    for node in (one, other):
+        node.restart()
+        secret.rest(SETTLE_S)
+        assert node.gossip.siblings.warmth.source is not None
+    assert placed(one) == placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
+    assert told(secret) == set(PATH)
+    assert secret.leaks == []
+
+
+def test_what_was_a_secret_here_is_told_once_an_open_prompt_has_it_there(secret):
+    _, other = us(secret)
+    secret.place(other, "us-1", (*SECRET[:10], 7))
+    secret.rest(1.0)
+    assert told(secret) == {*PATH, *SECRET[:10], 7}
+
+
+def test_a_peer_that_asks_as_siblings_do_hears_nothing(secret):
+    """Its link would not carry the question in our name; asked in its own, nobody answers."""
+    one, other = us(secret)
+    [asker] = [node for node in secret.nodes if node.origin == ("eu", "r1")]
+    for after in (EVERYTHING, 0):
+        ask = TrieAsk(one.origin.router, one.epoch, after, SIBLINGS, other.origin.router)
+        one.gossip.asked(ask, asker.region, f"{asker.origin}/{SIBLINGS}", secret.now)
+        secret.rest(0.2)
+        assert secret.leaks == []
+        one.gossip.asked(ask, one.region, f"{asker.origin}/{SIBLINGS}", secret.now)
+        secret.rest(0.2)
+        assert secret.leaks != [], "it would have been seen"
+        secret.leaks.clear()
