@@ -18,6 +18,7 @@ QUEUE_AGENT = "agent"
 QUEUE_ROUTERS = "routers"
 
 STREAM_HEARTBEATS = "HEARTBEATS"
+STREAM_LEASES = "LEASES"
 
 # Names under which processes register as NATS micro services (`nats micro ls`).
 SERVICE_AGENT = "mesh-agent"
@@ -67,6 +68,16 @@ def trie(region: RegionId | str) -> str:
 def snapshot(region: RegionId | str) -> str:
     """Questions to a region's routers for what was missed of that."""
     return f"{ROOT}.{region}.gossip.snapshot"
+
+
+def lease(region: RegionId | str) -> str:
+    """Who owns the region's replicas: written by compare-and-set, by whoever would own them."""
+    return f"{ROOT}.{region}.lease.owner"
+
+
+def leased(region: RegionId | str) -> str:
+    """What was written there and taken, with its number: the stream itself says it again."""
+    return f"{ROOT}.{region}.gossip.lease"
 
 
 def ping(region: RegionId | str) -> str:

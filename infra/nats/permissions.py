@@ -20,7 +20,7 @@ from schemas.ids import RegionId, ReplicaId
 
 PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
 INBOX = channel("inbox")
-STREAMS = (subjects.STREAM_HEARTBEATS,)
+STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
 
 # The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
 # Answers to clients lie one token deeper (`schemas.subjects.inbox`).

@@ -23,6 +23,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXTS,
     float: st.floats(allow_nan=False),
     tuple[int, ...]: st.lists(WIRE_INTS, max_size=8).map(tuple),
+    tuple[str, ...]: st.lists(TEXTS, max_size=8).map(tuple),
 }
 
 
@@ -56,6 +57,9 @@ HEARTBEATS = st.builds(
     prefill_s_per_token=st.none() | POSITIVE,
     decode_tokens_per_s=st.none() | POSITIVE,
     taken=st.dictionaries(NAMES, COUNTS, max_size=3),
+    owner=st.none() | NAMES,
+    owner_taken=st.dictionaries(NAMES, COUNTS, max_size=3),
+    term=COUNTS,
 )
 
 DIGESTS = st.builds(
@@ -71,6 +75,8 @@ DIGESTS = st.builds(
     models=st.dictionaries(MODELS, st.builds(ModelCapacity, ready=COUNTS, free=COUNTS), max_size=3),
     requests_per_s=POSITIVE,
     kv_used_ratio=st.none() | RATIOS,
+    adopted=st.dictionaries(NAMES, COUNTS, max_size=3),
+    rtt_s=st.dictionaries(NAMES, POSITIVE, max_size=3),
 )
 
 CANDIDATES = st.builds(
