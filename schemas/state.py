@@ -175,7 +175,7 @@ class Lease:
     """The router of the owner that wrote this."""
     term: Count
     """Rises with every change of the owner; renewals keep it. Work of a lower term is refused."""
-    lease_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+    lease_s: Seconds
     """Whoever hears nothing newer for so long may take the lease, in seconds."""
 
 

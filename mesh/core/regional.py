@@ -1,7 +1,9 @@
 """This region's own digest: what its router tells the peers, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from statistics import median
+from types import MappingProxyType
 
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.rate import Rate
@@ -33,20 +35,31 @@ class RegionalDigest:
         self._arrivals.count(now)
 
     def due(
-        self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float
+        self,
+        replicas: ReplicaTable,
+        held: HoldQueue,
+        accepting: bool,
+        now: float,
+        *,
+        adopted: Mapping[RegionId, int] = MappingProxyType({}),
+        rtt_s: Callable[[], dict[RegionId, float]] = dict,
     ) -> Digest | None:
-        """The digest to publish now, if one is due. A change too soon is told at the next tick."""
+        """The digest to publish now, if one is due. A change too soon is told at the next tick.
+
+        `adopted`: regions with the term of each. `rtt_s`: to the peers, asked only when needed.
+        """
         since_s = now - self._published_at
         if since_s < CHANGE_S_MIN and accepting == self._accepted:
             return None
         models = _counts(replicas, now)
         crossed = len(held) > self._settings.peer_queue_max
-        telling = (models, crossed, accepting)
+        telling = (models, crossed, accepting, adopted)
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
         self._seq += 1
-        return self._digest(_capacities(replicas, models, now), replicas, held, accepting, now)
+        digest = self._digest(_capacities(replicas, models, now), replicas, held, accepting, now)
+        return replace(digest, adopted=dict(adopted), rtt_s=rtt_s())
 
     def _digest(
         self,

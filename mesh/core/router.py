@@ -28,10 +28,10 @@ from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
 from mesh.core.outlook import Outlook
+from mesh.core.ownership import Ownership
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
-from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
@@ -56,8 +56,12 @@ class RouterCore:
         settings: RouterSettings,
         dice: Random,
         makers: Makers | None = None,
+        peers: tuple[RegionId, ...] = (),
     ) -> None:
-        """`makers`: the policies there are, if not those of `mesh.core.policies`."""
+        """`makers`: the policies there are, if not those of `mesh.core.policies`.
+
+        `peers`: regions that this one adopts when they lose their routers, and that adopt it.
+        """
         self.region = region
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
@@ -73,17 +77,25 @@ class RouterCore:
             peers=self.peers,
             placer=self._placer,
             effects=self._effects,
+            term=lambda region: self.ownership.term(region),
         )
         self._outlook = Outlook(self.replicas, self.peers, settings)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
         self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._fleet = Fleet(
+            home=region,
+            router=router,
+            epoch=epoch,
+            regions=peers,
+            settings=settings,
+            dice=dice,
             replicas=self.replicas,
             peers=self.peers,
             held=self.held,
             placer=self._placer,
             line=self._line,
-            digest=RegionalDigest(region, router, epoch, settings),
+            inflight=self.inflight,
+            attempts=self._attempts,
             effects=self._effects,
             lost=self._replica_lost,
         )
@@ -114,6 +126,11 @@ class RouterCore:
     def draining(self) -> bool:
         """Whether it takes nothing new."""
         return self._fleet.draining
+
+    @property
+    def ownership(self) -> Ownership:
+        """Whose replicas are this router's to place on."""
+        return self._fleet.ownership
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves at this moment, full or not."""
