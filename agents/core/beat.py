@@ -1,6 +1,6 @@
 """The heartbeat of one replica, put together from what its agent knows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.core import load
 from agents.core.answers import AnswerTable
@@ -37,6 +37,9 @@ class Told:
     served_total: int
     refused_total: int
     taken: dict[RouterId, int]
+    owner: RegionId | None = None  # the region that has adopted the replica
+    owner_taken: dict[RouterId, int] = field(default_factory=dict)
+    term: int = 0
 
 
 def compose(
@@ -75,4 +78,7 @@ def compose(
         served_total=told.served_total,
         refused_total=told.refused_total,
         taken=told.taken,
+        owner=told.owner,
+        owner_taken=told.owner_taken,
+        term=told.term,
     )
