@@ -120,6 +120,10 @@ class Ownership:
         """The term to hand work over under; None while there is no lease."""
         return self.owned.get(region)
 
+    def is_ours(self, region: RegionId, now: float) -> bool:
+        """Whether an adopted region's replicas may be given work at this moment."""
+        return region in self._adopted and now < self._tenures[region].ours_until
+
     def lent_to(self, now: float) -> RegionId | None:
         """Who owns our own replicas, if it is not us."""
         home = self._tenures.get(self._home)
@@ -147,6 +151,14 @@ class Ownership:
         """One of the region's agents knows of this term."""
         if (tenure := self._tenures.get(region)) is not None:
             tenure.hear_term(term)
+
+    def lapse(self, now: float) -> None:
+        """Before anything else is decided: a process that stood still may own nothing any more."""
+        lapsed = [region for region in self._adopted if not self.is_ours(region, now)]
+        for region in sorted(lapsed):
+            self._let_go(self._tenures[region], now)
+        if lapsed:
+            self._tell()
 
     def tick(self, now: float, *, accepting: bool) -> None:
         """Claim, renew and let go, as time has it."""
@@ -186,9 +198,11 @@ class Ownership:
             if tenure.region != self._home and tenure.region not in self._adopted:
                 self._adopt(tenure, now)
         else:
-            # An adopter waits for the stream to say who has written: it may have been a sibling.
+            # Who has written may have been a sibling: the stream is about to say it. A router that
+            # has just come home knew of no write, and takes back whatever it is.
+            knew = tenure.seq
             tenure.outdated(event.seq, now)
-            if tenure.region == self._home:
+            if tenure.region == self._home and not knew:
                 self._keep_home(tenure, now)
         self._tell()
 

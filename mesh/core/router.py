@@ -117,6 +117,7 @@ class RouterCore:
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """What to do about one event, in order. `now`: seconds, never going back."""
+        self.ownership.lapse(now)
         self._handlers[type(event)](event, now)
         effects = self._effects.copy()
         self._effects.clear()

@@ -251,7 +251,7 @@ class SimRouter:
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
         replica = self._around.replicas[effect.replica]
-        handoff = handoff_headers(ROUTER, effect)
+        handoff = handoff_headers(self.site, ROUTER, effect)
         if effect.answer_inbox is not None:
             self._dispatch_for_peer(effect.answer_inbox, replica, handoff)
             return

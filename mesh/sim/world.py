@@ -18,6 +18,7 @@ from mesh.sim.clients import Clients
 from mesh.sim.config import WorldConfig
 from mesh.sim.engine import Engine
 from mesh.sim.event_queue import EventQueue
+from mesh.sim.lease_streams import LeaseStreams
 from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
 from mesh.sim.pulse import Pulse
@@ -70,13 +71,20 @@ class World:
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
         self.trie_links = TrieLinks(self.network, self.routers, config.shape)
+        self.leases = LeaseStreams(
+            self.queue,
+            self.network,
+            self.routers,
+            config.shape,
+            lambda site: self._pulses[site].say_alive(),
+        )
         around = Surroundings(
             replicas=self.replicas,
             routers=self.routers,
             first_byte=lambda ask: self.clients.first_byte(ask),
             answered=lambda ask, answered: self.clients.answered(ask, answered),
             publish=self._publish,
-            gossip=self.trie_links.performers,
+            gossip=lambda site: self.trie_links.performers(site) | self.leases.performers(site),
             request_s=config.settings.request_s_max,
             meter=self.meter,
         )
@@ -131,6 +139,7 @@ class World:
                 settings=self.config.router_settings(),
                 dice=self.dice(f"router {site} {epoch}"),
                 makers=None if self._makers is None else self._makers(self),
+                peers=self.config.shape.peers_of(site, self.routers),
             )
         )
         self._pulses[site].begin(epoch)
@@ -152,7 +161,13 @@ class World:
         )
         engine = Engine(profile, lambda: self.queue.now, config.kv_tokens)
         self.replicas[plan.name] = SimReplica(
-            plan, engine, self.queue, self.network, router, self._count_inside
+            plan,
+            engine,
+            self.queue,
+            self.network,
+            router,
+            self._count_inside,
+            self.leases.adopters_of,
         )
 
     def _add_pulses(self) -> None:
@@ -167,6 +182,7 @@ class World:
                 self.queue,
                 self.network,
                 gap_s,
+                self.leases.was_adopted,
             )
 
     def _publish(self, site: RegionId, digest: Digest) -> None:
@@ -210,6 +226,9 @@ class World:
         if isinstance(trouble, fault.RouterCrash):
             router = self.routers[trouble.region]
             return router.crash, partial(self.open_router, trouble.region)
+        if isinstance(trouble, fault.LeaseStreamDown):
+            region = trouble.region
+            return partial(self.leases.stop, region), partial(self.leases.resume, region)
         replica = self.replicas[trouble.replica]
         if isinstance(trouble, fault.ReplicaCrash):
             return replica.crash, replica.restart
