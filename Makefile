@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: up test compare fidelity decide lint format schemas clean help
-.PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter
+.PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-loss study-chapter
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -48,6 +48,9 @@ study-mesh: $(STAMP) ## the mesh policy against every other
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
+
+study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas serve again
+	$(STUDY).region_loss $(SIZE)
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)

@@ -194,11 +194,9 @@ class _CoreState(Collector):
 
     def _ownership(self) -> Iterator[Metric]:
         ownership = self._core.ownership
-        owned = _gauge(
-            "mesh_region_owned", "1 where this router may place on a region's replicas.", "region"
-        )
-        term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "region")
-        adopted = _gauge("mesh_adopted_replicas", "Replicas of a lost region.", "region")
+        owned = _gauge("mesh_region_owned", "1 where it may place on that region's replicas.", "of")
+        term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "of")
+        adopted = _gauge("mesh_adopted_replicas", "Replicas of a region without routers.", "of")
         held = ownership.owned
         for tenure in ownership.tenures():
             _add(owned, tenure.region, tenure.region in held)
@@ -207,10 +205,10 @@ class _CoreState(Collector):
             _add(adopted, region, len(self._core.replicas.names_of(region)))
         yield from (owned, term, adopted)
         yield CounterMetricFamily(
-            "mesh_adoptions", "Times this router adopted a region.", value=ownership.adoptions
+            "mesh_adoptions", "Times that a region was adopted.", value=ownership.adoptions
         )
         yield CounterMetricFamily(
-            "mesh_hand_backs", "Times it handed one back.", value=ownership.hand_backs
+            "mesh_hand_backs", "Times that one was handed back.", value=ownership.hand_backs
         )
 
 

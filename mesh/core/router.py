@@ -100,7 +100,11 @@ class RouterCore:
             lost=self._replica_lost,
         )
         self._admission = Admission(self.held)
-        self._handlers: dict[type, Callable[[Any, float], None]] = {
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type, Callable[[Any, float], None]]:
+        """Who hears which event."""
+        return {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
             **self._fleet.handlers(),

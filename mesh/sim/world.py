@@ -78,16 +78,7 @@ class World:
             config.shape,
             lambda site: self._pulses[site].say_alive(),
         )
-        around = Surroundings(
-            replicas=self.replicas,
-            routers=self.routers,
-            first_byte=lambda ask: self.clients.first_byte(ask),
-            answered=lambda ask, answered: self.clients.answered(ask, answered),
-            publish=self._publish,
-            gossip=lambda site: self.trie_links.performers(site) | self.leases.performers(site),
-            request_s=config.settings.request_s_max,
-            meter=self.meter,
-        )
+        around = self._surroundings()
         shape = config.shape
         for site in dict.fromkeys(shape.router_of(region) for region in regions):
             self.routers[site] = SimRouter(site, self.queue, self.network, around)
@@ -145,6 +136,19 @@ class World:
         self._pulses[site].begin(epoch)
 
     # Building.
+
+    def _surroundings(self) -> Surroundings:
+        """What every router sees of this world."""
+        return Surroundings(
+            replicas=self.replicas,
+            routers=self.routers,
+            first_byte=lambda ask: self.clients.first_byte(ask),
+            answered=lambda ask, answered: self.clients.answered(ask, answered),
+            publish=self._publish,
+            gossip=lambda site: self.trie_links.performers(site) | self.leases.performers(site),
+            request_s=self.config.settings.request_s_max,
+            meter=self.meter,
+        )
 
     def _add_replica(self, region: RegionId, number: int, profile: Profile) -> None:
         config = self.config

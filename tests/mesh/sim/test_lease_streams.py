@@ -117,9 +117,7 @@ def test_regions_without_peers_have_no_leases(topology):
 @pytest.mark.parametrize("seed", range(8))
 def test_no_two_write_one_term_and_terms_rise(seed):
     names = [ReplicaId(f"{region}-{n}") for region, count in FLEET.items() for n in (1, count)]
-    drawn = faults.drawn(
-        Random(seed), replicas=names, regions=list(FLEET), count=14, within_s=25.0
-    )
+    drawn = faults.drawn(Random(seed), replicas=names, regions=list(FLEET), count=14, within_s=25.0)
     stops = (LeaseStreamDown(region=EU, at_s=5.0, until_s=8.0),)
     asked = steady(250, 0.1, US, EU, AP, prompt=200, answer=40)
     settings = config(
