@@ -4,7 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: up test compare fidelity decide lint format schemas clean help
-.PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-loss study-chapter
+.PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
+.PHONY: study-loss
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -54,6 +55,9 @@ study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas 
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)
+
+study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
+	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

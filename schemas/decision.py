@@ -8,6 +8,10 @@ Scores are seconds of expected time to first token wherever a policy computes th
 seconds of different causes add up and a person can check them. A policy that computes none
 leaves `seconds` null instead of inventing a number. Rejected: opaque scores from 0 to 1, which
 no one can compare with a measured TTFT.
+
+Wherever a receipt is written down its seconds have microseconds (`rounded`): the digits after
+them are arithmetic's, not knowledge, and they double the size. Inside, and in a router's
+recording, they stay as they were computed.
 """
 
 import json
@@ -22,6 +26,7 @@ from pydantic import ConfigDict, TypeAdapter
 from schemas.state import Count, Region, Seconds, decode_json
 from schemas.wire import WireError
 
+SECONDS_DIGITS = 6
 # Common HTTP clients refuse a header line above 8 KiB (aiohttp: 8190 bytes with its name).
 HEADER_BYTES_MAX = 7 * 1024
 
@@ -102,9 +107,30 @@ class Decision:
 _DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
 
 
+def rounded(decision: Decision) -> Decision:
+    """The decision with its seconds as they are written down, to the microsecond.
+
+    Costs a copy of every candidate: call it where a receipt is asked for, not where it is made.
+    """
+    return replace(
+        decision,
+        held_s=round(decision.held_s, SECONDS_DIGITS),
+        candidates=tuple(map(_rounded, decision.candidates)),
+    )
+
+
+def _rounded(candidate: Candidate) -> Candidate:
+    terms = {name: _microseconds(value) for name, value in candidate.terms.items()}
+    return replace(candidate, seconds=_microseconds(candidate.seconds), terms=terms)
+
+
+def _microseconds(value: float | None) -> float | None:
+    return None if value is None else round(value, SECONDS_DIGITS)
+
+
 def encode_decision(decision: Decision) -> bytes:
-    """The JSON of a decision."""
-    return orjson.dumps(decision)
+    """The JSON of a decision, its seconds `rounded`."""
+    return orjson.dumps(rounded(decision))
 
 
 def decode_decision(data: bytes) -> Decision:

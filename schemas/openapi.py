@@ -30,8 +30,8 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
-        f"Ask for the decision receipt in {http.H_DECISION}.",
-        {"type": "string", "enum": ["1"]},
+        f"`1` asks for the decision receipt in {http.H_DECISION}.",
+        {"type": "string", "enum": ["0", "1"], "default": "0"},
     ),
     http.H_TIMEOUT_S: (
         "Seconds after which nobody waits for the answer any more.",

@@ -127,7 +127,7 @@ class HttpApi:
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         headers = self._headers(ticket.ask.request_id)
         receipt = ticket.receipt
-        if request.headers.get(http.H_DEBUG) == "1" and receipt is not None:
+        if ticket.ask.wishes.debug and receipt is not None:
             headers[http.H_DECISION] = header_value(receipt)
         failure = ticket.failure
         if failure is not None:

@@ -5,17 +5,18 @@ plain numbers, because traces are searched and plotted by attributes and not by 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import orjson
 
-from schemas.decision import Candidate, Decision
+from schemas.decision import Candidate, Decision, rounded
 
 CANDIDATES_MAX = 16  # on a span; the rest is counted
 
 
 def attributes(decision: Decision) -> dict[str, str | int | float]:
     """What a trace says of one placement; what nobody knows is left out."""
-    kept = decision.candidates[:CANDIDATES_MAX]
+    decision = rounded(replace(decision, candidates=decision.candidates[:CANDIDATES_MAX]))
     chosen, runner_up = first_two(decision)
     return {
         "mesh.policy": decision.policy,
@@ -26,7 +27,7 @@ def attributes(decision: Decision) -> dict[str, str | int | float]:
         "mesh.hops": decision.hops,
         "mesh.held_s": decision.held_s,
         "mesh.considered": decision.considered,
-        "mesh.candidates": orjson.dumps(kept).decode(),
+        "mesh.candidates": orjson.dumps(decision.candidates).decode(),
         **dict(_numbers("mesh.chosen", chosen)),
         **dict(_numbers("mesh.runner_up", runner_up)),
     }

@@ -1,4 +1,4 @@
-"""What a client may wish beside its prompt: to go first, to be in time, to stay together.
+"""What a client may wish beside its prompt: to go first, to be in time, to stay together, to know.
 
 A wish that can't be read is an error: served as if it had not been said, a client that believes
 to have an objective would have none. Fields of the body are the engine's to judge, so one that is
@@ -14,7 +14,7 @@ import xxhash
 
 from mesh.adapters.problem import Problem
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
-from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.http import H_DEBUG, H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
 
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
@@ -22,12 +22,16 @@ _SESSION = re.compile(SESSION_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """Read from headers and body. `salt`: shares prefixes only with prompts of the same one."""
+    """Read from headers and body. `salt`: shares prefixes only with prompts of the same one.
+
+    `debug`: the answer is to bring the decision receipt.
+    """
 
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None
     session: str | None = None
     salt: str = ""
+    debug: bool = False
 
 
 NO_WISHES = Wishes()
@@ -41,6 +45,7 @@ def read_wishes(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Wishes
         _slo_s(headers.get(H_SLO_TTFT_MS)),
         _session(headers.get(H_SESSION) or (user if isinstance(user, str) else "")),
         salt_of(fields),
+        _debug(headers.get(H_DEBUG)),
     )
 
 
@@ -68,6 +73,13 @@ def _slo_s(given: str | None) -> float | None:
         message = f"{H_SLO_TTFT_MS} must be whole milliseconds, from 1 to {SLO_MS_MAX}"
         raise Problem(Fault.INVALID, message, H_SLO_TTFT_MS)
     return int(given) / 1000
+
+
+def _debug(given: str | None) -> bool:
+    if given not in (None, "0", "1"):
+        message = f"{H_DEBUG} must be 1, for the decision receipt, or 0"
+        raise Problem(Fault.INVALID, message, H_DEBUG)
+    return given == "1"
 
 
 def _session(given: str) -> str | None:

@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.status import Status
 
 from agents.sim.profiles import PROFILES
+from mesh.cli.choices import POLICIES_HELP, PUSHING_HELP
 from mesh.cli.modelled import given, option, validated, with_options
 from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
-from mesh.cli.sim import table_console
 from mesh.cli.unusable import Unusable
-from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
 from mesh.replay.report import Report, write_report
+from mesh.replay.tables import table_console
 from mesh.sim.run import run
 from mesh.sim.study.cells import Cell, config_of, workload_of
 from mesh.sim.study.fleet import EVERYWHERE, deal
@@ -35,21 +35,35 @@ _OPTIONS = (
         metavar="S",
         required=True,
     ),
-    option("--throughput", "And so many answers a second, over all regions.", metavar="REQ/S"),
-    option("--lost-max", "Share of a region's requests that may be shed or fail.", default="0.01"),
+    option(
+        "--throughput",
+        "The target, too: so many answers a second, over all regions.",
+        metavar="X",
+        default="any",
+    ),
+    option(
+        "--lost-max",
+        "The target, too: the share of a region's requests that may be shed or fail.",
+        metavar="X",
+        default="0.01",
+    ),
     option(
         "--regions",
         "Where clients and replicas may be.",
         metavar="REGION,…",
         default="us,eu,ap",
     ),
-    option("--central", "Plan a single router in this region too.", metavar="REGION"),
-    option("--policy", f"One of {', '.join(POLICIES)}.", default=RouterSettings().policy),
-    option("--pushing", "blind, outstanding:N or pending.", default="pending"),
-    option("--gpu-hour-price", "What one GPU costs an hour, in any currency."),
-    option("--gpus-per-replica", "How many an engine runs on.", default="1"),
-    option("--replicas-max", "Most replicas in one region.", default="64"),
-    option("--simulations-max", "Most simulations to play.", default="200"),
+    option("--central", "Plan for a single router in this region, too.", metavar="REGION"),
+    option("--policy", POLICIES_HELP, metavar="POLICY", default=RouterSettings().policy),
+    option("--pushing", PUSHING_HELP, metavar="RULE", default="pending"),
+    option(
+        "--gpu-hour-price",
+        "What one GPU costs an hour, in any currency: the plan then tells costs.",
+        metavar="X",
+    ),
+    option("--gpus-per-replica", "How many GPUs an engine runs on.", metavar="N", default="1"),
+    option("--replicas-max", "Most replicas in one region.", metavar="N", default="64"),
+    option("--simulations-max", "Most simulations to play.", metavar="N", default="200"),
     *SCENARIO_OPTIONS[3:],
     option("--out", "Write the plan as JSON to this file.", type=FILE),
 )
@@ -61,11 +75,17 @@ _OPTIONS = (
 def command(ctx: click.Context, /, **options: object) -> None:
     """Find the fewest replicas that meet a target, with the mesh and without.
 
-    The trace or workload is played in the twin with fewer and fewer replicas, in regions of their
-    own and in a mesh of them; every fleet that comes out was played and met the target.
+    \b
+      mesh plan --trace conv.csv --format azure --ttft-p90 1.5 --gpu-hour-price 0.8
+      mesh plan --workload chat --ttft-p90 1 --throughput 3
 
-    Exit code 0: both were found; 1: no fleet meets the target, or the file can't be written; 2:
-    bad input, nothing was played.
+    The trace or workload is played in the twin (see `mesh sim`) with fewer and fewer replicas, in
+    regions that serve their own clients alone and in a mesh of them. Every fleet that comes out
+    was played whole and met the target. A smaller fleet may still answer fewer requests a second
+    than a larger one; the plan says so, and --throughput sets how many it must.
+
+    Exit code 0: a fleet was found for every topology; 1: no fleet meets the target, or the file
+    can't be written; 2: bad input, nothing was played.
     """
     settings = validated(PlanSettings, given(options))
     try:
@@ -78,6 +98,7 @@ def command(ctx: click.Context, /, **options: object) -> None:
             write_report(settings.out, plan_file(settings, plans, simulations))
         except OSError as error:
             raise click.ClickException(f"can't write {settings.out}: {error.strerror}") from error
+        click.echo(f"wrote {settings.out}")
     if any(plan.replicas is None for plan in plans):
         ctx.exit(EXIT_NO_FLEET)
 

@@ -16,8 +16,8 @@ from mesh.replay.play import Played, play, prepare
 from mesh.replay.report import Report, print_report, write_report
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.settings import Settings
+from mesh.replay.tables import table_console
 
-TABLE_COLUMNS = 100  # where the output is no terminal
 EXIT_ALL_FAILED = 1
 EXIT_SIGNAL = 128  # and the signal's number, as shells do
 
@@ -121,12 +121,11 @@ def _played(settings: Settings) -> Played:
 
 
 def _hand_over(report: Report, out: Path | None) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=TABLE_COLUMNS, color_system=None)
-    print_report(report, console)
+    print_report(report, table_console())
+    if out is None:
+        return
     try:
-        if out:
-            write_report(out, report)
+        write_report(out, report)
     except OSError as error:
         raise click.ClickException(f"can't write {out}: {error.strerror}") from error
+    click.echo(f"wrote {out}")

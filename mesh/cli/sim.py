@@ -1,7 +1,7 @@
 """`mesh sim`: policies compared in the twin, or a live router's recording replayed."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mesh.core.pushing import parse_pushing
 from mesh.core.recording import RecordingInvalid
 from mesh.core.settings import RouterSettings
 from mesh.replay.report import Report, write_report
+from mesh.replay.tables import table_console
 from mesh.sim.replay import replay
 from mesh.sim.study.cells import Played, labels
 from mesh.sim.study.out import out_file, write_csv
@@ -27,7 +28,6 @@ from mesh.sim.study.settings import SimSettings
 from mesh.sim.study.table import print_study
 from mesh.sim.twin_policies import TWIN_ONLY
 
-TABLE_COLUMNS = 120  # where the output is no terminal
 EXIT_DIFFERENT = EXIT_ALL_FAILED = 1
 EXIT_INTERRUPTED = 130
 WITH_REPLAY = ("policy", "pushing", "hold_order")
@@ -36,32 +36,40 @@ _OPTIONS = (
     *SCENARIO_OPTIONS[:3],
     option(
         "--policy",
-        f"Compare these: {', '.join((*POLICIES, *TWIN_ONLY))}.",
+        f"Policies to compare: {', '.join((*POLICIES, *TWIN_ONLY))}. Options follow a colon, as in "
+        "cache-aware:0.3/64/1.5.",
         metavar="POLICY,…",
         default=RouterSettings().policy,
     ),
     option(
         "--topology",
-        "And these: mesh, region-local, central:REGION.",
+        "Topologies to compare: mesh (a router in every region, all peers), region-local (no "
+        "peers), central:REGION (one router for all).",
         metavar="TOPOLOGY,…",
         default="mesh",
     ),
     option(
         "--pushing",
-        "And these: blind, outstanding:N, pending.",
+        "Pushing rules to compare: when a replica may be given more work: blind, outstanding:N, "
+        "pending.",
         metavar="PUSHING,…",
         default="pending",
     ),
-    option("--load", "And these shares of the fleet's capacity; sets the speed.", metavar="X,…"),
+    option(
+        "--load",
+        "Loads to compare, as shares of what the fleet can do: 0.7,0.9. Sets the speed of a trace "
+        "or an open loop.",
+        metavar="X,…",
+    ),
     option(
         "--regions",
-        "Replicas per region. Repeat it to compare fleets.",
+        "Replicas per region. Repeat the option to compare fleets.",
         metavar="REGION=N,…",
         multiple=True,
         default="us=4,eu=4,ap=4",
     ),
     *SCENARIO_OPTIONS[3:],
-    option("--jobs", "Runs at a time, each in a process of its own.", default="1"),
+    option("--jobs", "Runs at a time, each in a process of its own.", metavar="N", default="1"),
     option("--out", "Write the results as JSON to this file.", type=FILE),
     option("--csv", "Write them as CSV, a line for each run and region.", type=FILE),
     option("--pictures", "Draw them, as SVG files in this folder.", metavar="DIR", type=FILE),
@@ -74,7 +82,7 @@ _OPTIONS = (
     "--replay",
     "recording",
     help="Feed a recording of `mesh router --record` to a fresh core, with the --policy, "
-    "--pushing or --hold-order given here or else its own, and show the first difference.",
+    "--pushing or --hold-order given here or else its own, and show where it decides otherwise.",
     metavar="RECORDING",
     type=FILE,
 )
@@ -82,9 +90,27 @@ _OPTIONS = (
 def command(ctx: click.Context, /, recording: Path | None, **options: object) -> None:
     """Play a trace or a workload in a simulated mesh, and compare policies.
 
-    The routers and agents are the live ones' own cores; engines, network and time are simulated.
+    \b
+      mesh sim --workload chat --policy mesh,round-robin
+      mesh sim --trace conversation_trace.jsonl --load 0.7,0.9 --out sim.json
+      mesh sim --replay router.recording --policy round-robin
+
+    The routers and agents are the live ones' own code; engines, network and time are simulated.
     Lists are separated by commas, and every combination is one run. The same seed gives the same
     results, all but the decisions a second, which are measured.
+
+    The table shows what fits the terminal; --out and --csv have everything.
+
+    --rtt reads pairs of regions with the milliseconds there and back, every pair of --regions
+    once. A line each, or the same as JSON:
+
+    \b
+      us,eu,80
+      us,ap,150
+      eu,ap,220
+
+    \b
+      {"us-eu": 80, "us-ap": 150, "eu-ap": 220}
 
     Exit code 0: everything was played; 1: every request of every run failed, the results can't be
     written, or a replay found a difference without being told to change anything; 2: bad input,
@@ -135,28 +161,26 @@ def _hand_over(settings: SimSettings, study: Mapping[str, Played]) -> None:
     reports = {name: played.report for name, played in study.items()}
     print_study(reports, table_console())
     try:
-        _write(settings, study, reports)
+        for path in _write(settings, study, reports):
+            click.echo(f"wrote {path}")
     except OSError as error:
         raise click.ClickException(f"can't write {error.filename}: {error.strerror}") from error
 
 
 def _write(
     settings: SimSettings, study: Mapping[str, Played], reports: Mapping[str, Report]
-) -> None:
+) -> Iterator[Path]:
+    """Every file, when it is there."""
     if settings.out is not None:
         write_report(settings.out, out_file(settings, reports))
+        yield settings.out
     if settings.csv is not None:
         write_csv(settings.csv, reports)
+        yield settings.csv
     if settings.pictures is not None:
         from mesh.sim.study.pictures import draw  # matplotlib may not be there
 
-        draw(settings.pictures, study)
-
-
-def table_console() -> Console:
-    """Where tables are printed: plain and wide where that is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=TABLE_COLUMNS, color_system=None)
+        yield from draw(settings.pictures, study)
 
 
 def _replay(recording: Path, options: Mapping[str, object]) -> int:

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from mesh.replay.stats import Summary
+from mesh.replay.stats import PERCENTILES, Summary
+from mesh.replay.tables import Column, print_table, say
 from mesh.replay.tally import Ledger, Outcome, Tally
 
 LATE_ALWAYS_FINE_S = 0.02
 LATE_SHARE_OF_TTFT = 0.1
 SHOWN_MIN_S = 0.0001  # what is less is no time that anyone waited
 PROMPT_RATIO_FINE = (0.8, 1.25)
+COUNTS = ("requests", *(outcome.value for outcome in Outcome))
+POINTS = ("mean", *PERCENTILES)
 _MEASURES = {"TTFT": "ttft_s", "end-to-end": "e2e_s", "inter-token": "itl_s"}
 
 Report = dict[str, Any]
@@ -79,38 +80,34 @@ def write_whole(path: Path, content: bytes) -> None:
 def print_report(report: Report, console: Console) -> None:
     """Both tables, then remarks; without colour or lines where the console is no terminal."""
     groups = {"all": report, **report["regions"]}
-    console.print(_outcome_table(groups, console))
-    console.print(_latency_table(groups, console))
+    _print_outcomes(groups, console)
+    _print_latencies(groups, console)
     for remark in remarks(report):
-        console.print(remark, highlight=False, soft_wrap=True, markup=False)
+        say(remark, console)
 
 
-def _outcome_table(groups: Mapping[str, Report], console: Console) -> Table:
-    columns = ("requests", "ok", "shed", "failed", "output tok/s", "cached")
-    table = plain_table(("region", *columns), left=1, console=console)
+def _print_outcomes(groups: Mapping[str, Report], console: Console) -> None:
+    rows = []
     for name, figures in groups.items():
-        counts = [str(figures[key]) for key in columns[:4]]
+        counts = [str(figures[key]) for key in COUNTS]
         rate, cached = figures["output_tokens_per_s"], figures["cached_token_ratio"]
-        table.add_row(name, *counts, known(rate, "{:.1f}"), known(cached, "{:.1%}"))
-    return table
+        rows.append((name, *counts, known(rate, "{:.1f}"), known(cached, "{:.1%}")))
+    numbers = (*map(Column, COUNTS), Column("output tok/s", is_extra=True), Column("cached"))
+    print_table((Column("region", is_text=True), *numbers), rows, console)
 
 
-def _latency_table(groups: Mapping[str, Report], console: Console) -> Table:
-    table = plain_table(("region", "time", "mean", "p50", "p90", "p99"), left=2, console=console)
+def _print_latencies(groups: Mapping[str, Report], console: Console) -> None:
+    rows = []
     for name, figures in groups.items():
         for label, key in _MEASURES.items():
             summary: Summary = figures[key]
-            table.add_row(name, label, *map(seconds, summary.values()))
+            rows.append((name, label, *map(seconds, summary.values())))
             name = ""  # each region is named once
-    return table
-
-
-def plain_table(columns: tuple[str, ...], *, left: int, console: Console) -> Table:
-    """A table without lines where the console is no terminal; `left` columns hold words."""
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None)
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < left else "right", no_wrap=True)
-    return table
+    columns = (
+        *(Column("region", is_text=True), Column("time", is_text=True)),
+        *(Column(point, is_extra=point == "p50") for point in POINTS),
+    )
+    print_table(columns, rows, console)
 
 
 def known(value: float | None, form: str) -> str:

@@ -6,8 +6,10 @@ moves smoothly instead of jumping from one request to the next.
 
 Sums and counts are exact. Above `SAMPLES_MAX` values the percentiles come from a uniform
 reservoir (Vitter, "Random sampling with a reservoir", 1985, algorithm R), so that hours of
-inter-token times fit in 8 MB. Rejected: a histogram with fixed buckets, whose error shows at
-the small counts of a test run, which are the common case.
+inter-token times fit in 8 MB. The share of all values that lies below a percentile is then what
+it says to within 0.02 points for p99 and 0.1 for p50, nineteen times in twenty. Rejected: a
+histogram with fixed buckets, whose error shows at the small counts of a test run, which are the
+common case.
 """
 
 import math

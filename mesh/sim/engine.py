@@ -30,6 +30,7 @@ class Engine:
         self._world = world
         self._clock = EngineClock(world)
         self.sim = self._new()
+        self._idle_page: EngineReading | None = None
         self._woken_for = 0.0
         self._was_busy = False
         self._changed_at = 0.0
@@ -74,20 +75,25 @@ class Engine:
         return events
 
     def reading(self) -> EngineReading:
-        """One look at the metrics page."""
+        """One look at the metrics page. While an engine is idle its page stays as it is."""
+        if self._idle_page is not None:
+            return self._idle_page
         stats = self.sim.stats(self._clock.now())
         queried = stats.queried_tokens
         if stats.running:
             kv = stats.kv_utilization
             self.occupancy_sum += max(kv, stats.running / self.profile.max_seqs)
             self.occupancy_samples += 1
-        return EngineReading(
+        page = EngineReading(
             waiting=stats.waiting,
             running=stats.running,
             kv_used_ratio=stats.kv_utilization,
             kv_capacity_tokens=stats.kv_capacity_tokens,
             prefix_hit_ratio=stats.hit_tokens / queried if queried else None,
         )
+        if self.sim.wake_at is None:
+            self._idle_page = page
+        return page
 
     def inside(self) -> Inside:
         """What no page of metrics shows."""
@@ -113,6 +119,7 @@ class Engine:
         return EngineSim(self.profile, kv_tokens=self._kv_tokens)
 
     def _account(self) -> None:
+        self._idle_page = None
         now = self._world()
         if self._was_busy:
             self.busy_s += now - self._changed_at

@@ -20,8 +20,11 @@ class EngineClock:
 
     def now(self, at_least: float = 0.0) -> float:
         """The engine's time; `at_least` what it woke up for, which rounding must not miss."""
-        elapsed_s = self._world() - self._world_anchor
-        self._latest = max(self._latest, at_least, self._anchor + elapsed_s * self._rate)
+        now = self._anchor + (self._world() - self._world_anchor) * self._rate
+        if at_least > now:
+            now = at_least
+        if now > self._latest:
+            self._latest = now
         return self._latest
 
     def set_rate(self, rate: float) -> None:

@@ -29,7 +29,7 @@ class EventQueue:
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         """Call it then. A time that has passed means at once, after what is due already."""
         self._number += 1
-        heappush(self._heap, (max(when, self.now), self._number, call, args))
+        heappush(self._heap, (when if when > self.now else self.now, self._number, call, args))
 
     def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call it in so many seconds."""

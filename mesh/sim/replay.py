@@ -25,10 +25,9 @@ from mesh.core import events as ev
 from mesh.core import recording
 from mesh.core.recording import End, Header, Plain, RecordingInvalid, Step
 from mesh.core.router import RouterCore
-from mesh.sim.verdict import Difference, Verdict
+from mesh.sim.verdict import NOTHING, Difference, Verdict
 
 SWAPS_MAX = 10_000  # pairs of places counted apart
-NOTHING = "nothing"
 OTHERS = ("others", "others")
 
 T = TypeVar("T")

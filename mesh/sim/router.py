@@ -17,7 +17,8 @@ from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.network import Network
+from mesh.sim.last_heartbeats import LastHeartbeats
+from mesh.sim.network import BUS_S, Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Ticket, Tickets
@@ -31,6 +32,7 @@ from schemas.state import Digest, Heartbeat
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 NOBODY_LISTENS = "nobody_listens"
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
+READ_LAST_S = 2 * BUS_S  # from a router's start: a question to the stream, and its answers
 STATUS_TRY_AGAIN, STATUS_SERVER_ERROR = 429, 500
 
 
@@ -46,6 +48,7 @@ class SimRouter:
         self._network = network
         self._around = around
         self._tickets = Tickets(site)
+        self._last_heartbeats = LastHeartbeats()
         self._placing: tuple[dict[str, str], Ask, Asker] | None = None  # a peer's request
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
@@ -66,8 +69,14 @@ class SimRouter:
         return len(self._tickets)
 
     def open(self, core: RouterCore) -> None:
-        """Serve with this core."""
+        """Serve with this core, which soon knows what was last heard of its replicas."""
         self.core = core
+        self._queue.after(READ_LAST_S, self._read_last, core)
+
+    def _read_last(self, core: RouterCore) -> None:
+        if self.core is core:
+            for beat in self._last_heartbeats:
+                self.feed(ev.HeartbeatSeen(beat))
 
     def crash(self) -> None:
         """The process is gone, and its clients' connections with it."""
@@ -151,6 +160,7 @@ class SimRouter:
 
     def hear_heartbeat(self, beat: Heartbeat) -> None:
         """A replica's state."""
+        self._last_heartbeats.keep(beat)
         self.feed(ev.HeartbeatSeen(beat))
 
     def hear_nobody(self, inbox: str) -> None:

@@ -5,8 +5,18 @@ from dataclasses import dataclass, field
 
 from mesh.core.recording import Header, Plain
 from mesh.core.settings import RouterSettings
+from schemas.decision import Placement
 
 SWAPS_SHOWN = 10
+NOTHING = "no decision"  # in the place of a place
+MEANINGS = {
+    Placement.HOLD.value: "the request waits in the router's queue",
+    Placement.SHED.value: "the request is refused",
+    NOTHING: (
+        "that router had nothing to decide at this event, because the request was already "
+        "placed, still waited, or had ended"
+    ),
+}
 VALUE_CHARS_MAX = 200
 
 
@@ -74,19 +84,47 @@ class Verdict:
             yield "the recording was cut off: what came in the last second may be missing"
         else:
             yield f"the recording ended with: {self.ended}"
+        if self.settings == header.settings:
+            yield from self._same_again()
+        else:
+            yield from self._other_settings()
+
+    def _same_again(self) -> Iterator[str]:
         if self.first is None:
             yield "every decision and every other effect is the same"
             return
-        if self.settings == header.settings:
-            yield f"first difference {self.first}"
+        yield f"first difference {self.first}"
+        yield from self._decisions()
+
+    def _other_settings(self) -> Iterator[str]:
+        if not self.decisions and not self.decisions_changed:
+            yield "no request came while this was recorded, so there was nothing to decide"
+        elif not self.decisions_changed:
+            yield (
+                f"none of the {self.decisions} decisions differs: every request would have gone "
+                "to the same place at the same moment"
+            )
+        else:
+            yield from self._decisions()
+            yield (
+                "Up to the first of them this is exact. After it, it is an indication: the "
+                "recorded fleet answered to what was decided then. What would have come of the "
+                "other choices, `mesh sim` with a --trace or --workload can say."
+            )
+
+    def _decisions(self) -> Iterator[str]:
         if self.first_decision is not None:
             yield f"first decision that differs {self.first_decision}"
-        yield f"{self.decisions_changed} of {self.decisions} decisions differ"
+        yield f"{self.decisions_changed} decisions differ; {self.decisions} were recorded"
         ranked = sorted(self.swaps.items(), key=lambda item: (-item[1], item[0]))
+        if ranked:
+            yield "  how often  recorded → replayed"
         for (was, would_be), count in ranked[:SWAPS_SHOWN]:
-            yield f"  {count:>8}  {was} → {would_be}"
+            yield f"  {count:>9}  {was} → {would_be}"
         if len(ranked) > SWAPS_SHOWN:
-            yield f"  {sum(count for _, count in ranked[SWAPS_SHOWN:]):>8}  other changes"
+            yield f"  {sum(count for _, count in ranked[SWAPS_SHOWN:]):>9}  other changes"
+        places = {place for pair in self.swaps for place in pair}
+        yield from (f"  {place}: {MEANINGS[place]}" for place in MEANINGS if place in places)
 
 
 def _changed(was: RouterSettings, now: RouterSettings) -> str:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from schemas.decision import (
     decode_decision,
     encode_decision,
     header_value,
+    rounded,
 )
 from schemas.wire import WireError
 from tests.schemas.strategies import DECISIONS
@@ -35,8 +37,39 @@ def decision(candidates=0, reason="the shortest expected TTFT"):
 
 
 @given(DECISIONS)
-def test_a_decision_comes_back_from_its_json(made):
-    assert decode_decision(encode_decision(made)) == made
+def test_a_decision_comes_back_from_its_json_to_the_microsecond(made):
+    assert decode_decision(encode_decision(made)) == rounded(made)
+
+
+@given(DECISIONS)
+def test_rounding_moves_seconds_by_half_a_microsecond_at_most_and_once(made):
+    written = rounded(made)
+    assert rounded(written) == written
+    assert written.held_s == pytest.approx(made.held_s, abs=5.1e-7, rel=1e-15)
+    for one, was in zip(written.candidates, made.candidates, strict=True):
+        assert replace(one, seconds=was.seconds, terms=was.terms) == was
+        pairs = [
+            (one.seconds, was.seconds),
+            *zip(one.terms.values(), was.terms.values(), strict=True),
+        ]
+        for value, exact in pairs:
+            assert value == exact or value == pytest.approx(exact, abs=5.1e-7, rel=1e-15)
+
+
+def test_a_receipt_shows_no_digits_that_nobody_knows():
+    priced = Candidate(
+        name="us-0",
+        kind=CandidateKind.REPLICA,
+        available=True,
+        seconds=0.1 + 0.2,
+        terms={"queue_s": 1 / 3, "rtt_s": None},
+    )
+    made = replace(decision(), candidates=(priced,), held_s=2 / 3)
+    for text in (encode_decision(made).decode(), header_value(made)):
+        read = json.loads(text)
+        assert read["held_s"] == 0.666667
+        assert read["candidates"][0]["seconds"] == 0.3
+        assert read["candidates"][0]["terms"] == {"queue_s": 0.333333, "rtt_s": None}
 
 
 @given(st.binary(max_size=100))
@@ -49,7 +82,7 @@ def test_any_bytes_are_a_wire_error(data):
 def test_a_header_value_is_one_line_of_ascii(made):
     text = header_value(made, bytes_max=10**6)
     assert text.isascii() and text.isprintable()
-    assert decode_decision(text.encode()) == made
+    assert decode_decision(text.encode()) == rounded(made)
 
 
 def test_a_header_value_leaves_out_the_last_candidates_until_it_fits():
@@ -58,7 +91,7 @@ def test_a_header_value_leaves_out_the_last_candidates_until_it_fits():
     read = decode_decision(text.encode())
     assert len(text) <= HEADER_BYTES_MAX
     assert 0 < len(read.candidates) < 1000
-    assert read.candidates == made.candidates[: len(read.candidates)]
+    assert read.candidates == rounded(made).candidates[: len(read.candidates)]
     assert read.considered == 1000
 
 

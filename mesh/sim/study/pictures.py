@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -28,6 +29,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "os^Dv<>P"
 SIZE_INCHES = (7.0, 4.2)
+NOTE_CHARS = 105  # of a note's line, below a picture of that width
+LOST_NAMED = 8
 STYLE: Any = {  # matplotlib types the key of every setting there is
     "svg.fonttype": "none",
     "svg.hashsalt": "mesh",  # the same study gives the same bytes
@@ -70,18 +73,38 @@ def _figures(study: Mapping[str, Played]) -> Iterator[tuple[str, Figure]]:
 def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
     """The distribution of the time to the first token, a line for each run.
 
-    It is of all requests: the line of a run that shed some ends below 100%.
+    It is of all requests: the line of a run that lost some ends below 100%, at the share that was
+    answered, and a note under the picture says so.
     """
     figure, axes = _canvas()
+    lost: dict[str, float] = {}
     for (name, played), look in zip(runs.items(), _looks(), strict=False):
         times = played.curves.ttft_curve_s()
         answered = 100 * played.curves.ttft_s.count / max(1, played.report["requests"])
+        lost |= {name: 100 - answered} if answered < 100 else {}
         shares = [answered * place / max(1, len(times) - 1) for place in range(len(times))]
         axes.plot(times, shares, label=name, gid=f"ttft {name}", **look)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="time to first token (s)", ylabel="requests (%)", ylim=(0, 100))
+    axes.set(
+        xlabel="time to first token (s, logarithmic)",
+        ylabel="requests that have their first token (%)",
+        ylim=(0, 100),
+    )
+    if lost:
+        figure.supxlabel(_lost_note(lost), x=0.01, ha="left", fontsize=8, gid="lost")
     return _finished(figure, axes, "Time to first token")
+
+
+def _lost_note(lost: Mapping[str, float]) -> str:
+    """What the reader of curves that end below 100% has to know."""
+    named = [f"{name} {percent:.2g}%" for name, percent in lost.items()]
+    shown = ", ".join(named[:LOST_NAMED]) + (", …" if len(named) > LOST_NAMED else "")
+    return fill(
+        f"Not in the curves: requests that were shed or failed ({shown}). A curve ends at the "
+        "share of all requests that was answered.",
+        NOTE_CHARS,
+    )
 
 
 def throughput(runs: Sequence[Played]) -> Figure:
@@ -90,7 +113,7 @@ def throughput(runs: Sequence[Played]) -> Figure:
     kinds = labels([replace(played.cell, replicas={}) for played in runs])
     points = [(played.cell.total, played.report["output_tokens_per_s"]) for played in runs]
     _lines(axes, kinds, points)
-    axes.set(xlabel="replicas", ylabel="output tokens per second")
+    axes.set(xlabel="replicas of all regions", ylabel="output tokens per second")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finished(figure, axes, "Throughput by number of replicas")
@@ -104,7 +127,10 @@ def ttft_by_load(runs: Sequence[Played]) -> Figure:
     _lines(axes, kinds, points)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="load (share of capacity)", ylabel="time to first token, p90 (s)")
+    axes.set(
+        xlabel="load (1: the fleet's whole capacity)",
+        ylabel="time to first token, p90 (s, logarithmic)",
+    )
     return _finished(figure, axes, "Time to first token by load")
 
 
@@ -114,7 +140,7 @@ def regions_over_time(name: str, played: Played) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, slices, title in (
         (upper, played.curves.asked, "asked, by the clients' region"),
-        (lower, played.curves.answered, "answered, by the replicas' region"),
+        (lower, played.curves.answered, "answered, by the replicas' region (when complete)"),
     ):
         rates = smoothed(slices.rates_per_s())
         times = [place * slices.slice_s for place in range(len(next(iter(rates.values()), [])))]
@@ -124,7 +150,7 @@ def regions_over_time(name: str, played: Played) -> Figure:
         axes.plot(times, total, color="#888888", lw=1, label="all", gid=title.split(",")[0])
         axes.set(title=f"{name}: {title}", ylabel="requests per second")
         axes.set_ylim(bottom=0)
-    lower.set_xlabel("time (s)")
+    lower.set_xlabel("seconds since clients began, in the run's own time")
     upper.legend(loc="upper right", frameon=False, ncols=4)
     return figure
 

@@ -1,23 +1,36 @@
-"""What a plan hands over: fleets beside each other, and what the mesh saves."""
+"""What a plan hands over: fleets beside each other, what the mesh saves, and at what price.
+
+A smaller fleet may answer fewer requests a second and still meet its target: where none was set
+for throughput, users of a closed loop wait a little longer and so ask less. That is said, with
+the option that plans for as many.
+"""
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from typing import Any
 
 from rich.console import Console
 
-from mesh.replay.report import Report, known, plain_table, seconds
+from mesh.replay.report import Report, known, seconds
+from mesh.replay.tables import Column, print_table, say
 from mesh.sim.study.plan import Plan
 from mesh.sim.study.plan_settings import PlanSettings
 from mesh.sim.study.target import throughput_per_s
 from mesh.sim.topology import MESH
 
 HOURS_A_YEAR = 8766  # 365.25 days
+FEWER_ANSWERS = 0.99  # of another fleet's answers a second: less is worth a word
 _NOT_ABOUT_RESULTS = {"out"}
 
 
 def plan_file(settings: PlanSettings, plans: Sequence[Plan], simulations: int) -> dict[str, Any]:
     """The JSON file's content: a fleet for each topology, and what the mesh saves against it."""
     return {
+        "target": {
+            "ttft_p90_s": settings.ttft_p90,
+            "throughput_per_s": settings.throughput,
+            "lost_max": settings.lost_max,
+        },
         "plans": {plan.topology: _plan(settings, plan) for plan in plans},
         "saved": {
             plan.topology: saved for plan in plans if (saved := saving(settings, plans, plan))
@@ -32,15 +45,18 @@ def saving(
 ) -> dict[str, float | int | None] | None:
     """What the mesh's fleet saves against another's; None where there is nothing to compare."""
     mesh = next((plan for plan in plans if plan.topology == MESH), None)
-    if mesh is None or mesh is other or mesh.total is None or other.total is None:
+    if mesh is None or mesh is other or mesh.report is None or other.report is None:
         return None
+    assert mesh.total is not None and other.total is not None, "a fleet that was played"
     replicas = other.total - mesh.total
     per_hour = _per_hour(settings, replicas)
+    ours_per_s, others_per_s = throughput_per_s(mesh.report), throughput_per_s(other.report)
     return {
         "replicas": replicas,
         "share": replicas / other.total,
         "per_hour": per_hour,
         "per_year": None if per_hour is None else per_hour * HOURS_A_YEAR,
+        "throughput_ratio": ours_per_s / others_per_s if others_per_s else None,
     }
 
 
@@ -48,13 +64,16 @@ def print_plan(
     settings: PlanSettings, plans: Sequence[Plan], simulations: int, console: Console
 ) -> None:
     """The fleets in a table, then what they save and what to know."""
-    columns = (*settings.region_names, "replicas", "an hour", "worst TTFT p90", "answers/s")
-    table = plain_table(("fleet", *columns), left=1, console=console)
-    for plan in plans:
-        table.add_row(plan.topology, *_cells(settings, plan))
-    console.print(table)
+    say(_target_line(settings), console)
+    columns = [
+        *(Column("fleet", is_text=True), Column("replicas"), Column("by region", is_text=True)),
+        *(Column("TTFT p90"), Column("answers/s")),
+        *([Column("an hour", is_extra=True)] if settings.gpu_hour_price is not None else []),
+    ]
+    rows = [[plan.topology, *_cells(settings, plan)][: len(columns)] for plan in plans]
+    print_table(columns, rows, console)
     for line in _remarks(settings, plans, simulations):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line, console)
 
 
 def worst_ttft_p90_s(report: Report) -> float | None:
@@ -68,6 +87,8 @@ def _plan(settings: PlanSettings, plan: Plan) -> dict[str, Any]:
         "replicas": plan.replicas,
         "total": plan.total,
         "per_hour": None if plan.total is None else _per_hour(settings, plan.total),
+        "ttft_p90_s": None if plan.report is None else worst_ttft_p90_s(plan.report),
+        "throughput_per_s": None if plan.report is None else throughput_per_s(plan.report),
         "is_least": plan.is_least,
         "why_not": plan.why_not,
         "report": plan.report,
@@ -79,15 +100,23 @@ def _per_hour(settings: PlanSettings, replicas: int) -> float | None:
     return None if price is None else replicas * settings.gpus_per_replica * price
 
 
+def _target_line(settings: PlanSettings) -> str:
+    wanted = [f"TTFT p90 of every region at most {settings.ttft_p90:g} s"]
+    if settings.throughput is not None:
+        wanted.append(f"at least {settings.throughput:g} answers/s over all regions")
+    wanted.append(f"at most {100 * settings.lost_max:.3g}% of a region's requests lost")
+    return f"target: {', '.join(wanted)}"
+
+
 def _cells(settings: PlanSettings, plan: Plan) -> list[str]:
     if plan.replicas is None or plan.report is None or plan.total is None:
-        return ["-"] * (len(settings.region_names) + 4)
+        return ["-"] * 5
     return [
-        *(str(count) for count in plan.replicas.values()),
         str(plan.total),
-        known(_per_hour(settings, plan.total), "{:.2f}"),
+        " ".join(f"{region}={count}" for region, count in plan.replicas.items()),
         seconds(worst_ttft_p90_s(plan.report)),
         f"{throughput_per_s(plan.report):.2f}",
+        known(_per_hour(settings, plan.total), "{:.2f}"),
     ]
 
 
@@ -102,9 +131,30 @@ def _remarks(settings: PlanSettings, plans: Sequence[Plan], simulations: int) ->
                 "fewer replicas might do; raise --simulations-max"
             )
         saved = saving(settings, plans, plan)
-        if saved is not None:
+        if saved is not None and plan.report is not None:
             lines.append(_saved_line(plan, saved))
+            lines += _fewer_answers(settings, plan.topology, plan.report, saved)
     return [*lines, f"{simulations} simulations"]
+
+
+def _fewer_answers(
+    settings: PlanSettings,
+    other: str,
+    report: Report,
+    saved: Mapping[str, float | int | None],
+) -> list[str]:
+    ratio = saved["throughput_ratio"]
+    if ratio is None or ratio >= FEWER_ANSWERS:
+        return []
+    per_s = throughput_per_s(report)
+    line = (
+        f"note: the mesh's fleet answers {ratio * per_s:.2f} requests a second, "
+        f"{1 - ratio:.1%} fewer than {other}'s {per_s:.2f}"
+    )
+    if settings.throughput is None:
+        asked = floor(1000 * per_s) / 1000  # rounded up, its own fleet would miss it
+        return [f"{line}; to plan for as many, add --throughput {asked:g}"]
+    return [f"{line}; both reach the target of {settings.throughput:g}"]
 
 
 def _saved_line(other: Plan, saved: Mapping[str, float | int | None]) -> str:

@@ -3,6 +3,7 @@
 Field names are the commands' option names, so that an error can name the option to change.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Self
@@ -23,7 +24,7 @@ from mesh.core.policies import make_policy
 from mesh.core.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
 from mesh.replay.settings import Positive, Region, checked_assignment
-from mesh.sim.rtt import RttTable, load_rtt
+from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
 from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern
 from mesh.sim.study.written import paired, unique
 from mesh.sim.twin_policies import checked_twin_policy
@@ -96,8 +97,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
 
-class Scenario(BaseModel):
-    """One workload, or one trace, and the world that it is played in."""
+class Scenario(BaseModel, ABC):
+    """One workload, or one trace, and the world that it is played in; a study says where."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -134,9 +135,9 @@ class Scenario(BaseModel):
     warmup_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
+    @abstractmethod
     def region_names(self) -> tuple[RegionId, ...]:
         """The regions of this study, in the order in which they were named."""
-        raise NotImplementedError
 
     @property
     def rtt_table(self) -> RttTable:
@@ -194,7 +195,11 @@ class Scenario(BaseModel):
                         f"{option} names {name}, which is not in --regions: "
                         f"use {', '.join(known)} or add it there"
                     )
-        self.rtt_table.check(known)
+        try:
+            self.rtt_table.check(known)
+        except RttInvalid as error:
+            told = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
+            raise ValueError(f"{told}: {error}") from error
 
 
 def _typed(given: dict[str, Any]) -> dict[str, Any]:

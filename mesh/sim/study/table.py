@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from mesh.replay.report import Report, known, plain_table, print_report, remarks, seconds
+from mesh.replay.report import COUNTS, POINTS, Report, known, print_report, remarks, seconds
+from mesh.replay.tables import Column, print_table, say
 
-_COUNTS = ("requests", "ok", "shed", "failed")
-_POINTS = ("mean", "p50", "p90", "p99")
+NAME = Column("run", is_text=True)
 
 
 def print_study(reports: Mapping[str, Report], console: Console) -> None:
@@ -26,33 +26,35 @@ def print_study(reports: Mapping[str, Report], console: Console) -> None:
 
 
 def _print_outcomes(reports: Mapping[str, Report], console: Console) -> None:
-    columns = (*_COUNTS, "output tok/s", "cached", "forwarded")
-    table = plain_table(("run", *columns), left=1, console=console)
-    for name, report in reports.items():
-        table.add_row(
+    rows = [
+        (
             name,
-            *(str(report[key]) for key in _COUNTS),
+            *(str(report[key]) for key in COUNTS),
             known(report["output_tokens_per_s"], "{:.1f}"),
             known(report["cached_token_ratio"], "{:.1%}"),
             str(report["forwarded"]),
         )
-    console.print(table)
+        for name, report in reports.items()
+    ]
+    extras = (Column(head, is_extra=True) for head in ("output tok/s", "cached", "forwarded"))
+    print_table((NAME, *map(Column, COUNTS), *extras), rows, console)
 
 
 def _print_times(reports: Mapping[str, Report], console: Console) -> None:
-    table = plain_table(("TTFT", *_POINTS, "end-to-end", "p90"), left=1, console=console)
+    rows = []
     for name, report in reports.items():
         ttft_s, e2e_s = report["ttft_s"], report["e2e_s"]
-        times = [ttft_s[point] for point in _POINTS] + [e2e_s["mean"], e2e_s["p90"]]
-        table.add_row(name, *map(seconds, times))
-    console.print(table)
+        times = [ttft_s[point] for point in POINTS] + [e2e_s["mean"], e2e_s["p90"]]
+        rows.append((name, *map(seconds, times)))
+    ttft = (Column(f"TTFT {POINTS[0]}"), *map(Column, POINTS[1:]))
+    whole = Column("answer mean"), Column("answer p90", is_extra=True)
+    print_table((NAME, *ttft, *whole), rows, console)
 
 
 def _print_fleets(reports: Mapping[str, Report], console: Console) -> None:
-    columns = ("replicas", "GPU busy", "batch", "decisions", "a second")
-    table = plain_table(("fleet", *columns), left=1, console=console)
-    for name, report in reports.items():
-        table.add_row(
+    heads = ("GPU busy", "batch full", "decisions", "decisions/s")
+    rows = [
+        (
             name,
             str(sum(report["replicas"].values())),
             seconds(report["gpu_busy_s"]),
@@ -60,10 +62,13 @@ def _print_fleets(reports: Mapping[str, Report], console: Console) -> None:
             str(report["decisions"]),
             known(report["decisions_per_s"], "{:.0f}"),
         )
-    console.print(table)
+        for name, report in reports.items()
+    ]
+    extras = (Column(head, is_extra=True) for head in heads)
+    print_table((NAME, Column("replicas"), *extras), rows, console)
 
 
 def _print_remarks(reports: Mapping[str, Report], console: Console) -> None:
     for name, report in reports.items():
         for remark in remarks(report):
-            console.print(f"{name}: {remark}", highlight=False, soft_wrap=True, markup=False)
+            say(f"{name}: {remark}", console)

@@ -100,3 +100,19 @@ def test_of_a_held_request_the_best_is_the_runner_up():
     told = attributes(held)
     assert told["mesh.runner_up.name"] == "us-0"
     assert not any(name.startswith("mesh.chosen") for name in told)
+
+
+def test_a_span_has_seconds_to_the_microsecond():
+    priced = Candidate(
+        name="us-0",
+        kind=CandidateKind.REPLICA,
+        available=True,
+        seconds=0.1 + 0.2,
+        terms={"queue_s": 1 / 3},
+    )
+    told = attributes(decision(considered=1, candidates=(priced,), held_s=2 / 3))
+    assert told["mesh.held_s"] == 0.666667
+    assert told["mesh.chosen.seconds"] == 0.3
+    assert told["mesh.chosen.queue_s"] == 0.333333
+    (listed,) = orjson.loads(told["mesh.candidates"])
+    assert (listed["seconds"], listed["terms"]) == (0.3, {"queue_s": 0.333333})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mesh.adapters.problem import Problem
 from mesh.adapters.wishes import NO_WISHES, Wishes, read_wishes
 from schemas.exchange import SESSION_PATTERN, SLO_MS_MAX, Priority
-from schemas.http import H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
+from schemas.http import H_DEBUG, H_PRIORITY, H_SESSION, H_SLO_TTFT_MS, Fault
 
 
 def test_a_request_that_wishes_nothing():
@@ -40,6 +40,18 @@ def test_an_objective_that_is_none_is_refused(given):
     with pytest.raises(Problem, match=f"from 1 to {SLO_MS_MAX}") as caught:
         read_wishes({H_SLO_TTFT_MS: given}, {})
     assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_SLO_TTFT_MS)
+
+
+@pytest.mark.parametrize(("given", "debug"), [("1", True), ("0", False)])
+def test_a_receipt_is_asked_for_with_a_1(given, debug):
+    assert read_wishes({H_DEBUG: given}, {}).debug is debug
+
+
+@pytest.mark.parametrize("given", ["", "true", "yes", "2", "01", " 1"])
+def test_another_way_to_ask_for_a_receipt_is_refused_and_told_the_right_one(given):
+    with pytest.raises(Problem, match=f"{H_DEBUG} must be 1") as caught:
+        read_wishes({H_DEBUG: given}, {})
+    assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_DEBUG)
 
 
 def test_the_header_names_the_session_before_the_body_does():

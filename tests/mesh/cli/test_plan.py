@@ -1,14 +1,19 @@
 """`mesh plan` as people run it."""
 
+import io
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from mesh.cli.plan import command
 from mesh.sim.study.plan import Plan
-from mesh.sim.study.plan_out import saving
+from mesh.sim.study.plan_out import plan_file, print_plan, saving
 from mesh.sim.study.plan_settings import PlanSettings
 from schemas.ids import RegionId
 
@@ -38,6 +43,7 @@ def test_a_plan_has_a_fleet_for_each_topology_and_what_the_mesh_saves(tmp_path: 
     assert saved["replicas"] == totals["region-local"] - totals["mesh"] >= 0
     assert 1 <= found["simulations"] <= 200
     assert f"of {totals['region-local']} replicas" in ended.stdout
+    assert f"wrote {out}" in ended.stdout
     again = tmp_path / "again.json"
     plan(*QUICK, "--central", "us", "--gpu-hour-price", 2, "--out", again)
     assert again.read_bytes() == out.read_bytes()
@@ -72,22 +78,95 @@ def test_simulations_are_bounded() -> None:
     assert "no fleet did in 1 simulations" in ended.stdout
 
 
+US = RegionId("us")
+
+
+def planned(topology: str, replicas: int, answered: int) -> Plan:
+    """A plan whose run answered so many requests in 100 s."""
+    figures = {"ok": answered, "duration_s": 100.0, "ttft_s": {"p90": 0.5}}
+    report = {**figures, "regions": {"us": figures}}
+    return Plan(topology=topology, replicas={US: replicas}, report=report, is_least=True)
+
+
+def shown(told: PlanSettings, plans: Sequence[Plan], width: int = 80) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=True, color_system=None)
+    print_plan(told, plans, 7, console)
+    return text.getvalue()
+
+
 def test_money_is_the_difference_of_the_fleets() -> None:
     told = PlanSettings.model_validate(
         {"workload": "chat", "ttft_p90": 1, "gpu_hour_price": 1.5, "gpus_per_replica": 2}
     )
-    us = RegionId("us")
-    plans = [
-        Plan(topology=topology, replicas={us: count}, report={}, is_least=True)
-        for topology, count in (("region-local", 12), ("mesh", 9))
-    ]
+    plans = [planned("region-local", 12, 400), planned("mesh", 9, 300)]
     assert saving(told, plans, plans[0]) == {
         "replicas": 3,
         "share": 0.25,
         "per_hour": 9.0,
         "per_year": 9.0 * 8766,
+        "throughput_ratio": 0.75,
     }
     assert saving(told, plans, plans[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ({}, "to plan for as many, add --throughput 4.005"),  # 4.00599…, rounded down
+        ({"throughput": 3.0}, "both reach the target of 3"),
+    ],
+)
+def test_a_smaller_fleet_that_answers_fewer_a_second_is_said_to(
+    target: dict[str, float], says: str
+) -> None:
+    told = PlanSettings.model_validate({"workload": "chat", "ttft_p90": 1, **target})
+    plans = [planned("region-local", 12, 401), planned("mesh", 9, 321)]
+    plans[0].report["duration_s"] = 100.1  # type: ignore[index]
+    text = shown(told, plans)
+    assert "the mesh's fleet answers 3.21 requests a second, 19.9% fewer than" in text
+    assert "region-local's 4.01" in text
+    assert says in text.replace("\n", " ")
+    alike = [planned("region-local", 12, 401), planned("mesh", 9, 400)]
+    assert "fewer" not in shown(told, alike)
+
+
+def test_the_target_is_told_and_reached_in_table_and_file() -> None:
+    told = PlanSettings.model_validate({"workload": "chat", "ttft_p90": 1.5, "throughput": 3})
+    plans = [planned("region-local", 12, 401), planned("mesh", 9, 400)]
+    text = shown(told, plans)
+    assert "TTFT p90 of every region at most 1.5 s, at least 3 answers/s over all" in text
+    assert "at most 1% of a region's requests lost" in text
+    found = plan_file(told, plans, 7)
+    assert found["target"] == {"ttft_p90_s": 1.5, "throughput_per_s": 3.0, "lost_max": 0.01}
+    assert found["plans"]["mesh"]["throughput_per_s"] == 4.0
+    assert found["plans"]["mesh"]["ttft_p90_s"] == 0.5
+
+
+def test_fleets_of_many_regions_fit_80_columns_and_none_is_cut(tmp_path: Path) -> None:
+    names = [f"continent-{number}" for number in range(12)]
+    rtt = tmp_path / "rtt.csv"
+    rtt.write_text("".join(f"{one},{other},80\n" for one, other in combinations(names, 2)))
+    told = PlanSettings.model_validate(
+        {
+            "workload": "chat",
+            "ttft_p90": 1,
+            "regions": names,
+            "rtt": str(rtt),
+            "gpu_hour_price": 1.25,
+        }
+    )
+    plans = [
+        replace(planned(topology, 12, 400), replicas={RegionId(name): 11 for name in names})
+        for topology in ("region-local", "mesh", "central:us")
+    ]
+    lines = [line for line in shown(told, plans).splitlines() if " saves " not in line]
+    table = lines[1:-1]
+    assert all(len(line) <= 80 for line in table), max(table, key=len)
+    assert "…" not in "".join(table)
+    for name in names:
+        assert sum(f"{name}=11" in line for line in table) == 3
+    assert sum("165.00" in line for line in table) == 3
 
 
 BAD = {

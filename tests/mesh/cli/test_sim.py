@@ -92,6 +92,12 @@ def test_a_workload_with_everything_said(tmp_path: Path) -> None:
         "ttft-cdf.svg",
         "regions.svg",
     }
+    written = [line for line in ended.stdout.splitlines() if line.startswith("wrote ")]
+    assert written == [
+        f"wrote {tmp_path / 'out.csv'}",
+        f"wrote {tmp_path / 'pictures' / 'ttft-cdf.svg'}",
+        f"wrote {tmp_path / 'pictures' / 'regions.svg'}",
+    ]
 
 
 BAD = {
@@ -150,7 +156,7 @@ BAD = {
     "rtt": ((*QUICK, "--rtt", "nowhere.csv"), "--rtt: can't read nowhere.csv: No such file"),
     "rtt pair": (
         (*TRACE, "--regions", "us=1,sa=1"),
-        "no round trip between us and sa: add that pair",
+        "--rtt: no round trip between us and sa: write a file",
     ),
     "loss": ((*QUICK, "--loss", "1"), "--loss: Input should be less than 1"),
     "seed": ((*QUICK, "--seed", "x"), "--seed: Input should be a valid integer"),
@@ -194,7 +200,12 @@ def test_a_malformed_table_of_round_trips_is_named_by_its_line(tmp_path: Path) -
     rtt.write_text("us,eu,fast\n")
     ended = sim(*QUICK, "--rtt", rtt)
     assert ended.exit_code == 2
-    assert f"--rtt: {rtt}: us,eu,fast" in ended.stderr
+    assert f"--rtt: {rtt}: line 1: 'fast' is no number" in ended.stderr
+    rtt.write_text("us,ap,80\n")
+    ended = sim(*QUICK, "--rtt", rtt)
+    assert ended.exit_code == 2
+    assert f"--rtt {rtt}: no round trip between us and eu: write" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_without_matplotlib_pictures_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,3 +293,7 @@ def test_a_recording_that_differs_ends_with_1_and_a_question_with_0(tmp_path: Pa
     assert "replayed with " in asked.stdout
     assert "policy least-load instead of" in asked.stdout
     assert "pushing blind instead of pending" in asked.stdout
+    assert " decisions differ; " in asked.stdout
+    assert "recorded → replayed" in asked.stdout
+    assert "  hold: the request waits in the router's queue" in asked.stdout
+    assert "Up to the first of them this is exact." in asked.stdout

@@ -71,6 +71,17 @@ async def test_a_bad_timeout_header_is_named(mesh, value):
         assert "x-mesh-timeout-s" in (await answer.json())["error"]["message"]
 
 
+async def test_a_debug_header_that_says_nothing_is_no_silent_wish(mesh):
+    url = mesh.urls["us"] + CHAT
+    async with client() as session:
+        async with session.post(url, json=chat(), headers={"x-mesh-debug": "yes"}) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == "x-mesh-debug"
+        async with session.post(url, json=chat(), headers={"x-mesh-debug": "0"}) as answer:
+            assert answer.status == 200
+            assert "x-mesh-decision" not in answer.headers
+
+
 async def test_a_wrong_method_is_told_the_right_one(mesh):
     async with client() as session, session.get(mesh.urls["us"] + CHAT) as answer:
         assert answer.status == 405

@@ -1,7 +1,9 @@
 """A recording is replayed to the same decisions, and what was changed in it is found."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
@@ -11,8 +13,10 @@ from mesh.core import events as ev
 from mesh.core import recording
 from mesh.core.policies import POLICIES
 from mesh.core.recording import Header, RecordingInvalid
+from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
-from mesh.sim.replay import NOTHING, replay
+from mesh.sim.replay import replay
+from mesh.sim.verdict import NOTHING
 from tests.mesh.core import build
 from tests.mesh.core.chaos import Chaos
 
@@ -174,6 +178,36 @@ def test_a_setting_that_decides_nothing_changes_nothing(lines, file):
     verdict = replay(file, relayed_max=4000)
     assert verdict.agrees
     assert "relayed_max 4000 instead of 4096" in str(verdict)
+
+
+def test_another_policy_that_would_have_done_the_same_is_said_in_words(lines, file):
+    """Without a replica and without a peer every policy holds, and that is all there is."""
+    kept = [
+        line
+        for line in lines
+        if not any(heard in line for heard in (b"HeartbeatSeen", b"DigestSeen", b"AnswerEnded"))
+    ]
+    core = RouterCore(
+        region=build.US,
+        router=build.ROUTER,
+        epoch=1,
+        settings=RouterSettings(policy="skywalker"),
+        dice=Random(SEED),
+    )
+    steps = [recording.decode_line(line) for line in kept[1:-1]]
+    head = replace(recording.decode_header(lines[0]), settings=core._settings)
+    again = [
+        recording.encode_step(step.now, step.event, core.handle(step.event, step.now))
+        for step in steps
+        if isinstance(step, recording.Step)
+    ]
+    file.write_bytes(b"".join([recording.encode_header(head), *again]))
+    verdict = replay(file, policy="round-robin")
+    assert verdict.decisions > 0 == verdict.decisions_changed
+    assert f"none of the {verdict.decisions} decisions differs" in str(verdict)
+    assert "nothing" not in str(verdict)
+    file.write_bytes(recording.encode_header(head))
+    assert "no request came while this was recorded" in str(replay(file, policy="round-robin"))
 
 
 def test_a_setting_out_of_range_is_refused(lines, file):

@@ -30,6 +30,12 @@ def series(path: Path) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def lost_note(path: Path) -> str:
+    """What the picture says of requests that have no place in it."""
+    note = next((group for group in ET.parse(path).iter() if group.get("id") == "lost"), None)
+    return "" if note is None else " ".join(text.text or "" for text in note.iter(f"{SVG}text"))
+
+
 def test_a_comparison_has_a_distribution_and_the_regions_of_each_run(tmp_path: Path) -> None:
     runs = study(settings(policy=POLICIES))
     files = draw(tmp_path / "pictures", runs)
@@ -42,7 +48,9 @@ def test_a_comparison_has_a_distribution_and_the_regions_of_each_run(tmp_path: P
     assert lines.keys() == {"ttft round-robin", "ttft least-load"}
     for points in lines.values():
         assert points == sorted(points, key=lambda point: (point[0], -point[1])), "it only rises"
-    assert {"round-robin", "least-load", "time to first token (s)"} <= set(texts(files[0]))
+    axes = {"time to first token (s, logarithmic)", "requests that have their first token (%)"}
+    assert {"round-robin", "least-load", *axes} <= set(texts(files[0]))
+    assert not lost_note(files[0]), "every request is in the curves"
     for path in files[1:]:
         assert series(path).keys() == {
             f"{what}{whose}" for what in ("asked", "answered") for whose in ("", " us", " eu")
@@ -64,7 +72,7 @@ def test_a_sweep_shows_what_more_replicas_and_more_load_do(tmp_path: Path) -> No
             f"line {policy} {other}" for policy in ("round-robin", "least-load") for other in others
         }
         assert {len(points) for points in lines.values()} == {2}
-    assert "replicas" in texts(tmp_path / "throughput.svg")
+    assert "replicas of all regions" in texts(tmp_path / "throughput.svg")
 
 
 def test_a_run_that_sheds_ends_below_all_requests(tmp_path: Path) -> None:
@@ -78,6 +86,10 @@ def test_a_run_that_sheds_ends_below_all_requests(tmp_path: Path) -> None:
     full = study(settings(regions=("us=1",)))
     (whole,) = series(draw(tmp_path / "full", full)[0]).values()
     assert points[-1][1] > whole[-1][1], "y grows downwards: this line ends lower"
+    lost = 100 * (1 - played.report["ok"] / played.report["requests"])
+    note = lost_note(path)
+    assert "requests that were shed or failed" in note
+    assert float(re.findall(r"([\d.]+)%", note)[0]) == pytest.approx(lost, rel=0.1)
 
 
 def test_the_same_study_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""What every study is told: where its regions come from is each study's own."""
+
+import pytest
+
+from mesh.sim.study.plan_settings import PlanSettings
+from mesh.sim.study.scenario import Scenario
+from mesh.sim.study.settings import SimSettings
+
+
+def test_a_scenario_alone_is_no_study_and_says_what_it_lacks() -> None:
+    with pytest.raises(TypeError, match="region_names"):
+        Scenario(workload="chat")  # type: ignore[abstract]
+
+
+def test_every_study_names_its_regions() -> None:
+    assert SimSettings(workload="chat", regions=({"us": 1, "ap": 0},)).region_names == ("us", "ap")
+    planned = PlanSettings.model_validate({"workload": "chat", "ttft_p90": 1, "regions": "us,ap"})
+    assert planned.region_names == ("us", "ap")
