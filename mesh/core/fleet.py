@@ -140,7 +140,8 @@ class Fleet:
 
     def _ours(self, beat: Heartbeat) -> Heartbeat | None:
         """The heartbeat as our tables know its replica; None if it is not for us to place on."""
-        self.ownership.hear_term(beat.region, beat.term)
+        if beat.term:
+            self.ownership.hear_term(beat.region, beat.term)
         if beat.region == self._home:
             return beat
         if beat.region not in self.ownership.adopted:

@@ -107,6 +107,8 @@ class Ownership:
     @property
     def adopted(self) -> dict[RegionId, int]:
         """Peer regions whose replicas are ours, each with the term of the lease."""
+        if not self._adopted:  # nearly always, and asked at every heartbeat
+            return {}
         return {region: self._tenures[region].term for region in sorted(self._adopted)}
 
     @property
@@ -154,6 +156,8 @@ class Ownership:
 
     def lapse(self, now: float) -> None:
         """Before anything else is decided: a process that stood still may own nothing any more."""
+        if not self._adopted:
+            return
         lapsed = [region for region in self._adopted if not self.is_ours(region, now)]
         for region in sorted(lapsed):
             self._let_go(self._tenures[region], now)

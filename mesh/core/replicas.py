@@ -270,9 +270,16 @@ class ReplicaTable:
         work that must queue; one that doesn't say how much it takes is too old to.
         """
         beat = replica.heartbeat
-        why = self._not_serving_because(replica, model, now)
-        if why is not None:
-            return why
+        if beat.state is not ReplicaState.READY:
+            return beat.state.value
+        if model not in beat.models:
+            return "other model"
+        if now - replica.seen_at > self._settings.heartbeat_late_s:
+            return "heartbeat late"
+        if replica.refused_at is not None:
+            return "full"
+        if self.lent and not is_adopted(beat.replica):
+            return "adopted by a peer"
         pushing = self._settings.pushing
         if beat.outstanding_max is not None and (
             beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
@@ -284,21 +291,7 @@ class ReplicaTable:
             return "outstanding" if replica.load >= pushing.outstanding_max else None
         if beat.full:
             return "full"
-        if beat.pending:
-            return "pending"
-        return self._no_room_because(replica)
-
-    def _not_serving_because(self, replica: Replica, model: ModelId, now: float) -> str | None:
-        beat = replica.heartbeat
-        if beat.state is not ReplicaState.READY:
-            return beat.state.value
-        if model not in beat.models:
-            return "other model"
-        if self.lent and not is_adopted(beat.replica):
-            return "adopted by a peer"
-        if now - replica.seen_at > self._settings.heartbeat_late_s:
-            return "heartbeat late"
-        return "full" if replica.refused_at is not None else None
+        return "pending" if beat.pending else self._no_room_because(replica)
 
     def _no_room_because(self, replica: Replica) -> str | None:
         sent = replica.on_the_way

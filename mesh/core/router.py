@@ -28,7 +28,6 @@ from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
 from mesh.core.outlook import Outlook
-from mesh.core.ownership import Ownership
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
@@ -83,6 +82,7 @@ class RouterCore:
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
         self._placer.join_gossip(self.gossip.news, self.gossip.told)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
+        self.ownership = self._fleet.ownership  # whose replicas are this router's to place on
         self._admission = Admission(self.held)
         self._ends = Ends(
             inflight=self.inflight,
@@ -144,11 +144,6 @@ class RouterCore:
     def draining(self) -> bool:
         """Whether it takes nothing new."""
         return self._fleet.draining
-
-    @property
-    def ownership(self) -> Ownership:
-        """Whose replicas are this router's to place on."""
-        return self._fleet.ownership
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves at this moment, full or not."""

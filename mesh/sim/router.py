@@ -159,8 +159,9 @@ class SimRouter:
     # What the bus brings of replicas and answers.
 
     def hear_heartbeat(self, beat: Heartbeat) -> None:
-        """A replica's state."""
-        self._last_heartbeats.keep(beat)
+        """A replica's state; of a region that this one has adopted, too."""
+        if beat.region == self.site:
+            self._last_heartbeats.keep(beat)
         self.feed(ev.HeartbeatSeen(beat))
 
     def hear_nobody(self, inbox: str) -> None:
