@@ -3,7 +3,7 @@
 A claim is a publish to the lease's subject that names the last write it knows; the stream's answer
 comes to an inbox whose last token is random, so that no agent can grant us anything. What a stream
 takes it says again on a subject of its own (`schemas.catalog`: leased), with the write's number in
-a header; JetStream sets that header and nobody else can speak there.
+a header; but for the stream, only that region's own routers can speak there.
 """
 
 import logging

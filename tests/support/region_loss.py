@@ -320,7 +320,7 @@ async def lose(
         adopted_s=adopted_at - killed_at,
         served_s=min(served, default=float("inf")),
         by=by,
-        back_s=again_at - seen.first_sign[region],
+        back_s=max(0.0, again_at - seen.first_sign[region]),  # they are heard in any order
         both_s=seen.both[region],
         ends=Counter(asked.end for asked in clients.asked),
     )
