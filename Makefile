@@ -6,6 +6,7 @@ STAMP := .venv/.installed
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
+.PHONY: study-loss
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -55,6 +56,8 @@ study-federation: $(STAMP) ## what late and lost news cost the mesh
 
 study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)
+study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas serve again
+	$(STUDY).region_loss $(SIZE)
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)

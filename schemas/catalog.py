@@ -27,6 +27,8 @@ class Carrier(StrEnum):
     CORE = "core publish"
     REQUEST = "core request-reply"
     LAST_VALUE = "core publish, captured by a JetStream last-value stream"
+    COMPARE_AND_SET = "compare-and-set by request to a JetStream stream"
+    REPUBLISHED = "republished by that stream"
 
 
 class Encoding(StrEnum):
@@ -75,8 +77,9 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Heartbeat,),
         publish=frozenset({AGENT}),
-        subscribe=frozenset({ROUTER}),
-        about="A replica's state, every 100 ms and at once when it turns full or not full.",
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
+        "listen while they have adopted the region.",
     ),
     Channel(
         name="work",
@@ -84,7 +87,7 @@ CHANNELS: tuple[Channel, ...] = (
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
         messages=(),
-        publish=frozenset({ROUTER}),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
         subscribe=frozenset({AGENT}),
         queue=subjects.QUEUE_AGENT,
         prompts=True,
@@ -197,6 +200,29 @@ CHANNELS: tuple[Channel, ...] = (
         "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
         "whose last token is random. A link lets its region ask in its own name only, so that none "
         "can spend another's share; who asks in the region's own name is a sibling.",
+    ),
+    Channel(
+        name="lease",
+        template=_template(subjects.lease, "region"),
+        carrier=Carrier.COMPARE_AND_SET,
+        encoding=Encoding.JSON,
+        messages=(state.Lease,),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        about="Who would own the region's replicas: its own routers, or a peer's that adopts them. "
+        "The stream LEASES takes it only if nobody has written since "
+        "(Nats-Expected-Last-Subject-Sequence).",
+    ),
+    Channel(
+        name="leased",
+        template=_template(subjects.leased, "region"),
+        carrier=Carrier.REPUBLISHED,
+        encoding=Encoding.JSON,
+        messages=(state.Lease,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        about="What that stream took, four times a second, with its Nats-Sequence: who owns the "
+        "region's replicas.",
     ),
     Channel(
         name="ping",

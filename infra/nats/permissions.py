@@ -29,7 +29,7 @@ from schemas.residency import OPEN_GROUND, Ground
 
 PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
 INBOX, INGRESS, INGRESS_WITHIN = map(channel, ("inbox", "ingress", "ingress_within"))
-STREAMS = (subjects.STREAM_HEARTBEATS,)
+STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
 
 # The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
 # Answers to clients lie one token deeper (`schemas.subjects.inbox`).

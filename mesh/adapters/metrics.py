@@ -42,6 +42,11 @@ class RouterMetrics:
         self.gossip_dropped = Counter(
             "mesh_gossip_dropped", "Gossip that was not what it said it is.", registry=registry
         )
+        self.leases_dropped = Counter(
+            "mesh_leases_dropped",
+            "Leases that were not what they said they are.",
+            registry=registry,
+        )
         registry.register(_CoreState(core, clock))
 
     def _requests(self, registry: CollectorRegistry) -> None:
@@ -147,6 +152,7 @@ class _CoreState(Collector):
         yield from self._replicas()
         yield from self._peers()
         yield from self._gossip()
+        yield from self._ownership()
 
     def _replicas(self) -> Iterator[Metric]:
         pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")
@@ -241,6 +247,25 @@ class _CoreState(Collector):
             _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
         _add(doubted, "siblings", siblings.doubted)
         yield from (blocks, doubted)
+
+    def _ownership(self) -> Iterator[Metric]:
+        ownership = self._core.ownership
+        owned = _gauge("mesh_region_owned", "1 where it may place on that region's replicas.", "of")
+        term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "of")
+        adopted = _gauge("mesh_adopted_replicas", "Replicas of a region without routers.", "of")
+        held = ownership.owned
+        for tenure in ownership.tenures():
+            _add(owned, tenure.region, tenure.region in held)
+            _add(term, tenure.region, tenure.term)
+        for region in ownership.adopted:
+            _add(adopted, region, len(self._core.replicas.names_of(region)))
+        yield from (owned, term, adopted)
+        yield CounterMetricFamily(
+            "mesh_adoptions", "Times that a region was adopted.", value=ownership.adoptions
+        )
+        yield CounterMetricFamily(
+            "mesh_hand_backs", "Times that one was handed back.", value=ownership.hand_backs
+        )
 
 
 def _gauge(name: str, about: str, label: str) -> GaugeMetricFamily:

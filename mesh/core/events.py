@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mesh.core.request import NOTHING_SAID, Request, Served
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
-from schemas.state import Digest, Heartbeat
+from schemas.state import Digest, Heartbeat, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """A replica of this region spoke."""
+    """A replica of this region spoke, or one of a region that it has adopted."""
 
     heartbeat: Heartbeat
 
@@ -79,6 +79,26 @@ class TrieAsked:
     ask: TrieAsk
     region: RegionId
     inbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHeard:
+    """The stream of a region's lease took a write, and numbered it."""
+
+    lease: Lease
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswered:
+    """What that stream says to our own claim: `seq` is the number of its newest write, then.
+
+    None: nobody answers for the stream.
+    """
+
+    number: int
+    granted: bool
+    seq: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +187,8 @@ Event = (
     | SiblingSeen
     | SiblingPartSeen
     | TrieAsked
+    | LeaseHeard
+    | LeaseAnswered
     | PlacedByPeer
     | AttemptRefused
     | AttemptProgressed

@@ -175,8 +175,9 @@ class SimRouter:
     # What the bus brings of replicas and answers.
 
     def hear_heartbeat(self, beat: Heartbeat) -> None:
-        """A replica's state."""
-        self._last_heartbeats.keep(beat)
+        """A replica's state; of a region that this one has adopted, too."""
+        if beat.region == self.site:
+            self._last_heartbeats.keep(beat)
         self.feed(ev.HeartbeatSeen(beat))
 
     def hear_nobody(self, inbox: str) -> None:
@@ -284,7 +285,7 @@ class SimRouter:
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
         replica = self._around.replicas[effect.replica]
-        handoff = handoff_headers(self.name, effect)
+        handoff = handoff_headers(self.site, self.name, effect)
         if effect.answer_inbox is not None:
             self._dispatch_for_peer(effect.key, effect.answer_inbox, replica, handoff)
             return

@@ -19,6 +19,7 @@ from mesh.sim.clients import Clients
 from mesh.sim.config import WorldConfig
 from mesh.sim.engine import Engine
 from mesh.sim.event_queue import EventQueue
+from mesh.sim.lease_streams import LeaseStreams
 from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
 from mesh.sim.pulse import Pulse
@@ -72,18 +73,14 @@ class World:
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
         self.trie_links = TrieLinks(self.network, self.crews, config.shape)
-        around = Surroundings(
-            replicas=self.replicas,
-            routers=self.crews,
-            first_byte=lambda ask: self.clients.first_byte(ask),
-            answered=lambda ask, answered: self.clients.answered(ask, answered),
-            publish=self._publish,
-            gossip=self.trie_links.performers,
-            request_s=config.settings.request_s_max,
-            pick=self.dice("queue groups").randrange,
-            meter=self.meter,
+        self.leases = LeaseStreams(
+            self.queue,
+            self.network,
+            self.crews,
+            config.shape,
+            lambda origin: self._pulses[origin].say_alive(),
         )
-        self._add_routers(around)
+        self._add_routers()
         for region, fleet in config.profiles().items():
             for number, profile in enumerate(fleet):
                 self._add_replica(region, number, profile)
@@ -133,6 +130,7 @@ class World:
                 settings=self.config.router_settings(),
                 dice=self.dice(f"router {name} {epoch}"),
                 makers=None if self._makers is None else self._makers(self),
+                peers=self.config.shape.peers_of(router.site, self.routers),
             )
         )
         self._pulses[origin].begin(epoch)
@@ -142,14 +140,30 @@ class World:
 
     # Building.
 
-    def _add_routers(self, around: Surroundings) -> None:
-        shape, config = self.config.shape, self.config
+    def _add_routers(self) -> None:
+        shape, config, around = self.config.shape, self.config, self._surroundings()
         for site in dict.fromkeys(shape.router_of(region) for region in config.regions):
             self.crews[site] = [
                 SimRouter(site, self.queue, self.network, around, RouterId(f"r{number}"))
                 for number in range(1, config.routers + 1)
             ]
             self.routers[site] = self.crews[site][0]
+
+    def _surroundings(self) -> Surroundings:
+        """What every router sees of this world."""
+        return Surroundings(
+            replicas=self.replicas,
+            routers=self.crews,
+            first_byte=lambda ask: self.clients.first_byte(ask),
+            answered=lambda ask, answered: self.clients.answered(ask, answered),
+            publish=self._publish,
+            gossip=lambda origin: (
+                self.trie_links.performers(origin) | self.leases.performers(origin)
+            ),
+            request_s=self.config.settings.request_s_max,
+            pick=self.dice("queue groups").randrange,
+            meter=self.meter,
+        )
 
     def _add_replica(self, region: RegionId, number: int, profile: Profile) -> None:
         config = self.config
@@ -166,7 +180,13 @@ class World:
         )
         engine = Engine(profile, lambda: self.queue.now, config.kv_tokens)
         self.replicas[plan.name] = SimReplica(
-            plan, engine, self.queue, self.network, crew, self._count_inside
+            plan,
+            engine,
+            self.queue,
+            self.network,
+            crew,
+            self._count_inside,
+            self.leases.adopters_of,
         )
 
     def _add_pulses(self) -> None:
@@ -181,6 +201,7 @@ class World:
                 self.queue,
                 self.network,
                 gap_s,
+                self.leases.was_adopted,
             )
 
     def _publish(self, origin: Origin, digest: Digest) -> None:
@@ -224,6 +245,9 @@ class World:
         if isinstance(trouble, fault.RouterCrash):
             crew = self.crews[trouble.region]
             return partial(_each, crew, SimRouter.crash), partial(_each, crew, self.open_router)
+        if isinstance(trouble, fault.LeaseStreamDown):
+            region = trouble.region
+            return partial(self.leases.stop, region), partial(self.leases.resume, region)
         replica = self.replicas[trouble.replica]
         if isinstance(trouble, fault.ReplicaCrash):
             return replica.crash, replica.restart

@@ -115,12 +115,16 @@ def test_the_list_of_one_direction_in_full():
         "_INBOX.eu.>",
         "mesh.eu.gossip.snapshot.us",
         "mesh.eu.ingress",
+        "mesh.eu.lease.owner",
         "mesh.eu.ping",
         "mesh.eu.replica.*.body",
         "mesh.eu.replica.*.cancel",
         "mesh.eu.replica.*.credit",
+        "mesh.eu.replica.*.work",
         "mesh.us.gossip.digest",
+        "mesh.us.gossip.lease",
         "mesh.us.gossip.trie",
+        "mesh.us.heartbeat.*",
         "mesh.us.router.*.alive",
     )
 
