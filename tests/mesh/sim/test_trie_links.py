@@ -78,7 +78,7 @@ def test_routers_of_one_region_know_what_the_others_placed():
 
 
 def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_its_replicas():
-    world = World(steady(20, 0.2, US, prompt=640), config(FLEET, policy="mesh", routers=2))
+    world = World(steady(60, 0.2, US, prompt=640), config(FLEET, policy="mesh", routers=2))
     for number, router in enumerate(world.crews[US]):
         world.queue.at(5.0 + 2.0 * number, router.crash)
         world.queue.at(5.5 + 2.0 * number, world.open_router, router)
