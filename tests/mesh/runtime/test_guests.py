@@ -1,0 +1,83 @@
+"""A request that waits in a peer's line: its router hears so, and its client is served there."""
+
+import asyncio
+
+import pytest
+
+from schemas.exchange import HELD_S
+from tests.support.nats_pair import nats_pair
+from tests.support.scripted_engine import event, hang, scripted_engine
+from tests.support.small_mesh import chat, post, small_mesh
+
+pytestmark = pytest.mark.timeout(90)
+LONG = "word " * 60_000  # 75,000 tokens: seconds of work, by what a router believes at start
+
+
+@pytest.fixture
+async def two(tmp_path):
+    """us has no replica; eu's only one computes a long prompt until `gate` opens."""
+    async with (
+        nats_pair(tmp_path, "us", "eu") as servers,
+        scripted_engine() as far,
+        small_mesh(servers) as mesh,
+    ):
+        await mesh.router("us")
+        await mesh.router("eu")
+        await mesh.agent("eu", "eu-0", far)
+        await mesh.until_ready("eu", 1)
+        await mesh.until_peer("us", "eu")
+        mesh.gate = asyncio.Event()
+        far.behaviour = hang(gate=mesh.gate)
+        mesh.long = asyncio.create_task(post(mesh, chat(LONG, stream=True), "eu"))
+        await far.arrived.wait()
+        mesh.far = far
+        yield mesh
+        mesh.gate.set()
+        await mesh.long
+
+
+def guests(mesh) -> list[str]:
+    held = mesh.routers["eu"].core.held
+    return [request.answer_inbox for request in held if request.answer_inbox is not None]
+
+
+async def test_it_is_served_where_it_waited(two):
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    us = two.routers["us"].core
+    [record] = us.inflight.values()
+    heard_at = record.heard_at
+    await two.until(lambda: record.heard_at > heard_at + HELD_S / 2, "us to hear of it again")
+    assert (record.peer, record.replica, record.refusals) == ("eu", None, 0)
+    two.gate.set()
+    status, body, headers = await task
+    assert (status, headers["x-mesh-region"]) == (200, "eu")
+    assert event("late") in body
+    assert not guests(two)
+
+
+async def test_whose_client_leaves_meanwhile_costs_no_answer(two):
+    task = asyncio.create_task(post(two, chat(stream=True)))
+    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    task.cancel()
+    await two.until(lambda: not two.routers["us"].core.inflight, "its client to be gone")
+    two.gate.set()
+    await two.until(lambda: not guests(two), "eu to have placed it")
+    assert (await post(two, chat(), "eu"))[0] == 200
+    await two.until(lambda: not two.routers["eu"].core.inflight, "nothing to be left")
+
+
+async def test_when_the_peer_is_gone_it_is_placed_anew(two):
+    """Here: nowhere, until eu's router is back. Its client waits, and is answered."""
+    async with scripted_engine() as near:
+        task = asyncio.create_task(post(two, chat(stream=True)))
+        await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+        await two.routers["eu"].close()
+        await two.agent("us", "us-0", near)
+        status, body, headers = await task
+        assert (status, headers["x-mesh-region"]) == (200, "us")
+        assert b"hello" in body
+        two.gate.set()
+        two.long.cancel()
+        await asyncio.gather(two.long, return_exceptions=True)
+        two.long = asyncio.sleep(0)
