@@ -69,6 +69,7 @@ class Gossip:
         self.siblings = Siblings(origin, epoch, settings, effects)
         self.counts = Counts()
         self._origin = origin
+        self._ground = settings.ground
         self._effects = effects
         self._heard_bytes_per_s = float(settings.trie_heard_bytes_per_s)
         half_bytes_per_s = settings.trie_bytes_per_s / 2
@@ -99,11 +100,16 @@ class Gossip:
                 self.siblings.asked(ask, inbox, now)
             return
         is_ours = ask.router == self._origin.router and self.news is not None
-        if not is_ours or not self._repairs.has_room(inbox, region):
+        if not is_ours or not self._may_know(region) or not self._repairs.has_room(inbox, region):
             return
         answers = self._teller.answer(ask)
         self.counts.snapshots += isinstance(answers[0], TriePart)
         self._repairs.put(inbox, region, answers)
+
+    def _may_know(self, region: RegionId) -> bool:
+        """Its link would not let the others ask; this holds without a link's rules, too."""
+        home = self._origin.region
+        return region == home or self._ground.may_send(home, region)
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Who hears which event, for the router's table."""

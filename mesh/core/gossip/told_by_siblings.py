@@ -12,7 +12,8 @@ class ToldBySibling(ToldShelf):
     """The shelf of one sibling's mirror.
 
     What a sibling told is told anew by the others when it is forgotten, each a part of it; what is
-    used meanwhile, while it is only silent, is told by whoever places it.
+    used meanwhile, while it is only silent, is told by whoever places it. Nothing else is told for
+    it: what it placed and did not tell may be a secret.
     """
 
     def __init__(

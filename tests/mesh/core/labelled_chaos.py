@@ -120,6 +120,8 @@ class LabelledChaos(Chaos):
             if effect.inbox.startswith(subjects.inbox_prefix(build.US, SIBLING)):
                 self.counts["shared"] += len(self.sibling.secrets.intersection(blocks))
             else:
+                heard_by = set(self.carried[RegionId("eu")])
+                assert not self.confined or heard_by & self.confined, "told to who may not listen"
                 self._check_told(blocks)
         elif isinstance(effect, fx.Fail) and effect.fault is Fault.RESIDENCY:
             self.counts["forbidden"] += 1

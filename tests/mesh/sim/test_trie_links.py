@@ -78,12 +78,14 @@ def test_routers_of_one_region_know_what_the_others_placed():
 
 
 def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_its_replicas():
-    world = World(steady(60, 0.2, US, prompt=640), config(FLEET, policy="mesh", routers=2))
+    rows = [(0.2 * n, US, node(prompt=640, answer=20, name=10 + n)) for n in range(20)]
+    last = (9.0, US, node(name=1))
+    world = World(arrivals(*rows, last), config(FLEET, policy="mesh", routers=2))
     for number, router in enumerate(world.crews[US]):
         world.queue.at(5.0 + 2.0 * number, router.crash)
         world.queue.at(5.5 + 2.0 * number, world.open_router, router)
-    world.queue.at(12.0, world.queue.stop)
     world.run()
+    assert world.queue.now > 11.0
     [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.crews[US]]
     assert one.blocks("us-1") == other.blocks("us-1") > 40
 
