@@ -169,8 +169,11 @@ def test_what_a_confined_region_may_say_in_full():
     assert permissions.spoken("eu", "us", ground) == (
         "_INBOX.us.>",
         "mesh.eu.gossip.digest",
+        "mesh.eu.gossip.lease",
+        "mesh.eu.heartbeat.*",
         "mesh.eu.router.*.alive",
         "mesh.us.gossip.snapshot.eu",
+        "mesh.us.lease.owner",
         "mesh.us.ping",
         "mesh.us.replica.*.cancel",
         "mesh.us.replica.*.credit",
@@ -178,3 +181,16 @@ def test_what_a_confined_region_may_say_in_full():
     assert not any("mesh.eu.gossip" in one for one in permissions.spoken("us", "eu", ground))
     assert "mesh.eu.gossip.snapshot.ap" in permissions.spoken("ap", "eu", ground)
     assert "mesh.ap.ingress.eu" in permissions.spoken("eu", "ap", ground)
+
+
+def test_whoever_adopts_hands_prompts_only_to_regions_that_carry_its_labels():
+    ground = parse(labelled_toml(), "mesh.toml").ground
+    anyone = subjects.work("{}", "*")
+    assert anyone.format("ap") in permissions.spoken("eu", "ap", ground)
+    assert anyone.format("us") not in permissions.spoken("eu", "us", ground)
+    assert anyone.format("eu") in permissions.spoken("us", "eu", ground)  # confined to nothing
+    said = [one for one in permissions.router("eu", ground).publish if one.endswith(".work")]
+    assert sorted(said) == [anyone.format("ap"), anyone.format("eu")]
+    # To be adopted, a confined region's lease crosses to all: it says nothing of prompts.
+    assert subjects.lease("eu") in permissions.spoken("us", "eu", ground)
+    assert subjects.leased("eu") in permissions.spoken("eu", "us", ground)

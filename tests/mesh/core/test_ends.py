@@ -3,6 +3,7 @@
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from schemas.decision import Placement
+from schemas.exchange import Refusal
 from schemas.http import Fault
 from tests.mesh.core import build
 
@@ -37,3 +38,19 @@ def test_a_request_that_ends_during_an_attempt_gives_its_room_back():
     assert replica.load == 1
     core.handle(ev.ClientGone(1), 10.1)
     assert replica.load == 0 and core.inflight == {}
+
+
+def test_a_peers_request_that_fails_is_refused_with_this_regions_state():
+    core = build.core(policy="mesh")
+    waiting = {"prefill_queued_tokens": 20_000, "pending": 4, "running": 8}
+    core.handle(ev.HeartbeatSeen(build.beat("us-0", **waiting)), 10.0)
+    effects = core.handle(ev.RequestArrived(build.foreign(1, arrived_at=10.0, deadline=11.0)), 10.0)
+    assert fx.TellHeld("inbox-1") in effects
+    effects = core.handle(ev.Tick(), 11.0)
+    [refused] = [effect for effect in effects if isinstance(effect, fx.RefusePeer)]
+    assert (refused.key, refused.answer_inbox) == (1, "inbox-1")
+    assert refused.reason is Refusal.NO_REPLICA
+    assert (refused.fresh.region, refused.fresh.replicas_ready) == ("us", 1)
+    assert not [effect for effect in effects if isinstance(effect, fx.Fail)]
+    assert len(core.held) == len(core.inflight) == 0
+    assert not [e for e in core.handle(ev.Tick(), 13.0) if isinstance(e, fx.TellHeld)]

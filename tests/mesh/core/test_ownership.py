@@ -12,6 +12,7 @@ from mesh.core import events as ev
 from mesh.core.ownership import START_LEASES
 from mesh.core.tenure import GUARD
 from schemas.ids import RegionId, RouterId
+from schemas.residency import ground
 from schemas.state import Digest, Lease
 from tests.mesh.core import build
 from tests.mesh.core.build import AP, EU, US
@@ -286,3 +287,25 @@ def test_whatever_happens_no_two_own_one_region_and_in_the_end_all_is_well(seed,
         assert world.home_owns(region) and not world.adopters(region)
         world.run(0.2)
         assert len(world.terms(region)) == 1
+
+
+CARRIED = {US: ("us",), EU: ("eu",), AP: ("eu",)}
+
+
+def test_who_may_send_nothing_to_a_region_does_not_claim_it():
+    stage = Stage(ground=ground(CARRIED, {US: ("us",)}))
+    stage.spend(1.0, EU, AP)
+    stage.hear(EU, EU, 3, 8)
+    assert stage.spend(10 * LEASE_S, AP) == []
+    carries_both = Stage(ground=ground(CARRIED | {US: ("eu", "us")}, {US: ("eu",)}))
+    carries_both.spend(1.0, EU, AP)
+    carries_both.hear(EU, EU, 3, 8)
+    assert carries_both.spend(LEASE_S + 0.2, AP) != []
+
+
+def test_nobody_waits_for_a_nearer_region_that_may_send_nothing_there():
+    free = ground(CARRIED | {AP: ("ap",)}, {AP: ("ap",)})
+    stage = Stage(eu_rtt_s=0.2, ground=free)
+    stage.spend(1.0, EU, AP)
+    stage.hear(EU, EU, 3, 8)
+    assert len(stage.spend(LEASE_S + 0.1, AP)) == 1

@@ -8,6 +8,7 @@ from mesh.sim import faults
 from mesh.sim.faults import Cut, LeaseStreamDown, RouterCrash
 from mesh.sim.network import BUS_S
 from mesh.sim.run import report, run
+from mesh.sim.world import World
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, config, leftovers, played, steady
 
@@ -132,3 +133,34 @@ def test_no_two_write_one_term_and_terms_rise(seed):
         assert len(holders) == len({term for term, _ in holders}), "one owner a term"
     assert leftovers(world) == {}
     assert run(asked, settings)["digest"] == report(world, asked)["digest"]
+
+
+def test_all_routers_of_the_adopter_own_and_know_what_the_others_placed():
+    asked = steady(200, 0.1, EU, prompt=640, answer=20)
+    world = World(asked, config(FLEET, faults=(GONE,), policy="mesh", routers=2))
+    world.queue.at(2.5 + 12.0, world.queue.stop)
+    world.run()
+    assert owners(world, US) == [US, EU]
+    assert {write.lease.router for write in world.leases.taken[US][-10:]} == {"r1", "r2"}
+    for router in world.crews[EU]:
+        assert set(router.core.ownership.adopted) == {US}
+        assert sorted(router.core.replicas.names_of(US)) == ["us/us-1", "us/us-2"]
+    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.crews[EU]]
+    for name in ("us/us-1", "us/us-2"):
+        assert one.blocks(name) == other.blocks(name) > 0
+
+
+def test_all_routers_of_a_region_take_it_back_and_nothing_is_left():
+    asked = steady(300, 0.05, EU, prompt=100, answer=100)
+    back = RouterCrash(region=US, at_s=3.0, back_at_s=9.0)
+    world = played(asked, config(FLEET, faults=(back,), routers=2))
+    assert owners(world, US) == [US, EU, US]
+    for router in world.crews[EU]:
+        assert router.core.ownership.adopted == {}
+        assert router.core.replicas.names_of(US) == []
+        [index] = router.core.gossip.siblings.indexes
+        assert not [name for name in index.owners if name.startswith("us/")]
+    assert all(set(router.core.ownership.owned) == {US} for router in world.crews[US])
+    told = report(world, asked)
+    assert (told["ok"], told["failures"]) == (300, {})
+    assert leftovers(world) == {}
