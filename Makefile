@@ -5,6 +5,8 @@ STAMP := .venv/.installed
 
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
+.PHONY: study-gossip gossip-live gossip-heals
+.PHONY: study-loss
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -52,11 +54,22 @@ study-mesh: $(STAMP) ## the mesh policy against every other
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
 
+study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
+	$(STUDY).gossip $(SIZE)
+study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas serve again
+	$(STUDY).region_loss $(SIZE)
+
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)
 
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
+
+gossip-live: $(STAMP) ## three regions of two routers, live, with gossip and without; TRACE=file
+	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))
+
+gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
+	$(BIN)/python -m tests.benchmarks.gossip_heals
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -101,6 +101,8 @@ class Routing(Table):
     topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
     hops_max: Hops | None = None  # regions that a request may pass: 0 forwards nothing
     own_ttft_goal_ms: GoalMs | None = None  # peers' work must leave this to the own clients
+    # Prefix gossip on each link; 0: nothing is told, to siblings neither.
+    gossip_kib_per_s: Annotated[int, Field(strict=True, ge=0, le=65_536)] | None = None
 
     def over(self, whole: "Routing") -> "Routing":
         """This table, and where it says nothing the other one."""

@@ -12,7 +12,7 @@ from schemas import exchange
 from schemas.catalog import CHANNELS, Carrier, Channel, Encoding, Role
 from schemas.exchange import Frame
 from schemas.headers import HEADERS, Header
-from schemas.state import Digest, Heartbeat
+from schemas.state import Digest, Heartbeat, Lease
 
 VERSION = "1.0.0"
 
@@ -21,6 +21,7 @@ PARAMETERS = {
     "replica": "Replica, unique in its region.",
     "router": "Router, unique in its region.",
     "label": "Residency label that the region carries.",
+    "asker": "Region of the router that asks.",
     "stream": "Number of one answer, chosen by the router that waits for it.",
 }
 
@@ -28,6 +29,7 @@ PARAMETERS = {
 FILES: dict[type[Any], str] = {
     Heartbeat: "json/heartbeat.v1.json",
     Digest: "json/digest.v1.json",
+    Lease: "json/lease.v1.json",
 }
 
 # Payload of each frame kind: the class of its name. DATA carries raw bytes, WORKING nothing.
@@ -58,6 +60,7 @@ _JSON_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     float: {"type": "number"},
     tuple[int, ...]: {"type": "array", "items": {"type": "integer"}},
+    tuple[str, ...]: {"type": "array", "items": {"type": "string"}},
 }
 
 

@@ -13,13 +13,14 @@ import yaml
 from schemas import asyncapi, openapi
 from schemas.decision import Decision
 from schemas.describe import json_schema
-from schemas.state import Digest, Heartbeat
+from schemas.state import Digest, Heartbeat, Lease
 
 HERE = Path(__file__).parent
 JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/heartbeat.v1.json": Heartbeat,
     "json/digest.v1.json": Digest,
     "json/decision.v1.json": Decision,
+    "json/lease.v1.json": Lease,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"
 

@@ -27,6 +27,8 @@ class Carrier(StrEnum):
     CORE = "core publish"
     REQUEST = "core request-reply"
     LAST_VALUE = "core publish, captured by a JetStream last-value stream"
+    COMPARE_AND_SET = "compare-and-set by request to a JetStream stream"
+    REPUBLISHED = "republished by that stream"
 
 
 class Encoding(StrEnum):
@@ -56,7 +58,7 @@ class Channel:
 
     def subject(self, **names: str) -> str:
         """The subject with its names filled in; a name not given matches any (`*`)."""
-        known = ("region", "replica", "router", "stream", "label")
+        known = ("region", "replica", "router", "stream", "label", "asker")
         return self.template.format(**{name: names.get(name, subjects.ANY) for name in known})
 
 
@@ -75,8 +77,9 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Heartbeat,),
         publish=frozenset({AGENT}),
-        subscribe=frozenset({ROUTER}),
-        about="A replica's state, every 100 ms and at once when it turns full or not full.",
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
+        "listen while they have adopted the region.",
     ),
     Channel(
         name="work",
@@ -84,7 +87,7 @@ CHANNELS: tuple[Channel, ...] = (
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
         messages=(),
-        publish=frozenset({ROUTER}),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
         subscribe=frozenset({AGENT}),
         queue=subjects.QUEUE_AGENT,
         prompts=True,
@@ -165,23 +168,61 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieDelta,),
         publish=frozenset({ROUTER}),
-        subscribe=frozenset({PEER_ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
         prefixes=True,
         about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
-        "hashes: numbered deltas four times a second while there is news, and signs of life.",
+        "hashes: numbered deltas four times a second while there is news, and signs of life. Of "
+        "a region's routers each tells what no other has told.",
+    ),
+    Channel(
+        name="siblings",
+        template=_template(subjects.siblings, "region"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.MSGPACK,
+        messages=(gossip.TrieDelta,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        prefixes=True,
+        about="Which prompts a router has placed on which replica, and which turned out not to be "
+        "there, for the other routers of its region; numbered like what peers are told. It "
+        "crosses no link.",
     ),
     Channel(
         name="snapshot",
-        template=_template(subjects.snapshot, "region"),
+        template=_template(subjects.snapshot, "region", "asker"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.MSGPACK,
-        messages=(gossip.TrieAsk, gossip.TriePart),
-        publish=frozenset({PEER_ROUTER}),
+        messages=(gossip.TrieAsk, gossip.TrieDelta, gossip.TriePart),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
         subscribe=frozenset({ROUTER}),
         prefixes=True,
         about="A listener that missed deltas asks the router that told them. What it missed, as "
         "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
-        "whose last token is random.",
+        "whose last token is random. A link lets its region ask in its own name only, so that none "
+        "can spend another's share; who asks in the region's own name is a sibling.",
+    ),
+    Channel(
+        name="lease",
+        template=_template(subjects.lease, "region"),
+        carrier=Carrier.COMPARE_AND_SET,
+        encoding=Encoding.JSON,
+        messages=(state.Lease,),
+        publish=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER}),
+        about="Who would own the region's replicas: its own routers, or a peer's that adopts them. "
+        "The stream LEASES takes it only if nobody has written since "
+        "(Nats-Expected-Last-Subject-Sequence).",
+    ),
+    Channel(
+        name="leased",
+        template=_template(subjects.leased, "region"),
+        carrier=Carrier.REPUBLISHED,
+        encoding=Encoding.JSON,
+        messages=(state.Lease,),
+        publish=frozenset({ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        about="What that stream took, four times a second, with its Nats-Sequence: who owns the "
+        "region's replicas.",
     ),
     Channel(
         name="ping",

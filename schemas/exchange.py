@@ -32,7 +32,7 @@ H_REQUEST = "Mesh-Request"  # request id
 H_MODEL = "Mesh-Model"  # encoded by subjects.encode_model: header values must be plain ASCII
 H_PATH = "Mesh-Path"  # HTTP path at the engine, e.g. /v1/chat/completions
 H_ATTEMPT = "Mesh-Attempt"  # 1 for the first placement
-H_FROM = "Mesh-From"  # the router that handed off, a router of the replica's own region
+H_FROM = "Mesh-From"  # the router that handed off, a router of the region that owns the replica
 H_HANDOFF = "Mesh-Handoff"  # its number, rising for each replica: see Heartbeat.taken
 H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by the router's estimate
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
@@ -43,6 +43,8 @@ H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
 H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client says
+H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
+H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
@@ -115,6 +117,7 @@ class Refusal(StrEnum):
     WRONG_MODEL = "wrong_model"
     ENGINE_DOWN = "engine_down"
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
+    NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     RESIDENCY = "residency"  # nobody here carries a label that it wants
@@ -239,11 +242,16 @@ class Credit:
 @wire_message
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A router's sign of life; a new epoch means that it restarted and its old work is orphaned."""
+    """A router's sign of life; a new epoch means that it restarted and its old work is orphaned.
+
+    `owned`: regions whose replicas it hands work to by a lease, and `terms`: the term of each.
+    """
 
     TAG: ClassVar[int] = 8
     VERSION: ClassVar[int] = 1
     epoch: int
+    owned: tuple[str, ...] = ()
+    terms: tuple[int, ...] = ()
 
 
 # Parts of a body carry raw bytes, so they are framed by headers instead of msgpack.

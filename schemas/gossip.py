@@ -11,6 +11,10 @@ again if it still has them, and otherwise its whole set, in parts. The reply sub
 is the inbox that the answer goes to, and the last token of that inbox is random.
 
 A delta without content repeats the last number: so a listener learns that it missed the end.
+
+Routers of one region tell each other more, in a second stream of the same kind: which prompts each
+has placed on which replica, because they place on the same ones. There a delta is about one
+replica, and it says nothing of what an engine evicts, which every listener works out for itself.
 """
 
 from dataclasses import dataclass
@@ -22,15 +26,24 @@ BLOCKS_MAX = 65_536  # of one origin: 4 M tokens of prompts in a set of 590 kB
 DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 37 kB then
 PART_BLOCKS_MAX = 512  # small beside a budget, so that parts keep coming
 PARTS_MAX = BLOCKS_MAX // PART_BLOCKS_MAX
+SIBLING_PARTS_MAX = 4096  # of all replicas, each part as large as a delta
 BLOCK_BYTES = 9  # what one hash takes in a message
 MESSAGE_BYTES = 64  # what a message takes beside its hashes, subject included
+
+PEERS, SIBLINGS = 0, 1  # the streams of an origin: what its region holds, what it placed where
+EVERYTHING = -1  # in the place of a number: the whole set, whatever is known of it
 
 
 @wire_message
 @dataclass(frozen=True, slots=True)
 class TrieDelta:
     """What an origin's set gained and lost. `seq`: 1 for the first delta of an epoch; with
-    nothing gained and nothing lost, the number of the last one."""
+    nothing gained and nothing lost, the number of the last one.
+
+    Between siblings: on one `replica`. `missed_ms`: what nobody used on that replica for longer
+    than this is not there any more, as an engine's answer has shown; -1: nothing was shown.
+    `is_cold`: 1 while the origin has just started and knows little itself.
+    """
 
     TAG: ClassVar[int] = 11
     VERSION: ClassVar[int] = 1
@@ -40,24 +53,42 @@ class TrieDelta:
     seq: int
     gained: tuple[int, ...]
     lost: tuple[int, ...]
+    replica: str = ""
+    missed_ms: int = -1
+    is_cold: int = 0
+
+    @property
+    def is_sign(self) -> bool:
+        """Whether it only repeats a number."""
+        return not self.gained and not self.lost and self.missed_ms < 0
 
 
 @wire_message
 @dataclass(frozen=True, slots=True)
 class TrieAsk:
-    """Say again what came after number `after` of that epoch."""
+    """Say again what came after number `after` of that epoch, or EVERYTHING of `stream`.
+
+    `asker`: between siblings, the router that asks.
+    """
 
     TAG: ClassVar[int] = 12
     VERSION: ClassVar[int] = 1
     router: str  # the origin, of the region that the subject names
     epoch: int
     after: int
+    stream: int = PEERS
+    asker: str = ""
 
 
 @wire_message
 @dataclass(frozen=True, slots=True)
 class TriePart:
-    """One part of an origin's whole set as it is after delta `seq`. `part`: 0 to `parts` - 1."""
+    """One part of an origin's whole set as it is after delta `seq`. `part`: 0 to `parts` - 1.
+
+    Between siblings: all that the origin knows of, part by part the longest unused of a `replica`
+    first. `age_ms`: since the part's blocks were used. `missed_ms`: as in a delta. `is_all`: 0 if
+    the set is of those replicas only that the missing deltas were about.
+    """
 
     TAG: ClassVar[int] = 13
     VERSION: ClassVar[int] = 1
@@ -68,6 +99,10 @@ class TriePart:
     part: int
     parts: int
     blocks: tuple[int, ...]
+    replica: str = ""
+    age_ms: int = 0
+    missed_ms: int = -1
+    is_all: int = 1
 
 
 TrieAnswer = TrieDelta | TriePart

@@ -103,6 +103,19 @@ HEADERS: dict[str, tuple[Header, ...]] = {
             "Prompt tokens to be computed, by the router's estimate of what is cached.",
         ),
         Header(
+            exchange.H_TERM,
+            COUNT_PATTERN,
+            "Term of the lease by which its region owns the replica; an agent that knows of a "
+            "higher one refuses the work.",
+            required=False,
+        ),
+        Header(
+            exchange.H_OWNER,
+            NAME_PATTERN,
+            "The router's region, where it is not the replica's own: it has adopted the replica.",
+            required=False,
+        ),
+        Header(
             exchange.H_MAY_QUEUE,
             r"^1$",
             "Take it though other work is pending, up to the agent's cap.",

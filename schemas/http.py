@@ -158,6 +158,19 @@ class RegionList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Requests can be placed; well, or not well yet."""
+
+    status: Literal["ready"] = "ready"
+    warm: bool
+    """Whether this router knows what the replicas of its region hold, or has nobody to ask."""
+    warm_for_s: float | None = None
+    """Seconds since then."""
+    warmed_by: str | None = None
+    """The router of this region that told it all; null for one that was alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorDetail:
     """What went wrong and what to do about it."""
 
@@ -287,7 +300,7 @@ ROUTES: tuple[Route, ...] = (
         "ready",
         "200 while requests can be placed: on the bus, not draining, some replica known.",
         None,
-        "text/plain",
+        Readiness,
         (Fault.NO_REPLICA, Fault.DRAINING),
     ),
     Route("GET", METRICS, "metrics", "Prometheus metrics.", None, "text/plain", ()),

@@ -1,4 +1,4 @@
-"""What people and routers read of the fleet's state: heartbeats and digests, as JSON.
+"""What people and routers read of the fleet's state: heartbeats, digests, leases, as JSON.
 
 A field that an engine does not report is null. Null is a tier of its own and never means zero
 (PEERS: routers that read "missing" as 0 herd onto the replica they know least about).
@@ -110,6 +110,12 @@ class Heartbeat:
     beyond it is still on its way and must be added to `pending`."""
     residency: Labels | None = None
     """The labels that its agent vouches for; null for all that its region carries."""
+    owner: Region | None = None
+    """The region that has adopted this replica, as its agent knows; null while it is its own."""
+    owner_taken: dict[Router, Count] = field(default_factory=dict)
+    """The same as `taken`, of the routers of `owner`."""
+    term: Count = 0
+    """The highest term that this agent has heard of: work of a lower one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,16 +171,42 @@ class Digest:
     models_by_label: dict[str, dict[Model, ModelCapacity]] = field(default_factory=dict)
     """The same as `models`, over the replicas that carry one label: for each label that some
     replica of the region carries and some doesn't."""
+    adopted: dict[Region, Count] = field(default_factory=dict)
+    """Regions whose replicas this router serves for them, with the term of each: they count in
+    `replicas_ready`, `replicas_free` and `models`."""
+    rtt_s: dict[Region, Seconds] = field(default_factory=dict)
+    """Round trips to the other regions: the nearest one adopts first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who owns the replicas of a region, until another one or nobody says so."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    v: Literal[1] = 1
+    """Version of the meaning of these fields."""
+    region: Region
+    """Whose replicas."""
+    owner: Region
+    """Whose routers may hand work to them."""
+    router: Router
+    """The router of the owner that wrote this."""
+    term: Count
+    """Rises with every change of the owner; renewals keep it. Work of a lower term is refused."""
+    lease_s: Seconds
+    """Whoever hears nothing newer for so long may take the lease, in seconds."""
 
 
 _HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
 _DIGEST: TypeAdapter[Digest] = TypeAdapter(Digest)
+_LEASE: TypeAdapter[Lease] = TypeAdapter(Lease)
 
 T = TypeVar("T")
 
 
-def encode_state(message: Heartbeat | Digest) -> bytes:
-    """The JSON of a heartbeat or digest."""
+def encode_state(message: Heartbeat | Digest | Lease) -> bytes:
+    """The JSON of a heartbeat, digest or lease."""
     return orjson.dumps(message)
 
 
@@ -186,6 +218,11 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
 def decode_digest(data: bytes) -> Digest:
     """The digest in `data`. Raises WireError for anything else."""
     return decode_json(_DIGEST, data)
+
+
+def decode_lease(data: bytes) -> Lease:
+    """The lease in `data`. Raises WireError for anything else."""
+    return decode_json(_LEASE, data)
 
 
 def decode_json(adapter: TypeAdapter[T], data: bytes) -> T:

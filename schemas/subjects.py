@@ -19,6 +19,7 @@ QUEUE_AGENT = "agent"
 QUEUE_ROUTERS = "routers"
 
 STREAM_HEARTBEATS = "HEARTBEATS"
+STREAM_LEASES = "LEASES"
 
 # Names under which processes register as NATS micro services (`nats micro ls`).
 SERVICE_AGENT = "mesh-agent"
@@ -77,9 +78,24 @@ def trie(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.trie"
 
 
-def snapshot(region: RegionId | str) -> str:
-    """Questions to a region's routers for what was missed of that."""
-    return f"{ROOT}.{region}.gossip.snapshot"
+def siblings(region: RegionId | str) -> str:
+    """Which prefixes each of a region's routers placed on which replica, for its other routers."""
+    return f"{ROOT}.{region}.gossip.siblings"
+
+
+def snapshot(region: RegionId | str, asker: RegionId | str) -> str:
+    """Questions of region `asker` to a region's routers for what it missed of what they told."""
+    return f"{ROOT}.{region}.gossip.snapshot.{asker}"
+
+
+def lease(region: RegionId | str) -> str:
+    """Who owns the region's replicas: written by compare-and-set, by whoever would own them."""
+    return f"{ROOT}.{region}.lease.owner"
+
+
+def leased(region: RegionId | str) -> str:
+    """What was written there and taken, with its number: the stream itself says it again."""
+    return f"{ROOT}.{region}.gossip.lease"
 
 
 def ping(region: RegionId | str) -> str:

@@ -39,6 +39,9 @@ _CHECKS: dict[Any, Check] = {
     tuple[int, ...]: lambda value: (
         type(value) is tuple and all(type(item) is int for item in value)
     ),
+    tuple[str, ...]: lambda value: (
+        type(value) is tuple and all(type(item) is str for item in value)
+    ),
 }
 
 _CLASSES: dict[int, type[Any]] = {}

@@ -83,7 +83,10 @@ class AgentBus:
         async def alive(msg: Msg) -> None:
             if (message := self._decoded(Alive, msg)) is not None:
                 tokens = msg.subject.split(".")
-                await feed(AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), message.epoch))
+                terms = dict(zip(message.owned, message.terms, strict=False))
+                region, router = RegionId(tokens[1]), RouterId(tokens[3])
+                term = terms.get(self._region)
+                await feed(AliveArrived(region, router, message.epoch, term))
 
         me = (self._region, self._replica)
         await self._subscribe(subjects.alive(subjects.ANY, subjects.ANY), alive)

@@ -9,10 +9,11 @@ from agents.core.beat import Replica, Told, compose
 from agents.core.bodies import Bodies, BodyLost
 from agents.core.cadence import Cadence
 from agents.core.effects import Effect
+from agents.core.fence import Fence
 from agents.core.routers import RouterName, RouterWatch
 from agents.core.taken import Taken
 from agents.core.view import EngineView, Load
-from agents.core.work import BadWork, Work, parse_handoff, parse_work
+from agents.core.work import BadWork, Work, parse_handoff, parse_owner, parse_term, parse_work
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.ids import ModelId, NameInvalid, checked_name
@@ -39,6 +40,7 @@ class AgentCore:
         self._bodies = Bodies()
         self._routers = RouterWatch()
         self._taken = Taken()
+        self._fence = Fence(replica.region)
         self._engine = EngineView(batch_max=replica.batch_max, counts_own=replica.counts_own)
         self._cadence = Cadence(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
@@ -99,6 +101,9 @@ class AgentCore:
             self._served_total,
             self._refused_total,
             self._taken.snapshot(),
+            owner := self._fence.owner(now),
+            self._taken.snapshot(owner) if owner is not None else {},
+            self._fence.term,
         )
         return compose(self._replica, self._engine, self._answers, carried, told, now)
 
@@ -114,7 +119,9 @@ class AgentCore:
         except BadWork as problem:
             return [self._refuse(event.inbox, Refusal.BAD_WORK, str(problem))]
         size = len(event.body) if work.body_bytes is None else work.body_bytes
-        reason = self._reason_against(work, size)
+        owner = parse_owner(event.headers) or self._replica.region
+        admitted = self._fence.admits(owner, parse_term(event.headers), now)
+        reason = self._reason_against(work, size) if admitted else Refusal.NOT_OWNER
         if reason is not None:
             return [self._refuse(event.inbox, reason)]
         answer = Answer(event.inbox, router, work, event.headers, size, now)
@@ -173,10 +180,12 @@ class AgentCore:
 
     def _on_alive(self, event: events.AliveArrived, now: float) -> list[Effect]:
         name = RouterName(event.region, event.router)
+        if event.term is not None:
+            self._fence.claim(event.region, event.term, now)
         if not self._routers.seen(name, event.epoch, now):
             return []
-        if event.region == self._replica.region:
-            self._taken.forget(event.router)
+        abroad = event.region != self._replica.region
+        self._taken.forget(event.router, event.region if abroad else None)
         return self._orphan(name, "the asking router restarted")
 
     def _orphan(self, name: RouterName, why: str) -> list[Effect]:

@@ -1,6 +1,6 @@
 """The heartbeat of one replica, put together from what its agent knows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.core import load
 from agents.core.answers import AnswerTable
@@ -39,6 +39,9 @@ class Told:
     served_total: int
     refused_total: int
     taken: dict[RouterId, int]
+    owner: RegionId | None = None  # the region that has adopted the replica
+    owner_taken: dict[RouterId, int] = field(default_factory=dict)
+    term: int = 0
 
 
 def compose(
@@ -78,4 +81,7 @@ def compose(
         refused_total=told.refused_total,
         taken=told.taken,
         residency=replica.residency,
+        owner=told.owner,
+        owner_taken=told.owner_taken,
+        term=told.term,
     )

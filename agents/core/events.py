@@ -40,6 +40,7 @@ class AliveArrived:
     region: RegionId
     router: RouterId
     epoch: int
+    term: int | None = None  # of the lease by which it owns this replica, if it says that it does
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,32 @@ arrive in order, and a router that restarted and counts from 1 again is right at
 """
 
 from agents.core.work import Handoff
-from schemas.ids import RouterId
+from schemas.ids import RegionId, RouterId
 
-ROUTERS_MAX = 64  # routers of one region; more than any region runs
+ROUTERS_MAX = 64  # of its own region and of an adopter; more than they run
 
 
 class Taken:
-    """The last hand-off number of each router of the region, the latest routers kept."""
+    """The last hand-off number of each router, the latest routers kept.
+
+    `owner`: the region of an adopter's router, None for the replica's own region.
+    """
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._last: dict[RouterId, int] = {}
+        self._last: dict[tuple[RegionId | None, RouterId], int] = {}
 
     def note(self, handoff: Handoff) -> None:
-        self._last.pop(handoff.router, None)
+        router = (handoff.owner, handoff.router)
+        self._last.pop(router, None)
         if len(self._last) >= ROUTERS_MAX:
             del self._last[next(iter(self._last))]
-        self._last[handoff.router] = handoff.number
+        self._last[router] = handoff.number
 
-    def forget(self, router: RouterId) -> None:
+    def forget(self, router: RouterId, owner: RegionId | None = None) -> None:
         """The router restarted: its numbers start anew."""
-        self._last.pop(router, None)
+        self._last.pop((owner, router), None)
 
-    def snapshot(self) -> dict[RouterId, int]:
-        return dict(self._last)
+    def snapshot(self, owner: RegionId | None = None) -> dict[RouterId, int]:
+        return {router: last for (of, router), last in self._last.items() if of == owner}

@@ -17,12 +17,14 @@ from schemas.exchange import (
     H_HANDOFF,
     H_MAY_QUEUE,
     H_MODEL,
+    H_OWNER,
     H_PATH,
     H_PREFILL_TOKENS,
     H_REQUEST,
+    H_TERM,
 )
 from schemas.http import ENGINE_PATHS
-from schemas.ids import ModelId, NameInvalid, RouterId, checked_name, is_request_id
+from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
 
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
@@ -55,6 +57,7 @@ class Handoff:
 
     router: RouterId
     number: int
+    owner: RegionId | None = None  # its region, where it has adopted the replica
 
 
 def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
@@ -84,7 +87,21 @@ def parse_handoff(headers: Mapping[str, str]) -> Handoff | None:
         router = checked_name("router", headers.get(H_FROM, ""))
     except NameInvalid:
         return None
-    return None if number is None else Handoff(RouterId(router), number)
+    return None if number is None else Handoff(RouterId(router), number, parse_owner(headers))
+
+
+def parse_owner(headers: Mapping[str, str]) -> RegionId | None:
+    """The region that hands this over by having adopted the replica; None for the replica's own.
+
+    A name that is none is taken for a region that owns nothing.
+    """
+    owner = headers.get(H_OWNER)
+    return None if owner is None else RegionId(owner)
+
+
+def parse_term(headers: Mapping[str, str]) -> int | None:
+    """The term of the lease that this is handed over under, if there is one."""
+    return _number(headers.get(H_TERM, ""))
 
 
 def _model(headers: Mapping[str, str]) -> ModelId:

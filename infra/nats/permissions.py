@@ -29,7 +29,7 @@ from schemas.residency import OPEN_GROUND, Ground
 
 PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
 INBOX, INGRESS, INGRESS_WITHIN = map(channel, ("inbox", "ingress", "ingress_within"))
-STREAMS = (subjects.STREAM_HEARTBEATS,)
+STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
 
 # The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
 # Answers to clients lie one token deeper (`schemas.subjects.inbox`).
@@ -142,7 +142,7 @@ def _spoken(speaker: RegionId, listener: RegionId, ground: Ground) -> Iterator[s
             if row.prompts:
                 yield from _prompts(row, speaker, listener, ground)
             elif not row.prefixes or ground.may_send(listener, speaker):
-                yield _across(row, listener)
+                yield _across(row, listener, asker=speaker)
         # What the speaker tells of itself.
         if row.subscribe & PEERS and (not row.prefixes or ground.may_send(speaker, listener)):
             yield _across(row, speaker)
@@ -165,19 +165,19 @@ def _router_says(region: RegionId, ground: Ground) -> Iterator[str]:
     peers = [other for other, _ in ground.carried if other != region]
     for row in CHANNELS:
         if Role.ROUTER in row.publish:
-            yield row.subject(region=region)
+            yield row.subject(region=region, asker=region)
         if Role.PEER_ROUTER not in row.publish:
             continue
         if row.prompts and (row is INGRESS_WITHIN or ground.confined_to(region)):
             for peer in peers:
                 yield from _prompts(row, region, peer, ground)
-        else:
-            yield row.subject()
+        else:  # with any region's subjects, but in its own name
+            yield row.subject(asker=region)
 
 
-def _across(row: Channel, region: RegionId) -> str:
+def _across(row: Channel, region: RegionId, **names: str) -> str:
     """A channel of a region as one pattern; its inboxes as one, whatever their depth."""
-    return subjects.inboxes(region) if row is INBOX else row.subject(region=region)
+    return subjects.inboxes(region) if row is INBOX else row.subject(region=region, **names)
 
 
 def _rows(side: str, own_role: Role, peer_role: Role, own: Mapping[str, str]) -> Iterator[str]:

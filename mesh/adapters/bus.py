@@ -7,20 +7,21 @@ subscriptions by itself; the heartbeat stream lives in the server's memory and i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import StreamConfig
 from nats.js.errors import BadRequestError
 from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import BusAddress, BusUnreachable, close, connect
 from infra.ending import end_all
+from mesh.adapters import streams
 from mesh.adapters.answer import Answer
 from schemas import subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -49,7 +50,9 @@ class Listeners:
     heartbeat: Callable[[bytes], None]
     digest: Callable[[bytes], None]
     trie: Callable[[Msg], None]
+    siblings: Callable[[Msg], None]
     trie_ask: Callable[[Msg], None]
+    lease: Callable[[Msg], None]
     answer: Callable[[Msg], None]
     ingress: Callable[[Msg], None]
     lost: Callable[[], None]
@@ -178,8 +181,13 @@ class RouterBus:
         await listen(subjects.heartbeat(region, subjects.ANY), cb=_data(listeners.heartbeat))
         for peer in self._peers:
             await listen(subjects.digest(peer), cb=_data(listeners.digest))
-            await listen(subjects.trie(peer), cb=_msg(listeners.trie))
-        await listen(subjects.snapshot(region), cb=_msg(listeners.trie_ask))
+            await listen(subjects.leased(peer), cb=_msg(listeners.lease))
+        if self._peers:
+            await listen(subjects.leased(region), cb=_msg(listeners.lease))
+        for origin in (region, *self._peers):
+            await listen(subjects.trie(origin), cb=_msg(listeners.trie))
+        await listen(subjects.siblings(region), cb=_msg(listeners.siblings))
+        await listen(subjects.snapshot(region, subjects.ANY), cb=_msg(listeners.trie_ask))
         await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         within = subjects.ingress_within(region, subjects.ANY)
@@ -204,30 +212,35 @@ class RouterBus:
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat.
         """
+
+        async def make_and_read() -> None:
+            await self._ensure_stream(streams.heartbeats(self.region))
+            for beat in await self._last_heartbeats():
+                take(beat)
+
+        await self._keep(make_and_read, "heartbeat stream")
+
+    async def keep_lease_stream(self) -> None:
+        """Make the stream of this region's lease, and again at every return.
+
+        Runs until cancelled. Without it nobody can own the region's replicas but its own routers.
+        """
+        lease = streams.lease(self.region)
+        await self._keep(lambda: self._ensure_stream(lease), "lease stream")
+
+    async def _keep(self, make: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
         while True:
             self._returned.clear()
             try:
-                await self._ensure_stream()
-                for beat in await self._last_heartbeats():
-                    take(beat)
+                await make()
             except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
-                log.warning("heartbeat stream: %s", error or type(error).__name__)
+                log.warning("%s: %s", what, error or type(error).__name__)
                 await asyncio.sleep(STREAM_RETRY_S)
                 continue
             await self._returned.wait()
 
-    async def _ensure_stream(self) -> None:
+    async def _ensure_stream(self, config: StreamConfig) -> None:
         stream = self.client.jetstream()
-        config = StreamConfig(
-            name=subjects.STREAM_HEARTBEATS,
-            subjects=[subjects.heartbeat(self.region, subjects.ANY)],
-            storage=StorageType.MEMORY,
-            retention=RetentionPolicy.LIMITS,
-            discard=DiscardPolicy.OLD,
-            max_msgs_per_subject=1,
-            no_ack=True,
-            allow_direct=True,
-        )
         try:
             await stream.add_stream(config)
         except BadRequestError:  # another version made it, with other settings

@@ -60,6 +60,10 @@ class FrontDoor(Door, Protocol):
         """Where a request that wants these may go. Raises Problem if that is nowhere."""
         ...
 
+    def readiness(self) -> http.Readiness:
+        """How well they can be placed."""
+        ...
+
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
         """Take a request in, with the bytes that `bodies` set aside; it is being placed."""
         ...
@@ -183,7 +187,7 @@ class HttpApi:
         problem = self._door.not_ready_because()
         if problem is not None:
             return self._error(known_id, *problem)
-        return web.Response(text="ready\n", headers=self._headers(known_id))
+        return self._json(known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         page = generate_latest(self._registry)

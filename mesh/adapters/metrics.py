@@ -42,6 +42,11 @@ class RouterMetrics:
         self.gossip_dropped = Counter(
             "mesh_gossip_dropped", "Gossip that was not what it said it is.", registry=registry
         )
+        self.leases_dropped = Counter(
+            "mesh_leases_dropped",
+            "Leases that were not what they said they are.",
+            registry=registry,
+        )
         registry.register(_CoreState(core, clock))
 
     def _requests(self, registry: CollectorRegistry) -> None:
@@ -147,6 +152,7 @@ class _CoreState(Collector):
         yield from self._replicas()
         yield from self._peers()
         yield from self._gossip()
+        yield from self._ownership()
 
     def _replicas(self) -> Iterator[Metric]:
         pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")
@@ -192,18 +198,45 @@ class _CoreState(Collector):
         counts = gossip.counts
         sizes = CounterMetricFamily(
             "mesh_gossip_bytes",
-            "Prefixes told to each peer, repaired for peers, heard of them; as estimated.",
-            labels=["kind"],
+            "Prefixes told to a peer, repaired for it, heard of it; as estimated.",
+            labels=["peer", "kind"],
         )
-        sizes.add_metric(["told"], counts.told_bytes)
-        sizes.add_metric(["repaired"], counts.repair_bytes)
-        sizes.add_metric(["heard"], counts.heard_bytes)
+        for region, _ in self._core.peers:
+            sizes.add_metric([region, "told"], counts.told_bytes)
+            sizes.add_metric([region, "repaired"], counts.repair_bytes[region])
+            sizes.add_metric([region, "heard"], counts.heard_bytes[region])
+        siblings = gossip.siblings
+        sizes.add_metric(["siblings", "told"], siblings.told_bytes)
+        sizes.add_metric(["siblings", "heard"], siblings.heard_bytes)
         yield sizes
         yield CounterMetricFamily(
-            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes
+            "mesh_gossip_limited",
+            "Messages not listened to, of routers that told more than may be heard of one.",
+            value=counts.limited,
+        )
+        news = gossip.news
+        yield CounterMetricFamily(
+            "mesh_gossip_untold_blocks",
+            "Blocks that the budget had no room for until nobody used them any more.",
+            value=0 if news is None else news.dropped,
+        )
+        yield GaugeMetricFamily(
+            "mesh_gossip_waiting_blocks",
+            "Blocks that wait for their turn to be told.",
+            value=0 if news is None else news.waiting,
+        )
+        yield GaugeMetricFamily(
+            "mesh_warm",
+            "Whether this router knows what the replicas of its region hold.",
+            value=siblings.warmth.warm_at is not None,
         )
         yield CounterMetricFamily(
-            "mesh_gossip_snapshots", "Whole sets sent to peers that asked.", value=counts.snapshots
+            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes + siblings.holes
+        )
+        yield CounterMetricFamily(
+            "mesh_gossip_snapshots",
+            "Whole sets sent to peers and siblings that asked.",
+            value=counts.snapshots + siblings.snapshots,
         )
         blocks = _gauge("mesh_gossip_blocks", "Blocks that a peer's routers hold.", "peer")
         doubted = _gauge("mesh_gossip_doubted", "Its routers whose stream has a hole.", "peer")
@@ -212,7 +245,27 @@ class _CoreState(Collector):
             origins = [origin for origin in told.origins if origin.region == region]
             _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
             _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
+        _add(doubted, "siblings", siblings.doubted)
         yield from (blocks, doubted)
+
+    def _ownership(self) -> Iterator[Metric]:
+        ownership = self._core.ownership
+        owned = _gauge("mesh_region_owned", "1 where it may place on that region's replicas.", "of")
+        term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "of")
+        adopted = _gauge("mesh_adopted_replicas", "Replicas of a region without routers.", "of")
+        held = ownership.owned
+        for tenure in ownership.tenures():
+            _add(owned, tenure.region, tenure.region in held)
+            _add(term, tenure.region, tenure.term)
+        for region in ownership.adopted:
+            _add(adopted, region, len(self._core.replicas.names_of(region)))
+        yield from (owned, term, adopted)
+        yield CounterMetricFamily(
+            "mesh_adoptions", "Times that a region was adopted.", value=ownership.adoptions
+        )
+        yield CounterMetricFamily(
+            "mesh_hand_backs", "Times that one was handed back.", value=ownership.hand_backs
+        )
 
 
 def _gauge(name: str, about: str, label: str) -> GaugeMetricFamily:

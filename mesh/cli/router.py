@@ -222,6 +222,8 @@ def _settings(
         log.warning(NO_PREFIX_KEY)
     if not peers or not has_key:
         others["trie_bytes_per_s"] = 0  # nobody to tell of prefixes, or nothing to hide them with
+    if not has_key:
+        others["siblings_bytes_per_s"] = 0
     try:
         return router_settings(topology, region, given, **others)
     except ValueError as error:

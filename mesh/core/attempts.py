@@ -4,8 +4,11 @@ Every way in and out of an attempt is here, so that what it occupies (a hand-off
 forwarded request) is counted once and given back once, and every placement has its receipt.
 """
 
+from collections.abc import Callable
+
 from mesh.core import effects as fx
 from mesh.core.inflight import Inflight
+from mesh.core.names import apart
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies.base import Spot
@@ -26,12 +29,15 @@ class Attempts:
         peers: PeerTable,
         placer: Placer,
         effects: list[fx.Effect],
+        term: Callable[[RegionId], int | None] = lambda region: None,
     ) -> None:
+        """`term`: of the lease by which this router owns a region's replicas."""
         self._region = region
         self._replicas = replicas
         self._peers = peers
         self._placer = placer
         self._effects = effects
+        self._term = term
 
     def decided(
         self, request: Request, place: Place, *, attempt: int = 1, held_s: float = 0.0
@@ -93,9 +99,18 @@ class Attempts:
         prefill_tokens = place.prefill_tokens
         handoff = self._replicas.hand_off(replica, request.prompt.tokens, prefill_tokens, now)
         self._placer.placed(request, Spot(CandidateKind.REPLICA, replica), now)
+        region, name = apart(replica)
         self._effects.append(
             fx.Dispatch(
-                request.key, attempt, replica, handoff, inbox, prefill_tokens, place.may_queue
+                request.key,
+                attempt,
+                name,
+                handoff,
+                inbox,
+                prefill_tokens,
+                place.may_queue,
+                region,
+                self._term(region or self._region),
             )
         )
         return handoff
@@ -129,7 +144,16 @@ class Attempts:
 
     def cancel(self, record: Inflight) -> None:
         """Tell whoever works on it that nobody waits for the answer any more."""
-        region = record.peer or self._region
+        region, replica = record.peer, record.replica
+        if region is None and replica is not None:
+            region, replica = apart(replica)
         self._effects.append(
-            fx.CancelAttempt(record.request.key, record.attempt, region, record.replica)
+            fx.CancelAttempt(record.request.key, record.attempt, region or self._region, replica)
         )
+
+    def hand_back(self, record: Inflight, now: float) -> None:
+        """Its replica belongs to another region now: as if that one had placed it there."""
+        assert record.replica is not None, "an attempt on an adopted replica"
+        region, replica = apart(record.replica)
+        self.leave(record, now)
+        record.peer, record.replica = region, replica

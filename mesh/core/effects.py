@@ -6,7 +6,7 @@ from schemas.decision import Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId
-from schemas.state import Digest
+from schemas.state import Digest, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Dispatch:
     answer_inbox: str | None
     prefill_tokens: int = 0  # prompt tokens that the replica is not believed to hold
     may_queue: bool = False  # the replica may take it though other work is pending
+    region: RegionId | None = None  # whose the replica was before it was adopted; None: this one's
+    term: int | None = None  # of the lease by which this region owns it, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class TellLost:
 
     answer_inbox: str
     replica: ReplicaId
+    region: RegionId | None = None  # whose the replica was before it was adopted; None: this one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,15 @@ class PublishTrie:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishToSiblings:
+    """Tell the other routers of this region what was placed on which replica."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
 class AskTrie:
-    """Ask a router of that region for what was missed of its deltas."""
+    """Ask a router of that region, which may be our own, for what was missed of its deltas."""
 
     region: RegionId
     ask: TrieAsk
@@ -123,6 +133,23 @@ class AnswerTrie:
 
     inbox: str
     answer: TrieAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLease:
+    """Write this lease, if the newest write of its stream is number `expected`."""
+
+    number: int
+    expected: int
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipChanged:
+    """Tell agents at once; and listen, or not any more, to heartbeats of a region not our own."""
+
+    region: RegionId
+    owned: bool
 
 
 Effect = (
@@ -137,6 +164,9 @@ Effect = (
     | Decided
     | PublishDigest
     | PublishTrie
+    | PublishToSiblings
     | AskTrie
     | AnswerTrie
+    | ClaimLease
+    | OwnershipChanged
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mesh.core.request import NOTHING_SAID, Request, Served
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
-from schemas.state import Digest, Heartbeat
+from schemas.state import Digest, Heartbeat, Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """A replica of this region spoke."""
+    """A replica of this region spoke, or one of a region that it has adopted."""
 
     heartbeat: Heartbeat
 
@@ -46,7 +46,7 @@ class RttMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TrieSeen:
-    """A peer region's router told what its replicas gained and lost."""
+    """A router of a peer region, or of our own, told peers what its region gained and lost."""
 
     delta: TrieDelta
 
@@ -59,12 +59,46 @@ class TriePartSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SiblingSeen:
+    """Another router of this region told what it placed on which replica."""
+
+    delta: TrieDelta
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingPartSeen:
+    """A part of all that such a router knows, as an answer to our question."""
+
+    part: TriePart
+
+
+@dataclass(frozen=True, slots=True)
 class TrieAsked:
     """A router of that region missed something of what this one told."""
 
     ask: TrieAsk
     region: RegionId
     inbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHeard:
+    """The stream of a region's lease took a write, and numbered it."""
+
+    lease: Lease
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAnswered:
+    """What that stream says to our own claim: `seq` is the number of its newest write, then.
+
+    None: nobody answers for the stream.
+    """
+
+    number: int
+    granted: bool
+    seq: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +184,11 @@ Event = (
     | RttMeasured
     | TrieSeen
     | TriePartSeen
+    | SiblingSeen
+    | SiblingPartSeen
     | TrieAsked
+    | LeaseHeard
+    | LeaseAnswered
     | PlacedByPeer
     | AttemptRefused
     | AttemptProgressed

@@ -4,20 +4,27 @@ Requests live in `router.py`. What they must know of the fleet comes to them in 
 tables are read when a request is placed, and `lost` is called for those whose replica is gone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.attempts import Attempts
 from mesh.core.hold_queue import HoldQueue
+from mesh.core.inflight import Inflight
 from mesh.core.line import Line
 from mesh.core.models import ModelNames
+from mesh.core.names import apart, known_as
+from mesh.core.ownership import Ownership
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
-from schemas.ids import ModelId, ReplicaId
-from schemas.state import Digest, ReplicaState
+from mesh.core.settings import RouterSettings
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.state import Digest, Heartbeat, ReplicaState
 
 Lost = Callable[[ReplicaId, str, float], None]
 
@@ -28,23 +35,46 @@ class Fleet:
     def __init__(
         self,
         *,
+        home: RegionId,
+        router: RouterId,
+        epoch: int,
+        regions: tuple[RegionId, ...],
+        settings: RouterSettings,
+        dice: Random,
         replicas: ReplicaTable,
         peers: PeerTable,
         held: HoldQueue,
         placer: Placer,
         line: Line,
-        digest: RegionalDigest,
+        inflight: Mapping[int, Inflight],
+        attempts: Attempts,
         effects: list[fx.Effect],
         lost: Lost,
     ) -> None:
-        """`lost`: what becomes of requests whose replica was lost, for the reason given."""
+        """`regions`: the peers that this one would adopt.
+
+        `lost`: what becomes of requests whose replica was lost, for the reason given.
+        """
         self.draining = False
+        self.ownership = Ownership(
+            home=home,
+            router=router,
+            peers=regions,
+            settings=settings,
+            table=peers,
+            dice=dice,
+            effects=effects,
+            hands=self,
+        )
+        self._home = home
         self._replicas = replicas
         self._peers = peers
         self._held = held
         self._placer = placer
         self._line = line
-        self._digest = digest
+        self._digest = RegionalDigest(home, router, epoch, settings)
+        self._inflight = inflight
+        self._attempts = attempts
         self._effects = effects
         self._lost = lost
         self._models = ModelNames()
@@ -56,6 +86,7 @@ class Fleet:
             ev.DigestSeen: self._on_digest,
             ev.RttMeasured: lambda event, now: self._peers.measured(event.region, event.rtt_s),
             ev.Drain: self._on_drain,
+            **self.ownership.handlers(),
         }
 
     def known_models(self) -> tuple[ModelId, ...]:
@@ -67,7 +98,9 @@ class Fleet:
         self._digest.arrived(now)
 
     def expire(self, now: float) -> None:
-        """A tick: whoever fell silent is lost."""
+        """A tick: whoever fell silent is lost, be it a replica or a region."""
+        self.ownership.tick(now, accepting=not self.draining)
+        self._replicas.lent = self.ownership.lent_to(now) is not None
         for name, orphans in self._replicas.expire(now):
             self._tell_lost(name, orphans)
         for name in self._replicas.forgotten(now):
@@ -78,16 +111,60 @@ class Fleet:
 
     def tell_peers(self, now: float) -> None:
         """Say how this region is, if it is time to."""
-        digest = self._digest.due(self._replicas, self._held, not self.draining, now)
+        digest = self._digest.due(
+            self._replicas,
+            self._held,
+            not self.draining,
+            now,
+            adopted=self.ownership.adopted,
+            rtt_s=self._peers.round_trips,
+        )
         if digest is not None:
             self._effects.append(fx.PublishDigest(digest))
 
     def fresh(self, now: float) -> Digest:
         """This region's state at this moment, for a peer that is being refused."""
-        return self._digest.fresh(self._replicas, self._held, not self.draining, now)
+        return self._digest.fresh(
+            self._replicas,
+            self._held,
+            not self.draining,
+            now,
+            adopted=self.ownership.adopted,
+            rtt_s=self._peers.round_trips,
+        )
+
+    # The hands of ownership.
+
+    def adopt(self, region: RegionId, now: float) -> None:
+        """From now on its heartbeats count."""
+        self._peers.remember(region)
+
+    def hand_back(self, region: RegionId, now: float) -> None:
+        """Place nothing there any more. What is under way is left to end as a peer's would."""
+        for record in self._inflight.values():
+            if record.adopted_from == region:
+                self._attempts.hand_back(record, now)
+        for name in self._replicas.names_of(region):
+            self._replicas.remove(name)
+            self._placer.forget_replica(name)
+        self.tell_peers(now)
+
+    def _ours(self, beat: Heartbeat) -> Heartbeat | None:
+        """The heartbeat as our tables know its replica; None if it is not for us to place on."""
+        if beat.term:
+            self.ownership.hear_term(beat.region, beat.term)
+        if beat.region == self._home:
+            return beat
+        if beat.region not in self.ownership.adopted:
+            return None
+        name = known_as(beat.region, beat.replica, self._home)
+        taken = beat.owner_taken if beat.owner == self._home else {}
+        return replace(beat, replica=name, taken=taken)
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
-        beat = event.heartbeat
+        beat = self._ours(event.heartbeat)
+        if beat is None:
+            return
         news = self._replicas.see(beat, now)
         if beat.state is not ReplicaState.GONE:
             self._models.hear(beat.models, now)
@@ -101,6 +178,7 @@ class Fleet:
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
         self._peers.see(event.digest, now)
+        self.ownership.hear_digest(event.digest, now)
         self._models.hear(event.digest.models, now)
         if len(self._held) and event.digest.replicas_free:
             self._line.try_all(now)
@@ -110,4 +188,5 @@ class Fleet:
         self.tell_peers(now)
 
     def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
-        self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
+        region, replica = apart(name)
+        self._effects.extend(fx.TellLost(inbox, replica, region) for inbox in orphans)

@@ -8,6 +8,7 @@ any more and is ignored by everyone.
 
 from dataclasses import dataclass, field
 
+from mesh.core.names import apart
 from mesh.core.placement import Place
 from mesh.core.policies.base import Spot
 from mesh.core.request import Request
@@ -42,6 +43,11 @@ class Inflight:
     def is_tried(self) -> bool:
         """Whether an attempt is under way that may still be replaced by another."""
         return self.held_since is None and not self.started
+
+    @property
+    def adopted_from(self) -> RegionId | None:
+        """The region of the adopted replica that it is tried on, if it is."""
+        return None if self.peer or self.replica is None else apart(self.replica).region
 
     def waited_s(self, now: float) -> float:
         """Seconds in the hold queue so far."""

@@ -119,6 +119,14 @@ class PeerTable:
         peer = self._peers.get(region)
         return None if peer is None else peer.rtt_s
 
+    def round_trips(self) -> dict[RegionId, float]:
+        """Seconds to every peer that was measured."""
+        return {name: peer.rtt_s for name, peer in self._peers.items() if peer.rtt_s is not None}
+
+    def remember(self, region: RegionId) -> None:
+        """Work may be handed over to it, whether it was heard of or not."""
+        self._known(region)
+
     def measured(self, region: RegionId, rtt_s: float | None) -> None:
         """Take in one ping; None if no answer came to it."""
         peer = self._known(region)

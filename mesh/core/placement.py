@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
+from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
-from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
 from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Sampling, Spot, Target
@@ -98,13 +98,16 @@ class Placer:
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._ageing = [policy for policy in once if isinstance(policy, Ageing)]
 
-    def join_gossip(self, news: News | None, told: ToldPrefixes) -> None:
-        """Let all policies know what peers tell; and tell what the main one knows, if at all."""
-        self._news = news
-        if news is not None:
-            self._brain.local.tell(news)
+    def join_gossip(self, gossip: Gossip) -> None:
+        """Let all policies know what others tell; and tell what the main one knows, if at all."""
+        self._news = gossip.news
+        if gossip.news is not None:
+            self._brain.local.tell(gossip.news)
+        self._brain.local.share(gossip.siblings)  # first: it is the one that speaks
         for brain in self._brains.values():
-            brain.remote.hear(told)
+            brain.remote.hear(gossip.told)
+            if brain is not self._brain:
+                brain.local.share(gossip.siblings)
 
     def forbidden(self, request: Request, now: float) -> Place | None:
         """The receipt of a request that may go nowhere; None if it may go somewhere."""

@@ -17,12 +17,14 @@ has computed them anew; what a miss tells of is the blocks as old (`forget_until
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress, islice, takewhile
-from typing import Generic, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from mesh.core.gossip.news import News
 
 Owner = TypeVar("Owner", bound=Hashable)
 TTL_S = 3600.0
+MISSED_MAX = 4096  # owners, those that are gone included
 OWNERS_AT_ONCE = 4  # looked through for what is old, at each tick
 EXPIRED_AT_ONCE = 1024  # blocks of each; about half a millisecond
 ALL = -1  # every bit
@@ -35,6 +37,22 @@ class Match(NamedTuple):
 
     blocks: int
     owners: tuple[object, ...]
+
+
+class Sayings(Protocol):
+    """Hears what this index was told itself, and says it to indexes of the same owners."""
+
+    def used(self, owner: Any, hashes: Sequence[int], now: float) -> None:
+        """A prompt was inserted."""
+
+    def lost(self, owner: Any, blocks: Sequence[int]) -> None:
+        """These never came to be there."""
+
+    def missed(self, owner: Any, at: float) -> None:
+        """What was inserted last at that time or before is not there any more."""
+
+    def gone(self, owner: Any) -> None:
+        """The owner is gone with all it held, which everybody sees."""
 
 
 class PrefixIndex(Generic[Owner]):
@@ -51,15 +69,34 @@ class PrefixIndex(Generic[Owner]):
         self._owners: list[Owner] = []  # by the bit's place; of a free bit the last one's name
         self._free_bits: list[int] = []
         self._turns: list[Owner] = []  # to be looked through for what is old
+        self._now = float("-inf")  # of the last tick
+        self._missed_at: dict[Owner, float] = {}  # up to when what was inserted has been missed
         self.news: News | None = None  # hears what owners gain, and what the last one loses
+        self.sayings: Sayings | None = None
 
     def __len__(self) -> int:
         return len(self._owners_of)
 
+    def __contains__(self, block: int) -> bool:
+        return block in self._owners_of
+
     @property
-    def owners(self) -> int:
-        """How many hold anything, or did."""
-        return len(self._bit_of)
+    def owners(self) -> tuple[Owner, ...]:
+        """Who is believed to hold anything."""
+        return tuple(self._blocks_of)
+
+    @property
+    def owner_count(self) -> int:
+        """How many of them, without naming them."""
+        return len(self._blocks_of)
+
+    def held(self, owner: Owner) -> list[tuple[int, float]]:
+        """Its blocks and when each was inserted last, the longest unused first."""
+        return list(self._blocks_of.get(owner, NO_BLOCKS).items())
+
+    def missed_at(self, owner: Owner) -> float | None:
+        """Up to when what it was given is known to be gone."""
+        return self._missed_at.get(owner)
 
     def blocks(self, owner: Owner) -> int:
         """How many blocks it is believed to hold."""
@@ -75,6 +112,15 @@ class PrefixIndex(Generic[Owner]):
 
     def insert(self, owner: Owner, hashes: Sequence[int], now: float) -> None:
         """`owner` holds, or is about to hold, the KV of this prompt."""
+        bound = self._bounds.get(owner, self._blocks_max)
+        self.enter(owner, hashes, now)
+        if self.news is not None:
+            self.news.used(hashes[:bound], now)
+        if self.sayings is not None:
+            self.sayings.used(owner, hashes[:bound], now)
+
+    def enter(self, owner: Owner, hashes: Sequence[int], now: float) -> None:
+        """The same, as another index of the same owners says."""
         bit = self._bit(owner)
         blocks, owners_of = self._blocks_of[owner], self._owners_of
         bound = self._bounds.get(owner, self._blocks_max)
@@ -87,8 +133,25 @@ class PrefixIndex(Generic[Owner]):
         for block in list(islice(blocks, max(0, len(blocks) - bound))):
             self._drop(block, owner)
         self._expire(owner, now)
-        if self.news is not None:
-            self.news.used(hashes[:bound], now)
+
+    def merge(self, owner: Owner, held: Iterable[tuple[int, float]]) -> None:
+        """What another index has of it, with times: of each block the later one counts.
+
+        Takes time in proportion to all that both hold; it is for indexes that start.
+        """
+        bit, blocks = self._bit(owner), self._blocks_of[owner]
+        after = self._missed_at.get(owner, float("-inf"))
+        for block, at in held:
+            known = blocks.get(block)
+            if at > after and (known is None or at > known):
+                blocks[block] = at
+                self._owners_of[block] = self._owners_of.get(block, 0) | bit
+        # Sorting is stable: what came in one prompt keeps its order.
+        self._blocks_of[owner] = dict(sorted(blocks.items(), key=itemgetter(1)))
+        bound = self._bounds.get(owner, self._blocks_max)
+        merged = self._blocks_of[owner]
+        for block in list(islice(merged, max(0, len(merged) - bound))):
+            self._drop(block, owner)
 
     def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
         """How many leading blocks it holds, and when the deepest of them was inserted last.
@@ -105,19 +168,35 @@ class PrefixIndex(Generic[Owner]):
 
     def retract(self, owner: Owner, hashes: Sequence[int], at: float) -> None:
         """`owner` never got the blocks that were inserted at `at`; what came since stays."""
-        blocks = self._blocks_of.get(owner, {})
-        for block in hashes:
-            if blocks.get(block) == at:
+        blocks = self._blocks_of.get(owner, NO_BLOCKS)
+        never = [block for block in hashes if blocks.get(block) == at]
+        self.remove(owner, never)
+        if never and self.sayings is not None:
+            self.sayings.lost(owner, never)
+
+    def remove(self, owner: Owner, blocks: Iterable[int]) -> None:
+        """`owner` does not hold these, as another index of the same owners says."""
+        known = self._blocks_of.get(owner, NO_BLOCKS)
+        for block in blocks:
+            if block in known:
                 self._drop(block, owner)
 
     def forget_until(self, owner: Owner, at: float) -> None:
         """`owner` has evicted what was inserted last at `at` or before."""
+        self.leave_until(owner, at)
+        if self.sayings is not None:
+            self.sayings.missed(owner, at)
+
+    def leave_until(self, owner: Owner, at: float) -> None:
+        """The same, as another index of the same owners says."""
+        self._note_missed(owner, at)
         blocks = self._blocks_of.get(owner, {})
         while blocks and blocks[first := next(iter(blocks))] <= at:
             self._drop(first, owner)
 
     def expire(self, now: float) -> None:
         """Let go of some of what is older than `ttl_s`; call at every tick, owners take turns."""
+        self._now = now
         if not self._turns:
             self._turns = list(self._blocks_of)
         for owner in self._turns[-OWNERS_AT_ONCE:]:
@@ -202,6 +281,10 @@ class PrefixIndex(Generic[Owner]):
 
     def forget(self, owner: Owner) -> None:
         """`owner` is gone, and its KV with it."""
+        if self._now > float("-inf"):
+            self._note_missed(owner, self._now)  # an older snapshot may still be on its way
+        if self.sayings is not None:
+            self.sayings.gone(owner)
         if owner not in self._bit_of:
             return
         for block in list(self._blocks_of[owner]):
@@ -216,6 +299,12 @@ class PrefixIndex(Generic[Owner]):
         for owner in owners:
             mask |= bit_of.get(owner, 0)
         return mask
+
+    def _note_missed(self, owner: Owner, at: float) -> None:
+        missed_at = self._missed_at
+        missed_at[owner] = max(at, missed_at.pop(owner, at))
+        if len(missed_at) > MISSED_MAX:
+            del missed_at[next(iter(missed_at))]
 
     def _bit(self, owner: Owner) -> int:
         bit = self._bit_of.get(owner)

@@ -56,6 +56,7 @@ class Header:
     epoch: int
     seed: int
     settings: RouterSettings
+    peers: tuple[RegionId, ...] = ()  # that it may adopt, and that may adopt it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """This region's own digest: what its router tells the peers, and when."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from statistics import median
+from types import MappingProxyType
 
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.rate import Rate
@@ -37,25 +38,45 @@ class RegionalDigest:
         self._arrivals.count(now)
 
     def due(
-        self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float
+        self,
+        replicas: ReplicaTable,
+        held: HoldQueue,
+        accepting: bool,
+        now: float,
+        *,
+        adopted: Mapping[RegionId, int] = MappingProxyType({}),
+        rtt_s: Callable[[], dict[RegionId, float]] = dict,
     ) -> Digest | None:
-        """The digest to publish now, if one is due. A change too soon is told at the next tick."""
+        """The digest to publish now, if one is due. A change too soon is told at the next tick.
+
+        `adopted`: regions with the term of each. `rtt_s`: to the peers, asked only when needed.
+        """
         since_s = now - self._published_at
         if since_s < CHANGE_S_MIN and accepting == self._accepted:
             return None
         models = _counts(replicas, now)
         crossed = len(held) > self._settings.peer_queue_max
-        telling = (models, crossed, accepting)
+        telling = (models, crossed, accepting, adopted)
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
-        return self._digest(models, replicas, held, accepting, now)
+        return self._digest(models, replicas, held, accepting, now, adopted, rtt_s)
 
-    def fresh(self, replicas: ReplicaTable, held: HoldQueue, accepting: bool, now: float) -> Digest:
+    def fresh(
+        self,
+        replicas: ReplicaTable,
+        held: HoldQueue,
+        accepting: bool,
+        now: float,
+        *,
+        adopted: Mapping[RegionId, int] = MappingProxyType({}),
+        rtt_s: Callable[[], dict[RegionId, float]] = dict,
+    ) -> Digest:
         """How the region is at this moment, for one who asks; the news for all is not changed."""
         if self._latest is not None and now - self._made_at < CHANGE_S_MIN:
             return self._latest
-        return self._digest(_counts(replicas, now), replicas, held, accepting, now)
+        counts = _counts(replicas, now)
+        return self._digest(counts, replicas, held, accepting, now, adopted, rtt_s)
 
     def _digest(
         self,
@@ -64,6 +85,8 @@ class RegionalDigest:
         held: HoldQueue,
         accepting: bool,
         now: float,
+        adopted: Mapping[RegionId, int],
+        rtt_s: Callable[[], dict[RegionId, float]],
     ) -> Digest:
         ready = [replica for replica in replicas if replica.heartbeat.models]
         ready = [replica for replica in ready if _is_ready(replicas, replica)]
@@ -87,6 +110,8 @@ class RegionalDigest:
             kv_used_ratio=_known(_mean, [replica.heartbeat.kv_used_ratio for replica in ready]),
             residency=self._labels,
             models_by_label=self._by_label(replicas, now),
+            adopted=dict(adopted),
+            rtt_s=rtt_s(),
         )
         return self._latest
 
@@ -94,9 +119,8 @@ class RegionalDigest:
         self, replicas: ReplicaTable, now: float
     ) -> dict[str, dict[ModelId, ModelCapacity]]:
         """Of each label that some replica carries and some does not."""
-        fewer = [replica for replica in replicas if replica.heartbeat.residency is not None]
         found: dict[str, dict[ModelId, ModelCapacity]] = {}
-        if not fewer:
+        if not any(self._may_lack_labels(replica) for replica in replicas):
             return found
         carried = [(replica, self._residency.of_replica(replica)) for replica in replicas]
         for label in self._labels:
@@ -105,6 +129,10 @@ class RegionalDigest:
                 counts = _counts(replicas, now, within)
                 found[label] = _capacities(replicas, counts, now, within)
         return found
+
+    def _may_lack_labels(self, replica: Replica) -> bool:
+        """Whether it says so itself, or was adopted: it stands on its own region's ground."""
+        return replica.heartbeat.residency is not None or replica.heartbeat.region != self._region
 
 
 def _counts(

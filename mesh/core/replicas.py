@@ -1,4 +1,4 @@
-"""The replicas of this region as this router knows them: heartbeats plus what it just sent.
+"""The replicas that this router may place on, as it knows them: heartbeats plus what it just sent.
 
 Selective pushing (SkyWalker 3.3): a replica takes work while nothing is pending in it, that is,
 while all it accepted fits its running batch. A heartbeat is up to 100 ms old, so what this
@@ -18,14 +18,15 @@ from random import Random
 from typing import NamedTuple
 
 from mesh.core.handoffs import Handoffs
+from mesh.core.names import is_adopted
 from mesh.core.pushing import PushingKind
 from mesh.core.roster import Roster
 from mesh.core.settings import RouterSettings
 from mesh.core.sight import REST_S, Sight
-from schemas.ids import ModelId, ReplicaId, RouterId
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
-REPLICAS_MAX = 16_384  # of one region; heartbeats of more are not listened to
+REPLICAS_MAX = 16_384  # with those adopted; heartbeats of more are not listened to
 
 
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
@@ -115,7 +116,10 @@ NOTHING_NEW = News(changed=False, restarted=False, orphans=())
 
 
 class ReplicaTable:
-    """All replicas of the region that were heard of and are not gone."""
+    """All replicas of the region, and of those it has adopted, that were heard of.
+
+    `lent`: a peer owns the region's own ones at present, so nothing may be placed on them here.
+    """
 
     def __init__(self, me: RouterId, settings: RouterSettings) -> None:
         self._me = me
@@ -124,6 +128,7 @@ class ReplicaTable:
         self._roster: Roster[Replica] = Roster()
         self._lost: dict[ReplicaId, Lost] = {}
         self._sight = Sight(settings)
+        self.lent = False
         self._last_handoff = 0  # over all replicas: it must outlive each of them
 
     def __iter__(self) -> Iterator[Replica]:
@@ -183,6 +188,17 @@ class ReplicaTable:
         beat = replica.heartbeat
         is_idle = beat.state is ReplicaState.READY and not replica.load
         self._roster.settle(beat.replica, beat.models, is_idle=is_idle)
+
+    def remove(self, name: ReplicaId) -> None:
+        """It is not ours any more, though it is not lost."""
+        if (replica := self._replicas.get(name)) is not None:
+            self._remove(replica)
+        self._lost.pop(name, None)
+
+    def names_of(self, region: RegionId) -> list[ReplicaId]:
+        """Replicas of that region."""
+        found = self._replicas.items()
+        return [name for name, replica in found if replica.heartbeat.region == region]
 
     def hand_off(self, name: ReplicaId, tokens: int, prefill_tokens: int, now: float) -> int:
         """Count work that is being sent to a replica; returns the hand-off's number.
@@ -291,7 +307,8 @@ class ReplicaTable:
             beat = replica.heartbeat
             on_the_way, most = replica.on_the_way.count, beat.outstanding_max
             if (
-                now - replica.seen_at <= late_s
+                not self.lent
+                and now - replica.seen_at <= late_s
                 and replica.refused_at is None
                 and beat.state is ReplicaState.READY
                 and model in beat.models
@@ -325,6 +342,8 @@ class ReplicaTable:
             return self._blind_because(replica, now) if self.is_blind(now) else "heartbeat late"
         if replica.refused_at is not None:
             return "full"
+        if self.lent and not is_adopted(beat.replica):
+            return "adopted by a peer"
         pushing = self._settings.pushing
         if beat.outstanding_max is not None and (
             beat.outstanding + len(replica.on_the_way) >= beat.outstanding_max
@@ -336,9 +355,7 @@ class ReplicaTable:
             return "outstanding" if replica.load >= pushing.outstanding_max else None
         if beat.full:
             return "full"
-        if beat.pending:
-            return "pending"
-        return self._no_room_because(replica)
+        return "pending" if beat.pending else self._no_room_because(replica)
 
     def _blind_because(self, replica: Replica, now: float) -> str | None:
         """By what is known without its heartbeats: what was sent, and its refusals."""

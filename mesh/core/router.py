@@ -18,8 +18,9 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
+from mesh.core.admission import RETRY_AFTER_S_MAX, Admission
 from mesh.core.attempts import Attempts
+from mesh.core.ends import Ends
 from mesh.core.fleet import Fleet
 from mesh.core.foreign import ForeignWork
 from mesh.core.gossip.gossip import Gossip
@@ -32,7 +33,6 @@ from mesh.core.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.peers import PeerTable
 from mesh.core.placement import Place, Placer
 from mesh.core.policies import Makers
-from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
@@ -54,8 +54,12 @@ class RouterCore:
         settings: RouterSettings,
         dice: Random,
         makers: Makers | None = None,
+        peers: tuple[RegionId, ...] = (),
     ) -> None:
-        """`makers`: the policies there are, if not those of `mesh.core.policies`."""
+        """`makers`: the policies there are, if not those of `mesh.core.policies`.
+
+        `peers`: regions that this one adopts when they lose their routers, and that adopt it.
+        """
         self.region = region
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
@@ -73,22 +77,50 @@ class RouterCore:
             peers=self.peers,
             placer=self._placer,
             effects=self._effects,
+            term=lambda region: self.ownership.term(region),
         )
         self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
         self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
-        self._placer.join_gossip(self.gossip.news, self.gossip.told)
-        self._fleet = Fleet(
+        self._placer.join_gossip(self.gossip)
+        self._fleet = self._make_fleet(router, epoch, peers, dice)
+        self.ownership = self._fleet.ownership  # whose replicas are this router's to place on
+        self._admission = Admission(self.held)
+        self._ends = Ends(
+            inflight=self.inflight,
+            held=self.held,
+            guests=self._guests,
+            admission=self._admission,
+            attempts=self._attempts,
+            placer=self._placer,
+            fresh=self._fleet.fresh,
+            effects=self._effects,
+        )
+        self._handlers = self._table()
+
+    def _make_fleet(
+        self, router: RouterId, epoch: int, peers: tuple[RegionId, ...], dice: Random
+    ) -> Fleet:
+        return Fleet(
+            home=self.region,
+            router=router,
+            epoch=epoch,
+            regions=peers,
+            settings=self._settings,
+            dice=dice,
             replicas=self.replicas,
             peers=self.peers,
             held=self.held,
             placer=self._placer,
             line=self._line,
-            digest=RegionalDigest(region, router, epoch, settings),
+            inflight=self.inflight,
+            attempts=self._attempts,
             effects=self._effects,
             lost=self._replica_lost,
         )
-        self._admission = Admission(self.held)
-        self._handlers: dict[type, Callable[[Any, float], None]] = {
+
+    def _table(self) -> dict[type, Callable[[Any, float], None]]:
+        """Who hears which event."""
+        return {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
             **self._fleet.handlers(),
@@ -105,6 +137,7 @@ class RouterCore:
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """What to do about one event, in order. `now`: seconds, never going back."""
+        self.ownership.lapse(now)
         self._handlers[type(event)](event, now)
         effects = self._effects.copy()
         self._effects.clear()
@@ -134,10 +167,10 @@ class RouterCore:
         record = Inflight(request)
         self.inflight[request.key] = record
         if self.draining:
-            self._fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
+            self._ends.fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
         elif (forbidden := self._placer.forbidden(request, now)) is not None:
             self._attempts.decided(request, forbidden)
-            self._fail(record, now, Fault.RESIDENCY, forbidden.reason)
+            self._ends.fail(record, now, Fault.RESIDENCY, forbidden.reason)
         else:
             place = self._line.place_newcomer(request, now)
             go = self._hold if place.target is None else self._begin
@@ -146,7 +179,7 @@ class RouterCore:
     def _on_guest(self, request: Request, inbox: str, now: float) -> None:
         place = self._foreign.place(request, now, draining=self.draining)
         if isinstance(place, Refusal):
-            self._effects.append(self._refusal(request, inbox, place, now))
+            self._ends.refuse(request, inbox, place, now)
         elif place.placement is Placement.LOCAL:
             self._attempts.begin_for_peer(request, inbox, place, now)
         else:
@@ -156,15 +189,12 @@ class RouterCore:
             self._line.joined(request, place)
             self._guests.wait(request, now)
 
-    def _refusal(self, request: Request, inbox: str, why: Refusal, now: float) -> fx.RefusePeer:
-        return fx.RefusePeer(request.key, inbox, why, self._fleet.fresh(now))
-
     def _begin(self, record: Inflight, place: Place, now: float) -> None:
         """Try it there, unless that would be too late for it."""
         if record.held_since is not None:
             self._admission.released(record.request, now)
         if (late := self._admission.late(record, place, now)) is not None:
-            self._shed(record, place, str(late), now, late)
+            self._ends.shed(record, place, str(late), now, late)
             return
         self._admission.begun(now)
         if (inbox := record.request.answer_inbox) is None:
@@ -177,15 +207,15 @@ class RouterCore:
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
         """A new request must wait, or be shed, or another one for it."""
         if (late := self._admission.late(record, place, now)) is not None:
-            self._shed(record, place, f"{place.reason}: {late}", now, late)
+            self._ends.shed(record, place, f"{place.reason}: {late}", now, late)
             return
         if self.held.is_full:
             last = self.held.newest_below(record.request.priority)
             if last is None:
-                self._shed(record, place, f"{place.reason}, and the hold queue is full", now)
+                self._ends.shed(record, place, f"{place.reason}, and the hold queue is full", now)
                 return
             why = f"the hold queue is full, and {record.request.priority} goes before"
-            self._shed(self.inflight[last.key], None, why, now)
+            self._ends.shed(self.inflight[last.key], None, why, now)
         record.place = self._admission.foretold(record, place, now)
         self._attempts.decided(record.request, record.place)
         self._back_in_line(record, now)
@@ -200,59 +230,20 @@ class RouterCore:
 
     # Ends.
 
-    def _end(self, record: Inflight, now: float) -> None:
-        del self.inflight[record.request.key]
-        if record.held_since is not None:
-            self.held.remove(record.request)
-            self._admission.left(record.request, now)
-        self._attempts.leave(record, now)
-
-    def _fail(
-        self,
-        record: Inflight,
-        now: float,
-        fault: Fault,
-        message: str,
-        retry_after_s: float | None = None,
-    ) -> None:
-        self._end(record, now)
-        if (inbox := record.request.answer_inbox) is not None:
-            self._guests.leave(record.request)
-            self._effects.append(self._refusal(record.request, inbox, Refusal.NO_REPLICA, now))
-            return
-        self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
-
-    def _shed(
-        self,
-        record: Inflight,
-        place: Place | None,
-        why: str,
-        now: float,
-        late: Late | None = None,
-    ) -> None:
-        """Refuse it with its receipt, and say when those before it will be gone."""
-        request = record.request
-        last = place or record.place or self._placer.held(request, why)
-        shed = last._replace(placement=Placement.SHED, target=None, reason=why)
-        attempt, held_s = max(1, record.attempt), record.waited_s(now)
-        self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)
-        retry_after_s = self._admission.retry_after_s(request, late, now)
-        self._fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)
-
     def _on_client_gone(self, event: ev.ClientGone, now: float) -> None:
         record = self.inflight.get(event.key)
         if record is None:
             return
         if record.held_since is None:
             self._attempts.cancel(record)
-        self._end(record, now)
+        self._ends.end(record, now)
         self._line.offer(record.replica, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
             self._attempts.served(record, event.served, now)
-            self._end(record, now)
+            self._ends.end(record, now)
             self._line.offer(record.replica, now)
 
     # Attempts.
@@ -286,14 +277,16 @@ class RouterCore:
         if record is None or record.started:
             return
         if event.reason == Refusal.BAD_WORK:
-            self._fail(record, now, Fault.ENGINE_FAILED, "the replica could not read the request")
+            self._ends.fail(
+                record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
+            )
             return
         self._attempts.rest(record, now)
         record.refusals += 1
         if record.peer is not None:
             record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
-            self._shed(record, None, f"refused {record.refusals} times", now)
+            self._ends.shed(record, None, f"refused {record.refusals} times", now)
         else:
             self._back_in_line(record, now)
         self._line.try_all(now)
@@ -303,7 +296,7 @@ class RouterCore:
         if record is None:
             return
         if now >= record.request.deadline:  # the agent has a clock too, and may be first
-            self._fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
+            self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
         record.engine_answered = event.answered
         whole_place = record.peer is None or record.replica is None
@@ -320,7 +313,7 @@ class RouterCore:
         `same_again`: where it was, somebody new is now.
         """
         if record.started:
-            self._fail(record, now, Fault.ENGINE_FAILED, detail)
+            self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
             return
         record.failures += 1
         place = record.peer or record.replica
@@ -330,10 +323,10 @@ class RouterCore:
         if hope and record.failures < self._settings.failures_max:
             self._back_in_line(record, now)
         elif record.engine_answered:
-            self._end(record, now)
+            self._ends.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
         else:
-            self._fail(record, now, Fault.ENGINE_FAILED, detail)
+            self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
 
     def _replica_lost(self, name: ReplicaId, why: str, now: float) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
@@ -347,6 +340,7 @@ class RouterCore:
         self._line.try_all(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
+        self.gossip.siblings.bus_returned()
         # Started answers show a loss by their numbering or their silence.
         for record in [record for record in self.inflight.values() if record.is_tried]:
             self._attempts.cancel(record)
@@ -368,12 +362,12 @@ class RouterCore:
         if now >= record.request.deadline:
             if record.held_since is None:
                 self._attempts.cancel(record)
-            self._fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
+            self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
             elif (late := self._admission.late(record, record.place, now)) is not None:
-                self._shed(record, None, str(late), now, late)
+                self._ends.shed(record, None, str(late), now, late)
             elif record.request.answer_inbox is not None:
                 self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
@@ -382,7 +376,7 @@ class RouterCore:
 
     def _hold_expired(self, record: Inflight, now: float) -> None:
         if self._outlook.others_serve(record):
-            self._shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
+            self._ends.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
             return
         why = f"no replica serves {record.request.model!r} at present"
-        self._fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)
+        self._ends.fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)

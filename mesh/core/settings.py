@@ -9,7 +9,13 @@ from schemas.exchange import Priority
 from schemas.gossip import BLOCKS_MAX
 from schemas.residency import OPEN_GROUND, Ground
 
-MAY_BE_ZERO = ("peer_queue_max", "hops_max", "trie_bytes_per_s")
+MAY_BE_ZERO = (
+    "peer_queue_max",
+    "hops_max",
+    "trie_bytes_per_s",
+    "siblings_bytes_per_s",
+    "lease_s",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +54,19 @@ class RouterSettings:
     index_blocks_max: int = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
     relayed_max: int = 4096  # foreign answers watched per replica, to tell peers of its loss
     digest_s: float = 0.1
+    # Who owns a region's replicas is settled for so long. A region without routers is served by a
+    # neighbour soon after; a router that stands still for longer finds its replicas adopted.
+    # The same in all regions; 0: no region is ever adopted.
+    lease_s: float = 1.0
     # Prefixes told to peers. 0.25 s is little beside a round trip and the time that a prompt
     # needs to be asked for again, and makes few, full messages.
     trie_s: float = 0.25
     trie_bytes_per_s: int = 65_536  # on each link, repairs included; 0 tells nothing
+    # Heard of one origin: four times what it tells by default, so that peers may differ.
+    trie_heard_bytes_per_s: int = 262_144
+    # Whole sets for routers of the same region that start, over its own bus: a region's 100,000
+    # blocks in a quarter of a second. 0: siblings are told nothing.
+    siblings_bytes_per_s: int = 4_194_304
     trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)

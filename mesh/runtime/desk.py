@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from nats.aio.msg import Msg
 from opentelemetry.context import Context
 
+from mesh.adapters.adopted_beats import AdoptedBeats
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
@@ -25,13 +26,14 @@ from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.hearing import Hearing
 from mesh.runtime.ingress import Ingress
+from mesh.runtime.leases import Leases
 from mesh.runtime.performer import Performer
 from mesh.runtime.prompts import PromptReader
 from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
-from schemas.http import Fault
+from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.residency import Labels
 
@@ -67,8 +69,19 @@ class Desk:
         self.trie = TrieGossip(config, bus, metrics, self.feed)
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen
+        self.beats = AdoptedBeats(lambda: bus.client, lambda data: self.hear_heartbeat(data))
+        self.leases = Leases(config, bus, metrics, self.feed, core.ownership, self.beats)
         self._performer = Performer(
-            config, bus, self._tickets, ingress, self.trie, regions, metrics, clock, self.feed
+            config,
+            bus,
+            self._tickets,
+            ingress,
+            self.trie,
+            regions,
+            self.leases,
+            metrics,
+            clock,
+            self.feed,
         )
         self._hearing = Hearing(
             config, bus, self._tickets, ingress, self._prompts, metrics, clock, self.feed
@@ -127,6 +140,14 @@ class Desk:
             if problem.fault is Fault.RESIDENCY:
                 self._metrics.residency_refused.labels("client").inc()
             raise
+
+    def readiness(self) -> Readiness:
+        """Whether it is known what replicas hold, and since when."""
+        warmth = self._core.gossip.siblings.warmth
+        if warmth.warm_at is None:
+            return Readiness(warm=False)
+        warm_for_s = round(self._clock() - warmth.warm_at, 3)
+        return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source)
 
     def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
         """Take a client's request in and place it; `taken`: what `bodies` set aside for it."""

@@ -50,13 +50,13 @@ class Hearing:
         self._feed = feed
 
     def hear_heartbeat(self, data: bytes) -> None:
-        """A replica of this region."""
+        """A replica of this region, or of one that it has adopted."""
         try:
             beat = state.decode_heartbeat(data)
         except wire.WireError as error:
             log.warning("heartbeat dropped: %s", error)
             return
-        if beat.region == self._config.region:
+        if beat.region == self._config.region or beat.region in self._config.peers:
             self._feed(ev.HeartbeatSeen(beat))
 
     def hear_digest(self, data: bytes) -> None:

@@ -190,11 +190,13 @@ class Ingress:
     def dispatch(self, effect: fx.Dispatch, inbox: str) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
         foreign = self._waiting.pop(effect.key)
-        headers = foreign.headers | handoff_headers(self._config.router, effect)
+        region = effect.region or self._config.region
+        handoff = handoff_headers(self._config.region, self._config.router, effect)
+        headers = foreign.headers | handoff
         foreign.span.dispatched(headers)
-        subject = subjects.work(self._config.region, effect.replica)
+        subject = subjects.work(region, effect.replica)
         self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)
-        placed = wire.encode(exchange.Placed(self._config.region, effect.replica))
+        placed = wire.encode(exchange.Placed(region, effect.replica))
         self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
         self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
         foreign.span.end()
@@ -215,7 +217,7 @@ class Ingress:
 
     def tell_lost(self, effect: fx.TellLost) -> None:
         """Tell an asking router that the replica that was answering is gone."""
-        lost = wire.encode(exchange.Lost(self._config.region, effect.replica))
+        lost = wire.encode(exchange.Lost(effect.region or self._config.region, effect.replica))
         self._bus.publish(effect.answer_inbox, exchange.pack_frame(Frame.LOST, 0, lost))
 
     def _say_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:

@@ -14,6 +14,7 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import Ingress
+from mesh.runtime.leases import Leases
 from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
@@ -36,6 +37,7 @@ class Performer:
         ingress: Ingress,
         trie: TrieGossip,
         regions: Regions,
+        leases: Leases,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         feed: Callable[[ev.Event], None],
@@ -60,8 +62,11 @@ class Performer:
             fx.Decided: self._decided,
             fx.PublishDigest: self._publish_digest,
             fx.PublishTrie: trie.publish,
+            fx.PublishToSiblings: trie.publish_to_siblings,
             fx.AskTrie: trie.ask,
             fx.AnswerTrie: trie.answer,
+            fx.ClaimLease: leases.claim,
+            fx.OwnershipChanged: leases.changed,
         }
 
     def perform(self, effect: fx.Effect) -> None:
@@ -73,12 +78,13 @@ class Performer:
             self._ingress.dispatch(effect, effect.answer_inbox)
             return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
-        answer.region, answer.replica = self._config.region, effect.replica
+        region = effect.region or self._config.region
+        answer.region, answer.replica = region, effect.replica
         headers = request_headers(
             ticket, effect.attempt, 0, self._config.region, self._clock()
-        ) | handoff_headers(self._config.router, effect)
+        ) | handoff_headers(self._config.region, self._config.router, effect)
         ticket.spans.dispatched(effect.replica, effect.attempt, headers)
-        subject = subjects.work(self._config.region, effect.replica)
+        subject = subjects.work(region, effect.replica)
         self._send(ticket, answer, subject, headers, lambda: b"")
 
     def _forward(self, effect: fx.Forward) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -21,11 +21,11 @@ from mesh.adapters.recorder import Recorder
 from mesh.core import events as ev
 from mesh.core.recording import Header
 from mesh.core.router import RouterCore
-from mesh.runtime import pings, trie_gossip
+from mesh.runtime import leases, pings, trie_gossip
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
-from schemas import exchange, subjects, wire
+from schemas import subjects
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
         epoch=config.epoch,
         seed=config.seed,
         settings=config.settings,
+        peers=config.peers,
     )
     return Recorder(config.record, header, core.handle)
 
@@ -114,6 +115,7 @@ class Router:
             epoch=config.epoch,
             settings=config.settings,
             dice=random.Random(config.seed),
+            peers=config.peers,
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock)
         self._recorder = _recorder(config, self.core)
@@ -133,7 +135,9 @@ class Router:
                 heartbeat=self.desk.hear_heartbeat,
                 digest=self.desk.hear_digest,
                 trie=self.desk.trie.hear_delta,
+                siblings=self.desk.trie.hear_sibling,
                 trie_ask=self.desk.trie.hear_ask,
+                lease=self.desk.leases.hear,
                 answer=self._hear_answer,
                 ingress=self.desk.hear_ingress,
                 lost=lambda: self._metrics.bus_connected.set(0),
@@ -142,9 +146,15 @@ class Router:
         )
         self._metrics.bus_connected.set(1)
         await self._refuse_namesakes()
-        for work in (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream()):
+        for work in self._work():
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
+
+    def _work(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What goes on until the router is closed."""
+        yield from (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream())
+        if self._config.peers and self._config.settings.lease_s:
+            yield from (self._bus.keep_lease_stream(), self.desk.beats.keep())
 
     @property
     def http_port(self) -> int:
@@ -232,6 +242,8 @@ class Router:
             self._hear_namesake(token, msg.data)
         elif token.startswith(trie_gossip.PREFIX):
             self.desk.trie.hear_answer(msg)
+        elif token.startswith(leases.PREFIX):
+            self.desk.leases.hear_answer(msg)
         else:
             self.desk.hear_answer(msg)
 
@@ -250,8 +262,6 @@ class Router:
             self.desk.feed(ev.Tick())
 
     async def _signs_of_life(self) -> None:
-        subject = subjects.alive(self._config.region, self._config.router)
-        sign = wire.encode(exchange.Alive(self._config.epoch))
         while True:
-            self._bus.publish(subject, sign)
+            self.desk.leases.say_alive()
             await asyncio.sleep(ALIVE_S)

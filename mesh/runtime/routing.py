@@ -58,11 +58,8 @@ def router_settings(
         chosen["hold_order"] = given.hold_order
     elif routing.hold_order is not None:
         chosen["hold_order"] = HoldOrder(routing.hold_order)
-    if routing.hops_max is not None:
-        chosen["hops_max"] = routing.hops_max
-    if routing.own_ttft_goal_ms is not None:
-        chosen["own_ttft_goal_s"] = routing.own_ttft_goal_ms / 1000
-    return RouterSettings(**chosen)
+    # Gossip behind the others' choices: who has no secret tells nothing.
+    return RouterSettings(**(_gossip(routing) | _exchange(routing) | chosen))
 
 
 def entries(topology: Topology) -> dict[RegionId, Entry]:
@@ -71,6 +68,23 @@ def entries(topology: Topology) -> dict[RegionId, Entry]:
         name: Entry(region.endpoint, region.location and Location(*region.location))
         for name, region in topology.regions.items()
     }
+
+
+def _exchange(routing: Routing) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    if routing.hops_max is not None:
+        chosen["hops_max"] = routing.hops_max
+    if routing.own_ttft_goal_ms is not None:
+        chosen["own_ttft_goal_s"] = routing.own_ttft_goal_ms / 1000
+    return chosen
+
+
+def _gossip(routing: Routing) -> dict[str, Any]:
+    kib_per_s = routing.gossip_kib_per_s
+    if kib_per_s is None:
+        return {}
+    settings = {"trie_bytes_per_s": 1024 * kib_per_s}
+    return settings if kib_per_s else settings | {"siblings_bytes_per_s": 0}
 
 
 def check(topology: Topology) -> None:

@@ -8,6 +8,7 @@ it says it is gets dropped, counted and logged.
 import logging
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
 
 from nats.aio.msg import Msg
 
@@ -18,7 +19,7 @@ from mesh.core import events as ev
 from mesh.core.gossip.told import Origin
 from mesh.runtime.config import RouterConfig
 from schemas import subjects, wire
-from schemas.gossip import TrieAsk, TrieDelta, TriePart
+from schemas.gossip import PEERS, SIBLINGS, TrieAsk, TrieDelta, TriePart
 from schemas.ids import RouterId
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,22 @@ log = logging.getLogger(__name__)
 PREFIX = "trie-"  # of the last token of these inboxes, beside those of answers to clients
 TOKEN_BYTES = 12
 ASKED_MAX = 256  # origins that an answer is awaited of
+
+PART_SEEN: dict[int, Callable[[TriePart], ev.Event]] = {
+    PEERS: ev.TriePartSeen,
+    SIBLINGS: ev.SiblingPartSeen,
+}
+DELTA_SEEN: dict[int, Callable[[TrieDelta], ev.Event]] = {
+    PEERS: ev.TrieSeen,
+    SIBLINGS: ev.SiblingSeen,
+}
+
+
+class Source(NamedTuple):
+    """Whose answer comes to an inbox, and of which of its streams."""
+
+    origin: Origin
+    stream: int
 
 
 class TrieGossip:
@@ -42,45 +59,58 @@ class TrieGossip:
         self._bus = bus
         self._metrics = metrics
         self._feed = feed
-        self._tokens: dict[Origin, str] = {}  # of the inbox that it answers to
-        self._origins: dict[str, Origin] = {}  # the same the other way round
+        self._tokens: dict[Source, str] = {}  # of the inbox that it answers to
+        self._sources: dict[str, Source] = {}  # the same the other way round
 
     def hear_delta(self, msg: Msg) -> None:
-        """A router of a peer region tells what its region gained and lost."""
+        """A router of a peer region, or of our own, tells what its region gained and lost."""
         delta = self._read(msg)
         if not isinstance(delta, TrieDelta):
             self._drop(msg, "no delta")
         elif delta.region != subjects.owner(msg.subject):
             self._drop(msg, "speaks for another region")
-        elif delta.region in self._config.peers:
+        elif delta.region in self._config.peers or self._is_sibling(delta):
             self._feed(ev.TrieSeen(delta))
 
+    def hear_sibling(self, msg: Msg) -> None:
+        """A router of our own region tells what it placed where."""
+        delta = self._read(msg)
+        if not isinstance(delta, TrieDelta):
+            self._drop(msg, "no delta")
+        elif self._is_sibling(delta):
+            self._feed(ev.SiblingSeen(delta))
+
     def hear_ask(self, msg: Msg) -> None:
-        """A router of a peer region missed something."""
+        """A router of a peer region, or of our own, missed something."""
         ask, address = self._read(msg), subjects.parse_inbox(msg.reply)
+        asker = msg.subject.rpartition(".")[2]  # the link's word for it
         if not isinstance(ask, TrieAsk):
             self._drop(msg, "no question")
-        elif address is None or address.region not in self._config.peers:
+        elif address is None or address.region != asker or not self._knows(asker):
             self._drop(msg, "wants its answer somewhere else")
         else:
             self._feed(ev.TrieAsked(ask, address.region, msg.reply))
 
     def hear_answer(self, msg: Msg) -> None:
         """What we had missed: deltas, or a part of the whole set."""
-        origin = self._origins.get(msg.subject.rpartition(".")[2])
+        source = self._sources.get(msg.subject.rpartition(".")[2])
         answer = self._read(msg)
         if not isinstance(answer, TrieDelta | TriePart):
             self._drop(msg, "no answer")
-        elif origin is None or origin != (answer.region, answer.router):
+        elif source is None or source.origin != (answer.region, answer.router):
             self._drop(msg, "answers what was not asked")
         elif isinstance(answer, TriePart):
-            self._feed(ev.TriePartSeen(answer))
+            self._feed(PART_SEEN[source.stream](answer))
         else:
-            self._feed(ev.TrieSeen(answer))
+            self._feed(DELTA_SEEN[source.stream](answer))
 
     def publish(self, effect: fx.PublishTrie) -> None:
         """Tell the peers."""
         self._bus.publish(subjects.trie(self._config.region), wire.encode(effect.delta))
+
+    def publish_to_siblings(self, effect: fx.PublishToSiblings) -> None:
+        """Tell the other routers of our region."""
+        self._bus.publish(subjects.siblings(self._config.region), wire.encode(effect.delta))
 
     def answer(self, effect: fx.AnswerTrie) -> None:
         """Say it again to one of them."""
@@ -88,19 +118,28 @@ class TrieGossip:
 
     def ask(self, effect: fx.AskTrie) -> None:
         """Ask one of them."""
-        token = self._token(Origin(effect.region, RouterId(effect.ask.router)))
+        origin = Origin(effect.region, RouterId(effect.ask.router))
+        token = self._token(Source(origin, effect.ask.stream))
         inbox = subjects.inbox(self._config.region, self._config.router, token)
-        self._bus.publish(subjects.snapshot(effect.region), wire.encode(effect.ask), reply=inbox)
+        subject = subjects.snapshot(effect.region, self._config.region)
+        self._bus.publish(subject, wire.encode(effect.ask), reply=inbox)
 
-    def _token(self, origin: Origin) -> str:
-        token = self._tokens.get(origin)
+    def _token(self, source: Source) -> str:
+        token = self._tokens.get(source)
         if token is None:
             if len(self._tokens) >= ASKED_MAX:
                 oldest = next(iter(self._tokens))
-                del self._origins[self._tokens.pop(oldest)]
-            token = self._tokens[origin] = PREFIX + secrets.token_hex(TOKEN_BYTES)
-            self._origins[token] = origin
+                del self._sources[self._tokens.pop(oldest)]
+            token = self._tokens[source] = PREFIX + secrets.token_hex(TOKEN_BYTES)
+            self._sources[token] = source
         return token
+
+    def _knows(self, region: str) -> bool:
+        return region == self._config.region or region in self._config.peers
+
+    def _is_sibling(self, delta: TrieDelta) -> bool:
+        """Not ourselves, whom the bus lets us hear too."""
+        return delta.region == self._config.region and delta.router != self._config.router
 
     @staticmethod
     def _read(msg: Msg) -> object:

@@ -64,14 +64,23 @@ def ingress_subject(ground: Ground, peer: RegionId, labels: Labels) -> str:
     return subjects.ingress_within(peer, carried[0])
 
 
-def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
-    """The headers by which heartbeats tell routers what has been taken and what it costs."""
+def handoff_headers(home: RegionId, router: RouterId, effect: Dispatch) -> dict[str, str]:
+    """The headers by which heartbeats tell routers what has been taken and what it costs.
+
+    And by which agents know whose it is: `home` is the router's own region.
+    """
     headers = {
         exchange.H_FROM: router,
         exchange.H_HANDOFF: str(effect.handoff),
         exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
     }
-    return headers | {exchange.H_MAY_QUEUE: "1"} if effect.may_queue else headers
+    if effect.may_queue:
+        headers[exchange.H_MAY_QUEUE] = "1"
+    if effect.region is not None:
+        headers[exchange.H_OWNER] = home
+    if effect.term is not None:
+        headers[exchange.H_TERM] = str(effect.term)
+    return headers
 
 
 def sketch(prompt: Prompt) -> bytes:

@@ -11,7 +11,7 @@ requests holds only what is open. A client that waits too long hangs up.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
 from mesh.core.request import Request
@@ -27,6 +27,7 @@ from schemas.ids import RegionId
 
 PAUSE_S = 1.0  # of a user whose request failed
 TIMEOUT, UNFINISHED = "timeout", "unfinished"
+SPREAD = 2_654_435_761  # the golden ratio of 2**32: neighbours go to different doors
 
 
 class Clients:
@@ -37,7 +38,7 @@ class Clients:
         workload: Workload,
         queue: EventQueue,
         network: Network,
-        routers: Mapping[RegionId, SimRouter],  # of every clients' region
+        routers: Mapping[RegionId, Sequence[SimRouter]],  # of every clients' region
         ledger: Ledger,
         dice: Random,
         *,
@@ -115,8 +116,13 @@ class Clients:
         self._ledger.began(ask)
         self._open[number] = ask
         self._be_patient(number)
-        router = self._routers[region]
+        router = self._door(ask)
         self._network.send_http(region, router.site, router.hear_client, ask)
+
+    def _door(self, ask: Ask) -> SimRouter:
+        """The router of its region that it came to: any, and the same each time it is asked for."""
+        crew = self._routers[ask.region]
+        return crew[(ask.number * SPREAD % 2**32 >> 16) % len(crew)]
 
     # What is answered.
 
@@ -176,6 +182,6 @@ class Clients:
         self._watch_patience()
 
     def _hang_up(self, ask: Ask) -> None:
-        router = self._routers[ask.region]
+        router = self._door(ask)
         self._network.send_http(ask.region, router.site, router.hear_hang_up, ask)
         self._close(ask, Answered(Outcome.FAILED, TIMEOUT))

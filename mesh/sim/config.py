@@ -13,6 +13,7 @@ from mesh.sim.topology import Topology, parse_topology
 from schemas.ids import RegionId
 
 LIVE_HEARTBEAT_S = 0.1  # what the settings' limits were made for
+ROUTERS_MAX = 16
 AT_ONCE_S = 1e-9  # a cadence: every change is told when the core next looks
 
 
@@ -27,6 +28,7 @@ class WorldConfig:
     regions: Mapping[RegionId, Sequence[Profile | str]]  # one entry a replica: a profile
     rtt: RttTable = field(default_factory=RttTable)
     topology: str = "mesh"  # mesh, region-local, central:REGION
+    routers: int = 1  # of each region that has any; clients come to them in turns
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
@@ -56,6 +58,8 @@ class WorldConfig:
                 raise WorldInvalid(f"{name} must be 0 or more")
         if not 0.0 <= self.loss < 1.0:
             raise WorldInvalid("loss is a share, from 0 to below 1")
+        if not 1 <= self.routers <= ROUTERS_MAX:
+            raise WorldInvalid(f"routers must be 1 to {ROUTERS_MAX}")
         self.shape.check(self.regions)
         self.rtt.check(self.regions)
         self.profiles()

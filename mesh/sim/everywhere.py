@@ -17,13 +17,14 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Ageing, Choice, Policy, Spot, Target, least_loaded
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
 from mesh.sim.ask import number_of
 from schemas.decision import CandidateKind
-from schemas.ids import RegionId, ReplicaId, RequestId
+from schemas.ids import RegionId, RequestId
 
 if TYPE_CHECKING:
     from mesh.sim.world import World
@@ -60,13 +61,14 @@ class Everywhere:
         """The replica that the policy inside picks of all, or the way to it."""
         if request.hops:
             return self._as_told(request, targets)
-        candidates = list(self._all(request, targets, now))
-        if not candidates:
+        ways = {one.name: (one, way) for one, way in self._all(request, targets, now)}
+        if not ways:
             return Choice(None, "no replica of any region is free")
+        candidates = [one for one, _ in ways.values()]
         choice = self._inside.choose(_unique(request), candidates, now)
         if choice.target is None:
             return choice._replace(scores=())
-        way = self._way_to(choice.target.name, targets)
+        _, way = ways[choice.target.name]
         is_far = way.kind is CandidateKind.PEER
         told = Told(choice, choice.target.name, request.prompt.tokens, is_far)
         self._told[request.request_id] = told
@@ -116,15 +118,20 @@ class Everywhere:
     def hear(self, told: ToldPrefixes) -> None:
         """Nor to be told any."""
 
-    def _all(self, request: Request, targets: Sequence[Target], now: float) -> Iterator[Target]:
-        """Our own replicas, and those of every region that could be forwarded to."""
+    def share(self, siblings: Siblings) -> None:
+        """All routers share the one inside."""
+
+    def _all(
+        self, request: Request, targets: Sequence[Target], now: float
+    ) -> Iterator[tuple[Target, Target]]:
+        """Our own replicas, and those of every region that could be forwarded to; and the way."""
         coming: dict[str, list[Told]] = {}
         for told in self._told.values():
             if told.on_its_way:
                 coming.setdefault(told.name, []).append(told)
         for target in targets:
             if target.replica is not None:
-                yield _with(target, target.replica, coming.get(target.name, []), now)
+                yield _with(target, target.replica, coming.get(target.name, []), now), target
                 continue
             core = self._world.routers[RegionId(target.name)].core
             if core is None:
@@ -134,12 +141,7 @@ class Everywhere:
                 if core.replicas.unavailable_because(replica, request.model, now, busy_too=True):
                     continue
                 seen = Target(name, replica.load, CandidateKind.REPLICA, target.rtt_s, replica)
-                yield _with(seen, replica, coming.get(name, []), now)
-
-    def _way_to(self, name: str, targets: Sequence[Target]) -> Target:
-        """The replica itself if it is ours, else its region."""
-        site = self._world.replicas[ReplicaId(name)].site
-        return next(target for target in targets if target.name in (name, site))
+                yield _with(seen, replica, coming.get(name, []), now), target
 
     def _as_told(self, request: Request, targets: Sequence[Target]) -> Choice:
         told = self._told.get(request.request_id)

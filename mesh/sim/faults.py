@@ -69,7 +69,16 @@ class Cut:
     until_s: float = inf
 
 
-Fault = ReplicaCrash | EngineCrash | EngineHang | EngineSlow | RouterCrash | Cut
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseStreamDown:
+    """JetStream has stopped in a region; all else there goes on."""
+
+    region: RegionId
+    at_s: float
+    until_s: float = inf
+
+
+Fault = ReplicaCrash | EngineCrash | EngineHang | EngineSlow | RouterCrash | Cut | LeaseStreamDown
 
 LONGEST_S = 20.0  # of a drawn fault; every one ends, so that every request can
 
@@ -82,7 +91,10 @@ def drawn(
     count: int,
     within_s: float,
 ) -> tuple[Fault, ...]:
-    """So many faults of all kinds that begin within that time, none of one thing twice at once."""
+    """So many faults that begin within that time, of all kinds but the last.
+
+    None is of one thing twice at once.
+    """
     pairs = list(combinations(regions, 2))
     busy: dict[tuple[str, ...], float] = {}
     schedule: list[Fault] = []
@@ -125,4 +137,6 @@ def _what(fault: Fault) -> tuple[str, ...]:
         return ("router", fault.region)
     if isinstance(fault, Cut):
         return ("link", fault.one, fault.other)
+    if isinstance(fault, LeaseStreamDown):
+        return ("lease stream", fault.region)
     return ("replica", fault.replica)

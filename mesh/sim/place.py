@@ -38,8 +38,8 @@ class Worker(Protocol):
     def hear_cancel(self, inbox: str) -> None:
         """Nobody waits for this answer any more."""
 
-    def hear_alive(self, region: RegionId, router: RouterId, epoch: int) -> None:
-        """A router lives."""
+    def hear_alive(self, region: RegionId, router: RouterId, epoch: int, term: int | None) -> None:
+        """A router lives, and owns this replica under that term, if it says so."""
 
     def answers_to(self, asker: "Asker") -> bool:
         """Whether that router waits for something from here."""
@@ -80,6 +80,13 @@ class Asker(Protocol):
 
 class PeerRouter(Asker, Protocol):
     """A router, as its peers reach it."""
+
+    name: RouterId
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        ...
 
     def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
         """A request that a peer asks this region to place."""

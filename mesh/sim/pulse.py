@@ -1,10 +1,11 @@
 """What a router does by the clock, at the live pace: ticks, digests, pings, signs of life.
 
-A sign of life is handed to the agents that answer to this router, because only those judge it;
-the first one after a start goes to every agent, for those remember an epoch.
+A sign of life is handed to the agents that answer to this router, because only those judge it; the
+first one after a start goes to every agent, for those remember an epoch; and so does every one in
+a region that was ever adopted, for its agents must know whose they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mesh.core import events as ev
 from mesh.core.router import RouterCore
@@ -13,7 +14,6 @@ from mesh.sim.network import Network
 from mesh.sim.pace import Pace
 from mesh.sim.place import Worker
 from mesh.sim.router import SimRouter
-from mesh.sim.tickets import ROUTER
 from schemas.ids import RegionId
 from schemas.state import Digest
 
@@ -33,12 +33,15 @@ class Pulse:
         queue: EventQueue,
         network: Network,
         digest_gap_s: float,
+        was_adopted: Callable[[RegionId], bool],
     ) -> None:
         """`replicas`: all of the world. `digest_gap_s`: 0 for news at once."""
         self._router = router
         self._peers = peers
         self._queue = queue
         self._network = network
+        self._was_adopted = was_adopted
+        self._epoch = 0
         self._digests: Pace[Digest] = Pace(queue, digest_gap_s, self._publish)
         self._sites: dict[RegionId, list[Worker]] = {}
         for replica in replicas:
@@ -48,7 +51,8 @@ class Pulse:
         """The router has just been opened with the core of this epoch."""
         core = self._router.core
         assert core is not None
-        self._alive(core, epoch, first=True)
+        self._epoch = epoch
+        self._alive(core, first=True)
         self._tick(core)
         self._ping(core)
 
@@ -65,17 +69,27 @@ class Pulse:
             self._router.feed(ev.Tick())
             self._queue.after(TICK_S, self._tick, core)
 
-    def _alive(self, core: RouterCore, epoch: int, *, first: bool = False) -> None:
-        if self._router.core is not core:
-            return
-        for site, replicas in self._sites.items():
-            self._network.send(self._router.site, site, self._tell, replicas, epoch, first)
-        self._queue.after(ALIVE_S, self._alive, core, epoch)
+    def say_alive(self) -> None:
+        """A sign of life out of turn: what is owned has changed."""
+        if self._router.core is not None:
+            self._say_alive(self._router.core, first=False)
 
-    def _tell(self, replicas: Sequence[Worker], epoch: int, first: bool) -> None:
+    def _alive(self, core: RouterCore, *, first: bool = False) -> None:
+        if self._router.core is core:
+            self._say_alive(core, first=first)
+            self._queue.after(ALIVE_S, self._alive, core)
+
+    def _say_alive(self, core: RouterCore, *, first: bool) -> None:
+        here, owned = self._router.site, core.ownership.owned
+        for site, replicas in self._sites.items():
+            term = owned.get(site)
+            is_new = first or (term is not None and (site != here or self._was_adopted(site)))
+            self._network.send(here, site, self._tell, replicas, self._epoch, is_new, term)
+
+    def _tell(self, replicas: Sequence[Worker], epoch: int, is_new: bool, term: int | None) -> None:
         for replica in replicas:
-            if first or replica.answers_to(self._router):
-                replica.hear_alive(self._router.site, ROUTER, epoch)
+            if is_new or replica.answers_to(self._router):
+                replica.hear_alive(self._router.site, self._router.name, epoch, term)
 
     def _ping(self, core: RouterCore) -> None:
         if self._router.core is not core:

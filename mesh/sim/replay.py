@@ -100,6 +100,7 @@ class _Replay:
             epoch=header.epoch,
             settings=self._settings,
             dice=Random(header.seed),
+            peers=header.peers,
         )
         self._events = 0
         self._began = self._now = 0.0

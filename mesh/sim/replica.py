@@ -8,7 +8,7 @@ every five).
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,18 +70,23 @@ class SimReplica:
         engine: Engine,
         queue: EventQueue,
         network: Network,
-        router: Asker,
+        routers: Sequence[Asker],
         inside: Callable[[int], None],
+        adopters: Callable[[RegionId], Iterable[Asker]] = lambda region: (),
     ) -> None:
-        """`router` hears its heartbeats. `inside` is told how many answers more it holds."""
+        """`routers` hear its heartbeats, and so do a region's `adopters`.
+
+        `inside` is told how many answers more it holds.
+        """
         self.name, self.site = plan.name, plan.site
         self.engine = engine
         self.core: AgentCore | None = None
         self._plan = plan
         self._queue = queue
         self._network = network
-        self._router = router
+        self._routers = routers
         self._inside = inside
+        self._adopters = adopters
         self._epoch = 0
         self._looks = Looks(engine, queue, plan.reading_s, self._seen, lambda: self.outstanding > 0)
         self._beats: Pace[Heartbeat] = Pace(queue, plan.beat_gap_s, self._publish)
@@ -172,10 +177,10 @@ class SimReplica:
         if self.core is not None:
             self._feed(ev.CancelArrived(inbox))
 
-    def hear_alive(self, region: RegionId, router: RouterId, epoch: int) -> None:
-        """A router lives."""
+    def hear_alive(self, region: RegionId, router: RouterId, epoch: int, term: int | None) -> None:
+        """A router lives, and owns this replica under that term, if it says so."""
         if self.core is not None:
-            self._feed(ev.AliveArrived(region, router, epoch))
+            self._feed(ev.AliveArrived(region, router, epoch, term))
 
     def answers_to(self, asker: Asker) -> bool:
         """Whether that router waits for something from here."""
@@ -238,10 +243,10 @@ class SimReplica:
         self._network.send(self.site, asker.site, asker.hear_end, effect.inbox, end)
 
     def _publish(self, beat: Heartbeat) -> None:
-        if beat.epoch == self._epoch and self.core is not None:
-            self._network.send_state(
-                self.site, self._router.site, self._router.hear_heartbeat, beat
-            )
+        if beat.epoch != self._epoch or self.core is None:
+            return
+        for router in (*self._routers, *self._adopters(self._plan.region)):
+            self._network.send_state(self.site, router.site, router.hear_heartbeat, beat)
 
     # The engine.
 

@@ -12,6 +12,7 @@ from typing import Any
 from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.gossip.told import Origin
 from mesh.core.request import Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
@@ -26,7 +27,7 @@ from mesh.sim.work import MODEL, handoff_headers, request_headers
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, decode_digest, encode_state
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
@@ -40,14 +41,21 @@ class SimRouter:
     """`open` it with a core; `crash` and `open` again for a fault. `hear_…` is what comes in."""
 
     def __init__(
-        self, site: RegionId, queue: EventQueue, network: Network, around: Surroundings
+        self,
+        site: RegionId,
+        queue: EventQueue,
+        network: Network,
+        around: Surroundings,
+        name: RouterId = ROUTER,
     ) -> None:
         self.site = site
+        self.name = name
+        origin = Origin(site, name)
         self.core: RouterCore | None = None
         self._queue = queue
         self._network = network
         self._around = around
-        self._tickets = Tickets(site)
+        self._tickets = Tickets(site, name)
         self._guests: dict[int, tuple[dict[str, str], Ask, Asker]] = {}  # peers' requests, by key
         self._last_heartbeats = LastHeartbeats()
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -60,9 +68,14 @@ class SimRouter:
             fx.Fail: self._fail,
             fx.PassEngineError: self._pass_engine_error,
             fx.Decided: lambda effect: None,
-            fx.PublishDigest: lambda effect: around.publish(site, effect.digest),
-            **around.gossip(site),
+            fx.PublishDigest: lambda effect: around.publish(origin, effect.digest),
+            **around.gossip(origin),
         }
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs."""
+        return self.core is not None
 
     @property
     def open_requests(self) -> int:
@@ -162,8 +175,9 @@ class SimRouter:
     # What the bus brings of replicas and answers.
 
     def hear_heartbeat(self, beat: Heartbeat) -> None:
-        """A replica's state."""
-        self._last_heartbeats.keep(beat)
+        """A replica's state; of a region that this one has adopted, too."""
+        if beat.region == self.site:
+            self._last_heartbeats.keep(beat)
         self.feed(ev.HeartbeatSeen(beat))
 
     def hear_nobody(self, inbox: str) -> None:
@@ -271,7 +285,7 @@ class SimRouter:
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
         replica = self._around.replicas[effect.replica]
-        handoff = handoff_headers(ROUTER, effect)
+        handoff = handoff_headers(self.site, self.name, effect)
         if effect.answer_inbox is not None:
             self._dispatch_for_peer(effect.key, effect.answer_inbox, replica, handoff)
             return
@@ -290,7 +304,9 @@ class SimRouter:
     def _forward(self, effect: fx.Forward) -> None:
         ticket = self._tickets.begin(effect.key, effect.attempt)
         ticket.peer = effect.peer
-        peer = self._around.routers[effect.peer]
+        crew = self._around.routers[effect.peer]
+        living = [router for router in crew if router.is_up] or crew
+        peer = living[self._around.pick(len(living))]
         headers = self._headers(ticket, hops=1)
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
@@ -320,16 +336,19 @@ class SimRouter:
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
 
     def _tell_held(self, effect: fx.TellHeld) -> None:
-        address = subjects.parse_inbox(effect.answer_inbox)
-        assert address is not None, "our own routers' inboxes"
-        asker = self._around.routers[address.region]
+        asker = self._asker(effect.answer_inbox)
         self._send(asker.site, asker.hear_held, effect.answer_inbox)
 
     def _tell_lost(self, effect: fx.TellLost) -> None:
-        address = subjects.parse_inbox(effect.answer_inbox)
-        assert address is not None, "our own routers' inboxes"
-        asker = self._around.routers[address.region]
+        asker = self._asker(effect.answer_inbox)
         self._send(asker.site, asker.hear_lost, effect.answer_inbox, effect.replica)
+
+    def _asker(self, inbox: str) -> Asker:
+        address = subjects.parse_inbox(inbox)
+        assert address is not None, "our own routers' inboxes"
+        crew = self._around.routers[address.region]
+        [asker] = [router for router in crew if router.name == address.router]
+        return asker
 
     def _fail(self, effect: fx.Fail) -> None:
         ticket = self._tickets.get(effect.key)

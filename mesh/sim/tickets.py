@@ -11,7 +11,7 @@ from mesh.sim.place import Worker
 from schemas import subjects
 from schemas.ids import RegionId, RouterId
 
-ROUTER = RouterId("r1")  # every region has one
+ROUTER = RouterId("r1")  # every region has this one
 
 
 @dataclass(slots=True)
@@ -31,8 +31,9 @@ class Ticket:
 class Tickets:
     """From `open` to `close`."""
 
-    def __init__(self, site: RegionId) -> None:
+    def __init__(self, site: RegionId, router: RouterId = ROUTER) -> None:
         self._site = site
+        self._router = router
         self._last_key = 0
         self._by_key: dict[int, Ticket] = {}
         self._by_ask: dict[int, Ticket] = {}
@@ -72,7 +73,7 @@ class Tickets:
         ticket = self._by_key[key]
         self._streams.pop(ticket.inbox, None)
         ticket.attempt, ticket.peer, ticket.replica = attempt, None, None
-        ticket.inbox = subjects.inbox(self._site, ROUTER, f"{key:x}-{attempt}")
+        ticket.inbox = subjects.inbox(self._site, self._router, f"{key:x}-{attempt}")
         self._streams[ticket.inbox] = ticket
         return ticket
 

@@ -30,11 +30,17 @@ def request_headers(
     }
 
 
-def handoff_headers(router: RouterId, effect: Dispatch) -> dict[str, str]:
+def handoff_headers(home: RegionId, router: RouterId, effect: Dispatch) -> dict[str, str]:
     """What work messages say of the hand-off."""
     headers = {
         exchange.H_FROM: router,
         exchange.H_HANDOFF: str(effect.handoff),
         exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
     }
-    return headers | {exchange.H_MAY_QUEUE: "1"} if effect.may_queue else headers
+    if effect.may_queue:
+        headers[exchange.H_MAY_QUEUE] = "1"
+    if effect.region is not None:
+        headers[exchange.H_OWNER] = home
+    if effect.term is not None:
+        headers[exchange.H_TERM] = str(effect.term)
+    return headers

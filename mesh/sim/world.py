@@ -5,12 +5,13 @@ round trips measured. The world ends when everything is asked and answered and n
 anything any more, so a leak in any table is there to be seen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from random import Random
 
 from agents.sim.profile import Profile
+from mesh.core.gossip.told import Origin
 from mesh.core.policies import Makers
 from mesh.core.router import RouterCore
 from mesh.sim import faults as fault
@@ -18,6 +19,7 @@ from mesh.sim.clients import Clients
 from mesh.sim.config import WorldConfig
 from mesh.sim.engine import Engine
 from mesh.sim.event_queue import EventQueue
+from mesh.sim.lease_streams import LeaseStreams
 from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
 from mesh.sim.pulse import Pulse
@@ -27,7 +29,7 @@ from mesh.sim.surroundings import Meter, Surroundings
 from mesh.sim.tickets import ROUTER
 from mesh.sim.trie_links import TrieLinks
 from mesh.sim.workload import Workload
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest
 
 ROUTERS_FROM_S = 1.0  # agents are up by then
@@ -64,25 +66,21 @@ class World:
             loss=config.loss,
         )
         self.replicas: dict[ReplicaId, SimReplica] = {}
-        self.routers: dict[RegionId, SimRouter] = {}
-        self._pulses: dict[RegionId, Pulse] = {}
-        self._epochs: dict[RegionId, int] = {}
+        self.routers: dict[RegionId, SimRouter] = {}  # the first, or only one of each region
+        self.crews: dict[RegionId, list[SimRouter]] = {}  # all of them
+        self._pulses: dict[Origin, Pulse] = {}
+        self._epochs: dict[Origin, int] = {}
         regions = list(config.regions)
         self.ledger = Ledger(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
-        self.trie_links = TrieLinks(self.network, self.routers, config.shape)
-        around = Surroundings(
-            replicas=self.replicas,
-            routers=self.routers,
-            first_byte=lambda ask: self.clients.first_byte(ask),
-            answered=lambda ask, answered: self.clients.answered(ask, answered),
-            publish=self._publish,
-            gossip=self.trie_links.performers,
-            request_s=config.settings.request_s_max,
-            meter=self.meter,
+        self.trie_links = TrieLinks(self.network, self.crews, config.shape)
+        self.leases = LeaseStreams(
+            self.queue,
+            self.network,
+            self.crews,
+            config.shape,
+            lambda origin: self._pulses[origin].say_alive(),
         )
-        shape = config.shape
-        for site in dict.fromkeys(shape.router_of(region) for region in regions):
-            self.routers[site] = SimRouter(site, self.queue, self.network, around)
+        self._add_routers()
         for region, fleet in config.profiles().items():
             for number, profile in enumerate(fleet):
                 self._add_replica(region, number, profile)
@@ -91,7 +89,7 @@ class World:
             workload,
             self.queue,
             self.network,
-            {region: self.routers[shape.router_of(region)] for region in regions},
+            {region: self.crews[config.shape.router_of(region)] for region in regions},
             self.ledger,
             self.dice("clients"),
             timeout_s=config.timeout_s,
@@ -108,8 +106,8 @@ class World:
         phases = self.dice("phases")
         for replica in self.replicas.values():
             self.queue.at(phases.uniform(0.0, self.config.reading_s), replica.start)
-        for site in self.routers:
-            self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, site)
+        for router in self._all_routers():
+            self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, router)
         self.queue.at(SETTLE_S, self.clients.begin)
         for trouble in self.config.faults:
             self._schedule(trouble)
@@ -119,31 +117,61 @@ class World:
             self.queue.at(SETTLE_S, self._tell, progress)
         self.queue.run()
 
-    def open_router(self, site: RegionId) -> None:
-        """Start the router of that region, or start it anew."""
-        epoch = self._epochs[site] = self._epochs.get(site, 0) + 1
-        router = self.routers[site]
+    def open_router(self, router: SimRouter) -> None:
+        """Start a router, or start it anew."""
+        origin = Origin(router.site, router.name)
+        epoch = self._epochs[origin] = self._epochs.get(origin, 0) + 1
+        name = router.site if router.name == ROUTER else f"{router.site} {router.name}"
         router.open(
             RouterCore(
-                region=site,
-                router=ROUTER,
+                region=router.site,
+                router=router.name,
                 epoch=epoch,
                 settings=self.config.router_settings(),
-                dice=self.dice(f"router {site} {epoch}"),
+                dice=self.dice(f"router {name} {epoch}"),
                 makers=None if self._makers is None else self._makers(self),
+                peers=self.config.shape.peers_of(router.site, self.routers),
             )
         )
-        self._pulses[site].begin(epoch)
+        self._pulses[origin].begin(epoch)
+
+    def _all_routers(self) -> list[SimRouter]:
+        return [router for crew in self.crews.values() for router in crew]
 
     # Building.
 
+    def _add_routers(self) -> None:
+        shape, config, around = self.config.shape, self.config, self._surroundings()
+        for site in dict.fromkeys(shape.router_of(region) for region in config.regions):
+            self.crews[site] = [
+                SimRouter(site, self.queue, self.network, around, RouterId(f"r{number}"))
+                for number in range(1, config.routers + 1)
+            ]
+            self.routers[site] = self.crews[site][0]
+
+    def _surroundings(self) -> Surroundings:
+        """What every router sees of this world."""
+        return Surroundings(
+            replicas=self.replicas,
+            routers=self.crews,
+            first_byte=lambda ask: self.clients.first_byte(ask),
+            answered=lambda ask, answered: self.clients.answered(ask, answered),
+            publish=self._publish,
+            gossip=lambda origin: (
+                self.trie_links.performers(origin) | self.leases.performers(origin)
+            ),
+            request_s=self.config.settings.request_s_max,
+            pick=self.dice("queue groups").randrange,
+            meter=self.meter,
+        )
+
     def _add_replica(self, region: RegionId, number: int, profile: Profile) -> None:
         config = self.config
-        router = self.routers[config.shape.router_of(region)]
+        crew = self.crews[config.shape.router_of(region)]
         plan = ReplicaPlan(
             name=ReplicaId(f"{region}-{number + 1}"),
             site=region,
-            region=router.site,
+            region=crew[0].site,
             heartbeat_s=config.heartbeat_s,
             reading_s=config.reading_s,
             outstanding_max=config.outstanding_max,
@@ -152,25 +180,32 @@ class World:
         )
         engine = Engine(profile, lambda: self.queue.now, config.kv_tokens)
         self.replicas[plan.name] = SimReplica(
-            plan, engine, self.queue, self.network, router, self._count_inside
+            plan,
+            engine,
+            self.queue,
+            self.network,
+            crew,
+            self._count_inside,
+            self.leases.adopters_of,
         )
 
     def _add_pulses(self) -> None:
         gap_s = 0.0 if self.config.news_at_once else self.config.router_settings().digest_s
         fleet = list(self.replicas.values())
-        for site, router in self.routers.items():
-            peers = self.config.shape.peers_of(site, self.routers)
-            self._pulses[site] = Pulse(
+        for router in self._all_routers():
+            peers = self.config.shape.peers_of(router.site, self.crews)
+            self._pulses[Origin(router.site, router.name)] = Pulse(
                 router,
-                [self.routers[peer] for peer in peers],
+                [one for peer in peers for one in self.crews[peer]],
                 fleet,
                 self.queue,
                 self.network,
                 gap_s,
+                self.leases.was_adopted,
             )
 
-    def _publish(self, site: RegionId, digest: Digest) -> None:
-        self._pulses[site].publish(digest)
+    def _publish(self, origin: Origin, digest: Digest) -> None:
+        self._pulses[origin].publish(digest)
 
     # Ending.
 
@@ -208,8 +243,11 @@ class World:
             ends = trouble.one, trouble.other
             return partial(self.network.cut, *ends), partial(self.network.heal, *ends)
         if isinstance(trouble, fault.RouterCrash):
-            router = self.routers[trouble.region]
-            return router.crash, partial(self.open_router, trouble.region)
+            crew = self.crews[trouble.region]
+            return partial(_each, crew, SimRouter.crash), partial(_each, crew, self.open_router)
+        if isinstance(trouble, fault.LeaseStreamDown):
+            region = trouble.region
+            return partial(self.leases.stop, region), partial(self.leases.resume, region)
         replica = self.replicas[trouble.replica]
         if isinstance(trouble, fault.ReplicaCrash):
             return replica.crash, replica.restart
@@ -217,6 +255,11 @@ class World:
             return replica.crash_engine, replica.engine.restart
         rate = 0.0 if isinstance(trouble, fault.EngineHang) else 1.0 / trouble.factor
         return partial(replica.set_rate, rate), partial(replica.set_rate, 1.0)
+
+
+def _each(crew: Sequence[SimRouter], act: Callable[[SimRouter], None]) -> None:
+    for router in crew:
+        act(router)
 
 
 _CRASHES = fault.ReplicaCrash, fault.EngineCrash, fault.RouterCrash

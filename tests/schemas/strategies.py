@@ -23,6 +23,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXTS,
     float: st.floats(allow_nan=False),
     tuple[int, ...]: st.lists(WIRE_INTS, max_size=8).map(tuple),
+    tuple[str, ...]: st.lists(TEXTS, max_size=8).map(tuple),
 }
 
 
@@ -59,6 +60,9 @@ HEARTBEATS = st.builds(
     decode_tokens_per_s=st.none() | POSITIVE,
     taken=st.dictionaries(NAMES, COUNTS, max_size=3),
     residency=st.none() | LABEL_LISTS,
+    owner=st.none() | NAMES,
+    owner_taken=st.dictionaries(NAMES, COUNTS, max_size=3),
+    term=COUNTS,
 )
 
 CAPACITIES = st.builds(ModelCapacity, ready=COUNTS, free=COUNTS)
@@ -80,6 +84,8 @@ DIGESTS = st.builds(
     models_by_label=st.dictionaries(
         NAMES, st.dictionaries(MODELS, CAPACITIES, max_size=2), max_size=2
     ),
+    adopted=st.dictionaries(NAMES, COUNTS, max_size=3),
+    rtt_s=st.dictionaries(NAMES, POSITIVE, max_size=3),
 )
 
 CANDIDATES = st.builds(

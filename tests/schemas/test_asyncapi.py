@@ -93,4 +93,5 @@ def test_every_parameter_of_every_subject_is_told():
         assert set(row["parameters"]) == {
             part.split("}")[0] for part in row["address"].split("{")[1:]
         }
-    assert set(asyncapi.PARAMETERS) == {"region", "replica", "router", "stream", "label"}
+    known = {"region", "replica", "router", "stream", "label", "asker"}
+    assert set(asyncapi.PARAMETERS) == known

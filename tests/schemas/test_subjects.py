@@ -80,9 +80,9 @@ def test_only_an_inbox_comes_apart(text):
 @given(NAMES, NAMES, NAMES, STREAMS)
 def test_the_second_token_of_every_subject_is_its_owner(region, replica, router, stream):
     for row in CHANNELS:
-        subject = row.subject(
-            region=region, replica=replica, router=router, stream=stream, label=router
-        )
+        names = {"replica": replica, "router": router, "stream": stream}
+        names |= {"label": router, "asker": replica}
+        subject = row.subject(region=region, **names)
         assert subjects.owner(subject) == region, row.name
         assert all(LEGAL_TOKEN.fullmatch(token) for token in subject.split(".")), row.name
 
@@ -90,7 +90,7 @@ def test_the_second_token_of_every_subject_is_its_owner(region, replica, router,
 @given(NAMES, NAMES)
 def test_two_channels_never_share_a_subject(region, name):
     made = [
-        row.subject(region=region, replica=name, router=name, stream="1", label=name)
+        row.subject(region=region, replica=name, router=name, stream="1", label=name, asker=name)
         for row in CHANNELS
     ]
     assert len(set(made)) == len(CHANNELS)

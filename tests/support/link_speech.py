@@ -15,7 +15,12 @@ def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str
     """All patterns of the channel table, for every region, that `spoken` leaves out."""
     allowed = permissions.spoken(speaker, listener)
     named = [
-        *(row.subject(region=region) for region in (speaker, listener) for row in CHANNELS),
+        *(
+            row.subject(region=region, asker=asker)
+            for region in (speaker, listener)
+            for asker in regions
+            for row in CHANNELS
+        ),
         *(subjects.inboxes(region) for region in (speaker, listener)),
         *(
             pattern

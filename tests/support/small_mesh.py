@@ -49,6 +49,7 @@ class SmallMesh:
     async def router(
         self,
         region: str,
+        name: str = "r1",
         *,
         record: RecordTo | None = None,
         entries: Mapping[RegionId, Entry] | None = None,
@@ -56,10 +57,10 @@ class SmallMesh:
         keys: Keys | None = None,
         **settings: object,
     ) -> str:
-        """A router of the region; returns its base URL."""
+        """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`."""
         config = RouterConfig(
             region=RegionId(region),
-            router=RouterId("r1"),
+            router=RouterId(name),
             peers=tuple(RegionId(other) for other in self._regions if other != region),
             http_host="127.0.0.1",
             http_port=0,
@@ -76,9 +77,10 @@ class SmallMesh:
         router = Router(config)
         self.stack.push_async_callback(router.close)
         await router.open()
-        self.routers[region] = router
-        self.urls[region] = f"http://127.0.0.1:{router.http_port}"
-        return self.urls[region]
+        place = region if name == "r1" else f"{region}/{name}"
+        self.routers[place] = router
+        self.urls[place] = f"http://127.0.0.1:{router.http_port}"
+        return self.urls[place]
 
     async def agent(
         self,

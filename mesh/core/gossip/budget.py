@@ -11,6 +11,11 @@ class Budget:
         self._left_bytes = burst_bytes
         self._at: float | None = None
 
+    def share(self, parts: int, of_bytes_per_s: float, burst_s: float) -> None:
+        """Have one of so many equal parts of that from now on."""
+        self._bytes_per_s = of_bytes_per_s / parts
+        self._burst_bytes = self._bytes_per_s * burst_s
+
     def left(self, now: float) -> float:
         """Bytes that may be spent now."""
         if self._at is not None:

@@ -1,20 +1,27 @@
-"""One origin's set as this router has it, and whether it is whole.
+"""One origin's stream as this router hears it, and whether it is whole.
 
 Whole means: everything up to the latest number heard of was taken in, and the origin is not
 silent. Deltas that come early wait, so that what was only out of order mends itself within
 GRACE_S; then the origin is asked, again every RETRY_S until it answers. An origin that is silent
 is not asked: its next sign says what was missed. A new epoch is a new, empty set, because a router
 that starts anew knows nothing of what it once told.
+
+Where the set is kept, and what becomes of one that is not whole, is the shelf's affair.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from mesh.core.gossip.told import Origin, ToldPrefixes
+from mesh.core.gossip.told import Origin
 from schemas.gossip import (
-    BLOCKS_MAX,
     DELTA_BLOCKS_MAX,
+    EVERYTHING,
     PART_BLOCKS_MAX,
     PARTS_MAX,
+    PEERS,
+    SIBLING_PARTS_MAX,
+    SIBLINGS,
     TrieAsk,
     TrieDelta,
     TriePart,
@@ -25,6 +32,26 @@ GRACE_S = 0.1
 RETRY_S = 0.5
 SILENT_S = 3.0  # six signs of life
 GONE_S = 60.0
+PART_LIMITS = {  # how many parts a set may have, and each how many blocks
+    PEERS: (PARTS_MAX, PART_BLOCKS_MAX),
+    SIBLINGS: (SIBLING_PARTS_MAX, DELTA_BLOCKS_MAX),
+}
+
+
+class Shelf(Protocol):
+    """Where one origin's set is kept."""
+
+    def take(self, delta: TrieDelta, now: float) -> bool:
+        """What it gained and lost; False if that is more than an origin may have."""
+
+    def put(self, parts: Sequence[TriePart], now: float) -> bool:
+        """Its whole set, in order; False likewise."""
+
+    def trust(self, whole: bool) -> None:
+        """Let the set count, or not."""
+
+    def forget(self) -> None:
+        """The set is no more."""
 
 
 @dataclass(slots=True)
@@ -33,77 +60,128 @@ class Snapshot:
 
     seq: int
     parts: int
-    there: dict[int, tuple[int, ...]]
+    is_all: int
+    there: dict[int, TriePart]
+
+    def is_other(self, part: TriePart) -> bool:
+        """Whether the part belongs to another one."""
+        return (self.seq, self.parts, self.is_all) != (part.seq, part.parts, part.is_all)
 
 
 class Mirror:
-    """One origin's. It writes to `told`; `wants` is asked at every tick."""
+    """One origin's stream. It writes to its shelf; `wants` is asked at every tick."""
 
-    def __init__(self, origin: Origin, told: ToldPrefixes) -> None:
+    def __init__(self, origin: Origin, shelf: Shelf, stream: int = PEERS) -> None:
         self._origin = origin
-        self._told = told
+        self._shelf = shelf
+        self._stream = stream
+        self._parts_max, self._part_blocks_max = PART_LIMITS[stream]
         self._epoch = -1
         self._seq = 0  # taken in up to here
         self._latest = 0  # heard of
         self._ahead: dict[int, TrieDelta] = {}
         self._snapshot: Snapshot | None = None
+        self._wants_all = False  # whatever the numbers say
         self._is_too_large = False
         self._hole_since: float | None = None
         self._tried_at = float("-inf")  # asked, or answered in part
         self._heard_at = float("-inf")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of what was heard of is missing."""
+        return not (self.has_hole or self._is_too_large or self._wants_all)
+
+    @property
+    def has_hole(self) -> bool:
+        """Whether something with a number is missing."""
+        return self._seq != self._latest
+
+    def join(self, delta: TrieDelta, now: float) -> None:
+        """Begin in the middle of its stream, with this delta: what was before is not wanted."""
+        if self._is_current(delta.epoch, now):
+            self._seq = self._latest = delta.seq if delta.is_sign else delta.seq - 1
+            self.hear(delta, now)
 
     def hear(self, delta: TrieDelta, now: float) -> None:
         """A delta, or a sign, of this origin."""
         if not self._is_current(delta.epoch, now):
             return
         self._latest = max(self._latest, delta.seq)
-        size = len(delta.gained) + len(delta.lost)
-        if 0 < size <= DELTA_BLOCKS_MAX and delta.seq > self._seq:
+        fits = len(delta.gained) + len(delta.lost) <= DELTA_BLOCKS_MAX
+        if fits and not delta.is_sign and delta.seq > self._seq:
             if len(self._ahead) < AHEAD_MAX or delta.seq == self._seq + 1:
                 self._ahead[delta.seq] = delta
             self._catch_up(now)
         self._judge(now)
 
-    def hear_part(self, part: TriePart, now: float) -> None:
-        """A part of its whole set."""
-        fits = 0 <= part.part < part.parts <= PARTS_MAX and len(part.blocks) <= PART_BLOCKS_MAX
-        if not fits or not self._is_current(part.epoch, now) or part.seq < self._seq:
-            return
+    def miss(self, delta: TrieDelta, now: float) -> None:
+        """A delta that could not be listened to: only its number counts."""
+        if self._is_current(delta.epoch, now):
+            self._latest = max(self._latest, delta.seq)
+            self._judge(now)
+
+    def hear_part(self, part: TriePart, now: float) -> bool:
+        """A part of its whole set; True if it was the last one missing and now we have all."""
+        fits = 0 <= part.part < part.parts <= self._parts_max
+        fits = fits and len(part.blocks) <= self._part_blocks_max
+        if not fits or not self._is_current(part.epoch, now):
+            return False
+        if part.seq < self._seq and not (self._wants_all and part.is_all):
+            return False
         self._latest = max(self._latest, part.seq)
-        if self._seq < self._latest:
-            self._collect(part, now)
+        is_complete = not self.is_whole and self._collect(part, now)
+        self._judge(now)
+        return is_complete
+
+    def want_all(self, now: float) -> None:
+        """Have it say its whole set, from the next question on."""
+        self._wants_all = True
         self._judge(now)
 
     def wants(self, now: float) -> TrieAsk | None:
         """The question to ask now, if there is a hole."""
         if now - self._heard_at > SILENT_S:
-            self._told.trust(self._origin, False)
+            self._shelf.trust(False)
             return None
         is_due = self._hole_since is not None and now - self._hole_since >= GRACE_S
         if not is_due or now - self._tried_at < RETRY_S or self._is_too_large:
             return None
+        return self.question(now)
+
+    def question(self, now: float) -> TrieAsk:
+        """What to ask it, whether it is time or not."""
         self._tried_at = now
-        return TrieAsk(self._origin.router, self._epoch, self._seq)
+        # What is missing first: nobody tells everything while he knows of a hole of his own.
+        after = self._seq if self.has_hole or not self._wants_all else EVERYTHING
+        return TrieAsk(self._origin.router, self._epoch, after, self._stream)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether nothing was heard of it for some signs' time."""
+        return now - self._heard_at > SILENT_S
 
     def is_gone(self, now: float) -> bool:
         """Whether nothing was heard of it for so long that its set can be forgotten."""
         return now - self._heard_at > GONE_S
+
+    def forget(self) -> None:
+        """It is gone, and its set with it."""
+        self._shelf.forget()
 
     def _is_current(self, epoch: int, now: float) -> bool:
         if epoch < self._epoch:
             return False
         self._heard_at = now
         if epoch > self._epoch:
-            self._told.forget(self._origin)
+            self._shelf.forget()
             self._epoch, self._seq, self._latest = epoch, 0, 0
             self._ahead.clear()
             self._snapshot, self._hole_since, self._is_too_large = None, None, False
         return True
 
     def _judge(self, now: float) -> None:
-        is_whole = self._seq == self._latest and not self._is_too_large
-        self._told.trust(self._origin, is_whole)
-        if is_whole:
+        self._shelf.trust(self.is_whole)
+        if self.is_whole:
             self._hole_since = None
         elif self._hole_since is None:
             self._hole_since = now
@@ -114,30 +192,23 @@ class Mirror:
             self._seq = delta.seq
             if self._hole_since is not None:  # the answer is coming
                 self._tried_at = now
-            self._told.remove(self._origin, delta.lost)
-            self._add(delta.gained)
+            if not self._shelf.take(delta, now):
+                # More than an origin may have: nothing of this epoch is believed any more.
+                self._is_too_large = True
 
-    def _collect(self, part: TriePart, now: float) -> None:
+    def _collect(self, part: TriePart, now: float) -> bool:
         snapshot = self._snapshot
-        if snapshot is None or (snapshot.seq, snapshot.parts) != (part.seq, part.parts):
-            snapshot = self._snapshot = Snapshot(part.seq, part.parts, {})
-        snapshot.there[part.part] = part.blocks
+        if snapshot is None or snapshot.is_other(part):
+            snapshot = self._snapshot = Snapshot(part.seq, part.parts, part.is_all, {})
+        snapshot.there[part.part] = part
         self._tried_at = now
         if len(snapshot.there) < snapshot.parts:
-            return
-        wanted = {block: None for blocks in snapshot.there.values() for block in blocks}
-        known = self._told.blocks(self._origin)
-        self._told.remove(self._origin, [block for block in known if block not in wanted])
-        self._add(tuple(wanted))
-        self._seq, self._snapshot = snapshot.seq, None
+            return False
+        parts = [snapshot.there[number] for number in range(snapshot.parts)]
+        if not self._shelf.put(parts, now):
+            self._is_too_large = True
+        self._seq, self._snapshot = max(self._seq, snapshot.seq), None
+        self._wants_all = self._wants_all and not part.is_all
         self._ahead = {seq: delta for seq, delta in self._ahead.items() if seq > self._seq}
         self._catch_up(now)
-
-    def _add(self, blocks: tuple[int, ...]) -> None:
-        known = self._told.blocks(self._origin)
-        new = sum(block not in known for block in blocks)
-        if len(known) + new > BLOCKS_MAX + DELTA_BLOCKS_MAX:
-            # More than an origin may have: nothing of this epoch is believed any more.
-            self._is_too_large = True
-        else:
-            self._told.add(self._origin, blocks)
+        return bool(part.is_all)

@@ -14,10 +14,11 @@ back with its next use.
 Tokens are no part of the value because all blocks stand for equally many.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
 from itertools import islice
 
+Untold = Callable[[list[int]], list[int]]
 WAITING_MAX = 16_384
 HALF_LIFE_S = 60.0
 RESCALE_HALF_LIVES = 64.0
@@ -26,10 +27,13 @@ RESCALE_HALF_LIVES = 64.0
 class News:
     """One router's set: what was told of it, and what is still to be told."""
 
-    def __init__(self, blocks_max: int) -> None:
-        """`blocks_max`: most blocks that are told at a time, the longest unused out first."""
+    def __init__(self, blocks_max: int, untold: Untold = list) -> None:
+        """`blocks_max`: most blocks that are told at a time, the longest unused out first.
+        `untold`: which of some blocks no other router of this region has told."""
         self.is_deaf = False  # to what is used now: not everybody who listens may know of it
+        self.dropped = 0  # blocks that never had their turn
         self._blocks_max = blocks_max
+        self._untold = untold
         self._told: dict[int, None] = {}  # the longest unused first
         self._waiting: dict[int, float] = {}  # and their values
         self._scaled_at = 0.0  # when a use weighed 1
@@ -44,6 +48,11 @@ class News:
         return tuple(self._told)
 
     @property
+    def waiting(self) -> int:
+        """Blocks that are still to be told."""
+        return len(self._waiting)
+
+    @property
     def is_quiet(self) -> bool:
         """Whether there is nothing to tell."""
         return not self._waiting and not self._lost
@@ -56,7 +65,7 @@ class News:
         fresh = [block for block in hashes if block not in told]
         if len(fresh) < len(hashes):
             self._touch(hashes)
-        if fresh:
+        if fresh := self._untold(fresh):
             self._await(fresh, self._weight(now))
 
     def _await(self, blocks: Iterable[int], weight: float) -> None:
@@ -65,6 +74,7 @@ class News:
             waiting[block] = waiting.pop(block, 0.0) + weight
         for block in _first(waiting, len(waiting) - WAITING_MAX):
             del waiting[block]
+            self.dropped += 1
 
     def _weight(self, now: float) -> float:
         """Of a use now."""
@@ -90,6 +100,18 @@ class News:
         self._waiting.pop(block, None)
         if block in self._told:
             self._lost[block] = None
+
+    def told_elsewhere(self, blocks: Iterable[int]) -> None:
+        """Another router of this region has just told them: it need not be done twice."""
+        for block in blocks:
+            self._waiting.pop(block, None)
+
+    def inherit(self, blocks: Sequence[int]) -> None:
+        """Held here, and told by a router that is gone: told anew once all else has been."""
+        waiting = self._waiting
+        for block in blocks[-(WAITING_MAX - len(waiting)) :] if len(waiting) < WAITING_MAX else ():
+            if block not in self._told:
+                waiting.setdefault(block, 0.0)
 
     def take(self, blocks_max: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """At most so many blocks, gained and lost, to be told now; losses first."""

@@ -15,7 +15,7 @@ from schemas.gossip import TrieAnswer, size_bytes
 from schemas.ids import RegionId
 
 ASKERS_MAX = 256
-REGION_ASKERS_MAX = 8  # as many as routers of one region are listened to
+REGION_ASKERS_MAX = 16  # as many as routers of one region are listened to
 REGIONS_MAX = 256
 BURST_S = 4.0
 
@@ -34,8 +34,15 @@ class Repairs:
     def __init__(self, bytes_per_s: float) -> None:
         """`bytes_per_s`: to each region."""
         self._bytes_per_s = bytes_per_s
+        self._routers = 1
         self._of: dict[str, Repair] = {}
         self._budgets: dict[RegionId, Budget] = {}
+
+    def share(self, routers: int) -> None:
+        """The budgets are the links': so many routers of this region answer over them."""
+        self._routers = routers
+        for budget in self._budgets.values():
+            budget.share(routers, self._bytes_per_s, BURST_S)
 
     def has_room(self, inbox: str, region: RegionId) -> bool:
         """Whether an answer to that inbox would be taken; ask before you build it.
@@ -50,12 +57,12 @@ class Repairs:
         """Say this to that inbox, as soon as may be. It must have room."""
         self._of[inbox] = Repair(region, deque(answers))
 
-    def due(self, now: float) -> Iterator[tuple[str, TrieAnswer]]:
-        """What may go now: inbox and message."""
+    def due(self, now: float) -> Iterator[tuple[RegionId, str, TrieAnswer]]:
+        """What may go now: to which region, inbox and message."""
         for inbox, repair in list(self._of.items()):
             budget = self._budget(repair.region)
             while repair.left and budget.spend(size_bytes(repair.left[0]), now):
-                yield inbox, repair.left.popleft()
+                yield repair.region, inbox, repair.left.popleft()
             if not repair.left:
                 del self._of[inbox]
 
@@ -64,6 +71,6 @@ class Repairs:
         if budget is None:
             if len(self._budgets) >= REGIONS_MAX:
                 del self._budgets[next(iter(self._budgets))]
-            burst_bytes = self._bytes_per_s * BURST_S
-            budget = self._budgets[region] = Budget(self._bytes_per_s, burst_bytes)
+            bytes_per_s = self._bytes_per_s / self._routers
+            budget = self._budgets[region] = Budget(bytes_per_s, bytes_per_s * BURST_S)
         return budget

@@ -9,9 +9,8 @@ nearly always, so the number of the last delta finds every difference at no cost
 save of a rare snapshot of 150 kB it would spend on hashing every change.
 """
 
-from collections import deque
-
 from mesh.core.gossip.budget import Budget
+from mesh.core.gossip.delta_log import DeltaLog
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import Origin
 from schemas.gossip import (
@@ -43,11 +42,15 @@ class Teller:
         self._epoch = epoch
         self._news = news
         self._trie_s = trie_s
-        self._budget = Budget(bytes_per_s, bytes_per_s * max(BURST_S, 2.0 * trie_s))
+        self._bytes_per_s, self._burst_s = bytes_per_s, max(BURST_S, 2.0 * trie_s)
+        self._budget = Budget(bytes_per_s, bytes_per_s * self._burst_s)
         self._seq = 0
-        self._log: deque[TrieDelta] = deque(maxlen=LOG_DELTAS_MAX)
-        self._log_blocks = 0
+        self._log = DeltaLog(LOG_DELTAS_MAX, LOG_BLOCKS_MAX)
         self._told_at = self._said_at = float("-inf")
+
+    def share(self, routers: int) -> None:
+        """The budget is the link's: so many routers of this region tell over it."""
+        self._budget.share(routers, self._bytes_per_s, self._burst_s)
 
     def due(self, now: float) -> list[TrieDelta]:
         """What to publish now, in this order."""
@@ -62,11 +65,10 @@ class Teller:
 
     def answer(self, ask: TrieAsk) -> list[TrieAnswer]:
         """What closes the hole that a listener asks about."""
-        if ask.epoch == self._epoch and 0 <= ask.after <= self._seq:
-            missing = [delta for delta in self._log if delta.seq > ask.after]
+        if ask.epoch == self._epoch:
+            missing = self._log.since(ask.after, self._seq)
             whole_bytes = MESSAGE_BYTES + BLOCK_BYTES * len(self._news)
-            affordable = sum(map(size_bytes, missing)) <= whole_bytes
-            if len(missing) == self._seq - ask.after and affordable:
+            if missing is not None and sum(map(size_bytes, missing)) <= whole_bytes:
                 return [*missing] or [self._delta((), ())]
         return [*self._snapshot()]
 
@@ -80,7 +82,7 @@ class Teller:
             self._seq += 1
             delta = self._delta(gained, lost)
             self._budget.spend(size_bytes(delta), now)
-            self._keep(delta)
+            self._log.keep(delta)
             deltas.append(delta)
         if deltas:
             self._told_at = now
@@ -89,17 +91,6 @@ class Teller:
     def _delta(self, gained: tuple[int, ...], lost: tuple[int, ...]) -> TrieDelta:
         region, router = self._origin
         return TrieDelta(region, router, self._epoch, self._seq, gained, lost)
-
-    def _keep(self, delta: TrieDelta) -> None:
-        if len(self._log) == LOG_DELTAS_MAX:
-            self._drop_oldest()
-        self._log.append(delta)
-        self._log_blocks += _blocks(delta)
-        while self._log_blocks > LOG_BLOCKS_MAX:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        self._log_blocks -= _blocks(self._log.popleft())
 
     def _snapshot(self) -> list[TriePart]:
         blocks = self._news.told
@@ -117,7 +108,3 @@ class Teller:
             )
             for part, start in enumerate(cuts)
         ]
-
-
-def _blocks(delta: TrieDelta) -> int:
-    return len(delta.gained) + len(delta.lost)

@@ -1,8 +1,12 @@
 """What all origins together told: which peer region holds which prefix.
 
 Like the prefix index, a dict from chained hash to a bit for each owner; but here the origins say
-what they gained and lost, and nothing is guessed, so nothing is evicted either. Several routers
-may speak for one region: it holds what any of them says.
+what they gained and lost, and nothing is guessed, so nothing is evicted either.
+
+Several routers may speak for one region. Each tells what no other of them has told, so a path may
+be told in pieces, and a region holds what any of its routers says. That is right because each of
+them knows what the others have placed: a block is told when some replica holds the whole path up
+to it, and a replica loses the end of a path before its beginning.
 
 An origin whose stream has a hole counts for nothing until it is mended: its set stays, a bit of
 a mask is cleared. Rejected: letting it count in part. A hole may hide the restart of a replica,
@@ -13,7 +17,11 @@ what this router saw of a region itself, by forwarding to it, it goes on believi
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from schemas.gossip import BLOCKS_MAX, DELTA_BLOCKS_MAX, TrieDelta, TriePart
 from schemas.ids import RegionId, RouterId
+
+# A delta may gain before the next one loses what made room for it.
+SET_BLOCKS_MAX = BLOCKS_MAX + DELTA_BLOCKS_MAX
 
 
 class Origin(NamedTuple):
@@ -49,6 +57,11 @@ class ToldPrefixes:
         """Whether what it told counts."""
         return bool(self._trusted.get(origin.region, 0) & self._bit_of.get(origin, 0))
 
+    def untold(self, region: RegionId, blocks: Iterable[int]) -> list[int]:
+        """Those of them that no trusted origin of that region told."""
+        mask, origins_of = self._trusted.get(region, 0), self._origins_of
+        return [block for block in blocks if not origins_of.get(block, 0) & mask]
+
     def trust(self, origin: Origin, whole: bool) -> None:
         """Let what it told count, or not."""
         bit, trusted = self._bit(origin), self._trusted.get(origin.region, 0)
@@ -83,31 +96,26 @@ class ToldPrefixes:
             del self._blocks_of[origin]
 
     def depths(self, hashes: Sequence[int], regions: Iterable[str]) -> dict[str, int]:
-        """How many leading blocks each of these regions holds; those that hold none are left out.
-
-        One origin's word for a whole path: two routers of a region place on the same replicas,
-        but neither knows whether its half of a path lies where the other's does.
-        """
-        trusted = {region: self._trusted.get(RegionId(region), 0) for region in regions}
-        mask = 0
-        for bits in trusted.values():
-            mask |= bits
+        """How many leading blocks each of these regions holds; others are left out."""
+        trusted = self._trusted
+        left = {region: trusted.get(RegionId(region), 0) for region in regions}
         found: dict[str, int] = {}
+        depth, before, mask = 0, -1, _all(left)
         if not mask:
             return found
-        depth = 0
         for block in hashes:
             here = self._origins_of.get(block, 0) & mask
-            if here != mask:
-                if depth:
-                    _note(found, trusted, mask & ~here, depth)
-                mask = here
-                if not here:
-                    return found
+            if here != before:
+                for region in [region for region, bits in left.items() if not bits & here]:
+                    found[region] = depth
+                    del left[region]
+                if not left:
+                    break
+                mask = _all(left)
+                before = here & mask
             depth += 1
-        if depth:
-            _note(found, trusted, mask, depth)
-        return found
+        found |= dict.fromkeys(left, depth)
+        return {region: blocks for region, blocks in found.items() if blocks}
 
     def deepen(
         self, depths: dict[str, int], hashes: Sequence[int], regions: Iterable[str]
@@ -127,8 +135,43 @@ class ToldPrefixes:
         return bit
 
 
-def _note(found: dict[str, int], trusted: dict[str, int], ended: int, depth: int) -> None:
-    """Paths of these origins end at that depth; a region's deepest one counts, which is last."""
-    for region, bits in trusted.items():
-        if bits & ended:
-            found[region] = depth
+class ToldShelf:
+    """One origin's set among those of all: the shelf of its mirror."""
+
+    def __init__(self, told: ToldPrefixes, origin: Origin) -> None:
+        self._told = told
+        self._origin = origin
+
+    def take(self, delta: TrieDelta, now: float) -> bool:
+        """What it gained and lost; False if that is more than an origin may have."""
+        self._told.remove(self._origin, delta.lost)
+        return self._add(delta.gained)
+
+    def put(self, parts: Sequence[TriePart], now: float) -> bool:
+        """Its whole set; False likewise."""
+        wanted = {block: None for part in parts for block in part.blocks}
+        known = self._told.blocks(self._origin)
+        self._told.remove(self._origin, [block for block in known if block not in wanted])
+        return self._add(tuple(wanted))
+
+    def trust(self, whole: bool) -> None:
+        """Let the set count, or not."""
+        self._told.trust(self._origin, whole)
+
+    def forget(self) -> None:
+        """The set is no more."""
+        self._told.forget(self._origin)
+
+    def _add(self, blocks: Sequence[int]) -> bool:
+        known = self._told.blocks(self._origin)
+        if len(known) + sum(block not in known for block in blocks) > SET_BLOCKS_MAX:
+            return False
+        self._told.add(self._origin, blocks)
+        return True
+
+
+def _all(bits_of: dict[str, int]) -> int:
+    mask = 0
+    for bits in bits_of.values():
+        mask |= bits
+    return mask

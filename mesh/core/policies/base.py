@@ -17,6 +17,7 @@ from random import Random
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import Peer
 from mesh.core.replicas import Replica
@@ -152,6 +153,10 @@ class Policy(Protocol):
         """From now on look there for what peer regions say that they hold."""
         ...
 
+    def share(self, siblings: Siblings) -> None:
+        """From now on keep what is known of replicas in common with the region's other routers."""
+        ...
+
 
 @runtime_checkable
 class Ageing(Protocol):
@@ -207,3 +212,6 @@ class Layered:
 
     def hear(self, told: ToldPrefixes) -> None:
         """It would not know what to do with it."""
+
+    def share(self, siblings: Siblings) -> None:
+        """It knows nothing of them."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Layered, Spot, Target
 from mesh.core.prefix_index import PrefixIndex
@@ -52,6 +53,10 @@ class Indexed(Layered):
     def hear(self, told: ToldPrefixes) -> None:
         """Look there for what peers say."""
         self._told = told
+
+    def share(self, siblings: Siblings) -> None:
+        """The index of replicas is the one that siblings have too."""
+        siblings.join(self._index_of[CandidateKind.REPLICA])
 
     def _depths(self, request: Request, targets: Sequence[Target]) -> dict[str, int]:
         """How many leading blocks each of these, all of one layer, is believed to hold."""

@@ -43,6 +43,7 @@ from random import Random
 from typing import ClassVar, NamedTuple, TypeVar
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Belief, Holdings
@@ -190,6 +191,10 @@ class Mesh:
     def hear(self, told: ToldPrefixes) -> None:
         """What peers hold stands there."""
         self._holdings.hear(told)
+
+    def share(self, siblings: Siblings) -> None:
+        """What replicas here hold is known in common."""
+        self._holdings.share(siblings)
 
 
 def _keep(table: dict[int, T], key: int, value: T) -> None:

@@ -20,6 +20,7 @@ from random import Random
 from typing import NamedTuple
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
 from mesh.core.prefix_index import PrefixIndex
@@ -70,7 +71,7 @@ class Shelf:
         held: dict[str, Held] = {}
         most = max(0, prompt.tokens - 1)  # the last token is always computed
         # Of many owners few are asked about; of few, telling them apart is not worth its time.
-        few = len(among) < self.index.owners
+        few = len(among) < self.index.owner_count
         only = [target.name for target in among] if few else None
         for depth, names in self.index.holders(prompt.hashes, only):
             plain = Held(depth, min(round(depth * prompt.block_tokens), most))
@@ -110,6 +111,10 @@ class Holdings:
     def hear(self, told: ToldPrefixes) -> None:
         """Look there for what peers say."""
         self._told = told
+
+    def share(self, siblings: Siblings) -> None:
+        """Keep the replicas' shelf in common with the region's other routers."""
+        siblings.join(self._replicas.index)
 
     def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
         """What each target holds of the prompt, in their order."""

@@ -337,3 +337,39 @@ def test_draining_finishes_what_runs_and_says_a_last_word(bench) -> None:
     assert bench.tick(10.0) == []
     assert bench.work(2) == []
     assert len(bench.beats) == count
+
+
+ADOPTED = {"Mesh-Owner": "eu", "Mesh-Term": "5"}
+
+
+def test_work_of_a_region_that_does_not_own_the_replica_is_refused(bench) -> None:
+    refuse = only(bench.work(1, **{"Mesh-Owner": "eu"}), effects.Refuse)
+    assert refuse.message.reason == Refusal.NOT_OWNER
+    only(bench.work(2, **ADOPTED), effects.Hand)
+    refuse = only(bench.work(3), effects.Refuse)
+    assert refuse.message.reason == Refusal.NOT_OWNER, "its own region does not own it now"
+    only(bench.work(4, **{"Mesh-Term": "6"}), effects.Hand)
+    refuse = only(bench.work(5, **ADOPTED), effects.Refuse)
+    assert refuse.message.reason == Refusal.NOT_OWNER
+
+
+def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
+    bench.feed(events.AliveArrived("eu", "r1", 1, 5))
+    assert (bench.beat.owner, bench.beat.term) == ("eu", 5)
+    assert only(bench.work(1), effects.Refuse).message.reason == Refusal.NOT_OWNER
+    bench.feed(events.AliveArrived("us", "r1", 1, 6))
+    assert (bench.beat.owner, bench.beat.term) == (None, 6)
+    only(bench.work(2), effects.Hand)
+
+
+def test_hand_offs_of_an_adopter_are_told_apart_from_those_at_home(bench) -> None:
+    bench.work(1, **{"Mesh-From": "r1", "Mesh-Handoff": "7"})
+    assert (bench.beat.taken, bench.beat.owner_taken) == ({"r1": 7}, {})
+    bench.work(2, **ADOPTED, **{"Mesh-From": "r1", "Mesh-Handoff": "3"})
+    assert (bench.beat.taken, bench.beat.owner_taken) == ({"r1": 7}, {"r1": 3})
+
+
+def test_what_was_taken_before_the_change_of_hands_is_finished(bench) -> None:
+    bench.work(1)
+    bench.feed(events.AliveArrived("eu", "r1", 1, 5))
+    assert bench.end(1) == [] and bench.beat.served_total == 1

@@ -14,7 +14,8 @@ from tests.support.link_speech import overlaps, unspoken
 REGIONS = ("ap", "eu", "us")
 PAIRS = list(itertools.permutations(REGIONS, 2))
 PEERS = {Role.PEER_AGENT, Role.PEER_ROUTER}
-NAMES = {"region": "us", "replica": "us-0", "router": "r1", "stream": "7", "label": "any"}
+NAMES = {"region": "us", "replica": "us-0", "router": "r1", "stream": "7"}
+NAMES |= {"label": "any", "asker": "us"}
 EVERYWHERE = ground(dict.fromkeys(REGIONS, ("any",)))  # one label that all carry
 
 
@@ -70,7 +71,7 @@ def test_an_operator_says_nothing_of_the_mesh_and_hears_no_answer_to_a_client():
 def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speaker, listener):
     spoken = permissions.spoken(speaker, listener, EVERYWHERE)
     for region, row in itertools.product(REGIONS, CHANNELS):
-        subject = row.subject(**(NAMES | {"region": region}))
+        subject = row.subject(**(NAMES | {"region": region, "asker": speaker}))
         to_listener = region == listener and bool(row.publish & PEERS)
         of_itself = region == speaker and bool(row.subscribe & PEERS)
         assert may(spoken, subject) == (to_listener or of_itself), subject
@@ -85,6 +86,23 @@ def test_no_forbidden_pattern_meets_an_allowed_one(speaker, listener):
     assert not any(overlaps(a, b) for a in spoken for b in forbidden)
 
 
+@pytest.mark.parametrize(("speaker", "listener"), PAIRS)
+def test_a_region_asks_in_its_own_name_only(speaker, listener):
+    """What a question costs is charged to who the subject says has asked."""
+    routers = permissions.router(speaker).publish
+    for asker in REGIONS:
+        question = subjects.snapshot(listener, asker)
+        assert may(permissions.spoken(speaker, listener), question) == (asker == speaker)
+        assert may(routers, question) == (asker == speaker)
+
+
+def test_what_siblings_tell_each_other_crosses_no_link():
+    assert may(permissions.router("us").publish, subjects.siblings("us"))
+    assert may(permissions.router("us").subscribe, subjects.siblings("us"))
+    for one, other in PAIRS:
+        assert not may(permissions.spoken(one, other), subjects.siblings(one))
+
+
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_the_two_directions_of_a_link_share_no_subject(a, b):
     """Else two accounts would import the same subject from each other, without end."""
@@ -95,14 +113,18 @@ def test_the_two_directions_of_a_link_share_no_subject(a, b):
 def test_the_list_of_one_direction_in_full():
     assert permissions.spoken("us", "eu") == (
         "_INBOX.eu.>",
-        "mesh.eu.gossip.snapshot",
+        "mesh.eu.gossip.snapshot.us",
         "mesh.eu.ingress",
+        "mesh.eu.lease.owner",
         "mesh.eu.ping",
         "mesh.eu.replica.*.body",
         "mesh.eu.replica.*.cancel",
         "mesh.eu.replica.*.credit",
+        "mesh.eu.replica.*.work",
         "mesh.us.gossip.digest",
+        "mesh.us.gossip.lease",
         "mesh.us.gossip.trie",
+        "mesh.us.heartbeat.*",
         "mesh.us.router.*.alive",
     )
 

@@ -33,6 +33,7 @@ LEAKS = (
     subjects.ingress("ap"),
     subjects.ingress_within("ap", "ap"),
 )
+PREFIXES = subjects.trie("eu"), subjects.siblings("eu")
 
 
 def labelled_toml() -> str:
@@ -57,7 +58,7 @@ def bought(tmp_path_factory) -> Iterator[NatsRegions]:
         add_tap(tree)
         if name == "eu":
             accounts = tree["accounts"]
-            for subject in (*LEAKS[:5], subjects.trie("eu")):
+            for subject in (*LEAKS[:5], *PREFIXES):
                 accounts[ACCOUNT]["exports"].append({"stream": subject, "accounts": ["LINK-us"]})
                 stream = {"account": ACCOUNT, "subject": subject}
                 accounts["LINK-us"]["imports"].append({"stream": stream})
@@ -99,10 +100,10 @@ async def test_even_whom_nothing_is_forbidden_gets_no_prompt_out(mesh: NatsRegio
         for region in ("us", "ap"):
             await taps.listen(region, ">")
             await taps.fence("eu", region)
-        await taps.say("eu", [*LEAKS, subjects.trie("eu")])
+        await taps.say("eu", [*LEAKS, subjects.trie("eu"), subjects.siblings("eu")])
         for region in ("us", "ap"):
             await taps.fence("eu", region)
-            assert taps.heard_of(region, LEAKS) == set()
+            assert taps.heard_of(region, [*LEAKS, subjects.siblings("eu")]) == set()
         assert taps.heard_of("ap", [subjects.trie("eu")]) == {subjects.trie("eu")}
         assert taps.heard_of("us", [subjects.trie("eu")]) == set()
 
@@ -111,21 +112,27 @@ async def test_a_server_that_would_let_it_out_finds_no_way_in(bought: NatsRegion
     async with Taps(bought) as taps:
         await taps.listen("us", ">")
         await taps.fence("eu", "us")
-        await taps.say("eu", [*LEAKS[:5], subjects.trie("eu")])
+        await taps.say("eu", [*LEAKS[:5], *PREFIXES])
         await taps.fence("eu", "us")
-        assert taps.heard_of("us", [*LEAKS, subjects.trie("eu")]) == set()
+        assert taps.heard_of("us", [*LEAKS, *PREFIXES]) == set()
 
 
 async def test_prefixes_of_a_confined_region_cannot_be_asked_for(mesh: NatsRegions):
+    """Neither by who may not know them, nor in a name whose owner may: a sibling's least of all."""
+    forbidden = [("us", asker) for asker in ("us", "ap", "eu")] + [("ap", "eu"), ("ap", "us")]
     async with Taps(mesh) as taps:
-        await taps.listen("eu", subjects.snapshot("eu"))
+        await taps.listen("eu", subjects.snapshot("eu", "*"))
         await taps.listen("eu", subjects.alive("*", "*"))
-        await taps.fence("us", "eu")
-        await taps.say("us", [subjects.snapshot("eu")])
-        await taps.fence("us", "eu")
-        assert taps.heard_of("eu", [subjects.snapshot("eu")]) == set()
+        for region in ("us", "ap"):
+            await taps.fence(region, "eu")
+        for region, asker in forbidden:
+            await taps.say(region, [subjects.snapshot("eu", asker)])
+        for region in ("us", "ap"):
+            await taps.fence(region, "eu")
+        questions = [subjects.snapshot("eu", asker) for _, asker in forbidden]
+        assert taps.heard_of("eu", questions) == set()
         await taps.until_heard(
-            "eu", subjects.snapshot("eu"), lambda subject: taps.say("ap", [subject])
+            "eu", subjects.snapshot("eu", "ap"), lambda subject: taps.say("ap", [subject])
         )
 
 
@@ -162,11 +169,28 @@ def test_what_a_confined_region_may_say_in_full():
     assert permissions.spoken("eu", "us", ground) == (
         "_INBOX.us.>",
         "mesh.eu.gossip.digest",
+        "mesh.eu.gossip.lease",
+        "mesh.eu.heartbeat.*",
         "mesh.eu.router.*.alive",
-        "mesh.us.gossip.snapshot",
+        "mesh.us.gossip.snapshot.eu",
+        "mesh.us.lease.owner",
         "mesh.us.ping",
         "mesh.us.replica.*.cancel",
         "mesh.us.replica.*.credit",
     )
-    assert "mesh.eu.gossip.snapshot" not in permissions.spoken("us", "eu", ground)
+    assert not any("mesh.eu.gossip" in one for one in permissions.spoken("us", "eu", ground))
+    assert "mesh.eu.gossip.snapshot.ap" in permissions.spoken("ap", "eu", ground)
     assert "mesh.ap.ingress.eu" in permissions.spoken("eu", "ap", ground)
+
+
+def test_whoever_adopts_hands_prompts_only_to_regions_that_carry_its_labels():
+    ground = parse(labelled_toml(), "mesh.toml").ground
+    anyone = subjects.work("{}", "*")
+    assert anyone.format("ap") in permissions.spoken("eu", "ap", ground)
+    assert anyone.format("us") not in permissions.spoken("eu", "us", ground)
+    assert anyone.format("eu") in permissions.spoken("us", "eu", ground)  # confined to nothing
+    said = [one for one in permissions.router("eu", ground).publish if one.endswith(".work")]
+    assert sorted(said) == [anyone.format("ap"), anyone.format("eu")]
+    # To be adopted, a confined region's lease crosses to all: it says nothing of prompts.
+    assert subjects.lease("eu") in permissions.spoken("us", "eu", ground)
+    assert subjects.leased("eu") in permissions.spoken("eu", "us", ground)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Region
+from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Readiness, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
 from schemas.state import Health
@@ -58,6 +58,9 @@ class House:
 
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
+
+    def readiness(self):
+        return Readiness(warm=False)
 
 
 @pytest.fixture

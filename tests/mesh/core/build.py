@@ -86,12 +86,13 @@ def foreign(key: int, text: str = "A", arrived_at: float = 0.0, **fields: Any) -
     return request(key, text, arrived_at, **(theirs | fields))
 
 
-def core(seed: int = 1, **settings: Any) -> RouterCore:
-    """Region us's router."""
+def core(seed: int = 1, peers: tuple[RegionId, ...] = (), **settings: Any) -> RouterCore:
+    """Region us's router; it has leases if it has `peers`."""
     return RouterCore(
         region=US,
         router=ROUTER,
         epoch=1,
         settings=RouterSettings(**settings),
         dice=Random(seed),
+        peers=peers,
     )

@@ -130,7 +130,9 @@ class Chaos:
             self.feed(self._news(key, old))
 
     def gone(self) -> None:
-        self.feed(ev.ClientGone(self.dice.randint(1, self.last_key + 1)))
+        key = self.dice.randint(1, self.last_key + 1)
+        if key not in self.ledger.guests:  # of a peer's client we aren't told
+            self.feed(ev.ClientGone(key))
 
     def heartbeat(self, name: str | None = None, *, healthy: bool = False) -> None:
         name = name or self.dice.choice(REPLICAS)

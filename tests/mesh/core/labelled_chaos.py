@@ -1,5 +1,7 @@
 """Chaos with labels: a random map, random claims, and an onlooker who knows the rules by heart.
 
+Another router of the region tells what it placed, secrets too, and now and then starts anew.
+
 The onlooker's rules are written anew from the text of `schemas.residency`, and ask nothing of the
 code under test.
 """
@@ -9,17 +11,20 @@ from dataclasses import replace
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.settings import RouterSettings
+from schemas import subjects
 from schemas.exchange import Refusal
-from schemas.gossip import TrieAsk
+from schemas.gossip import EVERYTHING, PEERS, SIBLINGS, TrieAsk, TrieDelta
 from schemas.http import Fault
-from schemas.ids import RegionId
+from schemas.ids import RegionId, RouterId
 from schemas.residency import ground
 from schemas.state import Digest, Heartbeat, ModelCapacity
 from tests.mesh.core import build
-from tests.mesh.core.chaos import MODELS, PEERS, Chaos
+from tests.mesh.core.chaos import MODELS, REPLICAS, Chaos
+from tests.mesh.core.chaos import PEERS as PEER_REGIONS
 
 LABELS = ("a", "b", "c")
-REGIONS = (build.US, *map(RegionId, PEERS))
+REGIONS = (build.US, *map(RegionId, PEER_REGIONS))
+SIBLING = RouterId("r2")
 
 
 class LabelledChaos(Chaos):
@@ -38,7 +43,9 @@ class LabelledChaos(Chaos):
         self.digests: dict[str, Digest] = {}
         self.asked: dict[int, ev.RequestArrived] = {}
         self.open_blocks: set[int] = set()
+        self.sibling = Sibling(self)
         names = ("placed", "forwarded", "forbidden", "secret", "told", "refused")
+        names += ("inherited", "shared")
         self.counts = dict.fromkeys(names, 0)
 
     def _some(self) -> tuple[str, ...]:
@@ -48,9 +55,22 @@ class LabelledChaos(Chaos):
         super().feed(self._labelled(event))
         for effect in self.effects[-1]:
             self._look_at(effect)
-        if self.dice.random() < 0.02:
-            ask = TrieAsk(build.ROUTER, 1, self.dice.choice((0, 1, 10**6)))
-            super().feed(ev.TrieAsked(ask, RegionId("eu"), "_INBOX.eu.r1.trie-1"))
+        if self.dice.random() < 0.04:
+            stream = self.dice.choice((PEERS, SIBLINGS))
+            after = self.dice.choice((EVERYTHING, 0, 1, 10**6))
+            self._ask(RegionId("eu"), TrieAsk(build.ROUTER, 1, after, stream))
+            self._ask(build.US, TrieAsk(build.ROUTER, 1, after, SIBLINGS, SIBLING))
+        if self.dice.random() < 0.1:
+            for event in self.sibling.places():
+                self._tell(event)
+
+    def _ask(self, region: RegionId, ask: TrieAsk) -> None:
+        self._tell(ev.TrieAsked(ask, region, f"_INBOX.{region}.{SIBLING}.trie-1"))
+
+    def _tell(self, event: ev.Event) -> None:
+        super().feed(event)
+        for effect in self.effects[-1]:
+            self._look_at(effect)
 
     def _labelled(self, event: ev.Event) -> ev.Event:
         if isinstance(event, ev.RequestArrived):
@@ -96,7 +116,13 @@ class LabelledChaos(Chaos):
             self._check_told(effect.delta.gained)
         elif isinstance(effect, fx.AnswerTrie):
             answer = effect.answer
-            self._check_told(getattr(answer, "blocks", None) or getattr(answer, "gained", ()))
+            blocks = getattr(answer, "blocks", None) or getattr(answer, "gained", ())
+            if effect.inbox.startswith(subjects.inbox_prefix(build.US, SIBLING)):
+                self.counts["shared"] += len(self.sibling.secrets.intersection(blocks))
+            else:
+                heard_by = set(self.carried[RegionId("eu")])
+                assert not self.confined or heard_by & self.confined, "told to who may not listen"
+                self._check_told(blocks)
         elif isinstance(effect, fx.Fail) and effect.fault is Fault.RESIDENCY:
             self.counts["forbidden"] += 1
             assert self._wanted(effect.key), "only who wants something can be denied it"
@@ -109,7 +135,7 @@ class LabelledChaos(Chaos):
 
     def _count_open(self, key: int) -> None:
         """Its blocks may be told if every region that listens may know."""
-        listeners = [set(self.carried[RegionId(peer)]) for peer in PEERS]
+        listeners = [set(self.carried[RegionId(peer)]) for peer in PEER_REGIONS]
         if self.confined:
             listeners = [there for there in listeners if there & self.confined]
         if all(wanted & there for wanted in self._wanted(key) for there in listeners):
@@ -119,4 +145,36 @@ class LabelledChaos(Chaos):
 
     def _check_told(self, blocks: tuple[int, ...]) -> None:
         self.counts["told"] += len(blocks)
-        assert self.open_blocks.issuperset(blocks), "a prefix was told outside its labels"
+        self.counts["inherited"] += len(self.sibling.open_blocks.intersection(blocks))
+        known = self.open_blocks | self.sibling.open_blocks
+        assert known.issuperset(blocks), "a prefix was told outside its labels"
+
+
+class Sibling:
+    """What another router says: prompts nobody else has, those that begin with S secret."""
+
+    def __init__(self, chaos: LabelledChaos) -> None:
+        self._chaos = chaos
+        self._epoch = 1
+        self._seqs = {PEERS: 0, SIBLINGS: 0}
+        self.secrets: set[int] = set()
+        self.open_blocks: set[int] = set()  # all told to peers
+
+    def places(self) -> list[ev.Event]:
+        """A prompt on some replica: to us at once, and to peers if they may know."""
+        dice = self._chaos.dice
+        if dice.random() < 0.1:
+            self._epoch += 1
+            self._seqs = {PEERS: 0, SIBLINGS: 0}
+        text = dice.choice("ST") + "".join(dice.choice("AB") for _ in range(dice.randint(0, 4)))
+        blocks = build.prompt(text).hashes
+        placed = self._delta(SIBLINGS, blocks, dice.choice(REPLICAS))
+        told = self._delta(PEERS, blocks if text.startswith("T") else ())
+        known = self.open_blocks if text.startswith("T") else self.secrets
+        known.update(blocks)
+        return [ev.SiblingSeen(placed), ev.TrieSeen(told)]
+
+    def _delta(self, stream: int, blocks: tuple[int, ...], replica: str = "") -> TrieDelta:
+        self._seqs[stream] += bool(blocks)
+        number = self._seqs[stream]
+        return TrieDelta(build.US, SIBLING, self._epoch, number, blocks, (), replica)

@@ -74,7 +74,8 @@ class Ledger:
         before: fx.Effect | None = None
         for effect in effects:
             self._check(effect, before, event, now)
-            before = effect
+            if not isinstance(effect, fx.PublishToSiblings):  # a placement is said as it is made
+                before = effect
         self._check_tables(event)
         return effects
 

@@ -255,6 +255,7 @@ SHOW: dict[type, Callable[[Any], str | None]] = {
     fx.Decided: _decided,
     fx.PublishDigest: lambda effect: None,
     fx.PublishTrie: lambda effect: None,
+    fx.PublishToSiblings: lambda effect: None,
     fx.AskTrie: lambda effect: None,
     fx.AnswerTrie: lambda effect: None,
 }

@@ -220,4 +220,4 @@ def test_holders_among_some_are_those_of_all_without_the_others(inserted):
     every = {name: depth for depth, names in index.holders(hashes) for name in names}
     found = {name: depth for depth, names in index.holders(hashes, some) for name in names}
     assert found == {name: depth for name, depth in every.items() if name in some}
-    assert index.owners == len({owner for owner, _ in inserted})
+    assert index.owner_count == len({owner for owner, _ in inserted})

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mesh.core import effects as fx
@@ -46,6 +46,7 @@ def readers():
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=named)
+@settings(suppress_health_check=[HealthCheck.too_slow])  # strategies are made at the first draw
 @given(data=st.data(), now=FLOATS)
 def test_every_event_reads_back_as_it_was(kind, data, now):
     event = data.draw(values_of(kind))

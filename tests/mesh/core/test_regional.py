@@ -7,7 +7,7 @@ from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, ReplicaId
 from schemas.residency import OPEN_GROUND, ground
 from schemas.state import ModelCapacity, ReplicaState
-from tests.mesh.core.build import MODEL, ROUTER, US, beat, request
+from tests.mesh.core.build import EU, MODEL, ROUTER, US, beat, request
 
 OTHER = ModelId("other")
 
@@ -161,3 +161,23 @@ def test_without_labels_it_says_that_there_are_none():
     region.replicas.see(beat("a"), 0.0)
     digest = region.due(0.1)
     assert (digest.residency, digest.models_by_label) == ((), {})
+
+
+def test_adopted_replicas_stand_on_their_own_ground():
+    region = Region(ground({US: ("us", "hospital"), EU: ("eu", "hospital")}))
+    region.replicas.see(beat("a"), 0.0)
+    region.replicas.see(beat("eu/b", region=EU), 0.0)
+    digest = region.due(0.1)
+    assert digest.residency == ("hospital", "us")
+    assert digest.models[MODEL].ready == 2
+    assert {label: has[MODEL].ready for label, has in digest.models_by_label.items()} == {"us": 1}
+
+
+def test_whoever_is_refused_hears_of_adopted_regions_too():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    said = {"adopted": {EU: 4}, "rtt_s": lambda: {EU: 0.08}}
+    told = region.digest.due(region.replicas, region.held, True, 0.0, **said)
+    fresh = region.digest.fresh(region.replicas, region.held, True, 1.0, **said)
+    assert fresh.seq == told.seq + 1
+    assert (fresh.adopted, fresh.rtt_s) == (told.adopted, told.rtt_s) == ({EU: 4}, {EU: 0.08})

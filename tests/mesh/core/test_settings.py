@@ -10,7 +10,13 @@ from mesh.core.settings import RouterSettings
 DEFAULTS = {field.name: getattr(RouterSettings(), field.name) for field in fields(RouterSettings)}
 NUMBERS = [name for name, value in DEFAULTS.items() if isinstance(value, int | float)]
 NUMBERS += ["own_ttft_goal_s"]  # a number, or none
-MAY_BE_ZERO = {"peer_queue_max", "hops_max", "trie_bytes_per_s"}
+MAY_BE_ZERO = {
+    "peer_queue_max",
+    "hops_max",
+    "trie_bytes_per_s",
+    "siblings_bytes_per_s",
+    "lease_s",
+}
 
 
 def test_the_defaults_are_in_range():

@@ -82,7 +82,7 @@ def usage_of(endpoint: Endpoint, asked: dict[str, Any]) -> bytes:
 
 
 async def complete(endpoint: Endpoint, request: web.Request) -> web.StreamResponse:
-    asked = endpoint.requests[-1]
+    asked = orjson.loads(await request.read())  # another may have come since
     response = await sse(request)
     for part in (ROLE, *[WORD] * asked["max_tokens"], STOP, usage_of(endpoint, asked), DONE):
         await response.write(part)

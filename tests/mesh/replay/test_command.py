@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from mesh.cli.replay import command
+from mesh.replay.formats import load_trace
+from mesh.replay.trace import TraceRequest
 from tests.mesh.replay import endpoint as scripts
 from tests.mesh.replay.endpoint import Endpoint, serving
 from tests.mesh.replay.test_client import closed_port
@@ -101,18 +103,31 @@ async def test_what_was_shared_in_the_trace_is_shared_on_the_wire(tmp_path: Path
     out = tmp_path / "out.json"
     async with serving(Endpoint()) as us:
         await replay("--url", f"us={us.url}", *QUICK, "--limit", 20, "--out", out)
-    prompts = [asked["messages"][0]["content"] for asked in us.requests]
     recorded = [orjson.loads(line) for line in Path(RECORDED).read_bytes().splitlines()[:20]]
+    # Requests of one moment may overtake each other: who is who is seen by the two lengths.
+    asked = {(asked["max_tokens"], len(prompt_of(asked))): asked for asked in us.requests}
+    lengths = [(of.output_tokens, 4 * of.input_tokens) for of in scaled(20)]
+    assert len(set(lengths)) == len(recorded) == len(us.requests)
     block_bytes = round(512 * 0.02) * 4
     texts = {}
-    for prompt, record in zip(prompts, recorded, strict=True):
+    for key, record in zip(lengths, recorded, strict=True):
+        prompt = prompt_of(asked[key])
         for place, block in enumerate(record["hash_ids"][:-1]):
             text = prompt[place * block_bytes : (place + 1) * block_bytes]
             assert texts.setdefault(block, text) == text
     assert len(set(texts.values())) == len(texts) > 50
-    assert [asked["max_tokens"] for asked in us.requests] == [
+    assert [output_tokens for output_tokens, _ in lengths] == [
         max(1, round(record["output_length"] * 0.02)) for record in recorded
     ]
+
+
+def prompt_of(asked: dict[str, Any]) -> str:
+    content: str = asked["messages"][0]["content"]
+    return content
+
+
+def scaled(requests: int) -> Sequence[TraceRequest]:
+    return load_trace(Path(RECORDED), "mooncake").scaled(0.02).requests[:requests]
 
 
 async def test_shed_and_failed_requests_are_told_apart_per_region(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from tests.support.nats_pair import nats_pair
 from tests.support.nats_regions import free_ports
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -89,7 +89,7 @@ async def test_what_one_region_served_is_known_in_the_other(two):
     await soon(two, lambda: knows(two, "us", "eu", 20), "us to know what eu served")
     assert two.sample("us", "mesh_gossip_blocks", peer="eu") == 20
     assert two.sample("us", "mesh_gossip_doubted", peer="eu") == 0
-    assert two.sample("eu", "mesh_gossip_bytes_total", kind="told") > 20 * 8
+    assert two.sample("eu", "mesh_gossip_bytes_total", peer="us", kind="told") > 20 * 8
     assert gossip(two, "us").counts.holes == 0
 
 
@@ -127,6 +127,55 @@ async def test_a_restarted_origin_is_believed_what_it_says_now(two):
     await soon(two, lambda: knows(two, "us", "eu", 0), "us to forget what eu forgot")
 
 
+async def readiness(mesh, router):
+    async with client() as session, session.get(mesh.urls[router] + "/ready") as answer:
+        return answer.status, await answer.json()
+
+
+def knows_of(mesh, router, replica, blocks):
+    """Whether that router believes the replica to hold so many blocks."""
+    [index] = mesh.routers[router].core.gossip.siblings.indexes
+    return index.blocks(replica) == blocks
+
+
+async def test_routers_of_one_region_know_each_others_placements_and_peers_hear_them_once(two):
+    await two.router("eu", "r2", policy="mesh")
+    await two.until_ready("eu/r2", 1)
+    second = Origin("eu", "r2")
+    await two.until(lambda: trusts(two, "us", second), "first words of the second")
+    assert (await post(two, prompt("abcd", 20), "eu"))[0] == 200
+    await soon(two, lambda: knows_of(two, "eu/r2", "eu-0", 20), "r2 to know what r1 placed")
+    await two.until(lambda: knows(two, "us", "eu", 20), "us to know it too")
+    assert (await post(two, prompt("abcd", 30), "eu/r2"))[0] == 200
+    await soon(two, lambda: knows_of(two, "eu", "eu-0", 30), "r1 to know what r2 placed")
+    await two.until(lambda: len(gossip(two, "us").told.blocks(second)) == 10, "only what is new")
+    assert len(gossip(two, "us").told.blocks(EU)) == 20
+
+
+async def test_a_router_that_starts_is_warm_by_its_sibling_and_says_so(two):
+    await two.until(lambda: gossip(two, "eu").siblings.warmth.warm_at is not None, "r1 to be warm")
+    status, alone = await readiness(two, "eu")
+    assert (status, alone["warm"], alone["warmed_by"]) == (200, True, None)
+    await post(two, prompt("abcd", 20), "eu")
+    await two.router("eu", "r2", policy="mesh")
+    await two.until_ready("eu/r2", 1)
+    assert (await readiness(two, "eu/r2"))[1]["status"] == "ready"
+    await soon(two, lambda: knows_of(two, "eu/r2", "eu-0", 20), "r2 to be told everything")
+    _, told = await readiness(two, "eu/r2")
+    assert told["warm"] and told["warmed_by"] == "r1" and told["warm_for_s"] >= 0.0
+    assert two.sample("eu/r2", "mesh_warm") == 1
+
+
+async def test_nobody_asks_in_another_regions_name(two):
+    ask = wire.encode(TrieAsk("r1", 1, 0))
+    async with stranger(two.servers["eu"]) as bus:
+        await bus.publish(subjects.snapshot("us", "ap"), ask, "_INBOX.eu.r1.1")
+        await bus.publish(subjects.snapshot("us", "eu"), ask, "_INBOX.us.r1.1")
+        await two.until(
+            lambda: two.sample("us", "mesh_gossip_dropped_total") == 2, "both to be dropped"
+        )
+
+
 async def test_nothing_but_keyed_hashes_crosses(two):
     heard: list[bytes] = []
     bus = await connect(
@@ -154,11 +203,11 @@ async def test_who_speaks_for_another_region_is_not_heard(two):
         await bus.publish(subjects.trie("eu"), wire.encode(lie))
         await bus.publish(subjects.inbox("us", "r1", "trie-guessed"), wire.encode(part))
         await bus.publish(
-            subjects.snapshot("us"), wire.encode(TrieAsk("r1", 1, 0)), "_INBOX.ap.r.1"
+            subjects.snapshot("us", "eu"), wire.encode(TrieAsk("r1", 1, 0)), "_INBOX.us.r1.1"
         )
         for garbage in (b"", b"\xff" * 40, wire.encode(part)):
             await bus.publish(subjects.trie("eu"), garbage)
-            await bus.publish(subjects.snapshot("us"), garbage, subjects.inbox("eu", "r1", 1))
+            await bus.publish(subjects.snapshot("us", "eu"), garbage, subjects.inbox("eu", "r1", 1))
         await two.until(
             lambda: two.sample("us", "mesh_gossip_dropped_total") == 9, "all of it to be dropped"
         )

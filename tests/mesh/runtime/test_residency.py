@@ -12,6 +12,7 @@ import pytest
 
 from infra.residency import key_hash
 from infra.topology import parse
+from mesh.core.gossip.told import Origin
 from schemas import exchange, subjects
 from schemas.residency import ground
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -122,6 +123,42 @@ async def test_a_confined_region_waits_and_does_not_leak(regions):
             "eu to hear of us's prefixes",
         )
         assert all(origin.region != "eu" for origin in told.origins)
+
+
+async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions):
+    """Over its own link's rules us may tell eu; what wants the label `us` it does not."""
+    secret, said = chat("for us alone " * 100), chat("for everybody " * 100)
+    async with running(regions) as mesh:
+        where = regions.topology.ground
+        await mesh.router("us", "r2", ground=where, keys=KEYS, **SETTINGS)
+        await mesh.until_ready("us/r2", 1)
+        second = mesh.routers["us/r2"].core.gossip
+        await mesh.until(lambda: second.siblings.warmth.warm_at is not None, "r2 to be warm")
+        assert (await post(mesh, secret, "us", **{"x-mesh-residency": "us"}))[0] == 200
+        [index] = second.siblings.indexes
+        await mesh.until(lambda: len(index) > 0, "r2 to know what r1 placed")
+        secrets = {block for block, _ in index.held("us-0")}
+
+        assert (await post(mesh, said, "us"))[0] == 200
+        await mesh.until(lambda: len(index) > len(secrets), "r2 to know of the second one")
+        open_blocks = {block for block, _ in index.held("us-0")} - secrets
+        heard = mesh.routers["eu"].core.gossip.told
+        await mesh.until(lambda: told_by(heard, "r1") == open_blocks, "eu to hear what is open")
+
+        await mesh.routers["us"].close()  # r2 has to tell what r1 told, and no more
+        await mesh.router("us", ground=where, keys=KEYS, **SETTINGS)
+        await mesh.until(lambda: told_by(heard, "r2") == open_blocks, "eu to hear it from r2")
+        first = mesh.routers["us"].core.gossip.siblings
+        await mesh.until(lambda: first.warmth.source == "r2", "r1 to be told everything by r2")
+        [again] = first.indexes
+        assert {block for block, _ in again.held("us-0")} == secrets | open_blocks
+        assert (await post(mesh, chat("for later " * 100), "us"))[0] == 200
+        await mesh.until(lambda: told_by(heard, "r1") != set(), "eu to hear from r1 again")
+        assert not secrets & (told_by(heard, "r1") | told_by(heard, "r2"))
+
+
+def told_by(heard, router):
+    return set(heard.blocks(Origin("us", router)))
 
 
 async def test_the_bus_stops_a_wrong_router_and_says_so(regions):

@@ -37,6 +37,17 @@ def test_where_nothing_is_chosen_the_defaults_hold():
     assert router_settings(parse(DEFAULT, "mesh.toml"), US) == RouterSettings()
 
 
+@pytest.mark.parametrize(("kib", "inside"), [(16, 4_194_304), (0, 0)])
+def test_gossip_is_given_by_link_and_none_is_none_for_siblings_too(kib, inside):
+    settings = router_settings(topology(whole=f"gossip_kib_per_s = {kib}"), EU)
+    assert (settings.trie_bytes_per_s, settings.siblings_bytes_per_s) == (1024 * kib, inside)
+
+
+def test_a_router_that_may_tell_nothing_tells_nothing_whatever_the_file_says():
+    known = topology(whole="gossip_kib_per_s = 16")
+    assert router_settings(known, EU, trie_bytes_per_s=0).trie_bytes_per_s == 0
+
+
 def test_the_region_s_table_goes_before_the_mesh_s():
     us, eu = router_settings(CHOSEN, US, hold_max=7), router_settings(CHOSEN, EU)
     assert us == RouterSettings(

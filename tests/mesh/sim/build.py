@@ -85,15 +85,15 @@ def played(workload: Workload, world_config: WorldConfig) -> World:
 def leftovers(world: World) -> dict[str, object]:
     """What stands in any table of a world at its end; empty when nothing leaked."""
     found: dict[str, object] = {}
-    for site, router in world.routers.items():
+    routers = [router for crew in world.crews.values() for router in crew]
+    for router in routers:
+        place = f"{router.site} {router.name}"
         if router.core is not None:
             held = [request.key for request in router.core.held]
-            found |= {f"{site} inflight": router.core.inflight, f"{site} held": held}
-        found[f"{site} open"] = router.open_requests
+            found |= {f"{place} inflight": router.core.inflight, f"{place} held": held}
+        found[f"{place} open"] = router.open_requests
     for name, replica in world.replicas.items():
         found[f"{name} outstanding"] = replica.outstanding
         found[f"{name} running"] = replica.engine.sim.running
-        found[f"{name} answers"] = [
-            site for site, router in world.routers.items() if replica.answers_to(router)
-        ]
+        found[f"{name} answers"] = [router.name for router in routers if replica.answers_to(router)]
     return {name: value for name, value in found.items() if value}

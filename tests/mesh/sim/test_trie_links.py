@@ -7,7 +7,8 @@ import pytest
 from mesh.core.gossip.told import Origin
 from mesh.sim.faults import Cut
 from mesh.sim.run import report
-from tests.mesh.sim.build import EU, US, arrivals, config, node, played, steady
+from mesh.sim.world import World
+from tests.mesh.sim.build import EU, US, arrivals, config, leftovers, node, played, steady
 
 FLEET = {US: 1, EU: 1}
 
@@ -60,6 +61,33 @@ def test_without_a_budget_nothing_is_said_and_regions_alone_have_nobody_to_tell(
     silent = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=0))
     alone = played(workload, config(FLEET, policy="mesh", topology="region-local"))
     assert silent.trie_links.sent_bytes == alone.trie_links.sent_bytes == {}
+
+
+def test_routers_of_one_region_know_what_the_others_placed():
+    """Ten prompts asked for again and again through either of two routers, on two replicas."""
+    rows = [(0.4 * n, US, node(prompt=640, answer=5, name=1 + n % 10)) for n in range(60)]
+    cached = {}
+    for bytes_per_s in (0, 4_000_000):
+        known = config({US: 2}, policy="prefix-tree", routers=2, siblings_bytes_per_s=bytes_per_s)
+        world = played(arrivals(*rows), known)
+        assert all(router.core.replicas for router in world.crews[US])
+        cached[bytes_per_s] = report(world, arrivals(*rows))["cached_token_ratio"]
+        assert leftovers(world) == {}
+    assert cached[4_000_000] > cached[0] + 0.05
+    assert world.trie_links.sent_bytes == {} and world.trie_links.sent_inside_bytes > 0
+
+
+def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_its_replicas():
+    rows = [(0.2 * n, US, node(prompt=640, answer=20, name=10 + n)) for n in range(20)]
+    last = (9.0, US, node(name=1))
+    world = World(arrivals(*rows, last), config(FLEET, policy="mesh", routers=2))
+    for number, router in enumerate(world.crews[US]):
+        world.queue.at(5.0 + 2.0 * number, router.crash)
+        world.queue.at(5.5 + 2.0 * number, world.open_router, router)
+    world.run()
+    assert world.queue.now > 11.0
+    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.crews[US]]
+    assert one.blocks("us-1") == other.blocks("us-1") > 40
 
 
 def test_a_long_prefix_that_only_the_peer_holds_is_worth_the_way():

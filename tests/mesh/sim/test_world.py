@@ -7,11 +7,13 @@ import pytest
 from mesh.core.policies.base import Choice, Layered, Target
 from mesh.core.pushing import BLIND
 from mesh.core.request import Request
+from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.run import report, run
 from mesh.sim.workload import Node, Segment, Workload
 from mesh.sim.world import World
 from schemas.ids import ReplicaId
+from schemas.subjects import parse_inbox
 from tests.mesh.sim.build import (
     AP,
     EU,
@@ -237,3 +239,29 @@ def test_a_policy_may_see_the_whole_world():
     # A router's hashes are keys of the engine's cache: ten of 64 tokens in this prompt.
     assert seen == [(7, 0), (7, 10), (7, 10)]
     assert told["cached_token_ratio"] == pytest.approx(2 * 624 / (3 * 640))
+
+
+def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
+    """Two routers a region, and eu, with the larger fleet, loses a replica that serves guests."""
+    rows = [(0.02 * n, US, node(prompt=900, answer=60, name=1 + n)) for n in range(100)]
+    crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=2.0, back_at_s=3.0)
+    world = World(
+        arrivals(*rows),
+        config({US: 1, EU: 3}, policy="mesh", routers=2, faults=(crash,), hold_s_max=60.0),
+    )
+    heard = {(router.name, said): 0 for router in world.crews[US] for said in ("held", "lost")}
+    for router in world.crews[US]:
+        hear_held, hear_lost = router.hear_held, router.hear_lost
+
+        def held(inbox, *, name=router.name, hear=hear_held):
+            heard[name, "held"] += parse_inbox(inbox).router == name
+            hear(inbox)
+
+        def lost(inbox, replica, *, name=router.name, hear=hear_lost):
+            heard[name, "lost"] += parse_inbox(inbox).router == name
+            hear(inbox, replica)
+
+        router.hear_held, router.hear_lost = held, lost
+    world.run()
+    assert all(heard.values()), heard
+    assert leftovers(world) == {}

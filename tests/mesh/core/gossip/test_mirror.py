@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.gossip.mirror import AHEAD_MAX, GONE_S, GRACE_S, RETRY_S, SILENT_S, Mirror
-from mesh.core.gossip.told import Origin, ToldPrefixes
+from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
 from schemas.gossip import (
     BLOCKS_MAX,
     DELTA_BLOCKS_MAX,
@@ -22,7 +22,7 @@ class Ear:
 
     def __init__(self):
         self.told = ToldPrefixes()
-        self.mirror = Mirror(EU, self.told)
+        self.mirror = Mirror(EU, ToldShelf(self.told, EU))
 
     def hear(self, seq, gained=(), lost=(), now=0.0, epoch=1):
         self.mirror.hear(TrieDelta("eu", "r1", epoch, seq, tuple(gained), tuple(lost)), now)

@@ -31,6 +31,15 @@ def test_the_deepest_of_a_regions_routers_counts():
     assert known.depths((1, 2, 3), ("eu",)) == {"eu": 3}
 
 
+def test_a_path_may_be_told_in_pieces_by_routers_of_one_region():
+    known = told(eu1=(1, 4), eu2=(2, 3), ap1=(3,))
+    assert known.depths((1, 2, 3, 4, 5), ("eu", "ap")) == {"eu": 4}
+    assert known.untold("eu", (1, 2, 9)) == [9]
+    known.trust(EU2, False)
+    assert known.depths((1, 2, 3, 4), ("eu",)) == {"eu": 1}
+    assert known.untold("eu", (1, 2, 9)) == [2, 9]
+
+
 def test_who_is_not_trusted_does_not_count_until_it_is_again():
     known = told(eu1=(1, 2), eu2=(1,))
     known.trust(EU1, False)
@@ -79,10 +88,11 @@ def test_it_agrees_with_plain_sets(acts, path):
             known.trust(origin, act == "trust")
             (trusted.add if act == "trust" else trusted.discard)(origin)
     expected = {}
-    for origin in trusted:
-        depth = next((n for n, b in enumerate(path) if b not in sets.get(origin, ())), len(path))
+    for region in ("eu", "ap"):
+        held = set().union(*(sets.get(o, set()) for o in trusted if o.region == region))
+        depth = next((n for n, block in enumerate(path) if block not in held), len(path))
         if depth:
-            expected[origin.region] = max(depth, expected.get(origin.region, 0))
+            expected[region] = depth
     assert known.depths(path, ("eu", "ap")) == expected
     assert all(set(known.blocks(origin)) == blocks for origin, blocks in sets.items())
     assert len(known) == len(set().union(*sets.values()))

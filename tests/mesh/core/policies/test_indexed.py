@@ -2,11 +2,14 @@
 
 from random import Random
 
+from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
 from mesh.core.gossip.told import Origin, ToldPrefixes
 from mesh.core.policies.base import Target
 from mesh.core.policies.indexed import Indexed, part
+from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
+from schemas.gossip import TrieDelta
 from tests.mesh.core.build import request, spot
 
 PEER = CandidateKind.PEER
@@ -38,6 +41,20 @@ def test_what_peers_tell_counts_where_it_goes_deeper():
     assert indexed._holders(request(1, "ABCZZ"), [eu, ap]) == ([eu, ap], 3)
     assert indexed._held_by(request(1, "ABZ"), eu) == 2
     assert indexed._held_by(request(1, "ABC"), Target("eu", 0)) == 0  # a replica of that name
+
+
+def test_a_peer_whose_stream_has_a_hole_is_not_believed_until_it_is_mended():
+    """The policy reads what the router's gossip keeps, so doubt is known to it at once."""
+    gossip = Gossip(Origin("us", "r1"), 1, RouterSettings(), [])
+    indexed, eu, hashes = Indexed(Random(1), 100), Target("eu", 0, PEER), request(1, "ABC")
+    indexed.hear(gossip.told)
+    blocks = hashes.prompt.hashes
+    gossip.hear(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
+    assert indexed._held_by(hashes, eu) == 2
+    gossip.hear(TrieDelta("eu", "r1", 1, 3, (77,), ()), 0.1)
+    assert indexed._held_by(hashes, eu) == 0
+    gossip.hear(TrieDelta("eu", "r1", 1, 2, blocks[2:], ()), 0.2)
+    assert indexed._held_by(hashes, eu) == 3
 
 
 def test_it_tells_what_its_region_holds_and_when_the_last_replica_loses_it():

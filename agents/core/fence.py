@@ -1,0 +1,47 @@
+"""Whose work this agent takes: the region's that owns its replica, as far as it has heard.
+
+A lease changes hands while the last owner may not know it yet (a stopped process, a slow link).
+So leases have *terms* that rise with every change, routers say theirs with each sign of life and
+with all work, and an agent takes work of that region alone which it has heard of under the highest
+term. What was taken before is finished: it has its client, and nobody else has it.
+
+Nobody's term is above doubt for ever: an adopter that has not said for a while that it owns the
+replica has let go, or is gone, and the replica's own routers are believed again, even without a
+lease (their stream may have stopped). Work without a term comes from them: they have no lease yet,
+or are too old to know of one.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from schemas.ids import RegionId
+
+# Three of an adopter's signs of life. Longer than its lease, so it does not hand out work by then.
+ADOPTED_S = 1.5
+
+
+@dataclass(slots=True)
+class Fence:
+    """One replica's. Told of every claim; asked before work is taken."""
+
+    home: RegionId
+    term: int = 0  # the highest one heard
+    _owner: RegionId | None = None  # whose it is; None while nobody has said so
+    _heard_at: float = -inf
+
+    def owner(self, now: float) -> RegionId | None:
+        """The region that has adopted the replica; None while it is its own."""
+        if self._owner in (None, self.home) or now - self._heard_at > ADOPTED_S:
+            return None
+        return self._owner
+
+    def claim(self, owner: RegionId, term: int, now: float) -> None:
+        """That region says that it owns the replica under this term."""
+        if term > self.term or (owner == self._owner and term == self.term):
+            self.term, self._owner, self._heard_at = term, owner, now
+
+    def admits(self, owner: RegionId, term: int | None, now: float) -> bool:
+        """Whether to take work from a router of `owner` that hands it over under this term."""
+        if term is not None and term > self.term:
+            self.claim(owner, term, now)
+        return owner == (self.owner(now) or self.home)

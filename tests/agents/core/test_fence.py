@@ -1,0 +1,61 @@
+"""Whose work an agent takes, told as who says what and who is admitted then."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.core.fence import ADOPTED_S, Fence
+from schemas.ids import RegionId
+
+US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
+
+
+@pytest.fixture
+def fence() -> Fence:
+    return Fence(US)
+
+
+@pytest.mark.parametrize("term", [None, 0, 7])
+def test_the_own_region_is_believed_with_and_without_a_lease(fence: Fence, term):
+    assert fence.admits(US, term, 1.0) and fence.owner(1.0) is None
+
+
+def test_another_region_without_a_term_owns_nothing(fence: Fence):
+    assert not fence.admits(EU, None, 1.0)
+
+
+def test_an_adopter_is_the_only_one_until_the_region_says_a_higher_term(fence: Fence):
+    fence.claim(US, 4, 1.0)
+    fence.claim(EU, 5, 2.0)
+    assert fence.owner(2.0) == EU
+    assert fence.admits(EU, 5, 2.1)
+    assert not fence.admits(US, 4, 2.1) and not fence.admits(US, None, 2.1)
+    fence.claim(US, 6, 2.2)
+    assert fence.admits(US, 6, 2.3) and fence.admits(US, None, 2.3)
+    assert not fence.admits(EU, 5, 2.3)
+
+
+def test_work_itself_tells_of_a_higher_term(fence: Fence):
+    assert fence.admits(EU, 5, 1.0)
+    assert fence.admits(US, 6, 1.1)
+    assert not fence.admits(EU, 5, 1.2)
+
+
+def test_an_adopter_that_says_nothing_any_more_has_let_go(fence: Fence):
+    fence.claim(EU, 5, 1.0)
+    late = 1.0 + ADOPTED_S + 0.01
+    assert fence.owner(late) is None and fence.admits(US, None, late)
+    assert not fence.admits(EU, 5, late), "its words were on their way for too long"
+    fence.claim(EU, 5, late)
+    assert fence.admits(EU, 5, late), "but a sign of life says that it is the owner after all"
+
+
+@given(st.lists(st.tuples(st.sampled_from([US, EU, AP]), st.integers(0, 5), st.floats(0, 0.2))))
+def test_of_two_regions_at_most_one_is_admitted(claims):
+    fence, now = Fence(US), 0.0
+    for owner, term, later_s in claims:
+        now += later_s
+        fence.claim(owner, term, now)
+        admitted = [region for region in (US, EU, AP) if fence.admits(region, None, now)]
+        assert len(admitted) == 1
+        assert fence.term == max(term, fence.term)

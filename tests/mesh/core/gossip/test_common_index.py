@@ -1,0 +1,87 @@
+"""One index of all routers of a region: entered, passed on, and merged in order of use."""
+
+from mesh.core.gossip.common_index import REPLICAS_MAX, CommonIndex
+from mesh.core.prefix_index import PrefixIndex
+from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
+
+
+def common():
+    found = CommonIndex()
+    found.indexes.append(PrefixIndex(1000))
+    return found
+
+
+def delta(replica, gained=(), lost=(), missed_ms=-1):
+    return TrieDelta("us", "r2", 1, 1, tuple(gained), tuple(lost), replica, missed_ms)
+
+
+def passed_on(source, to, now, about=None):
+    parts = source.parts(about, now)
+    messages = [
+        TriePart(
+            *("us", "r2", 1, 1, number, len(parts), blocks, replica, round((now - at) * 1000)),
+            -1 if missed_at is None else round((now - missed_at) * 1000),
+        )
+        for number, (replica, at, blocks, missed_at) in enumerate(parts)
+    ]
+    assert to.put(messages, now)
+
+
+def order(index, replica):
+    return [block for block, _ in index.indexes[0].held(replica)]
+
+
+def test_a_snapshot_keeps_the_order_of_use():
+    one, other = common(), common()
+    for at, path in enumerate(((1, 2, 3), (1, 2, 4), (9,))):
+        one.take(delta("us-0", path), 10.0 * at)
+    passed_on(one, other, 30.0)
+    assert order(one, "us-0") == order(other, "us-0") == [3, 4, 2, 1, 9]
+
+
+def test_of_two_that_know_something_the_later_use_counts():
+    one, other = common(), common()
+    one.take(delta("us-0", (1,)), 0.0)
+    one.take(delta("us-0", (2,)), 5.0)
+    other.take(delta("us-0", (3,)), 3.0)
+    other.take(delta("us-0", (1,)), 8.0)
+    passed_on(one, other, 10.0)
+    assert order(other, "us-0") == [3, 2, 1]
+
+
+def test_only_the_replicas_that_are_asked_about_are_passed_on():
+    one, other = common(), common()
+    for replica in ("us-0", "us-1"):
+        one.take(delta(replica, (1, 2)), 0.0)
+    passed_on(one, other, 1.0, about={"us-1"})
+    assert other.indexes[0].owners == ("us-1",)
+
+
+def test_what_was_missed_does_not_come_back_with_an_old_snapshot():
+    one, other = common(), common()
+    one.take(delta("us-0", (1, 2)), 0.0)
+    other.take(delta("us-0", (1, 2)), 0.0)
+    other.indexes[0].forget_until("us-0", 4.0)
+    passed_on(one, other, 5.0)
+    assert order(other, "us-0") == []
+    passed_on(other, one, 6.0)  # it has nothing of that replica to tell
+    one.take(delta("us-0", missed_ms=2000), 6.0)
+    assert order(one, "us-0") == []
+
+
+def test_parts_have_a_limit_however_much_there_is():
+    one = common()
+    one.indexes[0] = PrefixIndex(65_536, ttl_s=1e9)
+    for number in range(2 * SIBLING_PARTS_MAX):
+        one.take(delta("us-0", (number,)), 2.0 * number)
+    parts = one.parts(None, 4.0 * SIBLING_PARTS_MAX)
+    assert len(parts) <= SIBLING_PARTS_MAX
+    assert sum(len(blocks) for _, _, blocks, _ in parts) == 2 * SIBLING_PARTS_MAX
+
+
+def test_whoever_invents_replicas_finds_an_end():
+    one = common()
+    for number in range(REPLICAS_MAX + 5):
+        one.take(delta(f"x-{number}", (number,)), 0.0)
+    one.take(delta("", (1,)), 0.0)
+    assert len(one.indexes[0].owners) == REPLICAS_MAX
