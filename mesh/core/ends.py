@@ -66,7 +66,8 @@ class Ends:
         self.end(record, now)
         if (inbox := record.request.answer_inbox) is not None:
             self._guests.leave(record.request)
-            self.refuse(record.request, inbox, Refusal.NO_REPLICA, now)
+            why = Refusal.DRAINING if fault is Fault.DRAINING else Refusal.NO_REPLICA
+            self.refuse(record.request, inbox, why, now)
             return
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
 

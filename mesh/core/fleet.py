@@ -85,7 +85,6 @@ class Fleet:
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
             ev.RttMeasured: lambda event, now: self._peers.measured(event.region, event.rtt_s),
-            ev.Drain: self._on_drain,
             **self.ownership.handlers(),
         }
 
@@ -183,7 +182,8 @@ class Fleet:
         if len(self._held) and event.digest.replicas_free:
             self._line.try_all(now)
 
-    def _on_drain(self, event: ev.Drain, now: float) -> None:
+    def drain(self, now: float) -> None:
+        """Nothing new from now on."""
         self.draining = True
         self.tell_peers(now)
 

@@ -18,13 +18,13 @@ from schemas.ids import ModelId
 from schemas.residency import Labels
 
 Line = list[tuple[float, int, Request]]
-Kind = tuple[ModelId, Labels]  # requests of one kind can go to the same places
+Kind = tuple[ModelId, Labels, bool]  # requests of one kind can go to the same places
 LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 
 
 def kind_of(request: Request) -> Kind:
-    """What decides where it can go, as far as it says itself."""
-    return request.model, request.residency
+    """What decides where it can go, as far as it says itself; a peer's goes no further."""
+    return request.model, request.residency, request.answer_inbox is not None
 
 
 class HoldQueue:
@@ -53,7 +53,7 @@ class HoldQueue:
         return self._waiting.get(model, 0)
 
     def alike(self, kind: Kind) -> int:
-        """Requests held for one model, on the same ground."""
+        """Requests of that kind that are held."""
         return self._alike.get(kind, 0)
 
     @property

@@ -49,6 +49,12 @@ class Inflight:
         """The region of the adopted replica that it is tried on, if it is."""
         return None if self.peer or self.replica is None else apart(self.replica).region
 
+    @property
+    def waited_abroad(self) -> bool:
+        """Whether all that was heard of this attempt is that it waits in a peer's line."""
+        placed = self.replica is not None or self.started
+        return self.peer is not None and not placed and self.heard_at > self.attempted_at
+
     def waited_s(self, now: float) -> float:
         """Seconds in the hold queue so far."""
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)

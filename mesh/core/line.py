@@ -48,12 +48,14 @@ class Line:
     def must_be_joined(self, newcomer: Request) -> bool:
         """Whether it has its place behind others: those for the same model who want to be on the
         same ground. Who waits for other ground must not hold up those who don't need it."""
-        kind = kind_of(newcomer)
-        waiting = self._held.alike(kind)
+        model, labels, _ = kind_of(newcomer)
+        ours_and_theirs = (model, labels, False), (model, labels, True)
+        waiting = sum(map(self._held.alike, ours_and_theirs))
         if not waiting:
             return False
         choosy = sum(
-            choosing == kind and self._is_held(key) for key, choosing in self._choosy.items()
+            choosing in ours_and_theirs and self._is_held(key)
+            for key, choosing in self._choosy.items()
         )
         return waiting > choosy
 

@@ -135,7 +135,7 @@ class Placer:
         local = self._local_layer(brain, request, avoid, now, ahead)
         if local.free and not brain.local.joint:
             return self._choose(brain, brain.local, request, local.free, now, local)
-        if request.hops >= self._settings.hops_max:
+        if request.answer_inbox is not None or request.hops >= self._settings.hops_max:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
             return self._held(brain, "no local replica is free", local)
@@ -219,9 +219,13 @@ class Placer:
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> Layer:
-        """Of a large fleet some, if the policy says whom it wants to see and any is available."""
+        """Of a large fleet some, if the policy says whom it wants to see and any is available.
+
+        Who wants certain ground sees everybody: few may stand there, and a sample hold none.
+        """
         everybody = self._replicas
-        if brain.sampling is not None and len(everybody) > ALL_MAX:
+        anywhere = self.residency.wanted(request) is None
+        if brain.sampling is not None and anywhere and len(everybody) > ALL_MAX:
             some = serving = everybody.serving(request.model)
             if len(serving) > ALL_MAX:
                 holders = brain.sampling.holders(request, HOLDERS_MAX)

@@ -132,6 +132,7 @@ class RouterCore:
             ev.AttemptFailed: self._on_failed,
             ev.AnswerEnded: self._on_ended,
             ev.BusReturned: self._on_bus_returned,
+            ev.Drain: self._on_drain,
             ev.Tick: self._on_tick,
         }
 
@@ -282,6 +283,11 @@ class RouterCore:
             )
             return
         self._attempts.rest(record, now)
+        self._not_taken(record, now)
+        self._line.try_all(now)
+
+    def _not_taken(self, record: Inflight, now: float) -> None:
+        """Nothing was begun there: back in line, and others are asked first."""
         record.refusals += 1
         if record.peer is not None:
             record.shun(record.peer, now)
@@ -289,7 +295,6 @@ class RouterCore:
             self._ends.shed(record, None, f"refused {record.refusals} times", now)
         else:
             self._back_in_line(record, now)
-        self._line.try_all(now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -347,6 +352,13 @@ class RouterCore:
             self._back_in_line(record, now)
         self._line.try_all(now)
 
+    def _on_drain(self, event: ev.Drain, now: float) -> None:
+        """Own clients are served to the end; peers' who wait here are better off elsewhere."""
+        self._fleet.drain(now)
+        for request in [request for request in self.held if request.answer_inbox is not None]:
+            record = self.inflight[request.key]
+            self._ends.fail(record, now, Fault.DRAINING, "this router is shutting down")
+
     # Time.
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
@@ -372,7 +384,10 @@ class RouterCore:
                 self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
-            self._attempt_failed(record, lost, now)
+            if record.waited_abroad:  # its router is gone; another one there may be well
+                self._not_taken(record, now)
+            else:
+                self._attempt_failed(record, lost, now)
 
     def _hold_expired(self, record: Inflight, now: float) -> None:
         if self._outlook.others_serve(record):

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # What honest routers say is far below; what is beyond can't be reckoned with.
 DEADLINE_MS_MAX = 10**12
+WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
 HOPS_MAX = 1000
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal, half of what a control message may have
 # The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
@@ -89,7 +90,7 @@ def _request(
         prompt=_prompt(msg.data, headers, path, model, prompts),
         arrived_at=now - _waited_s(headers),
         deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
-        hops=_count(headers, exchange.H_HOPS, HOPS_MAX),
+        hops=_hops(headers),
         origin=RegionId(headers[exchange.H_ORIGIN]),
         answer_inbox=msg.reply,
         residency=residency,
@@ -107,10 +108,17 @@ def _count(headers: Mapping[str, str], name: str, most: int) -> int:
     return int(text)
 
 
+def _hops(headers: Mapping[str, str]) -> int:
+    hops = _count(headers, exchange.H_HOPS, HOPS_MAX)
+    if not hops:
+        raise IngressInvalid("a peer's request has passed a region, so its hops are not 0")
+    return hops
+
+
 def _waited_s(headers: Mapping[str, str]) -> float:
     if exchange.H_WAITED_MS not in headers:
         return 0.0
-    return _count(headers, exchange.H_WAITED_MS, DEADLINE_MS_MAX) / 1000
+    return min(WAITED_S_MAX, _count(headers, exchange.H_WAITED_MS, DEADLINE_MS_MAX) / 1000)
 
 
 def _slo_s(headers: Mapping[str, str]) -> float | None:
@@ -187,12 +195,13 @@ class Ingress:
         if (foreign := self._waiting.get(effect.key)) is not None:
             foreign.span.decided(effect.decision)
 
-    def dispatch(self, effect: fx.Dispatch, inbox: str) -> None:
+    def dispatch(self, effect: fx.Dispatch, inbox: str, now: float) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
         foreign = self._waiting.pop(effect.key)
         region = effect.region or self._config.region
         handoff = handoff_headers(self._config.region, self._config.router, effect)
-        headers = foreign.headers | handoff
+        remaining_ms = max(1, round((foreign.request.deadline - now) * 1000))
+        headers = foreign.headers | {exchange.H_DEADLINE_MS: str(remaining_ms)} | handoff
         foreign.span.dispatched(headers)
         subject = subjects.work(region, effect.replica)
         self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)

@@ -75,7 +75,7 @@ class Performer:
 
     def _dispatch(self, effect: fx.Dispatch) -> None:
         if effect.answer_inbox is not None:
-            self._ingress.dispatch(effect, effect.answer_inbox)
+            self._ingress.dispatch(effect, effect.answer_inbox, self._clock())
             return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
         region = effect.region or self._config.region

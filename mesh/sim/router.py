@@ -22,8 +22,8 @@ from mesh.sim.last_heartbeats import LastHeartbeats
 from mesh.sim.network import BUS_S, Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.surroundings import Surroundings
-from mesh.sim.tickets import ROUTER, Ticket, Tickets
-from mesh.sim.work import MODEL, handoff_headers, request_headers
+from mesh.sim.tickets import ROUTER, Guest, Ticket, Tickets
+from mesh.sim.work import MODEL, deadline_header, handoff_headers, request_headers
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
 from schemas.http import Fault
@@ -56,7 +56,7 @@ class SimRouter:
         self._network = network
         self._around = around
         self._tickets = Tickets(site, name)
-        self._guests: dict[int, tuple[dict[str, str], Ask, Asker]] = {}  # peers' requests, by key
+        self._guests: dict[int, Guest] = {}  # by key
         self._last_heartbeats = LastHeartbeats()
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
@@ -151,7 +151,8 @@ class SimRouter:
             return
         now = self._queue.now
         key = self._tickets.new_key()
-        self._guests[key] = headers, ask, asker
+        deadline = now + int(headers[exchange.H_DEADLINE_MS]) / 1000
+        self._guests[key] = Guest(headers, ask, asker, deadline)
         request = Request(
             key=key,
             request_id=ask.request_id,
@@ -159,7 +160,7 @@ class SimRouter:
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
-            deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
+            deadline=deadline,
             hops=int(headers[exchange.H_HOPS]),
             origin=RegionId(headers[exchange.H_ORIGIN]),
             answer_inbox=inbox,
@@ -297,8 +298,10 @@ class SimRouter:
     def _dispatch_for_peer(
         self, key: int, inbox: str, replica: Worker, handoff: dict[str, str]
     ) -> None:
-        headers, ask, asker = self._guests.pop(key)
-        self._send(replica.site, replica.hear_work, inbox, headers | handoff, ask, asker)
+        guest = self._guests.pop(key)
+        headers = guest.headers | deadline_header(guest.deadline - self._queue.now) | handoff
+        asker = guest.asker
+        self._send(replica.site, replica.hear_work, inbox, headers, guest.ask, asker)
         self._send(asker.site, asker.hear_placed, inbox, replica)
 
     def _forward(self, effect: fx.Forward) -> None:
@@ -330,7 +333,7 @@ class SimRouter:
             self._send(replica.site, replica.hear_cancel, ticket.inbox)
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
-        _, _, asker = self._guests.pop(effect.key)
+        asker = self._guests.pop(effect.key).asker
         fresh = encode_state(effect.fresh).decode()
         refused = Refused(effect.reason, self.site, "", -1, -1, fresh)
         self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)

@@ -5,9 +5,10 @@ Keys go on over a router's restarts, so that no two attempts ever answer to one 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mesh.sim.ask import Ask
-from mesh.sim.place import Worker
+from mesh.sim.place import Asker, Worker
 from schemas import subjects
 from schemas.ids import RegionId, RouterId
 
@@ -26,6 +27,15 @@ class Ticket:
     inbox: str = ""  # of the attempt under way; empty while there is none
     peer: RegionId | None = None  # asked in this attempt
     replica: Worker | None = None  # who answers, as soon as it is known
+
+
+class Guest(NamedTuple):
+    """A peer's request that waits to be placed, and the router that asked."""
+
+    headers: dict[str, str]
+    ask: Ask
+    asker: Asker
+    deadline: float
 
 
 class Tickets:

@@ -18,16 +18,20 @@ def request_headers(
     waited_s: float,
 ) -> dict[str, str]:
     """What both kinds of message say of a request."""
-    return {
+    return deadline_header(remaining_s) | {
         exchange.H_REQUEST: request_id,
         exchange.H_MODEL: _MODEL_TOKEN,
         exchange.H_PATH: CHAT,
         exchange.H_ATTEMPT: str(attempt),
-        exchange.H_DEADLINE_MS: str(max(1, round(remaining_s * 1000))),
         exchange.H_WAITED_MS: str(round(waited_s * 1000)),
         exchange.H_HOPS: str(hops),
         exchange.H_ORIGIN: origin,
     }
+
+
+def deadline_header(remaining_s: float) -> dict[str, str]:
+    """How long there is still use for an answer."""
+    return {exchange.H_DEADLINE_MS: str(max(1, round(remaining_s * 1000)))}
 
 
 def handoff_headers(home: RegionId, router: RouterId, effect: Dispatch) -> dict[str, str]:

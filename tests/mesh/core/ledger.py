@@ -48,6 +48,8 @@ class Case:
     started: bool = False
     place: str | None = None
     handoff: int | None = None
+    placed: bool = False  # a peer said where
+    heard: bool = False  # anything
     failed_by: set[str] = field(default_factory=set)
     ended_by: str | None = None
 
@@ -126,7 +128,10 @@ class Ledger:
         self.replicas[beat.replica] = Seen(beat, now, sent=sent)
 
     def _note_attempt(self, event: ev.Event, case: Case) -> None:
-        if isinstance(event, ev.AnswerStarted):
+        case.heard |= isinstance(event, ev.AttemptProgressed)
+        if isinstance(event, ev.PlacedByPeer):
+            case.placed = True
+        elif isinstance(event, ev.AnswerStarted):
             case.started = True
         elif isinstance(event, ev.AnswerEnded):
             self._end(case, "answered")
@@ -169,7 +174,8 @@ class Ledger:
             case = self.cases[effect.key]
             gone = isinstance(event, ev.ClientGone)
             assert (case.live or gone) and effect.attempt == case.attempt > 0
-            if isinstance(event, ev.Tick) and case.place is not None:
+            waited_abroad = effect.region != US and case.heard and not (case.placed or case.started)
+            if isinstance(event, ev.Tick) and case.place is not None and not waited_abroad:
                 case.failed_by.add(case.place)  # its silence was too long
             self._leave(case)
         elif isinstance(effect, fx.Fail | fx.PassEngineError):
@@ -217,6 +223,7 @@ class Ledger:
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
         case.attempt, case.live, case.place, case.handoff = attempt, True, place, handoff
+        case.placed = case.heard = False
         return case
 
     def _shuns(self, case: Case) -> bool:

@@ -6,7 +6,8 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.guests import HELD_MAX
 from schemas.exchange import HELD_S, Refusal
-from tests.mesh.core.build import ROUTER, beat, core, foreign, request
+from schemas.state import ReplicaState
+from tests.mesh.core.build import ROUTER, beat, core, digest, foreign, request
 
 BUSY = {"prefill_queued_tokens": 20_000, "pending": 4, "running": 8}  # two seconds of work
 IDLE = {"prefill_queued_tokens": 0, "pending": 0, "running": 0}
@@ -81,11 +82,35 @@ def test_it_is_refused_when_it_has_waited_as_long_as_anybody_may():
     assert [effect.key for effect in of(fx.RefusePeer, region.tick(0.6))] == [1]
 
 
-def test_a_slo_that_cannot_be_met_is_refused_early(region):
+def test_an_objective_that_cannot_be_met_any_more_is_refused(region):
     assert of(fx.TellHeld, region.ask(foreign(1, slo_ttft_s=30.0)))
-    region.hear(29.0, **BUSY)
-    assert not of(fx.Fail, region.tick(31.0))
-    assert not region.core.inflight
+    region.hear(29.8, **BUSY)
+    assert not of(fx.RefusePeer, region.tick(29.9))
+    region.hear(30.0, **BUSY)
+    assert [effect.key for effect in of(fx.RefusePeer, region.tick(30.1))] == [1]
+
+
+def test_it_goes_no_further_whatever_its_hops_say(region):
+    region.core.handle(ev.DigestSeen(digest("ap", free=4)), 0.0)
+    for key, hops in enumerate((0, 1, 2)):
+        assert of(fx.TellHeld, region.ask(foreign(key, hops=hops)))
+    assert not of(fx.Forward, region.tick(0.1))
+
+
+def test_whoever_waits_here_keeps_nobody_from_going_elsewhere(region):
+    region.ask(foreign(1))
+    region.core.handle(ev.HeartbeatSeen(beat("us-0", 9, state=ReplicaState.DRAINING)), 0.1)
+    region.ask(request(2), 0.1)
+    effects = region.core.handle(ev.DigestSeen(digest("ap", free=4)), 0.2)
+    assert [effect.key for effect in of(fx.Forward, effects)] == [2]
+
+
+def test_whoever_waits_here_is_sent_away_when_the_router_drains(region):
+    region.ask(foreign(1))
+    region.ask(request(2))
+    refused = of(fx.RefusePeer, region.core.handle(ev.Drain(), 0.1))
+    assert [(effect.key, effect.reason) for effect in refused] == [(1, Refusal.DRAINING)]
+    assert list(region.core.inflight) == [2]
 
 
 def test_only_so_many_wait_here(region):
