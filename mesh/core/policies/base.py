@@ -75,10 +75,10 @@ class FirstToken(NamedTuple):
 class Choice(NamedTuple):
     """The pick. `matched_blocks`: prompt blocks the pick is believed to hold.
 
-    `target` None: hold the request here for now (a peer's is refused); only a joint policy may
-    say so. `scores`: of the targets it looked at, in any order.
-    `held_tokens`: of the prompt, where the policy knows better than by blocks. `is_guess`: its
-    seconds come of no experience; nobody may be shed for them.
+    `target` None: hold the request here for now; only a joint policy may say so. `scores`: of
+    the targets it looked at, in any order. `held_tokens`: of the prompt, where the policy knows
+    better than by blocks. `is_guess`: its seconds come of no experience; nobody may be shed for
+    them.
     """
 
     target: Target | None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 
-from mesh.runtime.ingress import IngressInvalid, read_ingress
+from mesh.runtime.ingress import WAITED_S_MAX, IngressInvalid, read_ingress
 from mesh.runtime.prompts import PromptReader
 from schemas import exchange, subjects
 from schemas.exchange import Priority
@@ -52,6 +52,16 @@ def test_wishes_arrive_as_they_were_sent():
         }
     )
     assert (request.priority, request.slo_ttft_s, request.session) == ("high", 0.25, "chat-1")
+
+
+def test_a_peer_s_request_has_passed_a_region():
+    with pytest.raises(IngressInvalid, match="hops"):
+        read(**{exchange.H_HOPS: "0"})
+
+
+def test_what_it_has_waited_counts_up_to_a_minute():
+    assert read(**{exchange.H_WAITED_MS: "1500"}).arrived_at == 98.5
+    assert read(**{exchange.H_WAITED_MS: "999999999"}).arrived_at == 100.0 - WAITED_S_MAX
 
 
 def test_only_what_a_peer_may_say_is_passed_on():
