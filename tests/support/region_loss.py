@@ -61,7 +61,16 @@ class FragileMesh(LocalMesh):
                 env={**os.environ, **program.environment},
                 start_new_session=True,
             )
-        await passed(program.ready)
+        await self._until_ready(program)
+
+    async def _until_ready(self, program: Program) -> None:
+        ready = asyncio.create_task(passed(program.ready))
+        ended = asyncio.create_task(self._routers[program.name].wait())
+        await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not ready.done():
+            ready.cancel()
+            raise RuntimeError((self._logs / f"{program.name}.log").read_text() or program.name)
 
     def _of(self, region: str) -> list[str]:
         return [name for name, program in self._programs.items() if program.region == region]
@@ -79,7 +88,8 @@ class FragileMesh(LocalMesh):
 
     async def __aexit__(self, *problem: object) -> None:
         for process in self._routers.values():
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
         await asyncio.gather(*(process.wait() for process in self._routers.values()))
         await super().__aexit__(*problem)
 
