@@ -35,6 +35,9 @@ TTFT_S_MAX = 60.0  # a longer one tells of an accident, not of a speed
 RESIDENCE_START_S = 10.0
 PREFILL_TOKENS_START = 500.0
 OUTPUT_TOKENS_START = 200.0
+# From short prompts alone nothing follows for long ones: as much as an answer to 300 tokens says
+# holds the slope. In squared thousands of tokens.
+ANCHOR = 0.3**2
 MODELS_MAX = 256  # the one that was taught first out
 WEIGHT = 0.02  # of a new observation in the averages over all
 RETURNS_MAX = 16.0
@@ -81,7 +84,8 @@ class Fit:
     def speed(self, prior: Speed, slope_ridge: float = RIDGE) -> Speed:
         """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
 
-        Its slope weighs `slope_ridge`. No number falls below a tenth of it, or below zero.
+        Its slope weighs `slope_ridge` of them, and ANCHOR whatever they were like. No number falls
+        below a tenth of it, or below zero.
         """
         if not self.w:
             return prior
@@ -93,7 +97,7 @@ class Fit:
         )
         db, ds, dn = _solve(
             (self.w + RIDGE, self.x, self.n),
-            (self.xx + slope_ridge / self.w * self.xx + 1e-9, self.xn),
+            (self.xx + slope_ridge / self.w * self.xx + ANCHOR, self.xn),
             self.nn + RIDGE / self.w * self.nn + 1e-9,
             rest,
         )

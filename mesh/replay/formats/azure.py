@@ -43,7 +43,10 @@ def _places(header: tuple[int, list[str]]) -> list[int]:
     number, names = header
     missing = [column for column in COLUMNS if column not in names]
     if missing:
-        raise TraceError(f"line {number}: the header lacks {missing[0]}; it names {COLUMNS}")
+        raise TraceError(
+            f"line {number}: the header lacks {missing[0]}: "
+            f"it should name {', '.join(COLUMNS)}, separated by commas"
+        )
     return [names.index(column) for column in COLUMNS]
 
 

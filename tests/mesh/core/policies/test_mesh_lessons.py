@@ -119,6 +119,16 @@ def test_averages_move_slowly_towards_what_is_seen():
     assert lessons.kv_tokens == pytest.approx(1040, abs=0.1)
 
 
+def test_from_short_prompts_alone_nothing_follows_for_long_ones():
+    lessons = Lessons()
+    for _ in range(20):
+        lessons.began(spot("a"), 3, 0, 0.25)
+    base_s, s_per_token, _ = lessons.speed(target("a"))
+    assert base_s + 3 * s_per_token == pytest.approx(0.25, rel=0.3)
+    assert s_per_token < 3 * SPEED_START.s_per_token
+    assert lessons.speed(target("b")).s_per_token < 3 * SPEED_START.s_per_token
+
+
 def test_a_conversation_is_expected_to_return_as_often_as_they_do():
     """Of three prompts in four that go on from an answer, three follow each one; of all, many."""
     lessons = Lessons()
