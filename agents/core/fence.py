@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
+from schemas.state import TERM_MAX
 
 # Three of an adopter's signs of life. Longer than its lease, so it does not hand out work by then.
 ADOPTED_S = 1.5
@@ -36,7 +37,9 @@ class Fence:
         return self._owner
 
     def claim(self, owner: RegionId, term: int, now: float) -> None:
-        """That region says that it owns the replica under this term."""
+        """That region says that it owns the replica under this term; too high a one is none."""
+        if term > TERM_MAX:
+            return
         if term > self.term or (owner == self._owner and term == self.term):
             self.term, self._owner, self._heard_at = term, owner, now
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agents.core.fence import ADOPTED_S, Fence
 from schemas.ids import RegionId
+from schemas.state import TERM_MAX
 
 US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
 
@@ -59,3 +60,10 @@ def test_of_two_regions_at_most_one_is_admitted(claims):
         admitted = [region for region in (US, EU, AP) if fence.admits(region, None, now)]
         assert len(admitted) == 1
         assert fence.term == max(term, fence.term)
+
+
+def test_a_term_beyond_all_terms_is_none(fence: Fence):
+    fence.claim(EU, TERM_MAX + 1, 1.0)
+    assert (fence.owner(1.0), fence.term) == (None, 0)
+    fence.claim(EU, TERM_MAX, 1.0)
+    assert (fence.owner(1.0), fence.term) == (EU, TERM_MAX)
