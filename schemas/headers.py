@@ -106,7 +106,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
             exchange.H_TERM,
             COUNT_PATTERN,
             "Term of the lease by which its region owns the replica; an agent that knows of a "
-            "higher one refuses the work.",
+            "higher one refuses an adopter's work.",
             required=False,
         ),
         Header(

@@ -21,6 +21,10 @@ from schemas.wire import WireError
 STATE_BYTES_MAX = 256 * 1024
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit integer holds
+# Far from any honest number, which counts writes of a lease, four a second; and far from the end of
+# integers, so that whoever says the highest one leaves the others something to go on with.
+TERM_MAX = 2**48
+Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -114,7 +118,7 @@ class Heartbeat:
     """The region that has adopted this replica, as its agent knows; null while it is its own."""
     owner_taken: dict[Router, Count] = field(default_factory=dict)
     """The same as `taken`, of the routers of `owner`."""
-    term: Count = 0
+    term: Term = 0
     """The highest term that this agent has heard of: work of a lower one is refused."""
 
 
@@ -171,7 +175,7 @@ class Digest:
     models_by_label: dict[str, dict[Model, ModelCapacity]] = field(default_factory=dict)
     """The same as `models`, over the replicas that carry one label: for each label that some
     replica of the region carries and some doesn't."""
-    adopted: dict[Region, Count] = field(default_factory=dict)
+    adopted: dict[Region, Term] = field(default_factory=dict)
     """Regions whose replicas this router serves for them, with the term of each: they count in
     `replicas_ready`, `replicas_free` and `models`."""
     rtt_s: dict[Region, Seconds] = field(default_factory=dict)
@@ -192,7 +196,7 @@ class Lease:
     """Whose routers may hand work to them."""
     router: Router
     """The router of the owner that wrote this."""
-    term: Count
+    term: Term
     """Rises with every change of the owner; renewals keep it. Work of a lower term is refused."""
     lease_s: Seconds
     """Whoever hears nothing newer for so long may take the lease, in seconds."""

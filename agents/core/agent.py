@@ -116,10 +116,10 @@ class AgentCore:
             return []  # nobody to answer, or frames of two answers would mix
         try:
             work = parse_work(event.headers, event.body)
+            owner = parse_owner(event.headers) or self._replica.region
         except BadWork as problem:
             return [self._refuse(event.inbox, Refusal.BAD_WORK, str(problem))]
         size = len(event.body) if work.body_bytes is None else work.body_bytes
-        owner = parse_owner(event.headers) or self._replica.region
         admitted = self._fence.admits(owner, parse_term(event.headers), now)
         reason = self._reason_against(work, size) if admitted else Refusal.NOT_OWNER
         if reason is not None:

@@ -1,20 +1,25 @@
 """Whose work this agent takes: the region's that owns its replica, as far as it has heard.
 
 A lease changes hands while the last owner may not know it yet (a stopped process, a slow link).
-So leases have *terms* that rise with every change, routers say theirs with each sign of life and
-with all work, and an agent takes work of that region alone which it has heard of under the highest
-term. What was taken before is finished: it has its client, and nobody else has it.
+So leases have *terms* that rise with every change, routers say theirs with each sign of life, and
+an agent takes work of that region alone which it has heard of under the highest term. What was
+taken before is finished: it has its client, and nobody else has it.
+
+Work claims nothing. It says by itself in whose name it is handed over, and the bus can't check a
+header; a sign of life comes on a subject that names its region, and links hold that region to it.
+An adopter's work says its term too, so that what one of its routers hands over by an old lease is
+refused even when another has taken a new one.
 
 Nobody's term is above doubt for ever: an adopter that has not said for a while that it owns the
 replica has let go, or is gone, and the replica's own routers are believed again, even without a
-lease (their stream may have stopped). Work without a term comes from them: they have no lease yet,
-or are too old to know of one.
+lease (their stream may have stopped); so no term is asked of their work.
 """
 
 from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
+from schemas.state import TERM_MAX
 
 # Three of an adopter's signs of life. Longer than its lease, so it does not hand out work by then.
 ADOPTED_S = 1.5
@@ -36,12 +41,15 @@ class Fence:
         return self._owner
 
     def claim(self, owner: RegionId, term: int, now: float) -> None:
-        """That region says that it owns the replica under this term."""
+        """That region says that it owns the replica under this term; too high a one is none."""
+        if term > TERM_MAX:
+            return
         if term > self.term or (owner == self._owner and term == self.term):
             self.term, self._owner, self._heard_at = term, owner, now
 
     def admits(self, owner: RegionId, term: int | None, now: float) -> bool:
         """Whether to take work from a router of `owner` that hands it over under this term."""
-        if term is not None and term > self.term:
-            self.claim(owner, term, now)
-        return owner == (self.owner(now) or self.home)
+        adopter = self.owner(now)
+        if adopter is None:
+            return owner == self.home
+        return owner == adopter and term is not None and term >= self.term

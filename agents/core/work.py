@@ -85,18 +85,22 @@ def parse_handoff(headers: Mapping[str, str]) -> Handoff | None:
     number = _number(headers.get(H_HANDOFF, ""))
     try:
         router = checked_name("router", headers.get(H_FROM, ""))
-    except NameInvalid:
+        owner = parse_owner(headers)
+    except (NameInvalid, BadWork):
         return None
-    return None if number is None else Handoff(RouterId(router), number, parse_owner(headers))
+    return None if number is None else Handoff(RouterId(router), number, owner)
 
 
 def parse_owner(headers: Mapping[str, str]) -> RegionId | None:
     """The region that hands this over by having adopted the replica; None for the replica's own.
 
-    A name that is none is taken for a region that owns nothing.
+    Raises BadWork for a name that is none.
     """
     owner = headers.get(H_OWNER)
-    return None if owner is None else RegionId(owner)
+    try:
+        return None if owner is None else RegionId(checked_name("region", owner))
+    except NameInvalid as error:
+        raise BadWork(f"{H_OWNER}: {error}"[:300]) from error
 
 
 def parse_term(headers: Mapping[str, str]) -> int | None:

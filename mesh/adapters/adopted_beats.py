@@ -8,6 +8,7 @@ noted at once, and one task makes it so.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import nats.errors
 from nats.aio.client import Client
@@ -20,6 +21,8 @@ from schemas.ids import RegionId
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
+# A subscription that has ended: by an earlier try that failed half-way, or with its connection.
+OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
 
 
 class AdoptedBeats:
@@ -30,6 +33,7 @@ class AdoptedBeats:
         self._heard = heard
         self._wanted: set[RegionId] = set()
         self._ears: dict[RegionId, Subscription] = {}
+        self._leaving: list[Subscription] = []  # not wanted any more, and not ended yet
         self._changed = asyncio.Event()
 
     def want(self, region: RegionId, *, wanted: bool) -> None:
@@ -50,11 +54,15 @@ class AdoptedBeats:
                 self._changed.set()
 
     async def _settle(self) -> None:
+        for region in sorted(self._ears.keys() - self._wanted):
+            self._leaving.append(self._ears.pop(region))
+        while self._leaving:
+            with suppress(*OVER):
+                await self._leaving[-1].unsubscribe()
+            self._leaving.pop()
         for region in sorted(self._wanted - self._ears.keys()):
             subject = subjects.heartbeat(region, subjects.ANY)
             self._ears[region] = await self._client().subscribe(subject, cb=self._hear)
-        for region in sorted(self._ears.keys() - self._wanted):
-            await self._ears.pop(region).unsubscribe()
 
     async def _hear(self, msg: Msg) -> None:
         self._heard(msg.data)

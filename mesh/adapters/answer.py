@@ -17,7 +17,7 @@ from mesh.core import events as ev
 from mesh.core.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.state import Digest, decode_digest
 
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
@@ -158,7 +158,11 @@ class Answer:
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
     def _from(self, region: str, replica: str) -> None:
-        self.region, self.replica = RegionId(region), ReplicaId(replica)
+        try:  # they become tokens of subjects
+            self.region = RegionId(checked_name("region", region))
+            self.replica = ReplicaId(checked_name("replica", replica))
+        except NameInvalid as error:
+            raise wire.WireError(str(error)) from error
 
     def _feed_about_place(self, frame: FrameView) -> ev.Event:
         if frame.kind is Frame.PLACED:

@@ -139,7 +139,11 @@ class Fleet:
         self._peers.remember(region)
 
     def hand_back(self, region: RegionId, now: float) -> None:
-        """Place nothing there any more. What is under way is left to end as a peer's would."""
+        """Place nothing there any more. What is under way is left to end as a peer's would.
+
+        Nor can peers be told any more of a loss there, because nobody here listens: like our own
+        requests there, theirs end by silence (`SILENCE_S_MAX`), which the agent breaks by itself.
+        """
         for record in self._inflight.values():
             if record.adopted_from == region:
                 self._attempts.hand_back(record, now)

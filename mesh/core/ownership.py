@@ -22,8 +22,8 @@ A region that is confined to labels claims none that carries no such label: what
 there it could not send, and others can.
 
 That leaves what two of them may do inside one lease, one of them not knowing of the other yet.
-Work carries the term of its lease, routers say theirs with every sign of life, and an agent
-refuses work of a term below the highest it has heard (`agents/core/fence.py`).
+Routers say the terms of their leases with every sign of life, and an agent refuses work of any
+other region than the one that said the highest (`agents/core/fence.py`).
 
 Rejected: a leader of each region or of the mesh (the request path would wait for elections);
 leases that the stream drops by age (the age is judged by the wall clock of the server's host, and

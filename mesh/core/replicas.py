@@ -141,6 +141,10 @@ class ReplicaTable:
         """The replica of that name, if it is known."""
         return self._replicas.get(name)
 
+    def remembers(self, name: str) -> bool:
+        """Whether it is one of ours, or was until it fell silent a while ago."""
+        return name in self._replicas or name in self._lost
+
     def see(self, beat: Heartbeat, now: float) -> News:
         """Take in a heartbeat; one that arrives out of order is ignored."""
         self._sight.heard(now, len(self._replicas))

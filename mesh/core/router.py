@@ -80,7 +80,9 @@ class RouterCore:
             term=lambda region: self.ownership.term(region),
         )
         self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
-        self.gossip = Gossip(Origin(region, router), epoch, settings, self._effects)
+        self.gossip = Gossip(
+            Origin(region, router), epoch, settings, self._effects, self.replicas.remembers
+        )
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
         self.ownership = self._fleet.ownership  # whose replicas are this router's to place on

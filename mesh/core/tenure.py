@@ -9,6 +9,10 @@ Two numbers order all that is heard. *Terms* rise with every change of the owner
 keeps its term. The stream numbers its *writes*. A stream that was lost and began anew counts from
 one again; terms go on, because agents remember the highest (`Heartbeat.term`).
 
+A term that an agent speaks of is a hint: the lease comes after it by steps, one with each write
+that the stream takes, so that no single voice can use the terms up. Were they used up all the same,
+the stream's numbers would go on alone.
+
 No wall clock is in this. An owner counts its lease from before it asked for it; whoever waits for
 the lease to end counts from when a write was heard of, which is later. So the owner's ends first,
 by however much the two clocks differ in what they show, as long as they run equally fast.
@@ -18,9 +22,12 @@ from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
-from schemas.state import Lease
+from schemas.state import TERM_MAX, Lease
 
 GUARD = 0.9  # of a lease is used by its owner: clocks of two hosts don't run quite equally fast
+# How far above the last write an agent is believed. At four writes a second all terms would last
+# for two years; an honest agent that remembers a year of them is caught up with in a minute.
+HINT_STEP = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +65,14 @@ class Tenure:
 
     def hear_term(self, term: int) -> None:
         """An agent knows of this term: an owner of a lower one is refused work."""
-        self.floor = max(self.floor, term)
+        if term <= TERM_MAX:
+            self.floor = max(self.floor, min(term, max(self.term, self.seq) + HINT_STEP))
 
     def next_term(self, me: RegionId) -> int:
         """Under which term `me` would write: the same while it owns, unless that is outdated."""
         if self.owner == me and self.term >= self.floor:
             return self.term
-        return max(self.seq, self.floor) + 1
+        return min(max(self.seq, self.floor) + 1, TERM_MAX)
 
     def ask(self, number: int, me: RegionId, now: float) -> Asked:
         """A claim is being sent."""

@@ -104,7 +104,9 @@ class Performer:
         self._tickets.stop_listening(ticket)
         if effect.replica is not None:
             message = exchange.Cancel(ticket.answer.inbox)
-            self._bus.send_cancel(effect.region, effect.replica, message)
+            # A peer may have placed it on a replica of a region that it has adopted.
+            region = ticket.answer.region or effect.region
+            self._bus.send_cancel(region, effect.replica, message)
 
     def _fail(self, effect: fx.Fail) -> None:
         if effect.fault is Fault.RESIDENCY:

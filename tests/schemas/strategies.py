@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from schemas import exchange, wire
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN
-from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
+from schemas.state import TERM_MAX, Digest, Heartbeat, ModelCapacity, ReplicaState
 
 NAMES = st.from_regex(NAME_PATTERN.removesuffix("$") + r"\Z")
 TEXTS = st.text(max_size=40)
 MODELS = st.text(min_size=1, max_size=MODEL_CHARS_MAX)
 COUNTS = st.integers(0, 2**63 - 1)
+TERMS = st.integers(0, TERM_MAX)
 RATIOS = st.floats(0, 1)
 POSITIVE = st.floats(0, allow_infinity=False, allow_nan=False)
 WIRE_INTS = st.integers(-(2**63), 2**64 - 1)
@@ -62,7 +63,7 @@ HEARTBEATS = st.builds(
     residency=st.none() | LABEL_LISTS,
     owner=st.none() | NAMES,
     owner_taken=st.dictionaries(NAMES, COUNTS, max_size=3),
-    term=COUNTS,
+    term=TERMS,
 )
 
 CAPACITIES = st.builds(ModelCapacity, ready=COUNTS, free=COUNTS)
@@ -84,7 +85,7 @@ DIGESTS = st.builds(
     models_by_label=st.dictionaries(
         NAMES, st.dictionaries(MODELS, CAPACITIES, max_size=2), max_size=2
     ),
-    adopted=st.dictionaries(NAMES, COUNTS, max_size=3),
+    adopted=st.dictionaries(NAMES, TERMS, max_size=3),
     rtt_s=st.dictionaries(NAMES, POSITIVE, max_size=3),
 )
 

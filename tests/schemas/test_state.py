@@ -5,11 +5,14 @@ from hypothesis import strategies as st
 
 from schemas.state import (
     STATE_BYTES_MAX,
+    TERM_MAX,
     Digest,
     Heartbeat,
+    Lease,
     ReplicaState,
     decode_digest,
     decode_heartbeat,
+    decode_lease,
     encode_state,
 )
 from schemas.wire import WireError
@@ -111,3 +114,14 @@ def test_numbers_that_are_none_are_errors(number):
 def test_state_over_the_limit_is_not_even_parsed():
     with pytest.raises(WireError, match="at most"):
         decode_heartbeat(b" " * (STATE_BYTES_MAX + 1))
+
+
+def test_a_term_beyond_all_terms_is_no_term():
+    assert decode_heartbeat(changed(term=TERM_MAX)).term == TERM_MAX
+    lease = Lease(region="us", owner="us", router="r1", term=TERM_MAX + 1, lease_s=1.0)
+    for decode, data in (
+        (decode_heartbeat, changed(term=TERM_MAX + 1)),
+        (decode_lease, encode_state(lease)),
+    ):
+        with pytest.raises(WireError, match=r"^term: "):
+            decode(data)

@@ -5,10 +5,13 @@ index: of what all of them placed, evicted in one order. Rejected: a set for eac
 our own. Each would be bounded by the memory of the whole replica, and together they would claim
 several times what it holds.
 
+A sibling may speak of a replica before this router hears its heartbeat, or after it was handed back
+to its region. So any name is entered, and dropped if its replica stays unknown for a while.
+
 Times are those of hearing: milliseconds late, and no clocks are compared.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
 from mesh.core.prefix_index import PrefixIndex
@@ -16,14 +19,33 @@ from schemas.gossip import DELTA_BLOCKS_MAX, SIBLING_PARTS_MAX, TrieDelta, TrieP
 
 REPLICAS_MAX = 4096
 SKEW_S = 0.1  # a sibling heard of a placement so much later than it was made
+STRANGER_S = 30.0  # a replica of which no heartbeat is heard for so long is not ours
+SWEEP_S = 1.0
 SPAN_S = 1.0  # what a replica was given within this time is of one age in a snapshot
 
 
 class CommonIndex:
     """The shelf of all siblings' mirrors, and what a snapshot is made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        """`knows`: whether that is a replica of ours, be it lost for a while."""
         self.indexes: list[PrefixIndex[str]] = []  # the first is the one that is spoken of
+        self._knows = knows
+        self._strangers: dict[str, float] = {}  # since when nobody has known them
+        self._swept_at = float("-inf")
+
+    def expire(self, now: float) -> None:
+        """Forget replicas that nobody has: one was handed back, or a sibling invents them."""
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        owners = {owner for index in self.indexes for owner in index.owners}
+        strangers = (owner for owner in owners if not self._knows(owner))
+        self._strangers = {owner: self._strangers.get(owner, now) for owner in strangers}
+        for owner, since in self._strangers.items():
+            if now - since >= STRANGER_S:
+                for index in self.indexes:
+                    index.forget(owner)
 
     def take(self, delta: TrieDelta, now: float) -> bool:
         """A sibling placed a prompt, or found one missing."""

@@ -60,13 +60,15 @@ class Gossip:
         epoch: int,
         settings: RouterSettings,
         effects: list[fx.Effect],
+        knows: Callable[[str], bool] = lambda replica: True,
     ) -> None:
+        """`knows`: whether that is a replica of ours, be it lost for a while."""
         self.told = ToldPrefixes()
         news = News(
             settings.trie_blocks_max, lambda blocks: self.told.untold(origin.region, blocks)
         )
         self.news = news if settings.trie_bytes_per_s else None  # None: nothing is told
-        self.siblings = Siblings(origin, epoch, settings, effects)
+        self.siblings = Siblings(origin, epoch, settings, effects, knows)
         self.counts = Counts()
         self._origin = origin
         self._ground = settings.ground

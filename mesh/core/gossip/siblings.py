@@ -5,7 +5,7 @@ the region's own bus, so it may say more: which replica, and at once. There is n
 router tells what it placed itself, and whoever starts takes everything from one that is warm.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mesh.core import effects as fx
@@ -44,14 +44,16 @@ class Siblings:
         epoch: int,
         settings: RouterSettings,
         effects: list[fx.Effect],
+        knows: Callable[[str], bool],
     ) -> None:
+        """`knows`: whether that is a replica of ours."""
         self.warmth = Warmth()
         self.told_bytes = self.heard_bytes = self.snapshots = self.holes = 0
         self._origin = origin
         self._epoch = epoch
         self._is_silent = settings.siblings_bytes_per_s == 0
         self._effects = effects
-        self._common = CommonIndex()
+        self._common = CommonIndex(knows)
         self._placed = Placed(origin, epoch, self._publish)
         self._repairs = Repairs(settings.siblings_bytes_per_s)
         self._siblings: dict[RouterId, Sibling] = {}
@@ -143,6 +145,7 @@ class Siblings:
         """Say that we live, answer, and ask."""
         self._now = now
         self._placed.tick(now)
+        self._common.expire(now)
         if self._is_silent:
             self.warmth.end(now)
             return

@@ -345,12 +345,24 @@ ADOPTED = {"Mesh-Owner": "eu", "Mesh-Term": "5"}
 def test_work_of_a_region_that_does_not_own_the_replica_is_refused(bench) -> None:
     refuse = only(bench.work(1, **{"Mesh-Owner": "eu"}), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER
-    only(bench.work(2, **ADOPTED), effects.Hand)
-    refuse = only(bench.work(3), effects.Refuse)
+    refuse = only(bench.work(2, **ADOPTED), effects.Refuse)
+    assert refuse.message.reason == Refusal.NOT_OWNER, "nor does it by saying so with its work"
+    bench.feed(events.AliveArrived("eu", "r1", 1, 5))
+    only(bench.work(3, **ADOPTED), effects.Hand)
+    refuse = only(bench.work(4), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER, "its own region does not own it now"
-    only(bench.work(4, **{"Mesh-Term": "6"}), effects.Hand)
-    refuse = only(bench.work(5, **ADOPTED), effects.Refuse)
+    bench.feed(events.AliveArrived("us", "r1", 1, 6))
+    only(bench.work(5, **{"Mesh-Term": "6"}), effects.Hand)
+    refuse = only(bench.work(6, **ADOPTED), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER
+
+
+@pytest.mark.parametrize("owner", ["", "x y!", "eu\n", "e" * 33])
+def test_an_owner_whose_name_is_none_is_bad_work(bench, owner) -> None:
+    headers = {"Mesh-Owner": owner, "Mesh-From": "r1", "Mesh-Handoff": "7"}
+    refuse = only(bench.work(1, **headers), effects.Refuse)
+    assert refuse.message.reason == Refusal.BAD_WORK
+    assert (bench.beat.taken, bench.beat.owner_taken) == ({}, {})
 
 
 def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
@@ -365,6 +377,7 @@ def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
 def test_hand_offs_of_an_adopter_are_told_apart_from_those_at_home(bench) -> None:
     bench.work(1, **{"Mesh-From": "r1", "Mesh-Handoff": "7"})
     assert (bench.beat.taken, bench.beat.owner_taken) == ({"r1": 7}, {})
+    bench.feed(events.AliveArrived("eu", "r1", 1, 5))
     bench.work(2, **ADOPTED, **{"Mesh-From": "r1", "Mesh-Handoff": "3"})
     assert (bench.beat.taken, bench.beat.owner_taken) == ({"r1": 7}, {"r1": 3})
 

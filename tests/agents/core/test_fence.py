@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agents.core.fence import ADOPTED_S, Fence
 from schemas.ids import RegionId
+from schemas.state import TERM_MAX
 
 US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
 
@@ -35,10 +36,19 @@ def test_an_adopter_is_the_only_one_until_the_region_says_a_higher_term(fence: F
     assert not fence.admits(EU, 5, 2.3)
 
 
-def test_work_itself_tells_of_a_higher_term(fence: Fence):
-    assert fence.admits(EU, 5, 1.0)
-    assert fence.admits(US, 6, 1.1)
-    assert not fence.admits(EU, 5, 1.2)
+def test_work_claims_nothing_whatever_its_term(fence: Fence):
+    assert not fence.admits(EU, 5, 1.0)
+    assert (fence.owner(1.0), fence.term) == (None, 0)
+    fence.claim(EU, 5, 1.1)
+    assert not fence.admits(US, 6, 1.2), "its own region says so by a sign of life as well"
+    assert fence.owner(1.2) == EU
+
+
+def test_an_adopters_work_of_an_older_lease_is_refused(fence: Fence):
+    fence.claim(EU, 5, 1.0)
+    fence.claim(EU, 8, 1.1)
+    admitted = [term for term in (None, 5, 7, 8, 9) if fence.admits(EU, term, 1.2)]
+    assert admitted == [8, 9]
 
 
 def test_an_adopter_that_says_nothing_any_more_has_let_go(fence: Fence):
@@ -56,6 +66,13 @@ def test_of_two_regions_at_most_one_is_admitted(claims):
     for owner, term, later_s in claims:
         now += later_s
         fence.claim(owner, term, now)
-        admitted = [region for region in (US, EU, AP) if fence.admits(region, None, now)]
+        admitted = [region for region in (US, EU, AP) if fence.admits(region, 5, now)]
         assert len(admitted) == 1
         assert fence.term == max(term, fence.term)
+
+
+def test_a_term_beyond_all_terms_is_none(fence: Fence):
+    fence.claim(EU, TERM_MAX + 1, 1.0)
+    assert (fence.owner(1.0), fence.term) == (None, 0)
+    fence.claim(EU, TERM_MAX, 1.0)
+    assert (fence.owner(1.0), fence.term) == (EU, TERM_MAX)

@@ -2,6 +2,8 @@
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.gossip.common_index import STRANGER_S, SWEEP_S
+from schemas.gossip import TrieDelta
 from schemas.ids import ReplicaId
 from schemas.state import ReplicaState
 from tests.mesh.core import build
@@ -47,3 +49,18 @@ def test_a_digest_with_room_lets_those_held_go():
     assert len(core.held) == 1
     effects = core.handle(ev.DigestSeen(build.digest("eu", free=1)), 10.1)
     assert [e.peer for e in effects if isinstance(e, fx.Forward)] == ["eu"]
+
+
+def test_a_siblings_word_of_a_replica_that_nobody_has_is_forgotten():
+    core, now = build.core(policy="mesh", peers=(build.EU,)), 10.0
+    while core.gossip.siblings.warmth.warm_at is None:
+        core.handle(ev.Tick(), now := now + 0.05)
+    core.handle(ev.SiblingSeen(TrieDelta("us", "r2", 1, 0, (), (), is_cold=0)), now)
+    for seq, replica in enumerate(("us-0", "eu/eu-0"), 1):
+        core.handle(ev.HeartbeatSeen(build.beat("us-0", seq)), now)
+        core.handle(ev.SiblingSeen(TrieDelta("us", "r2", 1, seq, (1, 2), (), replica)), now)
+    [index, *_] = core.gossip.siblings.indexes
+    assert set(index.owners) == {"us-0", "eu/eu-0"}
+    for _ in range(int(STRANGER_S / SWEEP_S) + 2):
+        core.handle(ev.Tick(), now := now + SWEEP_S)
+    assert index.owners == ("us-0",), "which is only lost, and may come back with its cache"

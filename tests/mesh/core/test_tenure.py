@@ -5,9 +5,9 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.tenure import GUARD, Tenure
+from mesh.core.tenure import GUARD, HINT_STEP, Tenure
 from schemas.ids import RouterId
-from schemas.state import Lease
+from schemas.state import TERM_MAX, Lease
 from tests.mesh.core.build import AP, EU, US
 
 
@@ -75,6 +75,34 @@ def test_an_owner_below_what_agents_have_heard_takes_a_new_term_at_its_next_rene
     tenure.hear(lease(US, 3), 5, 10.0)
     tenure.hear_term(8)
     assert tenure.next_term(US) == 9
+
+
+def test_an_agent_is_believed_by_a_step_beyond_the_last_write():
+    tenure = Tenure(US)
+    tenure.hear(lease(US, 3), 5, 10.0)
+    for _ in range(9):
+        tenure.hear_term(TERM_MAX)
+    assert tenure.next_term(US) == 5 + HINT_STEP + 1
+    asked = tenure.ask(1, US, 10.1)
+    tenure.granted(US, 6, 1.0, 10.2)
+    tenure.hear_term(TERM_MAX)
+    assert tenure.next_term(US) == asked.term + HINT_STEP + 1, "and by another with the next"
+
+
+def test_a_term_beyond_all_terms_is_no_hint():
+    tenure = Tenure(US)
+    tenure.hear_term(TERM_MAX + 1)
+    assert tenure.next_term(US) == 1
+
+
+def test_when_terms_are_used_up_the_numbers_of_writes_go_on():
+    tenure = Tenure(US)
+    tenure.hear(lease(EU, TERM_MAX), 5, 10.0)
+    asked = tenure.ask(1, US, 10.1)
+    assert asked.term == TERM_MAX
+    tenure.granted(US, 6, 1.0, 10.2)
+    assert tenure.owner == US
+    assert tenure.hear(lease(AP, TERM_MAX), 7, 10.3) and tenure.owner == AP
 
 
 def test_nobody_answers_and_it_is_asked_again_later():

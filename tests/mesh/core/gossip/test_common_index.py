@@ -1,12 +1,12 @@
 """One index of all routers of a region: entered, passed on, and merged in order of use."""
 
-from mesh.core.gossip.common_index import REPLICAS_MAX, CommonIndex
+from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, CommonIndex
 from mesh.core.prefix_index import PrefixIndex
 from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
 
 
-def common():
-    found = CommonIndex()
+def common(knows=lambda replica: True):
+    found = CommonIndex(knows)
     found.indexes.append(PrefixIndex(1000))
     return found
 
@@ -85,3 +85,29 @@ def test_whoever_invents_replicas_finds_an_end():
         one.take(delta(f"x-{number}", (number,)), 0.0)
     one.take(delta("", (1,)), 0.0)
     assert len(one.indexes[0].owners) == REPLICAS_MAX
+
+
+def test_a_replica_that_stays_unknown_is_dropped():
+    ours = {"us-0"}
+    one = common(ours.__contains__)
+    for replica in ("us-0", "eu/eu-0"):
+        one.take(delta(replica, (1, 2)), 0.0)
+    for now in (0.0, STRANGER_S - 0.1):
+        one.expire(now)
+    assert set(one.indexes[0].owners) == {"us-0", "eu/eu-0"}, "its heartbeat may be on its way"
+    one.expire(STRANGER_S + 1.0)
+    assert one.indexes[0].owners == ("us-0",)
+
+
+def test_one_that_is_heard_of_in_time_stays_and_its_time_starts_anew_when_it_goes():
+    ours = set()
+    one = common(ours.__contains__)
+    one.take(delta("us-0", (1, 2)), 0.0)
+    one.expire(0.0)
+    ours.add("us-0")
+    one.expire(STRANGER_S + 1.0)
+    ours.clear()
+    one.expire(STRANGER_S + 3.0)
+    assert order(one, "us-0") == [2, 1]
+    one.expire(2 * STRANGER_S + 4.0)
+    assert one.indexes[0].owners == ()

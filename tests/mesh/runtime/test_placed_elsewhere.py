@@ -1,0 +1,96 @@
+"""A peer places a request on a replica of a region that it has adopted: that is told whom to stop.
+
+The peer is played by the test, on the bus of the router that asks it.
+"""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from infra.bus import BusAddress, connect
+from schemas import exchange, subjects, wire
+from schemas.exchange import Frame, pack_frame
+from schemas.ids import ModelId, RegionId, RouterId
+from schemas.state import Digest, ModelCapacity, encode_state
+from tests.support.small_mesh import chat, client, small_mesh
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def digest(seq: int) -> Digest:
+    """eu would take a request."""
+    return Digest(
+        region=RegionId("eu"),
+        router=RouterId("r1"),
+        epoch=1,
+        seq=seq,
+        accepting=True,
+        replicas_ready=1,
+        replicas_free=1,
+        queue=0,
+        models={ModelId("tiny"): ModelCapacity(ready=1, free=1)},
+        requests_per_s=0.0,
+    )
+
+
+async def tell(bus) -> None:
+    """Digests, as a router says them."""
+    for seq in range(1, 100_000):
+        await bus.publish(subjects.digest("eu"), encode_state(digest(seq)))
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def spoken_for(bus):
+    """eu seems to live."""
+    task = asyncio.create_task(tell(bus))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def one(nats_server):
+    async with small_mesh({"us": nats_server, "eu": nats_server}) as mesh:
+        await mesh.router("us", policy="skywalker")
+        bus = await connect(BusAddress(nats_server.url), name="eu", inbox_prefix="_INBOX.eu")
+        async with spoken_for(bus):
+            await mesh.until_peer("us", "eu")
+            mesh.bus = bus
+            yield mesh
+        await bus.close()
+
+
+async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
+    asked = await one.bus.subscribe(subjects.ingress("eu"))
+    cancels = await one.bus.subscribe(subjects.cancel("*", "*"))
+    await one.bus.flush()
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat(stream=True)))
+        forwarded = await asked.next_msg(timeout=20)
+        placed = wire.encode(exchange.Placed("ap", "ap-0"))
+        await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
+        [record] = one.routers["us"].core.inflight.values()
+        await one.until(lambda: record.replica == "ap-0", "us to hear of the place")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    cancel = await cancels.next_msg(timeout=20)
+    assert cancel.subject == subjects.cancel("ap", "ap-0")
+    assert wire.decode_as(exchange.Cancel, cancel.data).inbox == forwarded.reply
+
+
+async def test_a_place_whose_name_is_none_is_no_place(one):
+    asked = await one.bus.subscribe(subjects.ingress("eu"))
+    await one.bus.flush()
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat(stream=True)))
+        forwarded = await asked.next_msg(timeout=20)
+        placed = wire.encode(exchange.Placed("ap.>", "ap-0"))
+        await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
+        async with await task as answer:
+            assert answer.status == 502
