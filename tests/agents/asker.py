@@ -13,6 +13,7 @@ from schemas import exchange, subjects
 from schemas.exchange import End, Frame, FrameView, Refused, unpack_frame
 from schemas.state import Heartbeat, decode_heartbeat
 from schemas.wire import decode_as, encode
+from tests.support.flushed import flushed
 
 REGION, REPLICA, ROUTER = "us", "g0", "r1"
 MODEL = "org/llama"
@@ -31,7 +32,7 @@ class Asker:
     async def listen(self) -> None:
         await self.client.subscribe(subjects.inbox(REGION, ROUTER, "*"), cb=self._on_frame)
         await self.client.subscribe(subjects.heartbeat(REGION, "*"), cb=self._on_beat)
-        await self.client.flush()
+        await flushed(self.client)
 
     async def _on_frame(self, msg: Msg) -> None:
         async with self._news:

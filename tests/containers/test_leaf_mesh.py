@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from infra import bus
 from schemas import subjects
 from tests.containers.leaf_mesh import LeafMesh, running_leaf_mesh
+from tests.support.flushed import flushed
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(120)]
 
@@ -52,7 +53,7 @@ async def answering(leaf_mesh: LeafMesh, region: str) -> AsyncIterator[None]:
                 await agent.publish(message.reply, b"%s %d" % (message.data, number))
 
         await router.subscribe(subjects.ingress(region), queue=subjects.QUEUE_ROUTERS, cb=stream)
-        await router.flush()
+        await flushed(router)
         yield
 
 

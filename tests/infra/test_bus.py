@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from infra import bus
+from tests.support.flushed import flushed
 from tests.support.nats_server import NatsServer
 
 
@@ -26,7 +27,7 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer):
     )
     got = asyncio.Queue()
     await client.subscribe("a", cb=got.put)
-    await client.flush()
+    await flushed(client)
     await nats_server.restart()
     async with asyncio.timeout(10):
         await lost.wait()

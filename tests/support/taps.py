@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from infra import bus
 from infra.nats.region_config import ACCOUNT
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions
 
 TIMEOUT_S = 10
@@ -54,12 +55,12 @@ class Taps:
                 self._changed.notify_all()
 
         await self.clients[region].subscribe(pattern, cb=note)
-        await self.clients[region].flush()
+        await flushed(self.clients[region])
 
     async def say(self, region: str, said: list[str]) -> None:
         for subject in said:
             await self.clients[region].publish(subject, b"said")
-        await self.clients[region].flush()
+        await flushed(self.clients[region])
 
     async def fence(self, speaker: str, listener: str) -> None:
         """All that `speaker` said before has arrived at `listener` or never will.
@@ -73,7 +74,7 @@ class Taps:
 
         async def speak(subject: str) -> None:
             await client.publish(subject, b"said")
-            await client.flush()
+            await flushed(client)
 
         await self.until_heard(listener, subject, speak)
 

@@ -1,6 +1,7 @@
 from infra import bus
 from infra.nats import server
 from infra.nats.conf import to_text
+from tests.support.flushed import flushed
 from tests.support.nats_regions import free_ports
 from tests.support.server_process import ServerProcess
 
@@ -56,7 +57,7 @@ async def test_the_server_reads_every_text_as_it_was(tmp_path):
         for user in users:
             address = bus.BusAddress(f"nats://127.0.0.1:{port}", user["user"], user["password"])
             client = await bus.connect(address, name="t", inbox_prefix="_INBOX")
-            await client.flush()
+            await flushed(client)
             await client.close()
     finally:
         await process.stop()

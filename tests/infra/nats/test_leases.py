@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from mesh.adapters import streams
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, running_regions
 
 TIMEOUT_S = 20
@@ -41,7 +42,7 @@ class Router:
             on_error=lambda problem: self.forbidden.append(str(problem)),
         )
         await self.client.subscribe(subjects.leased("us"), cb=self._hear)
-        await self.client.flush()
+        await flushed(self.client)
 
     async def _hear(self, msg: Msg) -> None:
         self.heard.put_nowait((msg.headers["Nats-Sequence"], msg.data))
@@ -89,7 +90,7 @@ async def test_a_peer_may_neither_read_nor_change_the_stream(regions: NatsRegion
     for call in ("STREAM.DELETE.LEASES", "STREAM.CREATE.LEASES", "DIRECT.GET.LEASES"):
         await eu.client.publish(f"$JS.us.API.{call}")
     await eu.client.publish(subjects.leased("us"), b"forged")
-    await eu.client.flush()
+    await flushed(eu.client)
     async with asyncio.timeout(TIMEOUT_S):
         while len(eu.forbidden) < 4:
             await asyncio.sleep(0.01)

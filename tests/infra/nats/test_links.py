@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from infra.nats import permissions
 from infra.nats.region_config import ACCOUNT
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.link_speech import concrete, unspoken
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.taps import Taps, add_tap
@@ -96,8 +97,8 @@ async def test_a_request_to_a_peer_streams_its_answer_straight_back(
 
     await placing.subscribe(subjects.ingress(there), queue=subjects.QUEUE_ROUTERS, cb=place)
     await agent.subscribe(subjects.work(there, f"{there}-0"), queue=subjects.QUEUE_AGENT, cb=answer)
-    await placing.flush()
-    await agent.flush()
+    await flushed(placing)
+    await flushed(agent)
     inbox = subjects.inbox(here, "r1", 7)
     answers = await asking.subscribe(inbox)
     await until_answered(asking, subjects.ping(there), placing)
@@ -115,7 +116,7 @@ async def until_answered(asking: Client, ping: str, answering: Client) -> None:
         await message.respond(message.data)
 
     await answering.subscribe(ping, queue=subjects.QUEUE_ROUTERS, cb=echo)
-    await answering.flush()
+    await flushed(answering)
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:

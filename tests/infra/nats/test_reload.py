@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from infra.nats import bundle
 from infra.topology import parse
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 
 TIMEOUT_S = 10
@@ -66,8 +67,8 @@ async def test_a_new_replica_gets_in_and_nobody_is_cut_off(mesh: NatsRegions, tm
     ]
     heartbeats = await router.subscribe(subjects.heartbeat("us", "*"))
     answers = await peer.subscribe(subjects.inbox("eu", "r1", 1))
-    await router.flush()
-    await peer.flush()
+    await flushed(router)
+    await flushed(peer)
 
     render(mesh, tmp_path, replicas=3)
     agent = await until_allowed(mesh, "agent-us-2")

@@ -13,6 +13,7 @@ from infra.nats import permissions
 from infra.nats.region_config import ACCOUNT
 from infra.topology import parse
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 from tests.support.taps import Taps, add_tap
 from tests.support.until import until
@@ -81,7 +82,7 @@ async def test_the_bus_refuses_a_wrong_router_and_its_log_says_so(mesh: NatsRegi
         for subject in LEAKS:
             await router.publish(subject, PROMPT, reply=inbox, headers={"Mesh-Residency": "eu"})
         await router.publish(subjects.ingress_within("ap", "eu"), PROMPT, reply=inbox)
-        await router.flush()
+        await flushed(router)
         await taps.fence("eu", "us")
         await taps.fence("eu", "ap")
         assert taps.heard_of("us", LEAKS) == set()
@@ -152,7 +153,7 @@ async def test_an_honest_mistake_with_a_label_is_refused_too(mesh: NatsRegions):
         good = subjects.ingress_within("us", "us"), subjects.ingress("us")
         for subject in good:
             await router.publish(subject, b"hello")
-        await router.flush()
+        await flushed(router)
         await taps.fence("ap", "us")
         assert taps.heard_of("us", good) == set(good)
     await router.close()

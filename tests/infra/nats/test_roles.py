@@ -12,6 +12,7 @@ from nats.js.api import StorageType, StreamConfig
 
 from infra import bus
 from schemas import subjects
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 
 TIMEOUT_S = 10
@@ -39,18 +40,18 @@ class Session:
 
     async def refuses_publish(self, subject: str) -> None:
         await self.client.publish(subject, b"forged")
-        await self.client.flush()
+        await flushed(self.client)
         assert f'permissions violation for publish to "{subject}"'.lower() in await self.refusal()
 
     async def refuses_subscribe(self, subject: str) -> None:
         await self.client.subscribe(subject)
-        await self.client.flush()
+        await flushed(self.client)
         expected = f'permissions violation for subscription to "{subject}"'.lower()
         assert expected in await self.refusal()
 
     async def allowed(self) -> None:
         """Whatever was asked before has been answered, and nothing was refused."""
-        await self.client.flush()
+        await flushed(self.client)
         assert self._refusals.empty(), self._refusals
 
 
@@ -206,7 +207,7 @@ async def test_an_operator_hears_no_answer_to_a_client(us: NatsRegions, wildcard
         logged_in(us, "agent-us-0") as agent,
     ):
         tap = await operator.client.subscribe(wildcard)
-        await operator.client.flush()
+        await flushed(operator.client)
         await agent.client.publish(subjects.inbox("us", "r1", 7), b"private")
         await agent.client.publish("_INBOX.us.tool", b"for a tool")
         assert (await tap.next_msg(timeout=TIMEOUT_S)).data == b"for a tool"

@@ -9,6 +9,7 @@ from infra.bus import BusAddress, connect
 from mesh.adapters.adopted_beats import AdoptedBeats
 from schemas import subjects
 from schemas.ids import RegionId
+from tests.support.flushed import flushed
 
 EU = RegionId("eu")
 
@@ -61,7 +62,7 @@ async def test_an_end_that_fails_is_tried_again_and_it_can_be_wanted_anew(nats_s
     beats.want(EU, wanted=True)
     await until(lambda: len(client.given) == 2)
     await bus.publish(subjects.heartbeat("eu", "eu-0"), b"beat")
-    await bus.flush()
+    await flushed(bus)
     await until(lambda: heard)
     assert heard == [b"beat"], "by one ear, not by two"
     task.cancel()

@@ -10,6 +10,7 @@ from mesh.core.names import known_as
 from schemas import subjects
 from schemas.exchange import H_OWNER
 from schemas.state import Lease, encode_state
+from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, opened, scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh, upload
@@ -150,7 +151,7 @@ async def test_an_agent_refuses_a_region_that_owns_it_no_longer(two):
 
     inbox = subjects.inbox("eu", "r1", "late-1")
     await eu._bus.client.subscribe(inbox, cb=heard)
-    await eu._bus.client.flush()
+    await flushed(eu._bus.client)
     headers = {
         "Mesh-Model": "tiny",
         "Mesh-Path": "/v1/completions",

@@ -10,6 +10,7 @@ from infra.bus import BusAddress, connect
 from mesh.adapters import http_api
 from schemas import subjects
 from schemas.exchange import WINDOW_BYTES
+from tests.support.flushed import flushed
 from tests.support.scripted_engine import (
     cut_after,
     event,
@@ -93,8 +94,7 @@ async def test_nobody_can_guess_where_an_answer_goes(one, nats_server):
     # Every agent may publish to any inbox: only not knowing the others keeps it to its own.
     spy = await connect(BusAddress(nats_server.url), name="spy", inbox_prefix="_INBOX.spy")
     work = await spy.subscribe(subjects.work("us", subjects.ANY))
-    for _ in range(2):  # nats-py writes the first ping at once: it may overtake the subscription
-        await spy.flush()
+    await flushed(spy)
     assert [(await post(one, chat()))[0] for _ in range(3)] == [200] * 3
     inboxes = [(await work.next_msg(timeout=5)).reply for _ in range(3)]
     tokens = [subjects.parse_inbox(inbox).stream for inbox in inboxes]

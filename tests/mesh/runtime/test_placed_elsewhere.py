@@ -13,6 +13,7 @@ from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest, ModelCapacity, encode_state
+from tests.support.flushed import flushed
 from tests.support.small_mesh import chat, client, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
@@ -67,7 +68,7 @@ async def one(nats_server):
 async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
     asked = await one.bus.subscribe(subjects.ingress("eu"))
     cancels = await one.bus.subscribe(subjects.cancel("*", "*"))
-    await one.bus.flush()
+    await flushed(one.bus)
     async with client() as session:
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
@@ -85,7 +86,7 @@ async def test_a_client_that_hangs_up_is_told_to_the_region_of_the_replica(one):
 
 async def test_a_place_whose_name_is_none_is_no_place(one):
     asked = await one.bus.subscribe(subjects.ingress("eu"))
-    await one.bus.flush()
+    await flushed(one.bus)
     async with client() as session:
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))

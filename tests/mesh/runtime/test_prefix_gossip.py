@@ -11,6 +11,7 @@ from mesh.core.gossip.told import Origin
 from mesh.demo.wan_proxy import WanProxy
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
+from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
 from tests.support.nats_regions import free_ports
 from tests.support.scripted_engine import scripted_engine
@@ -188,7 +189,7 @@ async def test_nothing_but_keyed_hashes_crosses(two):
         heard.append(msg.data)
 
     await bus.subscribe(subjects.trie("eu"), cb=hear)
-    await bus.flush()
+    await flushed(bus)
     await post(two, prompt("a secret, of 16!"), "eu")
     await two.until(lambda: knows(two, "us", "eu", 20), "us to know what eu served")
     await two.until(lambda: any(len(data) > 150 for data in heard), "the delta to pass")

@@ -15,6 +15,7 @@ from infra.topology import parse
 from mesh.core.gossip.told import Origin
 from schemas import exchange, subjects
 from schemas.residency import ground
+from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh, upload
@@ -58,7 +59,7 @@ async def test_where_requests_go_and_what_they_hear(regions):
     async with running(regions) as mesh:
         spy = await regions.connect("eu", "agent-eu-0")
         work = await spy.subscribe(subjects.work("eu", "eu-0"))
-        await spy.flush()
+        await flushed(spy)
         status, _, headers = await post(mesh, chat(), **{"x-mesh-residency": "eu", **DEBUG})
         assert (status, headers["x-mesh-region"]) == (200, "eu")
         decision = orjson.loads(headers["x-mesh-decision"])

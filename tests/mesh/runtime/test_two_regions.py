@@ -12,6 +12,7 @@ from infra.bus import BusAddress, connect
 from schemas import exchange, subjects
 from schemas.exchange import Frame
 from schemas.state import decode_heartbeat, encode_state
+from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, say, scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh
@@ -60,7 +61,7 @@ async def test_a_full_region_is_answered_by_its_peer_in_one_hop(two):
 async def test_what_its_client_wishes_goes_with_a_forwarded_request(two, servers):
     spy = await connect(BusAddress(servers["eu"].url), name="spy", inbox_prefix="_INBOX.spy")
     work = await spy.subscribe(subjects.work("eu", subjects.ANY))
-    await spy.flush()
+    await flushed(spy)
     async with openai.AsyncOpenAI(base_url=two.urls["us"] + "/v1", api_key="none") as api:
         answer = await api.chat.completions.create(
             model="tiny",
@@ -89,9 +90,9 @@ async def test_tokens_never_pass_the_other_router(two, servers):
 
     await spy.subscribe("_INBOX.us.>", cb=see)
     eu_inbox = await spy.subscribe("_INBOX.eu.>")
-    await spy.flush()
+    await flushed(spy)
     assert (await post(two, chat(stream=True)))[0] == 200
-    await spy.flush()
+    await flushed(spy)
     assert inboxes and all(subjects.owner(subject) == "us" for subject in inboxes)
     assert all(b"hello" not in msg.data for msg in _drained(eu_inbox))
     await spy.close()
@@ -289,6 +290,6 @@ async def test_garbage_on_every_subject_of_a_router_harms_nothing(two, servers):
     ):
         for data in (b"", b"\xff" * 40, b'{"v":1}', b"E\x00\x00\x00\x00\x90", b"Z1234"):
             await vandal.publish(subject, data, reply="_INBOX.v.x")
-    await vandal.flush()
+    await flushed(vandal)
     await vandal.close()
     assert (await post(two, chat()))[0] == 200
