@@ -25,7 +25,7 @@ def problem_lines(error: ValidationError, known_keys: KnownKeys) -> list[str]:
 def did_you_mean(wrong: str, known: Collection[str]) -> str:
     """The end of an error line: the known word nearest to `wrong`, or all there are."""
     near = difflib.get_close_matches(wrong, known, n=1)
-    return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(known)}"
+    return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(known) or 'none'}"
 
 
 def _told_once(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:

@@ -158,11 +158,7 @@ class Answer:
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
     def _from(self, region: str, replica: str) -> None:
-        try:  # they become tokens of subjects
-            self.region = RegionId(checked_name("region", region))
-            self.replica = ReplicaId(checked_name("replica", replica))
-        except NameInvalid as error:
-            raise wire.WireError(str(error)) from error
+        self.region, self.replica = place_named(region, replica)
 
     def _feed_about_place(self, frame: FrameView) -> ev.Event:
         if frame.kind is Frame.PLACED:
@@ -237,3 +233,11 @@ def _digest(text: str) -> Digest | None:
         return decode_digest(text.encode()) if text else None
     except wire.WireError:
         return None
+
+
+def place_named(region: str, replica: str) -> tuple[RegionId, ReplicaId]:
+    """A replica that a frame names. Raises WireError for names that can't be tokens of subjects."""
+    try:
+        return RegionId(checked_name("region", region)), ReplicaId(checked_name("replica", replica))
+    except NameInvalid as error:
+        raise wire.WireError(str(error)) from error

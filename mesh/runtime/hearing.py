@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
-from mesh.adapters.answer import Answer
+from mesh.adapters.answer import Answer, place_named
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.ticket import Ticket
@@ -141,7 +141,7 @@ class Hearing:
             placed = exchange.Placed(head.region, head.replica)
         else:
             return
-        subject = subjects.cancel(placed.region, placed.replica)
+        subject = subjects.cancel(*place_named(placed.region, placed.replica))
         self._bus.publish(subject, wire.encode(exchange.Cancel(msg.subject)))
 
     def _send_body(self, ticket: Ticket, wanted: exchange.BodyWanted) -> None:

@@ -22,7 +22,7 @@ from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_regions import NatsRegions
 from tests.support.nats_server import NatsServer
-from tests.support.scripted_engine import Behaviour, ScriptedEngine
+from tests.support.scripted_engine import Behaviour, ScriptedEngine, scripted_engine
 
 _EPOCHS = itertools.count(time.time_ns() // 1_000_000)
 WAIT_S = 20.0
@@ -154,6 +154,22 @@ class SmallMesh:
             return known is not None and not peers.unavailable_because(known, model, clock())
 
         await self.until(available, f"{peer} to be available in {region}")
+
+
+@asynccontextmanager
+async def one_region(server: NatsServer) -> AsyncIterator[SmallMesh]:
+    """us, with two replicas that are ready; `engines`: theirs."""
+    async with (
+        scripted_engine() as first,
+        scripted_engine() as second,
+        small_mesh({"us": server}) as mesh,
+    ):
+        await mesh.router("us", policy="round-robin")
+        await mesh.agent("us", "us-0", first)
+        await mesh.agent("us", "us-1", second)
+        await mesh.until_ready("us", 2)
+        mesh.engines = (first, second)
+        yield mesh
 
 
 def set_all(mesh: SmallMesh, behaviour: Behaviour) -> None:

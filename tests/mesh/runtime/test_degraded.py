@@ -25,29 +25,13 @@ from tests.support.nats_pair import nats_pair
 from tests.support.nats_regions import free_ports
 from tests.support.nats_server import running_nats_server
 from tests.support.scripted_engine import hang, scripted_engine
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import chat, one_region, post, small_mesh
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.drill]
 
 ROOT = Path(__file__).parents[3]
 MINUTES_MS = 10 * 60 * 1000
 ACCOUNT = "accounts { A { users: [ { user: a, password: a } ] %s } }\nno_auth_user: a"
-
-
-@asynccontextmanager
-async def region(server):
-    """us, with two replicas that are ready."""
-    async with (
-        scripted_engine() as first,
-        scripted_engine() as second,
-        small_mesh({"us": server}) as mesh,
-    ):
-        await mesh.router("us", policy="round-robin")
-        await mesh.agent("us", "us-0", first)
-        await mesh.agent("us", "us-1", second)
-        await mesh.until_ready("us", 2)
-        mesh.engines = (first, second)
-        yield mesh
 
 
 @asynccontextmanager
@@ -93,14 +77,14 @@ async def deafen(mesh):
 
 
 async def test_without_heartbeats_work_goes_on(nats_server):
-    async with region(nats_server) as mesh:
+    async with one_region(nats_server) as mesh:
         await deafen(mesh)
         await answered(mesh, 8)
         assert all(engine.seen for engine in mesh.engines)
 
 
 async def test_without_heartbeats_an_agents_refusal_is_the_guard(nats_server):
-    async with region(nats_server) as mesh:
+    async with one_region(nats_server) as mesh:
         await deafen(mesh)
         first, second = mesh.engines
         first.waiting = 9  # its agent sees it, and the router can't
@@ -114,7 +98,7 @@ async def test_without_heartbeats_an_agents_refusal_is_the_guard(nats_server):
 
 
 async def test_without_heartbeats_a_dead_agent_is_passed_by(nats_server):
-    async with region(nats_server) as mesh:
+    async with one_region(nats_server) as mesh:
         await deafen(mesh)
         await mesh.kill_agent("us-0")
         await answered(mesh, 4)
@@ -130,7 +114,7 @@ async def test_without_jetstream_core_nats_serves(tmp_path):
         with pytest.raises((nats.js.errors.Error, nats.errors.Error)):
             await bus.jetstream().account_info()
         await bus.close()
-        async with region(server) as mesh:
+        async with one_region(server) as mesh:
             await answered(mesh, 4)
             status, body, _ = await post(mesh, chat(stream=True))
             assert (status, b"hello" in body) == (200, True)
@@ -141,7 +125,7 @@ async def test_with_jetstreams_store_full_core_nats_serves(tmp_path):
     limits = ", jetstream: { max_memory: 1024, max_file: 1024, max_streams: 10 }"
     async with (
         running_nats_server(tmp_path / "nats", config=ACCOUNT % limits) as server,
-        region(server) as mesh,
+        one_region(server) as mesh,
     ):
         replicas = mesh.routers["us"].core.replicas
         seqs = {each.heartbeat.replica: each.heartbeat.seq for each in replicas}
@@ -200,7 +184,7 @@ async def local_decision(mesh):
 
 async def test_after_a_restart_of_the_bus_everything_is_made_again(nats_server):
     """Subscriptions by the client, the stream in the server's memory by the router."""
-    async with region(nats_server) as mesh:
+    async with one_region(nats_server) as mesh:
         desk = mesh.routers["us"].desk
         await nats_server.stop()
         await mesh.until(lambda: desk.not_ready_because() is not None, "the bus to be missed")
