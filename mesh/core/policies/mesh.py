@@ -9,8 +9,9 @@ For each candidate, in seconds:
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many are running
   + memory_s    until memory for the prompt is given back, where it is full
-  + others_s    what others pay: decodes that our prefill stalls, those in line behind us, and the
-                next turns of this conversation, which will follow it to the region it went to
+  + others_s    what others pay: decodes that our prefill stalls, those in line behind us, a larger
+                batch for all that run there, and the next turns of this conversation, which will
+                follow it to the region it went to
 
 It is GORGO's sum (section 4) with SkyWalker's counting of work on its way, made symmetric (the
 region itself is a candidate like its peers) and charged with what it does to others, without

@@ -39,7 +39,8 @@ OUTPUT_TOKENS_START = 200.0
 # holds the slope. In squared thousands of tokens.
 ANCHOR = 0.3**2
 MODELS_MAX = 256  # the one that was taught first out
-WEIGHT = 0.02  # of a new observation in the averages over all
+WEIGHT = 0.02  # of a new observation in the averages over all, once there are some fifty
+START_COUNTS = 4.0  # observations, the value that an average starts from
 RETURNS_MAX = 16.0
 
 
@@ -148,6 +149,7 @@ class Lessons:
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self.fleet_speed = SPEED_START
+        self._prompts = self._answers = self._batches = 0
         self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
         self.running = RUNNING_START  # beside a newcomer, usually
         self.prefill_tokens = PREFILL_TOKENS_START
@@ -202,7 +204,8 @@ class Lessons:
 
     def batch(self, running: float) -> None:
         """So many ran beside a newcomer."""
-        self.running += WEIGHT * (running - self.running)
+        self._batches += 1
+        self.running += _weight(self._batches) * (running - self.running)
 
     def resided(self, spot: Spot, seconds: float) -> None:
         """An answer was complete so long after its first token."""
@@ -225,13 +228,22 @@ class Lessons:
 
     def prompt(self, prefill_tokens: int, *, goes_on: bool) -> None:
         """A prompt of which so many tokens had to be computed. `goes_on`: from an answer."""
-        self._continued_ratio += WEIGHT * (goes_on - self._continued_ratio)
-        self.prefill_tokens += WEIGHT * (prefill_tokens - self.prefill_tokens)
+        self._prompts += 1
+        weight = _weight(self._prompts)
+        self._continued_ratio += weight * (goes_on - self._continued_ratio)
+        self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
 
     def answer(self, prompt_tokens: int, output_tokens: int) -> None:
         """An answer of that length to a prompt of that length."""
-        self.kv_tokens += WEIGHT * (prompt_tokens + output_tokens - self.kv_tokens)
-        self.output_tokens += WEIGHT * (output_tokens - self.output_tokens)
+        self._answers += 1
+        weight = _weight(self._answers)
+        self.kv_tokens += weight * (prompt_tokens + output_tokens - self.kv_tokens)
+        self.output_tokens += weight * (output_tokens - self.output_tokens)
+
+
+def _weight(seen: int) -> float:
+    """Of the newest of so many observations: all count alike at first, later ones more."""
+    return max(WEIGHT, 1.0 / (START_COUNTS + seen))
 
 
 class Courses:

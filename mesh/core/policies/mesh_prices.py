@@ -16,6 +16,10 @@ from mesh.core.replicas import Replica
 from mesh.core.request import Request
 
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
+# Of a first token's least time, for each that runs there: a larger batch makes every iteration a
+# little longer, for as long as our answer lasts. How much can't be fitted (prefills hide it), but
+# an idle replica beside a busy one must be worth something even to a prompt that is held there.
+BATCH_WEIGHT = 0.02
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -105,9 +109,10 @@ class Prices:
             rtt_s = RTT_START_S
         prefill_tokens = self._prompt_tokens - held.tokens
         queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
+        batch_s = BATCH_WEIGHT * running * base_s
         base_s += s_per_decode * running
         line_s = ahead * lessons.prefill_tokens * s_per_token / self._ready
-        others_s = (running * STALL_WEIGHT + ahead / self._ready) * prefill_s
+        others_s = (running * STALL_WEIGHT + ahead / self._ready) * prefill_s + batch_s
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = prefill_tokens + queued
         return (
@@ -145,8 +150,9 @@ class Prices:
         running = peer.running(model)
         if running is None:
             running = lessons.running
+        batch_s = BATCH_WEIGHT * running * base_s
         base_s += s_per_decode * running
-        others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s
+        others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s + batch_s
         others_s += lessons.returns * rtt_s
         # Who runs nothing has nothing to give back: waiting for it would not help.
         memory_s = self._memory_s(target, peer.kv_free_tokens(model), running) if running else 0.0

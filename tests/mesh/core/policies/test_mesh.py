@@ -17,7 +17,7 @@ from mesh.core.policies.mesh_lessons import (
     RESIDENCE_START_S,
     SPEED_START,
 )
-from mesh.core.policies.mesh_prices import STALL_WEIGHT
+from mesh.core.policies.mesh_prices import BATCH_WEIGHT, STALL_WEIGHT
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
 from mesh.core.request import Served
@@ -102,9 +102,18 @@ def test_what_others_pay_counts_and_is_not_promised_to_the_client():
     choice = mesh().choose(asked(1, blocks=10), [busy], 0.0)
     prefill_s = 10 * BLOCK * S_PER_TOKEN
     assert choice.scores[0].seconds == pytest.approx(
-        BASE_S + prefill_s + 20 * STALL_WEIGHT * prefill_s
+        BASE_S + prefill_s + 20 * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
     )
     assert choice.reason.startswith(f"first token in {BASE_S + prefill_s:.3f} s")
+
+
+def test_an_idle_replica_is_worth_something_even_to_a_prompt_that_is_held_by_a_busy_one():
+    """Else one gets everything as long as its prefills are quick, and the next stays idle."""
+    policy, text = mesh(), "A" * 2  # 20 ms of prefill saved
+    policy.placed(asked(1, text), spot("a"), 0.0)
+    for running, name in ((2, "a"), (40, "b")):
+        fleet = [replica("a", running=running), replica("b")]
+        assert policy.choose(asked(2, text), fleet, 0.0).name == name
 
 
 def test_it_holds_for_the_best_while_that_one_is_not_open():
@@ -302,7 +311,7 @@ def plain_price(target, tokens):
     memory_s = lacking * RESIDENCE_START_S / (max(1, beat.running) * whole_tokens)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
-    others_s = STALL_WEIGHT * beat.running * prefill_s
+    others_s = beat.running * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
     return target.rtt_s + queue_s + prefill_s + BASE_S + memory_s + others_s, queue_s, memory_s
 
 

@@ -108,11 +108,19 @@ def test_an_accident_is_no_speed():
     assert lessons.speed(target("a")).s_per_token > 0.0
 
 
-def test_averages_move_slowly_towards_what_is_seen():
+def test_averages_are_means_of_the_first_and_then_move_slowly():
     lessons = Lessons()
     before = lessons.prefill_tokens
+    for count in range(1, 11):
+        lessons.prompt(int(before) + 100, goes_on=True)
+        mean = before + 100 * count / (count + module.START_COUNTS)
+        assert lessons.prefill_tokens == pytest.approx(mean)
+    assert lessons.returns == pytest.approx(10 / module.START_COUNTS)  # soon enough to stay home
+    for _ in range(500):
+        lessons.prompt(int(before), goes_on=False)
+    before = lessons.prefill_tokens
     lessons.prompt(int(before) + 100, goes_on=False)
-    assert lessons.prefill_tokens == pytest.approx(before + 100 * module.WEIGHT)
+    assert lessons.prefill_tokens - before == pytest.approx(100 * module.WEIGHT, rel=0.02)
     for _ in range(500):
         lessons.answer(1000, 40)
     assert lessons.output_tokens == pytest.approx(40, abs=0.1)

@@ -14,7 +14,7 @@ from mesh.core.policies.mesh_lessons import (
     Lessons,
     Speed,
 )
-from mesh.core.policies.mesh_prices import RTT_START_S, STALL_WEIGHT, Price, Prices
+from mesh.core.policies.mesh_prices import BATCH_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prompt import Prompt
 from mesh.core.replicas import Replica
 from mesh.core.round_trips import RoundTrips
@@ -89,7 +89,9 @@ def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
 
 def test_others_pay_for_our_prefill_as_many_as_there_are():
     one = price(replica(running=10))
-    assert one.others_s == pytest.approx(STALL_WEIGHT * 10 * 1000 * S_PER_TOKEN)
+    assert one.others_s == pytest.approx(
+        10 * (STALL_WEIGHT * 1000 * S_PER_TOKEN + BATCH_WEIGHT * BASE_S)
+    )
     assert one.seconds == pytest.approx(one.ttft_s + one.others_s)
     silent = price(replica(running=None, pending=None, outstanding=10))
     assert silent.others_s == one.others_s
@@ -130,10 +132,11 @@ def test_a_region_has_the_memory_of_its_emptiest_replica():
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_everyone_who_decodes_there_pays_for_the_prefill_that_stalls_them():
+def test_everyone_who_decodes_there_pays_for_the_stall_and_for_the_larger_batch():
     for target in (replica(running=10), peer(running=10.0)):
         one = price(target)
-        assert one.others_s == pytest.approx(10 * STALL_WEIGHT * one.prefill_s)
+        each_s = STALL_WEIGHT * one.prefill_s + BATCH_WEIGHT * BASE_S
+        assert one.others_s == pytest.approx(10 * each_s)
 
 
 def test_who_is_held_and_goes_first_is_waited_for():
