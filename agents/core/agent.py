@@ -102,7 +102,7 @@ class AgentCore:
             self._refused_total,
             self._taken.snapshot(),
             owner := self._fence.owner(now),
-            self._taken.snapshot(owner) if owner is not None else {},
+            self._taken.snapshot(owner) if owner is not None else None,
             self._fence.term,
         )
         return compose(self._replica, self._engine, self._answers, carried, told, now)
@@ -231,7 +231,7 @@ class AgentCore:
 
     def _on_tick(self, event: events.Tick, now: float) -> list[Effect]:
         done: list[Effect] = []
-        overdue = [answer for answer in self._answers if answer.deadline_at <= now]
+        overdue = self._answers.overdue(now)
         done += self._end_all(overdue, Outcome.DEADLINE, "the deadline passed")
         for name in self._routers.silent(now):
             done += self._orphan(name, "the asking router is silent")

@@ -1,6 +1,7 @@
 """The heartbeat of one replica, put together from what its agent knows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from agents.core import load
 from agents.core.answers import AnswerTable
@@ -29,8 +30,7 @@ class Replica:
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(NamedTuple):
     """What the core itself counts and judges."""
 
     seq: int
@@ -40,7 +40,7 @@ class Told:
     refused_total: int
     taken: dict[RouterId, int]
     owner: RegionId | None = None  # the region that has adopted the replica
-    owner_taken: dict[RouterId, int] = field(default_factory=dict)
+    owner_taken: dict[RouterId, int] | None = None
     term: int = 0
 
 
@@ -82,6 +82,6 @@ def compose(
         taken=told.taken,
         residency=replica.residency,
         owner=told.owner,
-        owner_taken=told.owner_taken,
+        owner_taken=told.owner_taken or {},
         term=told.term,
     )

@@ -1,6 +1,7 @@
 """What the agent knows of its engine: the last reading, its models, its health, its speeds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from agents.core import load
 from agents.core.answers import Answer, AnswerTable
@@ -14,8 +15,7 @@ from schemas.exchange import Outcome
 from schemas.ids import ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The replica's load at one moment; None where the engine does not show it."""
 
     pending: int | None

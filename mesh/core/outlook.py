@@ -61,13 +61,14 @@ class Outlook:
 
     def doubtful(self, records: Iterable[Inflight], now: float) -> list[Inflight]:
         """Those of them who must be looked at: at every tick that is hardly any of thousands."""
-        return [record for record in records if self._is_doubtful(record, now)]
-
-    def _is_doubtful(self, record: Inflight, now: float) -> bool:
-        if record.held_since is not None or now >= record.request.deadline:
-            return True
-        silent_s = now - record.heard_at
-        return silent_s > self._patience_s and self.lost_because(record, now) is not None
+        patience_s = self._patience_s
+        return [
+            record
+            for record in records
+            if record.held_since is not None
+            or now >= record.request.deadline
+            or (now - record.heard_at > patience_s and self.lost_because(record, now) is not None)
+        ]
 
     def lost_because(self, record: Inflight, now: float) -> str | None:
         """Why no answer can be expected of the attempt under way, or None."""

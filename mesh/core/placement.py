@@ -94,6 +94,8 @@ class Placer:
             priority: self._brains[name] for priority, name in settings.policy_by_priority
         }
         self._brain = self._brains[settings.policy]
+        # Whether any of the policies does.
+        self.judges_load = any(brain.local.judges_load for brain in self._brains.values())
         policies = [one for brain in self._brains.values() for one in (brain.local, brain.remote)]
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._ageing = [policy for policy in once if isinstance(policy, Ageing)]
@@ -144,11 +146,6 @@ class Placer:
         if free:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
         return self._held(brain, "no replica and no peer is free", local, remote)
-
-    @property
-    def judges_load(self) -> bool:
-        """Whether any of the policies does."""
-        return any(brain.local.judges_load for brain in self._brains.values())
 
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether a held request for one of these models may find room in that replica."""

@@ -245,14 +245,15 @@ class ReplicaTable:
         """Drop what time has ended. Returns replicas lost just now with the inboxes they owe."""
         kept_s = self._settings.heartbeat_blind_s if self.is_blind(now) else 0.0
         sent_before = now - max(kept_s, self._settings.handoff_s_max)
+        lost_s = self._settings.heartbeat_lost_s
         lost = []
         for name, replica in list(self._replicas.items()):
-            if replica.on_the_way:
+            if replica.on_the_way.count:
                 replica.on_the_way.expire(sent_before)
                 self._settle(replica)
             while replica.relayed and replica.relayed[0].deadline <= now:
                 replica.relayed.popleft()
-            if self.is_lost(replica, now):
+            if now - replica.seen_at > lost_s and self.is_lost(replica, now):
                 lost.append((name, _inboxes(replica)))
                 self._remove(replica)
                 self._lost[name] = Lost(replica.heartbeat.epoch, now)

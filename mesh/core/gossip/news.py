@@ -72,9 +72,10 @@ class News:
         waiting = self._waiting
         for block in blocks:
             waiting[block] = waiting.pop(block, 0.0) + weight
-        for block in _first(waiting, len(waiting) - WAITING_MAX):
-            del waiting[block]
-            self.dropped += 1
+        if len(waiting) > WAITING_MAX:
+            for block in _first(waiting, len(waiting) - WAITING_MAX):
+                del waiting[block]
+                self.dropped += 1
 
     def _weight(self, now: float) -> float:
         """Of a use now."""
