@@ -39,7 +39,7 @@ class Peer:
     @property
     def queue(self) -> int:
         """Requests held in the region, over all its routers."""
-        return sum(digest.queue for digest in self.digests.values())
+        return sum([digest.queue for digest in self.digests.values()])
 
     @property
     def accepting(self) -> bool:
@@ -51,25 +51,22 @@ class Peer:
 
         `labels`: only of those that carry one of them.
         """
-        return max((capacity.free for capacity in self._told(model, labels)), default=0)
+        return max([capacity.free for capacity in self._told(model, labels)], default=0)
 
     def wait_s(self, model: ModelId) -> float | None:
         """Shortest wait that any of its routers told; None while none did."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        waits = [one.wait_s for one in known if one is not None and one.wait_s is not None]
+        waits = [one.wait_s for one in self._told(model, None) if one.wait_s is not None]
         return min(waits, default=None)
 
     def running(self, model: ModelId) -> float | None:
         """Requests running beside a newcomer; None while nobody told."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        told = (one.running for one in known if one is not None)
-        return max((running for running in told if running is not None), default=None)
+        told = [one.running for one in self._told(model, None) if one.running is not None]
+        return max(told, default=None)
 
     def kv_free_tokens(self, model: ModelId) -> int | None:
         """Most KV memory that one of its replicas has left; None while nobody told."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        free = [has.kv_free_tokens for has in known if has is not None]
-        return max((tokens for tokens in free if tokens is not None), default=None)
+        known = [one.kv_free_tokens for one in self._told(model, None)]
+        return max([tokens for tokens in known if tokens is not None], default=None)
 
     @property
     def prefill(self) -> tuple[float | None, float | None]:
@@ -82,19 +79,21 @@ class Peer:
     @property
     def requests_per_s(self) -> float:
         """Arrivals over all its routers."""
-        return sum(digest.requests_per_s for digest in self.digests.values())
+        return sum([digest.requests_per_s for digest in self.digests.values()])
 
     def ready(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
         """Replicas that serve the model, full or not; `labels` as of `free`."""
-        return max((capacity.ready for capacity in self._told(model, labels)), default=0)
+        return max([capacity.ready for capacity in self._told(model, labels)], default=0)
 
-    def _told(self, model: ModelId, labels: Collection[Label] | None) -> Iterator[ModelCapacity]:
-        for digest in self.digests.values():
-            kinds = [digest.models]
-            if labels is not None:
-                carried = sorted(label for label in digest.residency or () if label in labels)
-                kinds = [digest.models_by_label.get(label, digest.models) for label in carried]
-            yield from (models[model] for models in kinds if model in models)
+    def _told(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
+        kinds = [digest.models for digest in self.digests.values()]
+        if labels is not None:
+            kinds = [
+                digest.models_by_label.get(label, digest.models)
+                for digest in self.digests.values()
+                for label in sorted(set(digest.residency or ()).intersection(labels))
+            ]
+        return [models[model] for models in kinds if model in models]
 
 
 class PeerTable:

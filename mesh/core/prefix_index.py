@@ -165,8 +165,7 @@ class PrefixIndex(Generic[Owner]):
         Of no block it is minus infinity.
         """
         blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, float("-inf")
-        for block in hashes:
-            inserted_at = blocks.get(block)
+        for inserted_at in map(blocks.get, hashes):
             if inserted_at is None:
                 break
             depth, at = depth + 1, inserted_at
@@ -259,10 +258,10 @@ class PrefixIndex(Generic[Owner]):
         `among`: these alone; else whoever it is, available or not.
         """
         found: list[tuple[int, Sequence[Owner]]] = []
-        owners_of, depth, before = self._owners_of, 0, 0
+        depth, before = 0, 0
         mask = ALL if among is None else self._mask(among)
-        for block in hashes:
-            here = owners_of.get(block, 0) & mask
+        for owners in map(self._owners_of.get, hashes):
+            here = 0 if owners is None else owners if mask == ALL else owners & mask
             if here != before:
                 if depth:
                     here &= before  # a gap stays one, whatever lies behind it

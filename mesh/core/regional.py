@@ -10,7 +10,7 @@ from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.residency import Residency
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest, ModelCapacity
+from schemas.state import Digest, ModelCapacity, ReplicaState
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
 RATE_S = 5.0  # time constant of the request rate's running average
@@ -88,8 +88,8 @@ class RegionalDigest:
         adopted: Mapping[RegionId, int],
         rtt_s: Callable[[], dict[RegionId, float]],
     ) -> Digest:
-        ready = [replica for replica in replicas if replica.heartbeat.models]
-        ready = [replica for replica in ready if _is_ready(replicas, replica)]
+        speakers = ((replica, replica.heartbeat) for replica in replicas)
+        ready = [one for one, beat in speakers if beat.state is ReplicaState.READY and beat.models]
         self._seq += 1
         self._made_at = now
         self._latest = Digest(
@@ -99,7 +99,7 @@ class RegionalDigest:
             seq=self._seq,
             accepting=accepting,
             replicas_ready=len(ready),
-            replicas_free=sum(_is_free(replicas, replica, now) for replica in ready),
+            replicas_free=_free(replicas, ready, now),
             queue=len(held),
             models=_capacities(replicas, counts, now),
             requests_per_s=self._arrivals.per_s(now),
@@ -206,12 +206,12 @@ def _most(values: list[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:
-    return replicas.serves(replica, replica.heartbeat.models[0])
-
-
-def _is_free(replicas: ReplicaTable, replica: Replica, now: float) -> bool:
-    return replicas.unavailable_because(replica, replica.heartbeat.models[0], now) is None
+def _free(replicas: ReplicaTable, ready: list[Replica], now: float) -> int:
+    """How many of them would take a request for their first model."""
+    among: dict[ModelId, list[Replica]] = {}
+    for replica in ready:
+        among.setdefault(replica.heartbeat.models[0], []).append(replica)
+    return sum(len(replicas.sorted_out(model, now, among=of)[0]) for model, of in among.items())
 
 
 def _mean(values: list[float]) -> float:

@@ -305,14 +305,14 @@ class ReplicaTable:
         `among`: these, everybody if not said. It is asked of many for every request, so what is
         mostly the case is seen at once.
         """
-        free, others = [], []
+        free, others, lent = [], [], self.lent
         late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
         any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
         for replica in self._replicas.values() if among is None else among:
             beat = replica.heartbeat
             on_the_way, most = replica.on_the_way.count, beat.outstanding_max
             if (
-                not self.lent
+                not lent
                 and now - replica.seen_at <= late_s
                 and replica.refused_at is None
                 and beat.state is ReplicaState.READY

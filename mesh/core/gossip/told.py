@@ -60,6 +60,8 @@ class ToldPrefixes:
     def untold(self, region: RegionId, blocks: Iterable[int]) -> list[int]:
         """Those of them that no trusted origin of that region told."""
         mask, origins_of = self._trusted.get(region, 0), self._origins_of
+        if not mask:
+            return list(blocks)
         return [block for block in blocks if not origins_of.get(block, 0) & mask]
 
     def trust(self, origin: Origin, whole: bool) -> None:
