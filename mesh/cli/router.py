@@ -14,6 +14,7 @@ import uvloop
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
+from infra.garbage import look_seldom
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import (
@@ -173,6 +174,7 @@ def command(
         keys=topology.keys,
     )
     tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
+    look_seldom()
     try:
         uvloop.run(_until_signal(config))
     except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
