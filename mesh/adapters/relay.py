@@ -14,6 +14,7 @@ from typing import Protocol
 from aiohttp import web
 
 from mesh.adapters.answer import Answer
+from mesh.adapters.outlet import Outlet
 from mesh.adapters.ticket import Ticket
 from schemas.http import H_REGION, error_event
 
@@ -58,7 +59,7 @@ async def relay(
         async with asyncio.timeout_at(ticket.deadline + DEADLINE_GRACE_S):
             await response.prepare(request)
             if not isinstance(response, web.Response):
-                await _pump(response, ticket, door)
+                await _pump(request, response, ticket, door)
             await response.write_eof()
             await _flush(request)
     except TimeoutError:
@@ -83,15 +84,20 @@ def _response(answer: Answer, status: int, headers: dict[str, str]) -> web.Strea
     return web.StreamResponse(status=status, headers=headers)
 
 
-async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
+async def _pump(
+    request: web.BaseRequest, stream: web.StreamResponse, ticket: Ticket, door: Door
+) -> None:
     """Write until the answer ends, well or with an error that the client can read."""
-    while chunk := await ticket.next_bytes():
+    answer = ticket.answer
+    assert answer is not None
+    outlet = Outlet(request, stream, answer, lambda: door.passed(ticket))
+    while chunk := await ticket.next_bytes(outlet.pour):
         await stream.write(chunk)
+        await request.writer.drain()  # `write` counts its own bytes only
         door.passed(ticket)
     if ticket.failure is None:
         return
-    answer = ticket.answer
-    if answer is not None and answer.is_event_stream:
+    if answer.is_event_stream:
         if not answer.is_between_events:
             await stream.write(b"\n\n")  # the client must not read the error as part of it
         await stream.write(error_event(ticket.failure.fault, ticket.failure.message))

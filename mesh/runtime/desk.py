@@ -110,6 +110,10 @@ class Desk:
         for effect in self._decide(event, self._clock()):
             self._performer.perform(effect)
 
+    def awaits(self, inbox: str) -> bool:
+        """Whether an answer under way streams to that inbox."""
+        return self._tickets.answering(inbox) is not None
+
     def hear_ingress(self, msg: Msg) -> None:
         """A peer asks this region to place a request."""
         self._hearing.hear_ingress(msg, self._new_key())

@@ -235,6 +235,9 @@ class Router:
         self.desk.feed(ev.BusReturned())
 
     def _hear_answer(self, msg: Msg) -> None:
+        if self.desk.awaits(msg.subject):  # nearly always: the bytes of some answer
+            self.desk.hear_answer(msg)
+            return
         token = msg.subject.rpartition(".")[2]
         if token.startswith(pings.PREFIX):
             self._pings.hear(token, msg.data)
