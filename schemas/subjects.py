@@ -6,6 +6,7 @@ all written with that token, so a builder here always takes the region first.
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -153,8 +154,10 @@ def owner(subject: str) -> RegionId | None:
 
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+MODELS_CACHED = 256  # names that are not worked out anew for each request
 
 
+@lru_cache(MODELS_CACHED)
 def encode_model(model: ModelId | str) -> str:
     """A model name as one subject token: bytes outside [A-Za-z0-9_-] become `=XX`.
 
@@ -170,6 +173,7 @@ def encode_model(model: ModelId | str) -> str:
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 
 
+@lru_cache(MODELS_CACHED)
 def decode_model(token: str) -> ModelId:
     """The model name that `encode_model` made the token of. Raises ValueError if none is."""
     raw = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), token).encode("latin-1")

@@ -6,7 +6,6 @@ the ticket is then left, and the front door tells whoever is still working for i
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from math import ceil
 from typing import Protocol
 
@@ -129,8 +128,7 @@ class HttpApi:
             raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
         try:
             ask = await read_ask(request, known_id)
-            labels = self._door.residency(ask.wishes.residency, request.headers)
-            ask = replace(ask, residency=labels)
+            ask.residency = self._door.residency(ask.wishes.residency, request.headers)
             models = self._door.known_models()
             if models and ask.model not in models:
                 raise Problem(

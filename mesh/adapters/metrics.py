@@ -6,6 +6,7 @@ from the core when somebody scrapes, so a fleet of thousands costs nothing betwe
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -48,6 +49,10 @@ class RouterMetrics:
             registry=registry,
         )
         registry.register(_CoreState(core, clock))
+        # A look-up of labels costs more than raising what it finds.
+        self.requests_by_outcome = cache(self.requests.labels)
+        self.ttft_by_server = cache(self.ttft.labels)
+        self.placements_by_kind = cache(self.placements.labels)
 
     def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -126,7 +131,7 @@ class RouterMetrics:
 
     def ended(self, outcome: str, arrived_at: float, now: float) -> None:
         """Count one client's request that is over."""
-        self.requests.labels(outcome).inc()
+        self.requests_by_outcome(outcome).inc()
         if outcome == "ok":
             self.duration.observe(now - arrived_at)
 

@@ -17,9 +17,10 @@ from schemas.ids import ModelId, RequestId
 from schemas.residency import Labels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
-    """What a client asks for, read and checked."""
+    """What a client asks for, read and checked. It changes only until it is admitted,
+    and by `forget`."""
 
     request_id: RequestId
     model: ModelId
@@ -29,6 +30,10 @@ class Ask:
     timeout_s: float | None
     wishes: Wishes = NO_WISHES
     residency: Labels = ()  # where one of these is carried; empty: anywhere
+
+    def forget(self) -> None:
+        """Nobody needs its body and prompt any more."""
+        self.body = self.text = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Desk:
         ticket.spans.first_byte()
         assert ticket.answer is not None
         here = ticket.answer.region == self._config.region
-        self._metrics.ttft.labels("local" if here else "peer").observe(
+        self._metrics.ttft_by_server("local" if here else "peer").observe(
             ticket.first_byte_at - ticket.arrived_at
         )
         self.feed(ev.AnswerStarted(ticket.key, ticket.answer.attempt))

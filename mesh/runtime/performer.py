@@ -132,7 +132,7 @@ class Performer:
             return
         ticket.decision = decision
         ticket.spans.decided(decision)
-        self._metrics.placements.labels(decision.placement.value).inc()
+        self._metrics.placements_by_kind(decision.placement.value).inc()
         if decision.placement in (Placement.LOCAL, Placement.PEER):
             self._metrics.hold.observe(decision.held_s)
 

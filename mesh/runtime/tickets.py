@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 from mesh.adapters.answer import Answer
 from mesh.adapters.body_budget import BodyBudget
@@ -71,7 +70,7 @@ class Tickets:
     def drop_body(self, ticket: Ticket) -> None:
         """It won't be placed again, so nobody needs its body any more."""
         self.bodies.give_back(self._kept_bytes.pop(ticket.key, 0))
-        ticket.ask = replace(ticket.ask, body=b"", text=b"")
+        ticket.ask.forget()
 
     def close(self, ticket: Ticket) -> bool:
         """It is over. False if it was before."""
