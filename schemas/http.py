@@ -33,6 +33,18 @@ NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 
+# Of a request, those that the router acts on: more than one line of any is a 400.
+SAID_ONCE = (
+    H_RESIDENCY,
+    H_AUTHORIZATION,
+    H_PRIORITY,
+    H_SLO_TTFT_MS,
+    H_TIMEOUT_S,
+    H_SESSION,
+    H_DEBUG,
+    H_CLIENT_LOCATION,
+)
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"

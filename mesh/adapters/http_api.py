@@ -21,6 +21,7 @@ from mesh.adapters.near import read_near
 from mesh.adapters.problem import Problem
 from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
+from mesh.adapters.said_once import refuse_repeated
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core.geo import Location
 from schemas import http
@@ -95,7 +96,9 @@ class HttpApi:
         """Answer one request, whatever it is."""
         known_id = request_id(request)
         try:
-            return await self._handler(request)(request, known_id)
+            handler = self._handler(request)
+            refuse_repeated(request)
+            return await handler(request, known_id)
         except Problem as problem:
             return self._error(known_id, problem.fault, problem.message, param=problem.param)
 
