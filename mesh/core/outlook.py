@@ -76,12 +76,14 @@ class Outlook:
             return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
         if record.peer is not None:
             return self._lost_at_peer_because(record, silent_s)
-        gone = record.replica is not None and self._replicas.get(record.replica) is None
-        if gone and silent_s > self._settings.heartbeat_lost_s:
-            return f"replica {record.replica} was lost: no heartbeat and no answer"
+        replica = None if record.replica is None else self._replicas.get(record.replica)
+        if replica is None:
+            lost = record.replica is not None and silent_s > self._settings.heartbeat_lost_s
+            why = f"replica {record.replica} was lost: no heartbeat and no answer"
+            return why if lost else None
         # Without heartbeats only the answer itself tells; one that has nothing to say says WORKING.
         patience_s = self._settings.heartbeat_lost_s + WORKING_S
-        if self._replicas.is_blind(now) and silent_s > patience_s:
+        if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
             return f"replica {record.replica} does not answer, and no heartbeats arrive"
         return None
 
