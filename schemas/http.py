@@ -224,8 +224,8 @@ class Fault(Enum):
         FORBIDDEN,
         "residency",
         False,
-        "Nobody who carries one of the wanted labels can be reached from here, or the labels, the "
-        "key's and the region's have none in common. The request went nowhere.",
+        "No region that can be asked from here carries a wanted label, or the labels, the key's "
+        "and the region's have none in common. The request went nowhere, and never will.",
     )
     MODEL_UNKNOWN = FaultKind(
         404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
@@ -249,7 +249,11 @@ class Fault(Enum):
         502, BROKEN, "engine_failed", False, "Engines failed to answer on every attempt."
     )
     NO_REPLICA = FaultKind(
-        503, BROKEN, "no_replica", True, "No replica that serves the model is ready."
+        503,
+        BROKEN,
+        "no_replica",
+        True,
+        "No replica that serves the model, and carries a wanted label, is ready at present.",
     )
     DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")

@@ -19,7 +19,7 @@ from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
-from mesh.core.residency import EXCLUDED, Residency
+from mesh.core.residency import AWAY, EXCLUDED, Residency
 from mesh.core.roster import ALL_MAX, HOLDERS_MAX
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
@@ -29,6 +29,7 @@ from schemas.residency import Label
 
 NOWHERE = RegionId("")  # home of a placer that nobody told where it is
 OTHER_MODEL = "other model"
+NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL})  # of whoever is listed in a receipt
 
 Free = list[Replica]
 Others = list[tuple[Replica, str]]
@@ -111,7 +112,7 @@ class Placer:
 
     def forbidden(self, request: Request, now: float) -> Place | None:
         """The receipt of a request that may go nowhere; None if it may go somewhere."""
-        why = self.residency.forbids(request, now)
+        why = self.residency.forbids(request)
         if why is None:
             return None
         brain = self._brain_of.get(request.priority, self._brain)
@@ -123,8 +124,7 @@ class Placer:
 
     def forbids_here(self, request: Request) -> Refusal | None:
         """What to tell a peer whose request has no place here, whoever may be free."""
-        forbidden = self.residency.forbids_here(request, self._replicas)
-        return Refusal.RESIDENCY if forbidden else None
+        return self.residency.refuses_here(request, self._replicas)
 
     def place(self, request: Request, avoid: Collection[str], now: float, ahead: int = 0) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before.
@@ -138,12 +138,20 @@ class Placer:
         if request.answer_inbox is not None or request.hops >= self._settings.hops_max:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
-            return self._held(brain, "no local replica is free", local)
+            within = self.residency.within(request)
+            return self._held(brain, f"no local replica{within} is free", local)
         remote = self._peer_layer(brain, request, avoid, now)
         free = [*local.free, *remote.free]
         if free:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
-        return self._held(brain, "no replica and no peer is free", local, remote)
+        return self._held(brain, self._nobody(request, local, remote), local, remote)
+
+    def _nobody(self, request: Request, *layers: Layer) -> str:
+        """Why it must wait: whoever will do is busy, or away."""
+        within = self.residency.within(request)
+        if within and all(why in NOT_THERE for layer in layers for _, why in layer.busy):
+            return f"no replica{within} is ready, and no peer: they are away, not forbidden"
+        return f"no replica and no peer{within} is free"
 
     @property
     def judges_load(self) -> bool:
@@ -203,7 +211,6 @@ class Placer:
 
     def expire(self, now: float) -> None:
         """A tick: policies let go of what is too old."""
-        self.residency.look(self._replicas, self._peers, now)
         for policy in self._ageing:
             policy.expire(now)
 
@@ -290,8 +297,8 @@ class Placer:
         layer = Layer(CandidateKind.PEER)
         busy_too, wanted = brain.local.judges_load, self.residency.wanted(request)
         for region, peer in self._peers:
-            why: str | None = EXCLUDED
-            if self.residency.takes_peer(wanted, region, peer):
+            why = self.residency.keeps_from_peer(wanted, region, peer)
+            if why is None:
                 why = self._peers.unavailable_because(
                     peer, request.model, now, busy_too=busy_too, labels=wanted
                 )

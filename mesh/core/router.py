@@ -18,7 +18,7 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.admission import RETRY_AFTER_S_MAX, Admission
+from mesh.core.admission import Admission
 from mesh.core.attempts import Attempts
 from mesh.core.ends import Ends
 from mesh.core.fleet import Fleet
@@ -395,5 +395,6 @@ class RouterCore:
         if self._outlook.others_serve(record):
             self._ends.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
             return
-        why = f"no replica serves {record.request.model!r} at present"
-        self._ends.fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)
+        within = self._placer.residency.within(record.request)
+        why = f"no replica{within} serves {record.request.model!r} at present"
+        self._ends.unserved(record, why, now)
