@@ -13,7 +13,7 @@ from mesh.doctor.findings import Chart, Verdict, verdict_if
 from schemas import state, subjects, wire
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
-from schemas.state import Digest, Heartbeat, ReplicaState
+from schemas.state import Digest, Heartbeat, Lease, ReplicaState
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -26,6 +26,7 @@ class Heard:
     beats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
     tries: set[RegionId] = field(default_factory=set)  # regions that told of prefixes
+    lease: Lease | None = None  # of the region itself
     garbled: int = 0
 
 
@@ -48,6 +49,10 @@ async def listen(client: Client, region: RegionId, clock: Clock, listen_s: float
         if owner is not None:
             heard.tries.add(owner)
 
+    async def on_lease(msg: Msg) -> None:
+        heard.lease = _decoded(heard, state.decode_lease, msg) or heard.lease
+
+    await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_beat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
     await client.subscribe(subjects.trie(subjects.ANY), cb=on_trie)

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from mesh.adapters.adopted_beats import AdoptedBeats
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.ownership import Ownership
@@ -28,10 +29,7 @@ log = logging.getLogger(__name__)
 PREFIX = "lease-"  # of the last token of these inboxes, beside those of answers to clients
 TOKEN_BYTES = 12
 AWAITED_MAX = 256
-H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 H_SEQUENCE = "Nats-Sequence"
-# "wrong last sequence: 17", as nats-server says it with the error code beside it.
-WRONG_LAST_SEQUENCE = 10071
 _NUMBER = re.compile(r"\d{1,18}$")
 
 
