@@ -123,11 +123,6 @@ def inboxes(region: RegionId | str) -> str:
     return f"{INBOX_ROOT}.{region}.>"
 
 
-def everything(region: RegionId | str) -> tuple[str, str]:
-    """Patterns of all that a region owns."""
-    return f"{ROOT}.{region}.>", inboxes(region)
-
-
 class InboxAddress(NamedTuple):
     """An answer inbox taken apart."""
 

@@ -57,7 +57,6 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
-        self.strange = 0  # messages that were none of ours
 
     async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
         """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
@@ -192,5 +191,4 @@ class AgentBus:
         return None
 
     def _dropped(self, msg: Msg, problem: WireError) -> None:
-        self.strange += 1
         log.warning("%s: dropped a message of %d bytes: %s", msg.subject, len(msg.data), problem)

@@ -266,10 +266,6 @@ class PrefixIndex(Generic[Owner]):
             found.append((depth, self._names(before)))
         return found
 
-    def matched_blocks(self, owner: Owner, hashes: Iterable[int]) -> int:
-        """How many leading blocks this one owner holds."""
-        return self.match(hashes, (owner,)).blocks
-
     def hit_ratio(self, hashes: Sequence[int]) -> float:
         """Part of a prompt's blocks that some owner holds, 0 to 1."""
         held = 0
