@@ -5,6 +5,7 @@ credentials of their role.
 """
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import orjson
@@ -92,6 +93,25 @@ async def refused(mesh, region, **headers):
     status, body, answer_headers = await post(mesh, chat(), region, **headers)
     assert "retry-after" not in answer_headers
     return status, orjson.loads(body)["error"]["code"]
+
+
+async def test_carriers_that_are_away_are_waited_for_and_then_503_and_not_403(regions):
+    async with running(regions) as mesh:
+        await mesh.kill_agent("eu-0")
+        peer = mesh.routers["us"].core.peers.get("eu")
+        await mesh.until(lambda: not peer.ready("tiny"), "us to hear that eu has nobody")
+        wish = {"x-mesh-residency": "eu", **DEBUG}
+        began_at = time.monotonic()
+        status, body, headers = await post(mesh, chat(), **wish)
+        assert time.monotonic() - began_at >= SETTINGS["hold_s_max"]
+        error = orjson.loads(body)["error"]
+        assert (status, error["code"]) == (503, "no_replica")
+        assert "no replica that carries eu serves" in error["message"]
+        assert int(headers["retry-after"]) >= 1
+        decision = orjson.loads(headers["x-mesh-decision"])
+        assert (decision["placement"], decision["reason"]) == ("shed", error["message"])
+        assert mesh.sample("us", "mesh_residency_refused_total", asker="client") == 0
+        assert mesh.near.seen == []
 
 
 async def test_a_key_keeps_its_tenants_prompts_where_they_may_be(regions):
