@@ -120,7 +120,7 @@ class Refusal(StrEnum):
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
-    RESIDENCY = "residency"  # nobody here carries a label that it wants
+    RESIDENCY = "residency"  # the replica, or nobody of the region, carries a label that it wants
 
 
 class Outcome(StrEnum):

@@ -143,6 +143,8 @@ class AgentCore:
             return _CLOSED[self.state]
         if work.model not in self._engine.models:
             return Refusal.WRONG_MODEL
+        if not self._replica.stands_on(work.residency):
+            return Refusal.RESIDENCY
         over = self._answers.held_bytes + size > HELD_BYTES_MAX
         return Refusal.FULL if over or self._full_for(work) else None
 

@@ -7,7 +7,7 @@ from agents.core.answers import AnswerTable
 from agents.core.prefill_queue import queued_tokens
 from agents.core.view import EngineView, Load
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.residency import Label
+from schemas.residency import Label, Labels
 from schemas.state import Heartbeat, ReplicaState
 
 
@@ -27,6 +27,12 @@ class Replica:
     batch_max: int | None = None  # where the engine's metrics don't say it
     residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
+
+    def stands_on(self, wanted: Labels) -> bool:
+        """Whether a label of these holds here. Routers ask first, and may not have heard yet that
+        one was taken away. An agent that says nothing vouches for all that its region has, and
+        which these are stands in mesh.toml, which agents don't read."""
+        return not wanted or self.residency is None or any(one in wanted for one in self.residency)
 
 
 @dataclass(frozen=True, slots=True)

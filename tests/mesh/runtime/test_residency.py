@@ -13,7 +13,7 @@ import pytest
 from infra.residency import key_hash
 from infra.topology import parse
 from mesh.core.gossip.told import Origin
-from schemas import exchange, subjects
+from schemas import exchange, subjects, wire
 from schemas.residency import ground
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -207,6 +207,29 @@ HEADERS = {
     exchange.H_HOPS: "1",
     exchange.H_ORIGIN: "us",
 }
+
+
+async def test_a_replica_whose_label_was_taken_away_refuses_what_a_router_still_sends_it(regions):
+    """The router has not heard of it yet: here, one that goes by its last heartbeat."""
+    async with running(regions) as mesh:
+        await mesh.kill_agent("eu-0")
+        await mesh.agent("eu", "eu-0", mesh.far, residency="none")
+        core = mesh.routers["eu"].core
+        await mesh.until(
+            lambda: [one.heartbeat.residency for one in core.replicas] == [()], "its new labels"
+        )
+        router = await regions.connect("eu", "router", inbox_prefix="_INBOX.eu")
+        answers = subjects.inbox("eu", "r9", "7")
+        inbox = await router.subscribe(answers)
+        headers = HEADERS | {exchange.H_RESIDENCY: "eu", exchange.H_HOPS: "0"}
+        body, work = orjson.dumps(chat()), subjects.work("eu", "eu-0")
+        await router.publish(work, body, reply=answers, headers=headers)
+        frame = exchange.unpack_frame((await inbox.next_msg(timeout=10)).data)
+        assert frame.kind is exchange.Frame.REFUSED
+        refused = wire.decode_as(exchange.Refused, frame.payload)
+        assert (refused.reason, refused.replica) == (exchange.Refusal.RESIDENCY, "eu-0")
+        assert mesh.far.seen == []
+        await router.close()
 
 
 async def test_a_large_body_follows_its_label(regions):
