@@ -160,12 +160,14 @@ class Answer:
     def _from(self, region: str, replica: str) -> None:
         self.region, self.replica = place_named(region, replica)
 
-    def _feed_about_place(self, frame: FrameView) -> ev.Event:
+    def _feed_about_place(self, frame: FrameView) -> ev.Event | None:
         if frame.kind is Frame.PLACED:
             placed = wire.decode_as(exchange.Placed, frame.payload)
             self._from(placed.region, placed.replica)
             return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
         if frame.kind is Frame.HELD:
+            if self.replica is not None:  # it waits no more: from here on its replica must speak
+                return None
             return ev.AttemptProgressed(self.key, self.attempt)
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)

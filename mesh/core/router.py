@@ -386,7 +386,7 @@ class RouterCore:
                 self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
-            if record.waited_abroad:  # its router is gone; another one there may be well
+            if self._outlook.is_left_waiting(record, now):  # another router there may be well
                 self._not_taken(record, now)
             else:
                 self._attempt_failed(record, lost, now)

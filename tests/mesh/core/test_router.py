@@ -147,3 +147,24 @@ def test_arrivals_are_told_to_the_peers_as_a_rate():
         fed(router, ev.Tick(), now=NOW + number / 10)
     (told,) = of(fx.PublishDigest, fed(router, ev.Tick(), now=NOW + 10.5))
     assert 5.0 < told.digest.requests_per_s < 11.0
+
+
+def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
+    router, now = core(hold_s_max=1.0), NOW
+    fed(router, ev.DigestSeen(digest("eu")))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    cancelled = []
+    while not cancelled and now < NOW + 60.0:
+        now += 0.1
+        told = ev.DigestSeen(digest("eu", round(now * 10))), ev.AttemptProgressed(1, 1), ev.Tick()
+        cancelled = of(fx.CancelAttempt, fed(router, *told, now=now))
+    assert now == pytest.approx(NOW + 3.1), "its hold, its reply, and a tick"
+    assert router.inflight == {}, "nobody else serves it"
+
+    router, now = core(hold_s_max=1.0), NOW
+    fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0, ready=0)))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    fed(router, ev.AttemptProgressed(1, 1), ev.DigestSeen(digest("eu", 2)), now=NOW + 3.0)
+    fed(router, ev.DigestSeen(digest("ap", 2)), now=NOW + 3.0)
+    again = fed(router, ev.Tick(), now=NOW + 3.1)
+    assert [effect.peer for effect in of(fx.Forward, again)] == ["ap"]
