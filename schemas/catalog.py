@@ -79,7 +79,7 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({AGENT}),
         subscribe=frozenset({ROUTER, PEER_ROUTER}),
         about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
-        "listen while they have adopted the region.",
+        "listen while they have adopted the region, and until what they placed there is over.",
     ),
     Channel(
         name="work",

@@ -146,10 +146,18 @@ class ClaimLease:
 
 @dataclass(frozen=True, slots=True)
 class OwnershipChanged:
-    """Tell agents at once; and listen, or not any more, to heartbeats of a region not our own."""
+    """Tell agents at once."""
 
     region: RegionId
     owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HearReplicas:
+    """Listen, or not any more, to heartbeats of a region that is not our own."""
+
+    region: RegionId
+    wanted: bool
 
 
 Effect = (
@@ -169,4 +177,5 @@ Effect = (
     | AnswerTrie
     | ClaimLease
     | OwnershipChanged
+    | HearReplicas
 )

@@ -12,7 +12,7 @@ PassEngineError (from here). Attempts are numbered; events of an attempt that is
 one change nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
@@ -39,7 +39,7 @@ from mesh.core.settings import RouterSettings
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
-from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import ModelId, RegionId, RouterId
 
 
 class RouterCore:
@@ -335,15 +335,11 @@ class RouterCore:
         else:
             self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
 
-    def _replica_lost(self, name: ReplicaId, why: str, now: float) -> None:
+    def _replica_lost(self, lost: Collection[Inflight], why: str, now: float) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
-        lost = [
-            record
-            for record in self.inflight.values()
-            if record.peer is None and record.replica == name
-        ]
         for record in lost:
-            self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
+            detail = f"replica {record.replica} was lost: {why}"
+            self._attempt_failed(record, detail, now, same_again=True)
         self._line.try_all(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:

@@ -94,12 +94,15 @@ class Leases:
         self._bus.publish(subjects.lease(effect.lease.region), data, reply=inbox, headers=headers)
 
     def changed(self, effect: fx.OwnershipChanged) -> None:
-        """Agents must know at once; and an adopted region is listened to."""
+        """Agents must know at once."""
         if effect.region != self._config.region:
             verb = "adopted" if effect.owned else "handed back"
             log.warning("the replicas of region %s are %s", effect.region, verb)
-            self._beats.want(effect.region, wanted=effect.owned)
         self.say_alive()
+
+    def hear_replicas(self, effect: fx.HearReplicas) -> None:
+        """A region that is adopted, or was a moment ago, is listened to."""
+        self._beats.want(effect.region, wanted=effect.wanted)
 
     def say_alive(self) -> None:
         """A sign of life, with what this router owns."""

@@ -67,6 +67,7 @@ class Performer:
             fx.AnswerTrie: trie.answer,
             fx.ClaimLease: leases.claim,
             fx.OwnershipChanged: leases.changed,
+            fx.HearReplicas: leases.hear_replicas,
         }
 
     def perform(self, effect: fx.Effect) -> None:
