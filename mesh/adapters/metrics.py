@@ -36,6 +36,11 @@ class RouterMetrics:
             "Bytes of answers that wait for slow clients; flow control bounds it.",
             registry=registry,
         )
+        self.guests = Gauge(
+            "mesh_guests_waiting",
+            "Peers' requests that wait in this router's line.",
+            registry=registry,
+        )
         self.bus_connected = Gauge(
             "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
         )

@@ -65,7 +65,7 @@ class Desk:
         self._tenants = Tenants(config.region, config.settings.ground, config.keys)
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
-        ingress = Ingress(config, bus, metrics, self._prompts)
+        ingress = Ingress(config, bus, metrics, self._prompts, self._tickets.bodies)
         self.trie = TrieGossip(config, bus, metrics, self.feed)
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen

@@ -1,7 +1,8 @@
 """Requests of peer regions: from a bus message to a core request, and on to an agent.
 
 The asking router keeps the client, the answer and the body's parts; this region only says which
-replica answers. So nothing is stored here but what is still to be placed.
+replica answers. So nothing is stored here but what is still to be placed, and its bytes count like
+those of own clients' bodies: what does not fit is refused before it is read.
 """
 
 import logging
@@ -13,6 +14,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import tracing
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import IngressSpan
@@ -171,24 +173,44 @@ class Ingress:
     """The peers' side of one router's desk."""
 
     def __init__(
-        self, config: RouterConfig, bus: RouterBus, metrics: RouterMetrics, prompts: PromptReader
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        prompts: PromptReader,
+        bodies: BodyBudget,
     ) -> None:
         self._config = config
         self._bus = bus
         self._metrics = metrics
         self._prompts = prompts
+        self._bodies = bodies
         self._waiting: dict[int, Foreign] = {}  # by key, until placed or refused
+        metrics.guests.set_function(lambda: len(self._waiting))
 
     def read(self, msg: Msg, key: int, now: float) -> Request | None:
         """The request in a message; None when it was refused for what it holds."""
+        taken = self._bodies.take(len(msg.data))
+        if taken is None:
+            self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
+            self._say_refused(msg.reply, Refusal.FULL)
+            return None
         try:
             foreign = read_ingress(msg, key, self._prompts, now)
         except IngressInvalid as error:
             log.warning("ingress refused: %s", error)
+            self._bodies.give_back(taken)
             self._say_refused(msg.reply, Refusal.BAD_WORK)
             return None
+        self._bodies.settle(taken, len(foreign.payload))
         self._waiting[key] = foreign
         return foreign.request
+
+    def _leave(self, key: int) -> Foreign:
+        """It waits no more."""
+        foreign = self._waiting.pop(key)
+        self._bodies.give_back(len(foreign.payload))
+        return foreign
 
     def decided(self, effect: fx.Decided) -> None:
         """A replica was found."""
@@ -197,7 +219,7 @@ class Ingress:
 
     def dispatch(self, effect: fx.Dispatch, inbox: str, now: float) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
-        foreign = self._waiting.pop(effect.key)
+        foreign = self._leave(effect.key)
         region = effect.region or self._config.region
         handoff = handoff_headers(self._config.region, self._config.router, effect)
         remaining_ms = max(1, round((foreign.request.deadline - now) * 1000))
@@ -212,7 +234,7 @@ class Ingress:
 
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""
-        foreign = self._waiting.pop(effect.key)
+        foreign = self._leave(effect.key)
         self._say_refused(effect.answer_inbox, effect.reason, effect.fresh)
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
         self._metrics.ingress_refusals.labels(effect.reason).inc()
