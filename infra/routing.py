@@ -12,12 +12,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from infra.table import Table
-from schemas.exchange import SLO_MS_MAX, Priority
+from schemas.exchange import HOPS_MAX, SLO_MS_MAX, Priority
 
 POLICY_CHARS_MAX = 100
 PUSHING_PATTERN = r"^(blind|pending|outstanding:[0-9]{1,6})$"
 HOLD_ORDERS = ("first-come", "hit-ratio")
-HOPS_MAX = 1
 
 
 class Shape(StrEnum):
@@ -63,8 +62,8 @@ def _hold_order(value: object) -> object:
 def _hops(value: object) -> object:
     if type(value) is not int or not 0 <= value <= HOPS_MAX:
         raise ValueError(
-            "write 0 or 1: what a peer refuses is placed anew by the router that asked, so that "
-            "no request wanders"
+            f"write a whole number from 0 (forwards nothing) to {HOPS_MAX}: how many regions a "
+            "request may pass"
         )
     return value
 

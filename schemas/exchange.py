@@ -39,6 +39,7 @@ H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts n
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
 H_HOPS = "Mesh-Hops"  # regions passed so far
+H_REGIONS = "Mesh-Regions"  # which ones, its origin first; the origin alone when missing
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
@@ -49,6 +50,7 @@ H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up 
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
+HOPS_MAX = 4  # regions that a request may pass, whatever is configured
 BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.

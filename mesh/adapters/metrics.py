@@ -106,7 +106,7 @@ class RouterMetrics:
         )
         self.ingress = Counter(
             "mesh_ingress",
-            "Requests of peers, by result: placed, refused.",
+            "Requests of peers, by result: placed, refused, sent_on.",
             ["origin", "result"],
             registry=registry,
         )

@@ -30,11 +30,15 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Ask a peer region to place the request."""
+    """Ask a peer region to place the request.
+
+    A peer's own is sent on: the answer goes to the inbox that it gave.
+    """
 
     key: int
     attempt: int
     peer: RegionId
+    answer_inbox: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Outlook:
             is_within = is_left and takes.takes_replica(wanted, replica)
             if is_within and self._replicas.serves(replica, request.model):
                 return True
-        return request.hops < self._settings.hops_max and any(
+        return request.passed < self._settings.hops_max and any(
             region not in record.avoid
             and takes.takes_peer(wanted, region, peer)
             and peer.ready(request.model, wanted) > 0
@@ -78,7 +78,8 @@ class Outlook:
         """
         if record.peer is None or not record.waited_abroad:
             return False
-        patience_s = self._settings.hold_s_max + self._reply_s(record.peer)
+        lines = max(1, self._settings.hops_max)  # it may have been sent on, and wait there anew
+        patience_s = lines * self._settings.hold_s_max + self._reply_s(record.peer)
         return now - record.attempted_at > patience_s
 
     def is_left_waiting(self, record: Inflight, now: float) -> bool:

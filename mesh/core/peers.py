@@ -119,6 +119,19 @@ class PeerTable:
         peer = self._peers.get(region)
         return None if peer is None else peer.rtt_s
 
+    def detour_s(self, region: RegionId, origin: RegionId) -> float | None:
+        """What it costs to send another region's request on instead of serving it here: half a
+        round trip there, and half of one from there to its origin instead of from here, as the
+        answer goes straight. None where that region does not say that it knows the way."""
+        peer, asker = self._peers.get(region), self._peers.get(origin)
+        if peer is None or peer.rtt_s is None:
+            return None
+        told = [digest.rtt_s[origin] for digest in peer.digests.values() if origin in digest.rtt_s]
+        if not told:
+            return None
+        saved_s = 0.0 if asker is None or asker.rtt_s is None else asker.rtt_s
+        return max(0.0, (peer.rtt_s + min(told) - saved_s) / 2)
+
     def round_trips(self) -> dict[RegionId, float]:
         """Seconds to every peer that was measured."""
         return {name: peer.rtt_s for name, peer in self._peers.items() if peer.rtt_s is not None}
@@ -166,7 +179,8 @@ class PeerTable:
 
     def refused(self, region: RegionId, now: float) -> None:
         """It had nobody free: not available until its next digest."""
-        self._peers[region].refused_at = now
+        if (peer := self._peers.get(region)) is not None:
+            peer.refused_at = now
 
     def expire(self, now: float) -> None:
         """Forget what routers said that fell silent: their queues and models are unknown again."""

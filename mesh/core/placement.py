@@ -29,6 +29,8 @@ from schemas.residency import Label
 
 NOWHERE = RegionId("")  # home of a placer that nobody told where it is
 OTHER_MODEL = "other model"
+BEEN_THERE = "been there"
+NO_WAY = "no known way to its origin"
 
 Free = list[Replica]
 Others = list[tuple[Replica, str]]
@@ -135,7 +137,7 @@ class Placer:
         local = self._local_layer(brain, request, avoid, now, ahead)
         if local.free and not brain.local.joint:
             return self._choose(brain, brain.local, request, local.free, now, local)
-        if request.answer_inbox is not None or request.hops >= self._settings.hops_max:
+        if request.passed >= self._settings.hops_max:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
             return self._held(brain, "no local replica is free", local)
@@ -290,18 +292,32 @@ class Placer:
         layer = Layer(CandidateKind.PEER)
         busy_too, wanted = brain.local.judges_load, self.residency.wanted(request)
         for region, peer in self._peers:
-            why: str | None = EXCLUDED
-            if self.residency.takes_peer(wanted, region, peer):
+            rtt_s, why = peer.rtt_s, self._no_way_because(request, region)
+            if request.answer_inbox is not None:
+                rtt_s = self._peers.detour_s(region, request.origin)
+            if why is None and not self.residency.takes_peer(wanted, region, peer):
+                why = EXCLUDED
+            if why is None:
                 why = self._peers.unavailable_because(
                     peer, request.model, now, busy_too=busy_too, labels=wanted
                 )
             load = peer.queue + len(peer.forwarded_at)
-            target = Target(region, load, layer.kind, peer.rtt_s, None, peer, peer.queue)
+            target = Target(region, load, layer.kind, rtt_s, None, peer, peer.queue)
             if why is None and region not in avoid:
                 layer.free.append(target)
             else:
                 layer.busy.append((target, why or "failed before"))
         return layer
+
+    def _no_way_because(self, request: Request, region: RegionId) -> str | None:
+        """Why a peer's request can't be sent on to that region; None for one of our own."""
+        if request.answer_inbox is None:
+            return None
+        if request.has_been_in(region):
+            return BEEN_THERE
+        if not self.residency.may_send_on(request, region):
+            return EXCLUDED
+        return NO_WAY if self._peers.detour_s(region, request.origin) is None else None
 
     def _choose(
         self,

@@ -68,6 +68,13 @@ class Residency:
             return False
         return wanted is None or not wanted.isdisjoint(self.of_peer(region, peer))
 
+    def may_send_on(self, request: Request, region: RegionId) -> bool:
+        """Whether a peer's request may go on to that region from here; a confined region's server
+        lets it out under the labels alone that it is confined to."""
+        if not self._confined:
+            return True
+        return not (self._confined & self._region(region)).isdisjoint(request.residency)
+
     def is_secret(self, request: Request) -> bool:
         """Whether some region that hears of our prefixes must not hear of this one's."""
         wanted = self.wanted(request)

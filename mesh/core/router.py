@@ -1,11 +1,11 @@
 """RouterCore: the life of every request, as events in and effects out.
 
 Theory of operation. A client's request is held, tried, started, ended (`inflight.py`). It is
-tried on a local replica or through one peer; whatever goes wrong before its client has seen a
+tried on a local replica or through a peer; whatever goes wrong before its client has seen a
 byte (refusal, loss, error) leads to another try or to one clear error, and after that byte only
 to an error event. A peer's request is placed on a local replica, held among ours (`guests.py`) or
-refused; its answer goes straight to the asking router, so once it is placed nothing of it is kept
-here but a note to tell that router if the replica is lost.
+refused, or sent on; its answer goes straight to the asking router, so once it is placed nothing of
+it is kept here but a note to tell that router if the replica is lost.
 
 Every client's request ends in exactly one of: AnswerEnded or ClientGone (from outside), Fail or
 PassEngineError (from here). Attempts are numbered; events of an attempt that is not the current
@@ -36,7 +36,6 @@ from mesh.core.policies import Makers
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
-from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId
@@ -183,7 +182,7 @@ class RouterCore:
         place = self._foreign.place(request, now, draining=self.draining)
         if isinstance(place, Refusal):
             self._ends.refuse(request, inbox, place, now)
-        elif place.placement is Placement.LOCAL:
+        elif place.target is not None:
             self._attempts.begin_for_peer(request, inbox, place, now)
         else:
             self.inflight[request.key] = record = Inflight(request)
@@ -284,7 +283,8 @@ class RouterCore:
                 record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
             )
             return
-        self._attempts.rest(record, now)
+        said_by_another = event.replica is None and event.region not in (self.region, record.peer)
+        self._attempts.rest(record, now, event.region if said_by_another else None)
         self._not_taken(record, now)
         self._line.try_all(now)
 

@@ -5,7 +5,7 @@ from math import isfinite
 
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
-from schemas.exchange import Priority
+from schemas.exchange import HOPS_MAX, Priority
 from schemas.gossip import BLOCKS_MAX
 from schemas.residency import OPEN_GROUND, Ground
 
@@ -33,7 +33,9 @@ class RouterSettings:
     # What a client of this region may wait for a first token because of foreign work, in seconds:
     # peers' requests that would make it longer are refused. None takes whatever fits.
     own_ttft_goal_s: float | None = None
-    hops_max: int = 1  # a forwarded request is never forwarded again
+    # Regions that a request may pass: 1 forwards it once, 2 lets the peer that was asked forward it
+    # once more, and so on, up to HOPS_MAX.
+    hops_max: int = 1
     hold_max: int = 1000  # requests held per router; beyond it new ones are shed at once
     hold_s_max: float = 60.0  # a held request is shed after this long
     request_s_max: float = 600.0  # default deadline, from arrival to last byte
@@ -81,6 +83,8 @@ class RouterSettings:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
         if self.trie_blocks_max > BLOCKS_MAX:
             raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
+        if self.hops_max > HOPS_MAX:
+            raise ValueError(f"hops_max is at most {HOPS_MAX}: no request says more of its way")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
         if self.digest_late_s > self.digest_lost_s:

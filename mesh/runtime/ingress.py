@@ -24,12 +24,19 @@ from mesh.core.prompt import Prompt, PromptInvalid, prompt_text
 from mesh.core.request import Request
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.prompts import PromptReader
-from mesh.runtime.work import handoff_headers
+from mesh.runtime.work import handoff_headers, ingress_subject, onward_headers, sketch
 from schemas import exchange, subjects, wire
-from schemas.exchange import Frame, Priority, Refusal
+from schemas.exchange import HOPS_MAX, Frame, Priority, Refusal
 from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
-from schemas.ids import ModelId, RegionId, RequestId, is_request_id
+from schemas.ids import (
+    ModelId,
+    NameInvalid,
+    RegionId,
+    RequestId,
+    checked_name,
+    is_request_id,
+)
 from schemas.residency import Labels, parse_labels
 from schemas.state import Digest, encode_state
 
@@ -38,7 +45,6 @@ log = logging.getLogger(__name__)
 # What honest routers say is far below; what is beyond can't be reckoned with.
 DEADLINE_MS_MAX = 10**12
 WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
-HOPS_MAX = 1000
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal, half of what a control message may have
 # The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
 PASSED_ON = frozenset(header.name for header in HEADERS["ingress"])
@@ -85,6 +91,7 @@ def _request(
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
     residency = _residency(msg.subject, headers)
+    passed = _passed(headers, subjects.owner(msg.subject))
     return Request(
         key=key,
         request_id=request_id,
@@ -92,8 +99,9 @@ def _request(
         prompt=_prompt(msg.data, headers, path, model, prompts),
         arrived_at=now - _waited_s(headers),
         deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
-        hops=_hops(headers),
-        origin=RegionId(headers[exchange.H_ORIGIN]),
+        hops=len(passed),
+        origin=passed[0],
+        path=passed,
         answer_inbox=msg.reply,
         residency=residency,
         priority=priority,
@@ -110,11 +118,23 @@ def _count(headers: Mapping[str, str], name: str, most: int) -> int:
     return int(text)
 
 
-def _hops(headers: Mapping[str, str]) -> int:
+def _passed(headers: Mapping[str, str], home: RegionId | None) -> tuple[RegionId, ...]:
+    """The regions that it has passed, its origin first: as many as its hops, each once, not here.
+
+    So it never comes back, and wanders no further than HOPS_MAX, whoever sends it on.
+    """
     hops = _count(headers, exchange.H_HOPS, HOPS_MAX)
     if not hops:
         raise IngressInvalid("a peer's request has passed a region, so its hops are not 0")
-    return hops
+    origin = headers[exchange.H_ORIGIN]
+    said = headers.get(exchange.H_REGIONS, origin).split(",", HOPS_MAX)
+    try:
+        path = tuple(RegionId(checked_name("region", name)) for name in said)
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_REGIONS}: {error}"[:300]) from error
+    if path[0] != origin or len(path) != hops or len({*path, home}) != hops + 1:
+        raise IngressInvalid(f"regions {','.join(path)} of {hops} hops from {origin} to {home}")
+    return path
 
 
 def _waited_s(headers: Mapping[str, str]) -> float:
@@ -230,6 +250,19 @@ class Ingress:
         placed = wire.encode(exchange.Placed(region, effect.replica))
         self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
         self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
+        foreign.span.end()
+
+    def send_on(self, effect: fx.Forward, inbox: str, now: float) -> None:
+        """Ask another region to place it; whoever answers says so to the asking router."""
+        foreign = self._leave(effect.key)
+        request, home = foreign.request, self._config.region
+        headers = foreign.headers | onward_headers(request, home, now)
+        foreign.span.dispatched(headers)
+        ground = self._config.settings.ground
+        subject = ingress_subject(ground, home, effect.peer, request.residency)
+        payload = foreign.payload or sketch(request.prompt)
+        self._bus.publish(subject, payload, reply=inbox, headers=headers)
+        self._metrics.ingress.labels(request.origin, "sent_on").inc()
         foreign.span.end()
 
     def refuse(self, effect: fx.RefusePeer) -> None:

@@ -89,12 +89,15 @@ class Performer:
         self._send(ticket, answer, subject, headers, lambda: b"")
 
     def _forward(self, effect: fx.Forward) -> None:
+        if effect.answer_inbox is not None:
+            self._ingress.send_on(effect, effect.answer_inbox, self._clock())
+            return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
         headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
         prompt = self._tickets.request(effect.key).prompt
         ground, labels = self._config.settings.ground, ticket.ask.residency
-        subject = ingress_subject(ground, effect.peer, labels)
+        subject = ingress_subject(ground, self._config.region, effect.peer, labels)
         self._send(ticket, answer, subject, headers, lambda: sketch(prompt))
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:

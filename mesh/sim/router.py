@@ -23,7 +23,14 @@ from mesh.sim.network import BUS_S, Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Guest, Ticket, Tickets
-from mesh.sim.work import MODEL, deadline_header, handoff_headers, request_headers
+from mesh.sim.work import (
+    MODEL,
+    deadline_header,
+    handoff_headers,
+    onward_headers,
+    path_of,
+    request_headers,
+)
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
 from schemas.http import Fault
@@ -145,14 +152,15 @@ class SimRouter:
     # What peers say.
 
     def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A peer's request, to be placed, held or refused."""
+        """A peer's request, to be placed, held, sent on or refused."""
+        path = path_of(headers)
+        assert self.site not in path, "no request comes back"
         if self.core is None:
-            self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
+            if len(path) == 1:  # the bus tells only whoever published it
+                self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
             return
         now = self._queue.now
         key = self._tickets.new_key()
-        deadline = now + int(headers[exchange.H_DEADLINE_MS]) / 1000
-        self._guests[key] = Guest(headers, ask, asker, deadline)
         request = Request(
             key=key,
             request_id=ask.request_id,
@@ -160,13 +168,15 @@ class SimRouter:
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
-            deadline=deadline,
-            hops=int(headers[exchange.H_HOPS]),
-            origin=RegionId(headers[exchange.H_ORIGIN]),
+            deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
+            hops=len(path),
+            origin=path[0],
+            path=path,
             answer_inbox=inbox,
             priority=Priority(ask.node.priority),
             slo_ttft_s=ask.node.slo_ttft_s,
         )
+        self._guests[key] = Guest(headers, ask, asker, request)
         self._decide(request)
 
     def hear_digest(self, digest: Digest) -> None:
@@ -298,19 +308,22 @@ class SimRouter:
     def _dispatch_for_peer(
         self, key: int, inbox: str, replica: Worker, handoff: dict[str, str]
     ) -> None:
-        guest = self._guests.pop(key)
-        headers = guest.headers | deadline_header(guest.deadline - self._queue.now) | handoff
-        asker = guest.asker
-        self._send(replica.site, replica.hear_work, inbox, headers, guest.ask, asker)
+        said, ask, asker, request = self._guests.pop(key)
+        headers = said | deadline_header(request.deadline - self._queue.now) | handoff
+        self._send(replica.site, replica.hear_work, inbox, headers, ask, asker)
         self._send(asker.site, asker.hear_placed, inbox, replica)
 
     def _forward(self, effect: fx.Forward) -> None:
-        ticket = self._tickets.begin(effect.key, effect.attempt)
-        ticket.peer = effect.peer
         crew = self._around.routers[effect.peer]
         living = [router for router in crew if router.is_up] or crew
         peer = living[self._around.pick(len(living))]
-        headers = self._headers(ticket, hops=1)
+        if (inbox := effect.answer_inbox) is not None:
+            said, ask, asker, request = self._guests.pop(effect.key)
+            headers = said | onward_headers(request, self.site, self._queue.now)
+            self._send(peer.site, peer.hear_ingress, inbox, headers, ask, asker)
+            return
+        ticket = self._tickets.begin(effect.key, effect.attempt)
+        ticket.peer, headers = effect.peer, self._headers(ticket, hops=1)
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
     def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mesh.core.request import Request
 from mesh.sim.ask import Ask
 from mesh.sim.place import Asker, Worker
 from schemas import subjects
@@ -35,7 +36,7 @@ class Guest(NamedTuple):
     headers: dict[str, str]
     ask: Ask
     asker: Asker
-    deadline: float
+    request: Request
 
 
 class Tickets:

@@ -13,7 +13,7 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCapacity
-from tests.mesh.core.build import EU, US, beat, core, digest, foreign, request
+from tests.mesh.core.build import AP, EU, US, beat, core, digest, foreign, request
 
 NOW = 10.0
 
@@ -168,3 +168,14 @@ def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
     fed(router, ev.DigestSeen(digest("ap", 2)), now=NOW + 3.0)
     again = fed(router, ev.Tick(), now=NOW + 3.1)
     assert [effect.peer for effect in of(fx.Forward, again)] == ["ap"]
+
+
+def test_who_refuses_what_it_was_sent_on_rests_and_who_sent_it_on_does_not():
+    router = core(policy="least-load")
+    fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0)))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    fed(router, ev.AttemptRefused(1, 1, Refusal.NO_REPLICA, AP, None, -1, -1))
+    eu, ap = router.peers.get(EU), router.peers.get(AP)
+    assert (eu.refused_at, ap.refused_at) == (None, NOW)
+    [record] = router.inflight.values()
+    assert record.avoided(NOW) == {"eu"}, "for a moment: it might send it there again"

@@ -130,8 +130,9 @@ class Desk:
         )
         self.ingress = Ingress(config, self, self.metrics, PromptReader("key"), self.bodies)
 
-    def publish(self, subject, payload, **more):
+    def publish(self, subject, payload, reply="", headers=None):
         self.said.append((subject, payload))
+        self.reply, self.headers = reply, headers
         return True
 
     def hear(self, key, data=BODY):
@@ -161,3 +162,49 @@ def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
     assert desk.hear(4, b"no JSON") is None
     assert desk.refusals() == ["full", "own_work", "bad_work"]
     assert desk.bodies.taken_bytes == 0
+
+
+def test_the_way_of_a_request_is_told_by_those_who_sent_it_on():
+    assert read().path == ("eu",)
+    told = read(**{exchange.H_HOPS: "2", exchange.H_REGIONS: "eu,ap"})
+    assert (told.path, told.hops, told.origin) == (("eu", "ap"), 2, "eu")
+
+
+@pytest.mark.parametrize(
+    ("hops", "regions"),
+    [
+        ("2", None),
+        ("1", "eu,ap"),
+        ("2", "ap,eu"),  # its origin is eu
+        ("2", "eu,us"),  # it has been here
+        ("2", "eu,eu"),
+        ("2", "eu,"),
+        ("2", "eu,a.b"),
+        ("5", "eu,a,b,c,d"),
+        ("4", "eu,a,b,c,d,e,f,g"),
+        ("1", ""),
+    ],
+)
+def test_a_way_that_comes_back_or_is_none_is_refused(hops, regions):
+    with pytest.raises(IngressInvalid):
+        read(**{exchange.H_HOPS: hops, exchange.H_REGIONS: regions})
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_is_sent_on_says_the_whole_way_and_what_it_has_waited(in_parts):
+    desk = Desk(limit_bytes=1_000_000)
+    more, data = {exchange.H_WAITED_MS: "40"}, BODY
+    if in_parts:
+        more |= {exchange.H_BODY_BYTES: "2000000"}
+        data = wire.encode(exchange.Sketch(9000, (1, 2)))
+    asked = desk.ingress.read(message(data, **more), 1, 100.0)
+    desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX), INBOX, 100.5)
+    [(subject, payload)] = desk.said
+    assert (subject, payload) == (subjects.ingress("ap"), data)
+    on = Msg(None, subject=subject, reply=desk.reply, data=payload, headers=desk.headers)
+    there = read_ingress(on, 8, PromptReader("key"), 7.0).request
+    assert (there.path, there.hops, there.origin) == (("eu", "us"), 2, "eu")
+    assert (there.arrived_at, there.deadline) == (7.0 - 0.54, 9.0)
+    assert (there.answer_inbox, there.prompt) == (INBOX, asked.prompt)
+    assert desk.bodies.taken_bytes == 0
+    assert desk.sample("mesh_ingress_total", origin="eu", result="sent_on") == 1.0
