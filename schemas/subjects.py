@@ -51,6 +51,16 @@ def body(region: RegionId | str, replica: ReplicaId | str) -> str:
     return f"{ROOT}.{region}.replica.{replica}.body"
 
 
+def name(region: RegionId | str, replica: ReplicaId | str) -> str:
+    """An agent asks whether another one has its name; whoever has it listens."""
+    return f"{ROOT}.{region}.replica.{replica}.name"
+
+
+def named(region: RegionId | str, replica: ReplicaId | str) -> str:
+    """The answer of whoever has it."""
+    return f"{ROOT}.{region}.replica.{replica}.named"
+
+
 def ingress(region: RegionId | str) -> str:
     """Requests that a peer region asks this region to place; queue group `routers`."""
     return f"{ROOT}.{region}.ingress"

@@ -12,6 +12,7 @@ import click
 import uvloop
 from pydantic import ValidationError
 
+from agents.adapters.own_name import NameTaken
 from agents.config import AgentConfig, Kind
 from agents.runtime.process import Stop, run
 from infra import tracing
@@ -66,7 +67,7 @@ def command(nats_password_file: Path | None, **options: Any) -> None:
     tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
     try:
         uvloop.run(_main(config))
-    except* (BusUnreachable, OSError) as problems:
+    except* (BusUnreachable, NameTaken, OSError) as problems:
         raise click.ClickException(str(problems.exceptions[0])) from problems
     finally:
         tracing.shut_down()
