@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss
+.PHONY: study-loss control-cost
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -56,8 +56,12 @@ study-federation: $(STAMP) ## what late and lost news cost the mesh
 
 study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)
-study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas serve again
-	$(STUDY).region_loss $(SIZE)
+
+study-loss: $(STAMP) ## kill -9 of a region's routers, live; TOGETHER=2: of two regions at once
+	$(STUDY).region_loss $(SIZE) $(if $(TOGETHER),--together $(TOGETHER))
+
+control-cost: $(STAMP) ## what heartbeats, digests, gossip and leases cost, live and in the twin
+	$(STUDY).control_cost $(SIZE)
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)
@@ -65,7 +69,7 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
 
-gossip-live: $(STAMP) ## three regions of two routers, live, with gossip and without; TRACE=file
+gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
 	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal

@@ -66,6 +66,7 @@ class LocalMesh:
         self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
+        self.wan: dict[tuple[RegionId, RegionId], WanProxy] = {}  # (solicitor, acceptor) → link
         self.missing: list[EngineSilent] = []  # given engines that `start` did not wait for
 
     @property
@@ -120,6 +121,7 @@ class LocalMesh:
             target = self._topology.regions[link.acceptor].leaf
             proxy = WanProxy(target, one_way_s=link.rtt_s / 2)
             await self._links.enter_async_context(proxy)
+            self.wan[link.solicitor, link.acceptor] = proxy
             leaf_addresses[link.solicitor, link.acceptor] = proxy.address
         return bundle.write(
             self._topology,
