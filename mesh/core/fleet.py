@@ -129,7 +129,6 @@ class Fleet:
             not self.draining,
             now,
             adopted=self.ownership.adopted,
-            rtt_s=self._peers.round_trips,
         )
 
     # The hands of ownership.

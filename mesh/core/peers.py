@@ -7,7 +7,7 @@ was forwarded since the last one is counted against the replicas it said were fr
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mesh.core.health import health
 from mesh.core.round_trips import RoundTrips
@@ -152,6 +152,8 @@ class PeerTable:
             return
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
+        if known is not None and not digest.rtt_s:  # told now and then: the last ones hold
+            digest = replace(digest, rtt_s=known.rtt_s)
         peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
         # The digest left half a round trip ago: what was forwarded since can't be in it. An

@@ -13,6 +13,9 @@ from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest, ModelCapacity
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
+# Round trips are measured once a second and differ little from one to the next; in every digest,
+# what regions say to each other would grow with the square of their number.
+ROUND_TRIPS_S = 1.0
 RATE_S = 5.0  # time constant of the request rate's running average
 
 
@@ -25,7 +28,7 @@ class RegionalDigest:
         self._region, self._router, self._epoch = region, router, epoch
         self._settings = settings
         self._seq = 0
-        self._published_at = self._made_at = float("-inf")
+        self._published_at = self._made_at = self._round_trips_at = float("-inf")
         self._latest: Digest | None = None
         self._accepted = True
         self._last: tuple[object, ...] = ()
@@ -49,7 +52,7 @@ class RegionalDigest:
     ) -> Digest | None:
         """The digest to publish now, if one is due. A change too soon is told at the next tick.
 
-        `adopted`: regions with the term of each. `rtt_s`: to the peers, asked only when needed.
+        `adopted`: regions with the term of each. `rtt_s`: to the peers, told once a second.
         """
         since_s = now - self._published_at
         if since_s < CHANGE_S_MIN and accepting == self._accepted:
@@ -60,7 +63,8 @@ class RegionalDigest:
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
-        return self._digest(models, replicas, held, accepting, now, adopted, rtt_s)
+        told_s = self._round_trips(rtt_s, now)
+        return self._digest(models, replicas, held, accepting, now, adopted, told_s)
 
     def fresh(
         self,
@@ -70,13 +74,22 @@ class RegionalDigest:
         now: float,
         *,
         adopted: Mapping[RegionId, int] = MappingProxyType({}),
-        rtt_s: Callable[[], dict[RegionId, float]] = dict,
     ) -> Digest:
         """How the region is at this moment, for one who asks; the news for all is not changed."""
         if self._latest is not None and now - self._made_at < CHANGE_S_MIN:
             return self._latest
         counts = _counts(replicas, now)
-        return self._digest(counts, replicas, held, accepting, now, adopted, rtt_s)
+        return self._digest(counts, replicas, held, accepting, now, adopted, {})
+
+    def _round_trips(
+        self, rtt_s: Callable[[], dict[RegionId, float]], now: float
+    ) -> dict[RegionId, float]:
+        """To be told to everyone now; empty where they were told lately."""
+        if now - self._round_trips_at < ROUND_TRIPS_S:
+            return {}
+        if told := rtt_s():
+            self._round_trips_at = now
+        return told
 
     def _digest(
         self,
@@ -86,7 +99,7 @@ class RegionalDigest:
         accepting: bool,
         now: float,
         adopted: Mapping[RegionId, int],
-        rtt_s: Callable[[], dict[RegionId, float]],
+        rtt_s: dict[RegionId, float],
     ) -> Digest:
         ready = [replica for replica in replicas if replica.heartbeat.models]
         ready = [replica for replica in ready if _is_ready(replicas, replica)]
@@ -111,7 +124,7 @@ class RegionalDigest:
             residency=self._labels,
             models_by_label=self._by_label(replicas, now),
             adopted=dict(adopted),
-            rtt_s=rtt_s(),
+            rtt_s=rtt_s,
         )
         return self._latest
 

@@ -47,6 +47,17 @@ def test_a_silent_region_is_not_asked(table):
     assert why(table, 1.01) == "silent"
 
 
+def test_round_trips_hold_until_others_are_told(table):
+    def told(seq, **fields):
+        table.see(digest("eu", seq, **fields), 0.0)
+        return [one.rtt_s for one in table.get(EU).digests.values()]
+
+    assert told(1) == [{}]
+    assert told(2, rtt_s={AP: 0.2}) == [{AP: 0.2}]
+    assert told(3) == told(4) == [{AP: 0.2}]
+    assert told(5, rtt_s={AP: 0.3}) == [{AP: 0.3}]
+
+
 def test_what_was_forwarded_fills_the_free_replicas(table):
     table.measured(EU, 0.1)
     table.see(digest("eu", free=2), 0.0)
