@@ -28,6 +28,9 @@ class RouterMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: the one by which the core is fed."""
+        self.router = Gauge(
+            "mesh_router", "1, and which router this is.", ["router"], registry=registry
+        )
         self.registry = registry
         self._requests(registry)
         self._placements(registry)

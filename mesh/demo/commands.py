@@ -48,17 +48,20 @@ class Commands:
             ready=speaks_nats(self._topology.region(region).nats),
         )
 
-    def router(self, region: str, router: str, http: Address) -> Program:
-        """One of a region's routers; `http` is where it listens."""
+    def router(self, region: str, router: str, http: Address, metrics: Address | None) -> Program:
+        """One of a region's routers; where it listens, and where its first worker has a page."""
         options = self._options
         who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
-        config = ("--config", str(options.config), "--http", str(http))
+        config: tuple[str, ...] = ("--config", str(options.config), "--http", str(http))
         log = ("--log-level", options.log_level)
         choices = {
             "--policy": options.policy,
             "--pushing": options.pushing,
             "--hold-order": options.hold_order,
         }
+        workers = self._topology.region(region).workers
+        if metrics is not None:
+            config += ("--workers", str(workers), "--metrics", str(metrics))
         given = [word for name, value in choices.items() if value for word in (name, value)]
         return Program(
             name=f"router-{region}-{router}",

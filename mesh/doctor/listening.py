@@ -9,6 +9,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra.topology import Topology
+from infra.workers import workers_among
 from mesh.doctor.findings import Chart, Verdict, verdict_if
 from schemas import state, subjects, wire
 from schemas.ids import RegionId, RouterId
@@ -68,13 +69,7 @@ def judge(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
     """Write down what was heard, held against the file."""
     region = RegionId(chart.region)
     _replicas(chart, topology, heard, now)
-    for router in topology.region(region).routers:
-        digest = heard.digests.get((region, router))
-        detail = "silent" if digest is None else f"{digest.replicas_ready} replicas ready"
-        verdict = verdict_if(digest is not None)
-        if digest is not None and not digest.accepting:
-            verdict, detail = Verdict.WARNING, "draining"
-        chart.note("router", router, verdict, detail)
+    _routers(chart, topology, heard)
     for peer in topology.peers(region):
         routers = sorted(router for other, router in heard.digests if other == peer)
         detail = f"routers heard: {', '.join(routers)}" if routers else "no digest crosses"
@@ -84,6 +79,24 @@ def judge(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
         chart.note("bus", "messages", Verdict.WARNING, detail)
     _labels(chart, topology, heard)
     _prefixes(chart, topology.ground, heard)
+
+
+def _routers(chart: Chart, topology: Topology, heard: Heard) -> None:
+    """Every router of the file, be it one process or several, whatever the file says of that."""
+    region, own = RegionId(chart.region), topology.region(chart.region)
+    speaking = {router for other, router in heard.digests if other == region}
+    for router in own.routers:
+        others = set(own.routers) - {router}
+        found = [heard.digests[region, name] for name in workers_among(router, speaking - others)]
+        ready = max((digest.replicas_ready for digest in found), default=0)
+        detail = f"{ready} replicas ready" if found else "silent"
+        verdict = verdict_if(bool(found))
+        if found and not any(digest.accepting for digest in found):
+            verdict, detail = Verdict.WARNING, "draining"
+        elif found and own.workers > 1:
+            detail = f"{len(found)} of {own.workers} workers heard, {detail}"
+            verdict = verdict_if(len(found) >= own.workers, Verdict.WARNING)
+        chart.note("router", router, verdict, detail)
 
 
 def _replicas(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:

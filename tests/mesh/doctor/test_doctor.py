@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
+from infra.address import parse_address
 from infra.nats.region_config import ACCOUNT
 from infra.topology import parse
 from mesh.doctor.examine import examine
@@ -105,6 +106,27 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         [line] = [line for line in out.splitlines() if "heartbeat" in line and "eu-0" in line]
         assert "bad" in line and "silent" in line
         assert "1 bad" in out
+
+
+async def test_a_router_may_be_several_processes(tmp_path):
+    async with running(tmp_path) as (regions, mesh):
+        await mesh.router("us", "r1-0", ground=regions.topology.ground)
+        changes = {"workers": 2, "metrics": parse_address("127.0.0.1:9101")}
+        two = regions.topology.regions["us"].model_copy(update=changes)
+        meant = {**regions.topology.regions, "us": two}
+        topology = regions.topology.model_copy(update={"regions": meant})
+
+        async def router():
+            findings = await examined(regions, tmp_path, topology=topology)
+            [found] = [one for one in findings if (one.region, one.check) == ("us", "router")]
+            return found.about, found.verdict, found.detail
+
+        said = "2 of 2 workers heard, 1 replicas ready"
+        assert await router() == ("r1", Verdict.OK, said)
+        await mesh.routers["us"].close()
+        assert await router() == ("r1", Verdict.WARNING, said.replace("2 of", "1 of"))
+        await mesh.routers["us/r1-0"].close()
+        assert await router() == ("r1", Verdict.BAD, "silent")
 
 
 async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
