@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss
+.PHONY: study-loss bench-workers bench-replicas gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -35,6 +35,15 @@ compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
 	$(BIN)/python -m tests.benchmarks.decide
+
+bench-workers: $(STAMP) ## what a second worker of a router brings (minutes)
+	$(BIN)/python -m tests.benchmarks.workers
+
+bench-replicas: $(STAMP) ## a router with a thousand replicas: CPU, memory, time of a decision (minutes)
+	$(BIN)/python -m tests.benchmarks.many_replicas
+
+gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
+	$(BIN)/python -m tests.benchmarks.gate
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.fidelity --trace $(TRACE)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.nats_regions import PORTS, free_ports, mesh_toml
 
-READY_S = 30.0
+READY_S = 50.0
 END_S = 30.0
 
 
@@ -68,6 +68,7 @@ class RouterProcess:
         """Wait until that worker would place requests."""
         async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
             while True:
+                assert self.process.returncode is None, await self.end()
                 with contextlib.suppress(aiohttp.ClientConnectionError):
                     async with session.get(self.page(worker) + "/ready") as answer:
                         if answer.status == 200:
