@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss bench-workers bench-replicas gate-renew
+.PHONY: study-loss bench-workers bench-replicas bench-agent gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -41,6 +41,9 @@ bench-workers: $(STAMP) ## what a second worker of a router brings (minutes)
 
 bench-replicas: $(STAMP) ## a router with a thousand replicas: CPU, memory, time of a decision (minutes)
 	$(BIN)/python -m tests.benchmarks.many_replicas
+
+bench-agent: $(STAMP) ## how many requests one agent process carries
+	$(BIN)/python -m tests.benchmarks.agent_limit
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.benchmarks.gate
