@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test drills compare fidelity decide lint format schemas clean help
+.PHONY: up test drills bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss
@@ -29,6 +29,10 @@ test: lint ## every check: style, types, layers, tests
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
+
+bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
+	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS))
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
