@@ -54,6 +54,7 @@ def main(
         cells=cells.chosen(names, quick),
         rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
         systems={name: start for name, start in known.items() if name in wanted},
+        environments=environments,
     )
     found = asyncio.run(run(settings, lambda line: print(line, file=sys.stderr)))
     _write(found, out)

@@ -78,6 +78,7 @@ METRICS = (
     b'vllm:num_requests_waiting{model_name="tiny"} 0\n'
     b'vllm:kv_cache_usage_perc{model_name="tiny"} 0.1\n'
 )
+CHAT = b"/v1/chat/completions"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
 
@@ -152,13 +153,17 @@ class Connection(asyncio.Protocol):
         body = bytes(self._buffer[len(self._head) + 4 : self._whole])
         del self._buffer[: self._whole]
         self._whole = 0
-        self._answer(*self._head.split(b" ", 2)[:2], body)
+        words = self._head.split(b" ", 2)
+        if len(words) != 3:  # some routers try HTTP/2 first
+            self._transport.close()
+            return False
+        self._answer(words[0], words[1], body)
         return True
 
     def _answer(self, method: bytes, path: bytes, body: bytes) -> None:
         if path == b"/metrics":
             self._transport.write(_response(METRICS % Connection.running, b"text/plain"))
-        elif method != b"POST":
+        elif (method, path) != (b"POST", CHAT):
             missing = _response(b"{}", status=b"404 Not Found")
             self._transport.write(PAGES.get(path, missing))
         elif not body:  # sent in chunks, which this engine does not read

@@ -16,6 +16,7 @@ from tests.bench.processes import Absent, output_of
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 INSTALL_WITHIN_S = 600.0
 VERSION_WITHIN_S = 30.0
+MODEL_WITHIN_S = 120.0
 _STAMP = "installed"
 
 
@@ -26,21 +27,33 @@ def groups(name: str, project: Mapping[str, Mapping[str, Sequence[str]]]) -> dic
     return {group: list(known[group]) for group in names if group in known}
 
 
+def digest(wanted: Mapping[str, Sequence[str]]) -> str:
+    """Of what an environment was made from."""
+    return hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
+
+
 async def installed(name: str, environments: Path) -> Path:
     """The folder of the program's environment with its commands. Raises Absent."""
     wanted = groups(name, tomllib.loads(PYPROJECT.read_text()))
     home = environments / name
     programs, stamp = home / "bin", home / _STAMP
-    digest = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == digest:
+    if stamp.is_file() and stamp.read_text() == digest(wanted):
         return programs
     await _run(sys.executable, "-m", "venv", "--clear", str(home))
     for group, requirements in wanted.items():
         alone = ("--no-deps",) if group.endswith("-alone") else ()
         pip = (str(programs / "python"), "-m", "pip", "install", "--quiet")
         await _run(*pip, *alone, *requirements)
-    stamp.write_text(digest)
+    stamp.write_text(digest(wanted))
     return programs
+
+
+async def tiny_model(programs: Path, folder: Path) -> Path:
+    """A folder that passes for a model, made by the environment's tokenizers. Raises Absent."""
+    texts = [str(path) for path in sorted(PYPROJECT.parent.glob("*.md"))]
+    command = (str(programs / "python"), str(Path(__file__).with_name("tiny_model.py")))
+    await output_of((*command, str(folder), *texts), within_s=MODEL_WITHIN_S)
+    return folder
 
 
 async def version_of(package: str, programs: Path) -> str:

@@ -32,8 +32,15 @@ class Absent(RuntimeError):
 class Processes:
     """An async context manager: what was started inside is ended at its end."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        ready_within_s: float = READY_WITHIN_S,
+        end_within_s: float = END_WITHIN_S,
+    ) -> None:
         self._logs = logs
+        self._ready_within_s, self._end_within_s = ready_within_s, end_within_s
         self._running: list[Process] = []
 
     async def __aenter__(self) -> Self:
@@ -45,7 +52,7 @@ class Processes:
         await self._http.close()
         for process in reversed(self._running):
             _signal(process, signal.SIGTERM)
-        await asyncio.gather(*map(_ended, self._running))
+        await asyncio.gather(*(_ended(each, self._end_within_s) for each in self._running))
 
     async def start(
         self,
@@ -97,11 +104,11 @@ class Processes:
     async def until(self, what: str, look: Look) -> None:
         """Wait until it is so. Raises Absent."""
         try:
-            async with asyncio.timeout(READY_WITHIN_S):
+            async with asyncio.timeout(self._ready_within_s):
                 while not await _holds(look):
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            raise Absent(f"{what} did not answer within {READY_WITHIN_S:g} s") from None
+            raise Absent(f"{what} did not answer within {self._ready_within_s:g} s") from None
 
     async def _until(self, name: str, process: Process, look: Look, log: Path) -> None:
         waiting = asyncio.create_task(self.until(name, look))
@@ -149,9 +156,9 @@ async def _holds(look: Look) -> bool:
         return False
 
 
-async def _ended(process: Process) -> None:
+async def _ended(process: Process, within_s: float) -> None:
     try:
-        async with asyncio.timeout(END_WITHIN_S):
+        async with asyncio.timeout(within_s):
             await process.wait()
     except TimeoutError:
         _signal(process, signal.SIGKILL)

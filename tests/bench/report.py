@@ -78,7 +78,7 @@ def _added(found: Results, cell: str, figure: str, systems: Sequence[str]) -> li
         return []
 
     def of(system: str) -> str:
-        if system == DIRECT:
+        if system == DIRECT or system in found.apart:
             return ""
         direct = found.values(cell, DIRECT, figure)
         return shown(spread(differences(found.values(cell, system, figure), direct)))

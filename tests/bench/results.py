@@ -11,6 +11,7 @@ class Results:
 
     settings: dict[str, str] = field(default_factory=dict)  # by system
     absent: dict[str, str] = field(default_factory=dict)  # why, by system or `system: cell`
+    apart: list[str] = field(default_factory=list)  # systems over engines of their own
     machine: dict[str, object] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)  # titles by name
     rounds: dict[str, dict[str, list[Mapping[str, float]]]] = field(default_factory=dict)

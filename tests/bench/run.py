@@ -1,19 +1,21 @@
 """A whole run: everything started side by side, every cell played in turns, everything ended."""
 
 import asyncio
+import itertools
 import resource
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tests.bench.cells import Cell
-from tests.bench.measure import Figures, machine, measure
+from tests.bench.measure import Figures, Meter, machine
 from tests.bench.processes import Absent, Processes
 from tests.bench.results import Results
 from tests.bench.systems.direct import direct
+from tests.bench.systems.dynamo import dynamo
 from tests.bench.systems.mesh import forwarded, mesh
 from tests.bench.systems.rust_routers import sglang_router, vllm_router
 from tests.bench.systems.system import Place, System
@@ -21,7 +23,6 @@ from tests.support.mesh_up import free_ports
 
 ENGINES = 2
 FILES_MIN = 8192  # a thousand streams are two sockets each in some processes
-WARM_UP_TURN = 0
 
 Start = Callable[[Place], Awaitable[System]]
 Say = Callable[[str], None]
@@ -33,7 +34,8 @@ class Settings:
 
     cells: Sequence[Cell]
     rounds: int
-    systems: dict[str, Start]  # in the order of their turns
+    systems: Mapping[str, Start]  # in the order of their turns
+    environments: Path  # of installed programs
 
 
 def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
@@ -42,9 +44,10 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
         "direct": direct,
         "mesh": mesh,
         **{f"mesh of {tree.name}": partial(_other, tree=tree) for tree in trees},
-        "mesh, forwarded": forwarded,
+        "forwarded": forwarded,
         "sglang-router": partial(sglang_router, environments=environments),
         "vllm-router": partial(vllm_router, environments=environments),
+        "dynamo": partial(dynamo, environments=environments),
     }
 
 
@@ -56,16 +59,16 @@ async def run(settings: Settings, say: Say) -> Results:
         async with Processes(Path(name) / "logs") as processes:
             place = Place(processes, await _engines(processes), Path(name))
             up = await _start_all(place, settings, found, say)
-            turn = WARM_UP_TURN
-            for cell in settings.cells:
+            meter = Meter(place.directory, settings.environments)
+            turns = itertools.count()
+            for system in up:  # connections, caches, first imports: of none of the rounds
+                await _turn(meter, settings.cells[0], system, next(turns), found)
+            for cell, number in itertools.product(settings.cells, range(settings.rounds)):
                 found.cells[cell.name] = cell.title()
-                for number in range(settings.rounds + 1):
-                    for system in up:
-                        turn += 1
-                        figures = await _turn(cell, system, turn, place, found)
-                        if number > 0:  # the first round only warms up
-                            found.add(cell.name, system.name, figures)
-                            say(_line(cell, number, system, figures))
+                for system in up:
+                    figures = await _turn(meter, cell, system, next(turns), found)
+                    found.add(cell.name, system.name, figures)
+                    say(_line(cell, number + 1, system, figures))
     return found
 
 
@@ -79,13 +82,15 @@ async def _start_all(place: Place, settings: Settings, found: Results, say: Say)
             say(f"{name} is absent: {problem}")
         else:
             found.settings[name] = system.settings
+            if system.has_own_engines:
+                found.apart.append(name)
             up.append(system)
     return up
 
 
-async def _turn(cell: Cell, system: System, turn: int, place: Place, found: Results) -> Figures:
+async def _turn(meter: Meter, cell: Cell, system: System, turn: int, found: Results) -> Figures:
     try:
-        return await measure(cell, system, turn, place.directory)
+        return await meter.measure(cell, system, turn)
     except Absent as problem:
         found.absent[f"{system.name}: {cell.name}"] = str(problem)
         return {}

@@ -70,7 +70,8 @@ TARGETS = (
     _times("router CPU per 32-chunk stream to it", "stream", "front_cpu_us", SGLANG, 0.45),
     _times("whole path's CPU per stream to it", "stream", "path_cpu_us", SGLANG, 1.0),
     *(
-        _added(f"TTFT {p} at 64 streams, less {peer}'s", "many", f"ttft_{p}_ms", peer)
+        _added(f"added TTFT {p} at 64 streams, less {peer}'s{how}", cell, f"ttft_{p}_ms", peer)
+        for cell, how in (("many", ""), ("many-acked", ", acknowledged at once"))
         for peer in (SGLANG, VLLM)
         for p in ("p50", "p99")
     ),

@@ -75,6 +75,7 @@ async def test_who_hangs_up_is_not_counted_as_running():
         ("GET", "/health", None, 200),
         ("GET", "/nowhere", None, 404),
         ("POST", "/v1/chat/completions", b'{"stream":true}', 400),
+        ("POST", "/v1/chat/completions/render", b'{"stream":true,"max_tokens":9}', 404),
     ],
 )
 async def test_what_it_can_not_do_it_says(method, path, body, status):

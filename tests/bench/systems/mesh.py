@@ -22,7 +22,7 @@ async def mesh(place: Place, *, name: str = "mesh", tree: Path = ROOT) -> System
     return await Mesh(place, name, ("us",), tree).start()
 
 
-async def forwarded(place: Place, *, name: str = "mesh, forwarded", tree: Path = ROOT) -> System:
+async def forwarded(place: Place, *, name: str = "forwarded", tree: Path = ROOT) -> System:
     """Two regions: the one that is asked has no replica, so everything goes to the other."""
     return await Mesh(place, name, ("us", "eu"), tree).start()
 
@@ -32,7 +32,7 @@ class Mesh:
 
     def __init__(self, place: Place, name: str, regions: tuple[str, ...], tree: Path) -> None:
         self._place, self._name, self._regions, self._tree = place, name, regions, tree
-        self._directory = place.directory / name.replace(", ", "-").replace("/", "-")
+        self._directory = place.directory / name.replace(" ", "-")
         self._pids: dict[str, list[int]] = {"router": [], "bus": [], "agents": []}
 
     async def start(self) -> System:

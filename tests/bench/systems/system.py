@@ -28,7 +28,8 @@ class System:
     router: tuple[int, ...] = ()  # the process that clients talk to
     path: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # all between client, engine
     model: str = MODEL
-    has_own_engines: bool = False  # its times to first token say nothing beside the others'
+    prompt_tokens_max: int | None = None
+    has_own_engines: bool = False  # times of its answers say nothing beside the others'
 
 
 async def until_it_answers(place: Place, system: System) -> System:
