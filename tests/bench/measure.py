@@ -114,8 +114,11 @@ class Meter:
 
 
 def _cpu(system: System) -> Mapping[str, float]:
-    parts = {part: proc.cpu_s(pids) for part, pids in system.path.items()}
-    return parts | {"front": proc.cpu_s(system.router), "path": sum(parts.values())}
+    """By part, of the router that clients talk to (`front`), and of all (`path`); read once."""
+    used = {pid: proc.cpu_s([pid]) for pids in system.path.values() for pid in pids}
+    parts = {part: sum(used[pid] for pid in pids) for part, pids in system.path.items()}
+    front = sum(used[pid] for pid in system.router)
+    return parts | {"front": front, "path": sum(used.values())}
 
 
 def machine() -> dict[str, object]:

@@ -21,7 +21,6 @@ import time
 from array import array
 from collections.abc import Sequence
 
-import orjson
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,8 +48,9 @@ class Plan(BaseModel):
 
 
 class Seen(BaseModel):
-    """What came of it, in milliseconds."""
+    """What came of it, in milliseconds; NaN where nothing came."""
 
+    model_config = ConfigDict(ser_json_inf_nan="constants")
     answered: int
     failed: int
     why: str  # the first failure
@@ -200,4 +200,4 @@ def _seen(plan: Plan, protocols: Sequence[Stream], refused: Sequence[str], took_
 
 if __name__ == "__main__":
     seen = uvloop.run(play(Plan.model_validate_json(sys.stdin.buffer.read())))
-    sys.stdout.buffer.write(orjson.dumps(seen.model_dump()))
+    sys.stdout.write(seen.model_dump_json())

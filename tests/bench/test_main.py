@@ -1,4 +1,4 @@
-"""The whole command, on two systems that need no installation and a cell of two seconds."""
+"""The whole command, on the systems that need no installation and a cell of two seconds."""
 
 import subprocess
 import sys
@@ -14,16 +14,17 @@ from tests.bench.cells import CELLS, chosen
 @pytest.mark.timeout(120)
 def test_a_run_measures_and_writes(tmp_path):
     out = tmp_path / "found"
-    options = ("--only", "direct,mesh,many", "--rounds", "1", "--out", str(out))
+    options = ("--only", "direct,mesh,forwarded,many", "--rounds", "1", "--out", str(out))
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", *options], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     found = orjson.loads(out.with_suffix(".json").read_bytes())
-    [figures] = found["rounds"]["many"]["mesh"]
-    assert (figures["answered"], figures["failed"]) == (768, 0)
-    assert figures["path_cpu_us"] > figures["front_cpu_us"] > 0
-    assert 20 < figures["router_peak_mb"] < figures["path_peak_mb"]
+    for name in ("mesh", "forwarded"):
+        [figures] = found["rounds"]["many"][name]
+        assert (figures["answered"], figures["failed"]) == (768, 0)
+        assert figures["path_cpu_us"] > figures["front_cpu_us"] > 0
+        assert 20 < figures["router_peak_mb"] < figures["path_peak_mb"]
     assert found["absent"] == {}
     assert out.with_suffix(".md").read_text() == done.stdout.removesuffix("\n")
 
