@@ -31,8 +31,8 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
-	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(ROUNDS),--rounds $(ROUNDS))
+	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside $(BESIDE))
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)

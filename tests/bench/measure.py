@@ -122,9 +122,9 @@ def _cpu(system: System) -> Mapping[str, float]:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on beside the programs."""
+    """What the numbers depend on beside the programs, before anything is started."""
     return {
         "cores": os.cpu_count(),
-        "load_average_1m": os.getloadavg()[0],
+        "load average before": round(os.getloadavg()[0], 1),
         "python": sys.version.split()[0],
     }
