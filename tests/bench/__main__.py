@@ -1,6 +1,6 @@
 """The mesh beside other routers, live, on this machine.
 
-    make bench [QUICK=1] [ONLY=mesh,sglang-router,plain] [ROUNDS=5]
+    make bench [QUICK=1] [ONLY=mesh,sglang-router,plain] [ROUNDS=5] [BESIDE=another-checkout]
 
 All systems run side by side over the same scripted engines and are loaded in turns, so that what
 the machine does beside falls on all of them.

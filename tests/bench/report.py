@@ -64,9 +64,9 @@ def _cell(found: Results, cell: str) -> str:
     ]
     rows += [row for f in figures if f in TIMES for row in _added(found, cell, f, systems)]
     rows += [
-        [f"{NAMES[f]}: mesh to this", *(_ratio(found, cell, f, s) for s in systems)]
+        [f"{NAMES[f]}: mesh to this", *ratios_to]
         for f in ("front_cpu_us", "path_cpu_us")
-        if f in figures
+        if any(ratios_to := [_ratio(found, cell, f, s) for s in systems])
     ]
     if any(lost_share(found, cell, s) for s in systems):
         rows.append(["failed", *(f"{lost_share(found, cell, s):.2%}" for s in systems)])
