@@ -46,6 +46,7 @@ H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client sa
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
+H_WARM = "Mesh-Warm"  # "1": nobody asks; take it only to have its prompt, if there is time to spare
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
@@ -120,6 +121,7 @@ class Refusal(StrEnum):
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
+    NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
     RESIDENCY = "residency"  # nobody here carries a label that it wants
 
 

@@ -180,6 +180,8 @@ class Digest:
     `replicas_ready`, `replicas_free` and `models`."""
     rtt_s: dict[Region, Seconds] = field(default_factory=dict)
     """Round trips to the other regions: the nearest one adopts first."""
+    warm_tokens: Count | None = None
+    """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mesh.core.request import Request
 from schemas.decision import Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
@@ -152,6 +153,45 @@ class OwnershipChanged:
     owned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class KeepPrefix:
+    """Keep the first `blocks` of this request's prompt, as a request, under the name `prefix`."""
+
+    key: int
+    prefix: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrefix:
+    """Keep it no more."""
+
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWarmUp:
+    """What is kept as `prefix` is this request from now on: it is being placed."""
+
+    request: Request
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWarmUp:
+    """That one is over."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWarmUp:
+    """Tell the replica that a peer's warm-up must give way."""
+
+    answer_inbox: str
+    replica: ReplicaId
+
+
 Effect = (
     Dispatch
     | Forward
@@ -169,4 +209,9 @@ Effect = (
     | AnswerTrie
     | ClaimLease
     | OwnershipChanged
+    | KeepPrefix
+    | DropPrefix
+    | OpenWarmUp
+    | CloseWarmUp
+    | StopWarmUp
 )

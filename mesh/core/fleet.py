@@ -12,6 +12,7 @@ from typing import Any
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.attempts import Attempts
+from mesh.core.gossip.gossip import Gossip
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
@@ -22,7 +23,10 @@ from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
+from mesh.core.warming.warming import Warming
+from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 
@@ -50,6 +54,7 @@ class Fleet:
         attempts: Attempts,
         effects: list[fx.Effect],
         lost: Lost,
+        gossip: Gossip,
     ) -> None:
         """`regions`: the peers that this one would adopt.
 
@@ -78,6 +83,19 @@ class Fleet:
         self._effects = effects
         self._lost = lost
         self._models = ModelNames()
+        self.warming = Warming(
+            region=home,
+            settings=settings,
+            replicas=replicas,
+            peers=peers,
+            held=held,
+            placer=placer,
+            attempts=attempts,
+            gossip=gossip,
+            effects=effects,
+            refuse=self._refuse,
+        )
+        self._digest.warm_tokens = self.warming.wanted_tokens
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Who hears which event, for the router's table."""
@@ -190,6 +208,9 @@ class Fleet:
         """Nothing new from now on."""
         self.draining = True
         self.tell_peers(now)
+
+    def _refuse(self, request: Request, inbox: str, why: Refusal, now: float) -> None:
+        self._effects.append(fx.RefusePeer(request.key, inbox, why, self.fresh(now)))
 
     def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
         region, replica = apart(name)

@@ -51,6 +51,8 @@ class ForeignWork:
         """The local replica it goes to, or that it may wait, or why it is refused."""
         if draining:
             return Refusal.DRAINING
+        if request.warm:
+            return Refusal.NOT_IDLE
         may_wait = self._goal_s is None and self._placer.judges_load
         if not may_wait and self._line.must_be_joined(request):
             return self._placer.forbids_here(request) or Refusal.OWN_WORK

@@ -14,7 +14,17 @@ from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Sampling, Spot, Target
+from mesh.core.policies.base import (
+    Ageing,
+    Choice,
+    FirstToken,
+    Following,
+    Policy,
+    Sampling,
+    Spot,
+    Target,
+)
+from mesh.core.prefix_index import PrefixIndex
 from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
@@ -108,6 +118,12 @@ class Placer:
             brain.remote.hear(gossip.told)
             if brain is not self._brain:
                 brain.local.share(gossip.siblings)
+
+    @property
+    def index(self) -> PrefixIndex[str] | None:
+        """What the main policy believes that replicas hold; None for one that follows none."""
+        policy = self._brain.local
+        return policy.replica_index if isinstance(policy, Following) else None
 
     def forbidden(self, request: Request, now: float) -> Place | None:
         """The receipt of a request that may go nowhere; None if it may go somewhere."""

@@ -94,6 +94,10 @@ class PrefixIndex(Generic[Owner]):
         """Its blocks and when each was inserted last, the longest unused first."""
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
 
+    def has(self, owner: Owner, block: int) -> bool:
+        """Whether it is believed to hold this block."""
+        return block in self._blocks_of.get(owner, NO_BLOCKS)
+
     def missed_at(self, owner: Owner) -> float | None:
         """Up to when what it was given is known to be gone."""
         return self._missed_at.get(owner)

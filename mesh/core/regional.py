@@ -30,6 +30,7 @@ class RegionalDigest:
         self._accepted = True
         self._last: tuple[object, ...] = ()
         self._arrivals = Rate(RATE_S)
+        self.warm_tokens: Callable[[float], int | None] = lambda now: None
         self._residency = Residency(region, settings.ground)
         self._labels = tuple(sorted(settings.ground.carried_by(region)))
 
@@ -112,6 +113,7 @@ class RegionalDigest:
             models_by_label=self._by_label(replicas, now),
             adopted=dict(adopted),
             rtt_s=rtt_s(),
+            warm_tokens=self.warm_tokens(now),
         )
         return self._latest
 

@@ -28,6 +28,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its client has no use for a first token later than this
     session: str | None = None  # whose conversation it is part of, if the client says
+    warm: bool = False  # nobody asks: it is computed to be held (`mesh.core.warming`)
     residency: Labels = ()  # it may go only where one of these is carried; empty: anywhere
 
 

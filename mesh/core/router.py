@@ -85,7 +85,8 @@ class RouterCore:
         )
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
-        self.ownership = self._fleet.ownership  # whose replicas are this router's to place on
+        # Whose replicas are this router's to place on, and what is warmed on those that are idle.
+        self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
         self._admission = Admission(self.held)
         self._ends = Ends(
             inflight=self.inflight,
@@ -97,7 +98,7 @@ class RouterCore:
             fresh=self._fleet.fresh,
             effects=self._effects,
         )
-        self._handlers = self._table()
+        self._handlers = self.warming.among(self._table())
 
     def _make_fleet(
         self, router: RouterId, epoch: int, peers: tuple[RegionId, ...], dice: Random
@@ -118,6 +119,7 @@ class RouterCore:
             attempts=self._attempts,
             effects=self._effects,
             lost=self._replica_lost,
+            gossip=self.gossip,
         )
 
     def _table(self) -> dict[type, Callable[[Any, float], None]]:

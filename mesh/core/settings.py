@@ -15,6 +15,7 @@ MAY_BE_ZERO = (
     "trie_bytes_per_s",
     "siblings_bytes_per_s",
     "lease_s",
+    "warm_idle_share",
 )
 
 
@@ -70,6 +71,12 @@ class RouterSettings:
     trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
+    # Proactive warming (GORGO 8), off at 0: of the seconds that replicas stand idle, the share
+    # that may be spent on computing hot prefixes before they are asked for.
+    warm_idle_share: float = 0.0
+    warm_kv_used_max: float = 0.5  # a replica that uses more of its KV memory is not warmed
+    warm_bytes_max: int = 67_108_864  # of the beginnings of requests that are kept for it
+    warm_trend_s: float = 900.0  # demand rises if it does over this; uses fade with it
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
 
     def __post_init__(self) -> None:
@@ -79,6 +86,9 @@ class RouterSettings:
                 _check(name, value)
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
+        for name in ("warm_idle_share", "warm_kv_used_max"):
+            if getattr(self, name) > 1.0:
+                raise ValueError(f"{name} is a part of one, not {getattr(self, name)}")
         if self.trie_blocks_max > BLOCKS_MAX:
             raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
         if self.heartbeat_late_s > self.heartbeat_lost_s:

@@ -23,6 +23,7 @@ from mesh.sim.network import BUS_S, Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Guest, Ticket, Tickets
+from mesh.sim.warm_ups import WarmUps
 from mesh.sim.work import MODEL, deadline_header, handoff_headers, request_headers
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
@@ -58,6 +59,7 @@ class SimRouter:
         self._tickets = Tickets(site, name)
         self._guests: dict[int, Guest] = {}  # by key
         self._last_heartbeats = LastHeartbeats()
+        self._warm_ups = WarmUps(site, queue, network, around, self._tickets, self.feed)
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
             fx.Forward: self._forward,
@@ -70,6 +72,7 @@ class SimRouter:
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(origin, effect.digest),
             **around.gossip(origin),
+            **self._warm_ups.performers(),
         }
 
     @property
@@ -96,6 +99,7 @@ class SimRouter:
         """The process is gone, and its clients' connections with it."""
         self.core = None
         self._guests.clear()
+        self._warm_ups.clear()
         for ticket in self._tickets:
             self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
         self._tickets.clear()
@@ -166,6 +170,7 @@ class SimRouter:
             answer_inbox=inbox,
             priority=Priority(ask.node.priority),
             slo_ttft_s=ask.node.slo_ttft_s,
+            warm=exchange.H_WARM in headers,
         )
         self._decide(request)
 
@@ -250,8 +255,9 @@ class SimRouter:
             self._failed(ticket, f"the engine answered {end.status}", answered=True)
         else:
             self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
-            self._tickets.close(ticket)
-            self._tell(ticket.ask, _answered(ticket, end))
+            if ticket.key > 0:  # a warm-up was closed by the core
+                self._tickets.close(ticket)
+                self._tell(ticket.ask, _answered(ticket, end))
 
     def _failed(self, ticket: Ticket, detail: str, *, answered: bool = False) -> None:
         self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, answered))
@@ -311,6 +317,8 @@ class SimRouter:
         living = [router for router in crew if router.is_up] or crew
         peer = living[self._around.pick(len(living))]
         headers = self._headers(ticket, hops=1)
+        if ticket.key < 0:
+            headers[exchange.H_WARM] = "1"
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
     def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:

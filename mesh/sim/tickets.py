@@ -60,9 +60,9 @@ class Tickets:
         self._last_key += 1
         return self._last_key
 
-    def open(self, ask: Ask, arrived_at: float, deadline: float) -> Ticket:
-        """Enter a client's request."""
-        ticket = Ticket(self.new_key(), ask, arrived_at, deadline)
+    def open(self, ask: Ask, arrived_at: float, deadline: float, key: int | None = None) -> Ticket:
+        """Enter a client's request, or a warm-up under the key that the core gave it."""
+        ticket = Ticket(self.new_key() if key is None else key, ask, arrived_at, deadline)
         self._by_key[ticket.key] = self._by_ask[ask.number] = ticket
         return ticket
 
@@ -83,7 +83,10 @@ class Tickets:
         ticket = self._by_key[key]
         self._streams.pop(ticket.inbox, None)
         ticket.attempt, ticket.peer, ticket.replica = attempt, None, None
-        ticket.inbox = subjects.inbox(self._site, self._router, f"{key:x}-{attempt}")
+        stream = f"{key:x}-{attempt}"
+        if key < 0:  # a core that starts anew gives such keys anew
+            stream += f"-{self.new_key():x}"
+        ticket.inbox = subjects.inbox(self._site, self._router, stream)
         self._streams[ticket.inbox] = ticket
         return ticket
 

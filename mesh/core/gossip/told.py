@@ -62,6 +62,11 @@ class ToldPrefixes:
         mask, origins_of = self._trusted.get(region, 0), self._origins_of
         return [block for block in blocks if not origins_of.get(block, 0) & mask]
 
+    def lacks(self, region: RegionId, block: int) -> bool:
+        """Whether a region that can be believed says that it holds others, and not this one."""
+        mask = self._trusted.get(region, 0)
+        return bool(mask) and not self._origins_of.get(block, 0) & mask
+
     def trust(self, origin: Origin, whole: bool) -> None:
         """Let what it told count, or not."""
         bit, trusted = self._bit(origin), self._trusted.get(origin.region, 0)

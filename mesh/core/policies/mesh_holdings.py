@@ -104,6 +104,11 @@ class Holdings:
         self._scale: dict[str, float] = {}  # of a replica's room; 1.0 where nothing is known
         self._told = ToldPrefixes()
 
+    @property
+    def replica_index(self) -> PrefixIndex[str]:
+        """The replicas' prompts."""
+        return self._replicas.index
+
     def tell(self, news: News) -> None:
         """Say there what replicas come to hold and lose."""
         self._replicas.index.news = news
