@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: up test drills compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss
+.PHONY: study-loss study-proactive
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -64,6 +64,9 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
+
+study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: what it brings and costs
+	$(STUDY).proactive $(SIZE)
 
 gossip-live: $(STAMP) ## three regions of two routers, live, with gossip and without; TRACE=file
 	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))

@@ -23,7 +23,7 @@ from infra import residency
 from infra.address import Address, parse_address
 from infra.config_problems import Location, did_you_mean, problem_lines
 from infra.residency import LabelList, Tenant
-from infra.routing import Routing, Shape
+from infra.routing import Proactive, Routing, Shape
 from infra.table import Table
 from schemas.ids import RegionId, ReplicaId, RouterId, checked_name
 from schemas.residency import Ground, Labels
@@ -332,6 +332,8 @@ _TABLES: dict[str, type[Table]] = {
 
 
 def _known_keys(loc: Location) -> Collection[str]:
+    if "proactive" in loc[:-1]:
+        return Proactive.model_fields
     if "routing" in loc[:-1]:
         return Routing.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology

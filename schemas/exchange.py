@@ -46,7 +46,7 @@ H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client sa
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
-H_WARM = "Mesh-Warm"  # "1": nobody asks; take it only to have its prompt, if there is time to spare
+H_WARM = "Mesh-Warm"  # "1": nobody asks, it is computed to be held; only where there is idle time
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 

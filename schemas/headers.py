@@ -85,6 +85,12 @@ REQUEST = (
         "Labels, one of which whoever computes it must carry; anywhere when missing.",
         required=False,
     ),
+    Header(
+        exchange.H_WARM,
+        r"^1$",
+        "Nobody asks: it is computed on an idle replica to be held, and gives way to everybody.",
+        required=False,
+    ),
 )
 
 # Channel name → headers of its messages.

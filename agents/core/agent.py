@@ -204,7 +204,7 @@ class AgentCore:
         self._engine.learn(answer, event, now)
         self._answers.settle(answer, now)
         self._forget(answer)
-        if event.outcome is Outcome.DONE:
+        if event.outcome is Outcome.DONE and not answer.work.warm:
             self._served_total += 1
         return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
 

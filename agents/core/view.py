@@ -93,7 +93,8 @@ class EngineView:
             return
         streamed = event.streamed and answer.began_at is not None
         decode_s = now - answer.began_at if streamed and answer.began_at is not None else None
-        self.served.add(event.usage, decode_s)
+        if not answer.work.warm:
+            self.served.add(event.usage, decode_s)
         usage = event.usage
         if not streamed or not answer.unqueued or answer.began_at is None:
             return

@@ -22,6 +22,7 @@ from schemas.exchange import (
     H_PREFILL_TOKENS,
     H_REQUEST,
     H_TERM,
+    H_WARM,
 )
 from schemas.http import ENGINE_PATHS
 from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
@@ -49,6 +50,7 @@ class Work:
     body_bytes: int | None
     prefill_tokens: int | None = None
     may_queue: bool = False  # to be taken though other work is pending
+    warm: bool = False  # nobody asks for it: it is no example of what is asked here
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
         body_bytes=parts,
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
         may_queue=headers.get(H_MAY_QUEUE) == "1",
+        warm=headers.get(H_WARM) == "1",
     )
 
 

@@ -27,6 +27,7 @@ class Ask:
     text: bytes  # of the prompt
     timeout_s: float | None
     wishes: Wishes = NO_WISHES
+    warm: bool = False  # nobody asks
     residency: Labels = ()  # where one of these is carried; empty: anywhere
 
 

@@ -85,7 +85,6 @@ class RouterCore:
         )
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
-        # Whose replicas are this router's to place on, and what is warmed on those that are idle.
         self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
         self._admission = Admission(self.held)
         self._ends = Ends(

@@ -10,6 +10,7 @@ from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.ticket import Ticket
 from mesh.core import events as ev
+from mesh.runtime import warm_ups
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import Ingress
 from mesh.runtime.prompts import PromptReader
@@ -92,7 +93,8 @@ class Hearing:
             self._send_body(ticket, wire.decode_as(exchange.BodyWanted, frame.payload))
         event = answer.feed(frame, self._clock())
         if isinstance(event, ev.AttemptProgressed | ev.PlacedByPeer):
-            self._count_placed(event, answer)
+            if not ticket.ask.warm:
+                self._count_placed(event, answer)
             self._feed(event)
         elif event is not None:
             self._attempt_over(ticket, event)
@@ -105,6 +107,9 @@ class Hearing:
         answer = ticket.answer
         assert answer is not None
         self._tickets.stop_listening(ticket)
+        if ticket.ask.warm:
+            self._feed(warm_ups.outcome(ticket, event))
+            return
         if isinstance(event, ev.AnswerEnded):
             self._learn(ticket, answer)
         elif isinstance(event, ev.AttemptRefused):

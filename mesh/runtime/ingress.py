@@ -97,6 +97,7 @@ def _request(
         priority=priority,
         slo_ttft_s=_slo_s(headers),
         session=_session(headers),
+        warm=exchange.H_WARM in headers,
     )
 
 
@@ -207,18 +208,21 @@ class Ingress:
         self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)
         placed = wire.encode(exchange.Placed(region, effect.replica))
         self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
-        self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
+        if not foreign.request.warm:
+            self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
         foreign.span.end()
 
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""
         foreign = self._waiting.pop(effect.key)
         self._say_refused(effect.answer_inbox, effect.reason, effect.fresh)
+        foreign.span.end(effect.reason)
+        if foreign.request.warm:
+            return
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
         self._metrics.ingress_refusals.labels(effect.reason).inc()
         if effect.reason is Refusal.RESIDENCY:
             self._metrics.residency_refused.labels("peer").inc()
-        foreign.span.end(effect.reason)
 
     def tell_held(self, effect: fx.TellHeld) -> None:
         """Tell the asking router that its request waits here."""

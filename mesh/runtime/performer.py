@@ -18,6 +18,7 @@ from mesh.runtime.leases import Leases
 from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
+from mesh.runtime.warm_ups import WarmUps
 from mesh.runtime.work import handoff_headers, ingress_subject, request_headers, sketch
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
@@ -67,6 +68,7 @@ class Performer:
             fx.AnswerTrie: trie.answer,
             fx.ClaimLease: leases.claim,
             fx.OwnershipChanged: leases.changed,
+            **WarmUps(config.region, bus, tickets, feed).performers(),
         }
 
     def perform(self, effect: fx.Effect) -> None:
@@ -132,6 +134,8 @@ class Performer:
             return
         ticket.decision = decision
         ticket.spans.decided(decision)
+        if ticket.ask.warm:
+            return
         self._metrics.placements.labels(decision.placement.value).inc()
         if decision.placement in (Placement.LOCAL, Placement.PEER):
             self._metrics.hold.observe(decision.held_s)

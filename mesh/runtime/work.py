@@ -22,6 +22,7 @@ def request_headers(
     return (
         _wishes(ticket.ask.wishes)
         | _residency(ticket.ask.residency)
+        | ({exchange.H_WARM: "1"} if ticket.ask.warm else {})
         | {
             exchange.H_REQUEST: ticket.ask.request_id,
             exchange.H_MODEL: subjects.encode_model(ticket.ask.model),

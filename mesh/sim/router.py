@@ -317,15 +317,16 @@ class SimRouter:
         living = [router for router in crew if router.is_up] or crew
         peer = living[self._around.pick(len(living))]
         headers = self._headers(ticket, hops=1)
-        if ticket.key < 0:
-            headers[exchange.H_WARM] = "1"
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
     def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:
         remaining_s = ticket.deadline - self._queue.now
         request_id = ticket.ask.request_id
         waited_s = self._queue.now - ticket.arrived_at
-        return request_headers(request_id, ticket.attempt, hops, self.site, remaining_s, waited_s)
+        warm = {exchange.H_WARM: "1"} if ticket.key < 0 else {}
+        return warm | request_headers(
+            request_id, ticket.attempt, hops, self.site, remaining_s, waited_s
+        )
 
     def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
         self._network.send(self.site, to, call, *args)

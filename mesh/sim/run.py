@@ -82,7 +82,7 @@ def _warm_ups(world: World) -> dict[str, float]:
         "stopped": sum(one.counts.stopped for one in found),
         "failed": sum(one.counts.failed for one in found),
         "guests": sum(one.counts.guests for one in found),
-        "tokens": sum(one.counts.tokens for one in found),
+        "tokens": sum(one.tokens for one in found),
         "idle_s": sum(one.budget.idle_s for one in found),
         "spent_s": sum(one.budget.spent_s for one in found),
     }

@@ -48,7 +48,7 @@ class Fork:
 
     uses: Uses
     forked: int = 0
-    is_barred: bool = False  # those who sent this text agree on no place for it
+    is_barred: bool = False  # not to be kept: nobody may compute it, or no engine can
 
 
 @dataclass(slots=True)
@@ -115,6 +115,12 @@ class Hot:
             self.drop(least.name)
         return name in self._kept
 
+    def bar(self, name: int) -> None:
+        """It is not to be kept again."""
+        if (fork := self._forks.get(name)) is not None:
+            fork.is_barred = True
+        self.drop(name)
+
     def drop(self, name: int) -> None:
         """Its text is to be kept no more."""
         self._wanted.pop(name, None)
@@ -171,8 +177,7 @@ class Hot:
         if (known := self._kept.get(name) or self._wanted.get(name)) is not None:
             both = narrowed(known.residency, request.residency)
             if both is not None and not both:
-                fork.is_barred = True
-                self.drop(name)
+                self.bar(name)
             known.residency = tuple(sorted(both or ()))
             return None
         is_hot = fork.forked >= FORKED_MIN and self._uses(fork, now) >= USES_MIN

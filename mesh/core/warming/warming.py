@@ -23,7 +23,6 @@ router without a share of idle time runs exactly as if none of this were here.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
 from typing import Any
 
 from mesh.core import effects as fx
@@ -32,21 +31,18 @@ from mesh.core.attempts import Attempts
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
-from mesh.core.names import is_adopted
 from mesh.core.peers import Peer, PeerTable
 from mesh.core.placement import Place, Placer
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.replicas import Replica, ReplicaTable
+from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 from mesh.core.warming.hot import Hot, Kept
-from mesh.core.warming.idle_budget import IdleBudget
+from mesh.core.warming.idle_replicas import POLICY, IdleReplicas
 from mesh.core.warming.trend import Trend
 from schemas.decision import Placement
 from schemas.exchange import Priority, Refusal
 from schemas.ids import RegionId, ReplicaId, RequestId
 
-POLICY = "warm"  # in receipts
 LOOK_S = 0.25  # between two looks for something to warm
 HOTTEST_MAX = 32  # looked at each time
 UNDER_WAY_MAX = 16  # of this router
@@ -65,7 +61,6 @@ class Counts:
     stopped: int = 0  # guests, too
     failed: int = 0
     guests: int = 0  # of peers, placed here
-    tokens: int = 0  # believed to be missing, of all that were placed here
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +95,12 @@ class Warming:
         Raises ValueError if it is on and the policy has no index of what replicas hold.
         """
         self.counts = Counts()
-        self.budget = IdleBudget(settings.warm_idle_share)
+        self._idle = IdleReplicas(settings, replicas, placer)
+        self.budget = self._idle.budget
         self.hot = Hot(settings.warm_bytes_max, settings.warm_trend_s)
         self._trend = Trend(settings.warm_trend_s)
         self._region = region
         self._settings = settings
-        self._replicas = replicas
         self._peers = peers
         self._held = held
         self._placer = placer
@@ -113,18 +108,10 @@ class Warming:
         self._refuse = refuse
         self._gossip = gossip
         self._effects = effects
-        index = placer.index
-        if self.is_on and index is None:
-            raise ValueError(
-                f"warm_idle_share: policy {settings.policy!r} doesn't know what replicas hold; "
-                "leave it 0, or take a policy that follows prefixes"
-            )
-        self._index: PrefixIndex[str] = PrefixIndex(1) if index is None else index
         self._last_key = 0
         self._looked_at = float("-inf")
         self._draining = False
         self._under_way: dict[int, Inflight] = {}
-        self._last_warmed: dict[ReplicaId, float] = {}
         self._guests: dict[ReplicaId, Guest] = {}
         self._offered: dict[tuple[RegionId, int], float] = {}
 
@@ -132,6 +119,11 @@ class Warming:
     def is_on(self) -> bool:
         """Whether it may do anything."""
         return self._settings.warm_idle_share > 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens that replicas here were given to compute, own and peers' warm-ups."""
+        return self._idle.tokens
 
     @property
     def under_way(self) -> int:
@@ -178,10 +170,7 @@ class Warming:
         """How much of others' warm-ups this region would take now; None for none."""
         if not self._may_warm() or not self._trend.rises(now):
             return None
-        s_per_token = self._s_per_token(None)
-        if s_per_token is None or not any(self._is_idle(one, now) for one in self._replicas):
-            return None
-        return int(self.budget.saved_s / s_per_token) or None
+        return self._idle.affordable_tokens(now)
 
     def _may_warm(self) -> bool:
         """Whether nobody waits, and it is on at all."""
@@ -236,6 +225,9 @@ class Warming:
         self, event: ev.AttemptRefused | ev.AttemptFailed, record: Inflight, now: float
     ) -> None:
         self.counts.failed += 1
+        if isinstance(event, ev.AttemptFailed) and event.answered:
+            self.hot.bar(record.request.prompt.hashes[-1])  # its engine won't compute that
+            self._drop()
         self._close(record, now)
 
     def _on_ended(self, event: ev.AnswerEnded, record: Inflight, now: float) -> None:
@@ -253,8 +245,7 @@ class Warming:
 
     def _on_tick(self, now: float) -> None:
         self._end_late(now)
-        idle = sum(self._is_idle(replica, now) for replica in self._replicas)
-        self.budget.look(idle, self._gossip.routers, now)
+        idle = self._idle.look(self._gossip.routers, now)
         if not self._may_warm() or now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
@@ -304,7 +295,7 @@ class Warming:
         guest = self._guests.pop(name, None)
         if guest is not None and now < guest.until:
             self.counts.stopped += 1
-            self._index.retract(name, guest.hashes, guest.began_at)
+            self._idle.forget(name, guest.hashes, guest.began_at)
             self._effects.append(fx.StopWarmUp(guest.inbox, name))
 
     # Beginning.
@@ -313,12 +304,12 @@ class Warming:
         """The hottest prefix that fewer replicas hold than should."""
         for kept in hottest:
             request = self._request(kept, now)
-            serving = self._serving(request)
-            lacking = [one for one in serving if not self._holds(one, kept.name)]
+            serving = self._idle.serving(request)
+            lacking = [one for one in serving if not self._idle.holds(one, kept.name)]
             wanted = max(1, ceil(self.hot.share(kept, now) * len(serving)))
             if len(serving) - len(lacking) >= wanted:
                 continue
-            place = self._place(request, lacking, now)
+            place = self._idle.place(request, lacking, now)
             if place is not None:
                 self._begin(request, place, now)
                 return
@@ -359,9 +350,9 @@ class Warming:
         why = self._placer.forbids_here(request) or Refusal.NOT_IDLE
         place = None
         if self.wanted_tokens(now) is not None and request.prompt.hashes:
-            serving = self._serving(request)
-            held = any(self._holds(one, request.prompt.hashes[-1]) for one in serving)
-            place = None if held else self._place(request, serving, now)
+            serving = self._idle.serving(request)
+            held = any(self._idle.holds(one, request.prompt.hashes[-1]) for one in serving)
+            place = None if held else self._idle.place(request, serving, now)
         if place is None or place.target is None:
             self._refuse(request, inbox, why, now)
             return
@@ -393,58 +384,3 @@ class Warming:
             residency=kept.residency,
             warm=True,
         )
-
-    def _serving(self, request: Request) -> list[Replica]:
-        """Replicas of this region that have its model and carry a label that it wants."""
-        residency = self._placer.residency
-        wanted = residency.wanted(request)
-        serving = self._replicas.serving(request.model)
-        own = [one for one in serving if not is_adopted(one.heartbeat.replica)]
-        return [replica for replica in own if residency.takes_replica(wanted, replica)]
-
-    def _place(self, request: Request, among: Sequence[Replica], now: float) -> Place | None:
-        """An idle one of them, paid for out of the budget."""
-        idle = [replica for replica in among if self._is_idle(replica, now)]
-        if not idle:
-            return None
-        replica = min(idle, key=lambda one: (self._warmed_at(one), one.heartbeat.replica))
-        name = replica.heartbeat.replica
-        held, _ = self._index.depth(name, request.prompt.hashes)
-        tokens = request.prompt.uncached_tokens(held)
-        s_per_token = self._s_per_token(replica)
-        if s_per_token is None:
-            return None
-        cost_s = tokens * s_per_token + (replica.heartbeat.prefill_base_s or 0.0)
-        if not self.budget.spend(cost_s):
-            return None
-        self.counts.tokens += tokens
-        self._last_warmed[name] = now
-        why = f"warm: {cost_s:.3f} s of idle prefill"
-        return Place(Placement.LOCAL, name, why, POLICY, prefill_tokens=tokens)
-
-    def _holds(self, replica: Replica, block: int) -> bool:
-        """Whether it is believed to, with the path up to there: paths lose their ends first."""
-        return self._index.has(replica.heartbeat.replica, block)
-
-    def _warmed_at(self, replica: Replica) -> float:
-        return self._last_warmed.get(replica.heartbeat.replica, float("-inf"))
-
-    def _is_idle(self, replica: Replica, now: float) -> bool:
-        """Nothing to do, nothing coming, and memory to spare; what it doesn't say is no yes."""
-        beat = replica.heartbeat
-        return (
-            not replica.load
-            and bool(beat.models)
-            and not is_adopted(beat.replica)
-            and beat.kv_used_ratio is not None
-            and beat.kv_used_ratio <= self._settings.warm_kv_used_max
-            and self._replicas.unavailable_because(replica, beat.models[0], now) is None
-        )
-
-    def _s_per_token(self, replica: Replica | None) -> float | None:
-        """Its own, or while it has none the median of the others."""
-        if replica is not None and replica.heartbeat.prefill_s_per_token is not None:
-            return replica.heartbeat.prefill_s_per_token
-        told = [one.heartbeat.prefill_s_per_token for one in self._replicas]
-        known = [s_per_token for s_per_token in told if s_per_token]
-        return median(known) if known else None
