@@ -4,7 +4,8 @@ Nothing is learned about hours and days. A rise is seen within minutes of its be
 hour's rise leaves most of it to come; a router that starts needs no history, and a holiday or a
 launch needs no calendar. Rejected: a table of the day's hours (a week until it can be believed, a
 wall clock that the core doesn't have, and wrong on the first unusual day); peaks that an operator
-writes down (the same, kept by hand).
+writes down (the same, kept by hand). To a router that has just started all demand rises, for it
+knows of none before: about three times `trend_s` long.
 """
 
 from mesh.core.rate import Rate
