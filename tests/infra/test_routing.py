@@ -59,6 +59,11 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ('topology = "central:us"', "known to the simulator only (mesh sim --topology)"),
         ("hops_max = 2", "hops_max: write 0 or 1: what a peer refuses is placed anew"),
         ("hops_max = true", "hops_max: write 0 or 1"),
+        (
+            "proactive = { idle_shar = 0.1 }",
+            'proactive.idle_shar: unknown key; did you mean "idle_share"?',
+        ),
+        ("proactive = { idle_share = 2.0 }", "idle_share: input should be less than or equal to 1"),
         ("own_ttft_goal_ms = 0", "own_ttft_goal_ms: input should be greater than or equal to 1"),
         ('policy_by_priority = {hgh = "mesh"}', 'no class "hgh"; there are high, normal, low'),
         ('policy_by_priority = "mesh"', 'write a table, like { low = "least-load" }'),

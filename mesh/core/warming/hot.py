@@ -22,7 +22,7 @@ FORKS_MAX = 8192
 WANTED_MAX = 64  # asked of the edge, and not answered yet
 TOKENS_MIN = 512  # shorter ones are computed about as quickly as they are asked for
 FORKED_MIN = 2  # then three prompts went different ways from here
-USES_MIN = 2.5  # three that have faded a little
+USES_MIN = 3.0
 
 
 @dataclass(slots=True)
