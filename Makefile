@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test drills compare fidelity decide lint format schemas clean help
+.PHONY: up test drills bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss
+.PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -30,11 +30,27 @@ test: lint ## every check: style, types, layers, tests
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
 
+bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
+	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside $(BESIDE))
+
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
 	$(BIN)/python -m tests.benchmarks.decide
+
+bench-workers: $(STAMP) ## what a second worker of a router brings (minutes)
+	$(BIN)/python -m tests.benchmarks.workers
+
+bench-replicas: $(STAMP) ## a router with a thousand replicas: CPU, memory, time of a decision (minutes)
+	$(BIN)/python -m tests.benchmarks.many_replicas
+
+bench-agent: $(STAMP) ## how many requests one agent process carries
+	$(BIN)/python -m tests.benchmarks.agent_limit
+
+gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
+	$(BIN)/python -m tests.benchmarks.gate
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(BIN)/python -m tests.benchmarks.fidelity --trace $(TRACE)
@@ -56,8 +72,12 @@ study-federation: $(STAMP) ## what late and lost news cost the mesh
 
 study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)
-study-loss: $(STAMP) ## kill -9 of a region's routers, live: until its replicas serve again
-	$(STUDY).region_loss $(SIZE)
+
+study-loss: $(STAMP) ## kill -9 of a region's routers, live; TOGETHER=2: of two regions at once
+	$(STUDY).region_loss $(SIZE) $(if $(TOGETHER),--together $(TOGETHER))
+
+control-cost: $(STAMP) ## what heartbeats, digests, gossip and leases cost, live and in the twin
+	$(STUDY).control_cost $(SIZE)
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)
@@ -65,7 +85,10 @@ study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 study-scale: $(STAMP) ## a thousand replicas in ten regions: time and memory; REQUESTS=n
 	$(STUDY).scale $(if $(REQUESTS),--requests $(REQUESTS))
 
-gossip-live: $(STAMP) ## three regions of two routers, live, with gossip and without; TRACE=file
+study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: what it brings and costs
+	$(STUDY).proactive $(SIZE)
+
+gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
 	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal

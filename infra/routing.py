@@ -12,12 +12,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from infra.table import Table
-from schemas.exchange import SLO_MS_MAX, Priority
+from schemas.exchange import HOPS_MAX, SLO_MS_MAX, Priority
 
 POLICY_CHARS_MAX = 100
 PUSHING_PATTERN = r"^(blind|pending|outstanding:[0-9]{1,6})$"
 HOLD_ORDERS = ("first-come", "hit-ratio")
-HOPS_MAX = 1
 
 
 class Shape(StrEnum):
@@ -63,8 +62,8 @@ def _hold_order(value: object) -> object:
 def _hops(value: object) -> object:
     if type(value) is not int or not 0 <= value <= HOPS_MAX:
         raise ValueError(
-            "write 0 or 1: what a peer refuses is placed anew by the router that asked, so that "
-            "no request wanders"
+            f"write a whole number from 0 (forwards nothing) to {HOPS_MAX}: how many regions a "
+            "request may pass"
         )
     return value
 
@@ -91,6 +90,18 @@ Hops = Annotated[
 GoalMs = Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX)]
 
 
+PartOfOne = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Proactive(Table):
+    """Hot prefixes computed on idle replicas before they are asked for; None: the default."""
+
+    idle_share: PartOfOne = 0.0  # of the time that replicas stand idle; 0: nothing is warmed
+    kv_used_max: PartOfOne | None = None  # a replica that uses more of its KV memory is left alone
+    memory_mib: Annotated[int, Field(strict=True, ge=1, le=4096)] | None = None  # of kept prompts
+    trend_minutes: Annotated[float, Field(gt=0, le=1440)] | None = None  # demand rises over this
+
+
 class Routing(Table):
     """The operator's choices; None where the table says nothing."""
 
@@ -101,11 +112,12 @@ class Routing(Table):
     topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
     hops_max: Hops | None = None  # regions that a request may pass: 0 forwards nothing
     own_ttft_goal_ms: GoalMs | None = None  # peers' work must leave this to the own clients
+    proactive: Proactive | None = None
     # Prefix gossip on each link; 0: nothing is told, to siblings neither.
     gossip_kib_per_s: Annotated[int, Field(strict=True, ge=0, le=65_536)] | None = None
 
     def over(self, whole: "Routing") -> "Routing":
         """This table, and where it says nothing the other one."""
-        said = self.model_dump(exclude_none=True)
+        said = {name: getattr(self, name) for name in self.model_dump(exclude_none=True)}
         classes = {**whole.policy_by_priority, **self.policy_by_priority}
         return whole.model_copy(update={**said, "policy_by_priority": classes})

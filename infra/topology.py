@@ -23,8 +23,9 @@ from infra import residency
 from infra.address import Address, parse_address
 from infra.config_problems import Location, did_you_mean, problem_lines
 from infra.residency import LabelList, Tenant
-from infra.routing import Routing, Shape
+from infra.routing import Proactive, Routing, Shape
 from infra.table import Table
+from infra.workers import WORKERS_MAX, pages, worker_problems
 from schemas.ids import RegionId, ReplicaId, RouterId, checked_name
 from schemas.residency import Ground, Labels
 
@@ -141,6 +142,8 @@ class Region(Table):
     monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
     replicas: Replicas  # names, or a number N for <region>-0 … <region>-(N-1)
     routers: Routers = (RouterId("r1"),)
+    workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)] = 1  # processes of a router
+    metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
     routing: Routing = Routing()  # what differs here from the mesh's
     residency: LabelList = ()  # labels that its ground carries
     confined_to: LabelList = ()  # nothing that enters here goes where none of these is carried
@@ -151,6 +154,8 @@ class Region(Table):
             address = getattr(self, key)
             if address is not None:
                 yield key, address
+        for page in pages(self.metrics, self.workers):
+            yield "metrics", page
 
 
 class Link(Table):
@@ -237,6 +242,7 @@ class Topology(Table):
         problems = [
             *_shared_addresses(self.regions),
             *_repeated_names(self.regions),
+            *_wrong_workers(self.regions),
             *_wrong_links(self.regions, self.links),
             *residency.problems(self.regions, self.tenants),
         ]
@@ -303,6 +309,15 @@ def _repeated_names(regions: Mapping[RegionId, Region]) -> Iterator[str]:
                 yield f'regions.{name}.{key}: "{repeated}" stands there twice; remove one'
 
 
+def _wrong_workers(regions: Mapping[RegionId, Region]) -> Iterator[str]:
+    for name, region in regions.items():
+        many = len(region.routers) * region.workers
+        if many > ROUTERS_MAX:
+            yield f"regions.{name}.workers: {many} processes of all routers; at most {ROUTERS_MAX}"
+        for key, problem in worker_problems(region.routers, region.workers, region.metrics):
+            yield f"regions.{name}.{key}: {problem}"
+
+
 def _wrong_links(regions: Mapping[RegionId, Region], links: tuple[Link, ...]) -> Iterator[str]:
     seen: dict[frozenset[RegionId], int] = {}
     for number, link in enumerate(links):
@@ -332,6 +347,8 @@ _TABLES: dict[str, type[Table]] = {
 
 
 def _known_keys(loc: Location) -> Collection[str]:
+    if "proactive" in loc[:-1]:
+        return Proactive.model_fields
     if "routing" in loc[:-1]:
         return Routing.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology

@@ -79,7 +79,7 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({AGENT}),
         subscribe=frozenset({ROUTER, PEER_ROUTER}),
         about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
-        "listen while they have adopted the region.",
+        "listen while they have adopted the region, and until what they placed there is over.",
     ),
     Channel(
         name="work",
@@ -124,6 +124,26 @@ CHANNELS: tuple[Channel, ...] = (
         subscribe=frozenset({AGENT}),
         prompts=True,
         about="A part of a request body too large for one message.",
+    ),
+    Channel(
+        name="name",
+        template=_template(subjects.name, "region", "replica"),
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(),
+        publish=frozenset({AGENT}),
+        subscribe=frozenset({AGENT}),
+        about="An agent that starts asks whether another one has its name: its epoch, as 8 bytes.",
+    ),
+    Channel(
+        name="named",
+        template=_template(subjects.named, "region", "replica"),
+        carrier=Carrier.CORE,
+        encoding=Encoding.RAW,
+        messages=(),
+        publish=frozenset({AGENT}),
+        subscribe=frozenset({AGENT}),
+        about="The answer of the agent that has it: its own epoch. The one that asked ends.",
     ),
     Channel(
         name="ingress",

@@ -37,7 +37,7 @@ class Placement(StrEnum):
     LOCAL = "local"  # handed to a replica of this region
     PEER = "peer"  # handed to another region
     HOLD = "hold"  # waits in this router's queue
-    SHED = "shed"  # refused: 429 or 503 with Retry-After
+    SHED = "shed"  # refused: 429 or 503 with Retry-After; 403 where it may never go
 
 
 class CandidateKind(StrEnum):
@@ -100,7 +100,8 @@ class Decision:
     """One sentence for people."""
     residency: tuple[str, ...] = ()
     """Labels, one of which whoever computes it must carry; empty for anywhere. Places that carry
-    none of them are among the candidates with `why` "residency"."""
+    none of them are among the candidates with `why` "residency"; those that do and are away are
+    not forbidden, and say so: "silent"."""
     candidates: tuple[Candidate, ...] = ()
     """Who was considered, the best first; a header may leave out the last ones."""
     considered: Count = 0

@@ -39,6 +39,7 @@ H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts n
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
 H_HOPS = "Mesh-Hops"  # regions passed so far
+H_REGIONS = "Mesh-Regions"  # which ones, its origin first; the origin alone when missing
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
@@ -46,9 +47,11 @@ H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client sa
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
+H_WARM = "Mesh-Warm"  # "1": nobody asks, it is computed to be held; only where there is idle time
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
+HOPS_MAX = 4  # regions that a request may pass, whatever is configured
 BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.
@@ -85,6 +88,9 @@ class Frame(IntEnum):
     END = ord("E")
 
 
+_KINDS: dict[int, Frame] = {int(kind): kind for kind in Frame}  # a third of an enum's own look-up
+
+
 class FrameView(NamedTuple):
     """One frame taken apart; `payload` is a view of the message, not a copy."""
 
@@ -102,11 +108,11 @@ def unpack_frame(data: bytes) -> FrameView:
     """The frame in a bus message. Raises WireError if it is none."""
     if len(data) < FRAME_HEADER.size:
         raise WireError(f"a frame has at least {FRAME_HEADER.size} bytes, got {len(data)}")
-    kind, number = FRAME_HEADER.unpack_from(data)
-    try:
-        return FrameView(Frame(kind), number, memoryview(data)[FRAME_HEADER.size :])
-    except ValueError as error:
-        raise WireError(f"unknown frame kind {kind}") from error
+    code, number = FRAME_HEADER.unpack_from(data)
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise WireError(f"unknown frame kind {code}")
+    return FrameView(kind, number, memoryview(data)[FRAME_HEADER.size :])
 
 
 class Refusal(StrEnum):
@@ -120,7 +126,8 @@ class Refusal(StrEnum):
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
     NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
-    RESIDENCY = "residency"  # nobody here carries a label that it wants
+    NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
+    RESIDENCY = "residency"  # the replica, or nobody of the region, carries a label that it wants
 
 
 class Outcome(StrEnum):

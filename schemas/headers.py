@@ -11,9 +11,11 @@ from schemas import exchange
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
 from schemas.subjects import INBOX_ROOT
 
+_NAME = NAME_PATTERN.removeprefix("^").removesuffix("$")
 COUNT_PATTERN = r"^[0-9]+$"
 MODEL_TOKEN_PATTERN = r"^([A-Za-z0-9_-]|=[0-9A-F]{2})+$"
 LABELS_PATTERN = r"^[a-z0-9-]{1,32}(,[a-z0-9-]{1,32})*$"
+REGIONS_PATTERN = rf"^{_NAME}(,{_NAME})*$"
 INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
 
 
@@ -56,6 +58,12 @@ REQUEST = (
     Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
     Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
     Header(
+        exchange.H_REGIONS,
+        REGIONS_PATTERN,
+        "The regions passed, the origin first; the origin alone when missing. It never goes back.",
+        required=False,
+    ),
+    Header(
         exchange.H_BODY_BYTES,
         COUNT_PATTERN,
         "Size of a body that is to be fetched in parts; the message's own payload is not the body.",
@@ -83,6 +91,12 @@ REQUEST = (
         exchange.H_RESIDENCY,
         LABELS_PATTERN,
         "Labels, one of which whoever computes it must carry; anywhere when missing.",
+        required=False,
+    ),
+    Header(
+        exchange.H_WARM,
+        r"^1$",
+        "Nobody asks: it is computed on an idle replica to be held, and gives way to everybody.",
         required=False,
     ),
 )

@@ -33,6 +33,18 @@ NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 
+# Of a request, those that the router acts on: more than one line of any is a 400.
+SAID_ONCE = (
+    H_RESIDENCY,
+    H_AUTHORIZATION,
+    H_PRIORITY,
+    H_SLO_TTFT_MS,
+    H_TIMEOUT_S,
+    H_SESSION,
+    H_DEBUG,
+    H_CLIENT_LOCATION,
+)
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
@@ -212,8 +224,8 @@ class Fault(Enum):
         FORBIDDEN,
         "residency",
         False,
-        "Nobody who carries one of the wanted labels can be reached from here, or the labels, the "
-        "key's and the region's have none in common. The request went nowhere.",
+        "No region that can be asked from here carries a wanted label, or the labels, the key's "
+        "and the region's have none in common. The request went nowhere, and never will.",
     )
     MODEL_UNKNOWN = FaultKind(
         404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
@@ -237,7 +249,11 @@ class Fault(Enum):
         502, BROKEN, "engine_failed", False, "Engines failed to answer on every attempt."
     )
     NO_REPLICA = FaultKind(
-        503, BROKEN, "no_replica", True, "No replica that serves the model is ready."
+        503,
+        BROKEN,
+        "no_replica",
+        True,
+        "No replica that serves the model, and carries a wanted label, is ready at present.",
     )
     DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")

@@ -53,7 +53,8 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     http.H_RESIDENCY: (
         "Labels, comma-separated: the request goes only where one of them is carried, or nowhere. "
-        "They narrow what the API key and the region allow, and never widen it.",
+        "They narrow what the API key and the region allow, and never widen it. A second line of "
+        "this header, as of any other that the router acts on, is a 400.",
         {"type": "string", "pattern": LABELS_PATTERN},
     ),
 }

@@ -179,7 +179,10 @@ class Digest:
     """Regions whose replicas this router serves for them, with the term of each: they count in
     `replicas_ready`, `replicas_free` and `models`."""
     rtt_s: dict[Region, Seconds] = field(default_factory=dict)
-    """Round trips to the other regions: the nearest one adopts first."""
+    """Round trips to the other regions: the nearest one adopts first. Told once a second; where
+    there are none, the last ones that this router told hold."""
+    warm_tokens: Count | None = None
+    """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ all written with that token, so a builder here always takes the region first.
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -49,6 +50,16 @@ def credit(region: RegionId | str, replica: ReplicaId | str) -> str:
 def body(region: RegionId | str, replica: ReplicaId | str) -> str:
     """Parts of request bodies that do not fit one bus message."""
     return f"{ROOT}.{region}.replica.{replica}.body"
+
+
+def name(region: RegionId | str, replica: ReplicaId | str) -> str:
+    """An agent asks whether another one has its name; whoever has it listens."""
+    return f"{ROOT}.{region}.replica.{replica}.name"
+
+
+def named(region: RegionId | str, replica: ReplicaId | str) -> str:
+    """The answer of whoever has it."""
+    return f"{ROOT}.{region}.replica.{replica}.named"
 
 
 def ingress(region: RegionId | str) -> str:
@@ -123,11 +134,6 @@ def inboxes(region: RegionId | str) -> str:
     return f"{INBOX_ROOT}.{region}.>"
 
 
-def everything(region: RegionId | str) -> tuple[str, str]:
-    """Patterns of all that a region owns."""
-    return f"{ROOT}.{region}.>", inboxes(region)
-
-
 class InboxAddress(NamedTuple):
     """An answer inbox taken apart."""
 
@@ -153,8 +159,10 @@ def owner(subject: str) -> RegionId | None:
 
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+MODELS_CACHED = 256  # names that are not worked out anew for each request
 
 
+@lru_cache(MODELS_CACHED)
 def encode_model(model: ModelId | str) -> str:
     """A model name as one subject token: bytes outside [A-Za-z0-9_-] become `=XX`.
 
@@ -170,6 +178,7 @@ def encode_model(model: ModelId | str) -> str:
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 
 
+@lru_cache(MODELS_CACHED)
 def decode_model(token: str) -> ModelId:
     """The model name that `encode_model` made the token of. Raises ValueError if none is."""
     raw = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), token).encode("latin-1")

@@ -57,7 +57,8 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
-        self.strange = 0  # messages that were none of ours
+        # Subject and bytes; raises nats.errors.Error while the bus is away and its buffer full.
+        self.publish: Callable[[str, bytes], Awaitable[None]] = client.publish
 
     async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
         """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
@@ -124,10 +125,6 @@ class AgentBus:
             except nats.errors.Error as problem:  # the bus is away; its subscriptions come back
                 log.warning("registering as a service: %s", type(problem).__name__)
 
-    async def publish(self, subject: str, payload: bytes) -> None:
-        """Publish bytes. Raises nats.errors.Error while the bus is away and its buffer full."""
-        await self._client.publish(subject, payload)
-
     async def beat(self, heartbeat: Heartbeat) -> None:
         """Publish a heartbeat, unless the bus is away: nobody wants a stale one afterwards.
 
@@ -192,5 +189,4 @@ class AgentBus:
         return None
 
     def _dropped(self, msg: Msg, problem: WireError) -> None:
-        self.strange += 1
         log.warning("%s: dropped a message of %d bytes: %s", msg.subject, len(msg.data), problem)

@@ -56,6 +56,7 @@ class Engine:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),  # requests of many people share this session
             auto_decompress=False,
             skip_auto_headers=_AUTOMATIC,
             read_bufsize=READ_BUFFER_BYTES,

@@ -75,6 +75,7 @@ class Relay:
         self._handed_at = clock()
         self._first_byte_at: float | None = None
         self._streamed = False
+        self._is_traced = False
         self._tail = Tail()
         self._window = Window()
         self._credited = asyncio.Event()
@@ -96,17 +97,24 @@ class Relay:
 
     async def run(self) -> AnswerEnded:
         """Relay the answer to its END frame; what came of it."""
-        context = tracing.extract(self._headers)
-        with _tracer.start_as_current_span(
+        span = _tracer.start_span(
             "agent.answer",
-            context=context,
+            context=tracing.extract(self._headers),
             kind=trace.SpanKind.CONSUMER,
             attributes={"mesh.region": self._region, "mesh.replica": self._replica},
-        ) as span:
-            verdict = await self._outcome()
-            usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
+        )
+        self._is_traced = span.get_span_context().is_valid
+        if not self._is_traced:  # contexts cost more than all else that is done here
+            return await self._run(span)
+        with trace.use_span(span, end_on_exit=True):
+            return await self._run(span)
+
+    async def _run(self, span: trace.Span) -> AnswerEnded:
+        verdict = await self._outcome()
+        usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
+        if self._is_traced:
             span.set_attributes(_attributes(verdict, usage, self._ttft_s))
-            await self._frames.say(Frame.END, self._end(verdict, usage))
+        await self._frames.say(Frame.END, self._end(verdict, usage))
         return AnswerEnded(
             inbox=self._inbox,
             outcome=verdict.outcome,
@@ -144,23 +152,29 @@ class Relay:
         return self._aborted
 
     async def _converse(self) -> Verdict:
+        if not self._is_traced:
+            return await self._called()
         with _tracer.start_as_current_span("engine.call", kind=trace.SpanKind.CLIENT):
-            try:
-                return await self._exchange(self._request_headers())
-            except (aiohttp.ServerTimeoutError, aiohttp.ClientOSError, OSError) as problem:
-                return Verdict(Outcome.ENGINE_LOST, _described(problem))
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as problem:
-                return Verdict(Outcome.ENGINE_LOST, _described(problem))
-            except aiohttp.ClientError as problem:
-                return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
+            return await self._called()
+
+    async def _called(self) -> Verdict:
+        try:
+            return await self._exchange(self._request_headers())
+        except (aiohttp.ServerTimeoutError, aiohttp.ClientOSError, OSError) as problem:
+            return Verdict(Outcome.ENGINE_LOST, _described(problem))
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as problem:
+            return Verdict(Outcome.ENGINE_LOST, _described(problem))
+        except aiohttp.ClientError as problem:
+            return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
 
     def _request_headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
-        # The asker's trace reaches the engine even where this process sends no spans.
-        headers |= {name: self._headers[name] for name in _TRACE if name in self._headers}
-        tracing.inject(headers)
+        if self._is_traced:
+            # The asker's trace reaches the engine even where this process sends no spans.
+            headers |= {name: self._headers[name] for name in _TRACE if name in self._headers}
+            tracing.inject(headers)
         return headers
 
     async def _exchange(self, headers: dict[str, str]) -> Verdict:
@@ -186,7 +200,7 @@ class Relay:
         await self._head(response)
         if first:
             await self._pass_on(first)
-        while await self._may_read() and (chunk := await response.content.readany()):
+        while chunk := await self._next(response.content):
             await self._pass_on(chunk)
         problem = ends_events(self._tail) if self._streamed else None
         return _DONE if problem is None else Verdict(Outcome.ENGINE_BROKEN, problem)
@@ -218,11 +232,11 @@ class Relay:
         self._window.send(len(chunk))
         await self._frames.data(chunk)
 
-    async def _may_read(self) -> bool:
+    async def _next(self, content: aiohttp.StreamReader) -> bytes:
         while not self._window.open:
             self._credited.clear()
             await self._credited.wait()
-        return True
+        return await content.readany()
 
 
 def _described(problem: BaseException) -> str:

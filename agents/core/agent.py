@@ -102,7 +102,7 @@ class AgentCore:
             self._refused_total,
             self._taken.snapshot(),
             owner := self._fence.owner(now),
-            self._taken.snapshot(owner) if owner is not None else {},
+            self._taken.snapshot(owner) if owner is not None else None,
             self._fence.term,
         )
         return compose(self._replica, self._engine, self._answers, carried, told, now)
@@ -143,6 +143,8 @@ class AgentCore:
             return _CLOSED[self.state]
         if work.model not in self._engine.models:
             return Refusal.WRONG_MODEL
+        if not self._replica.stands_on(work.residency):
+            return Refusal.RESIDENCY
         over = self._answers.held_bytes + size > HELD_BYTES_MAX
         return Refusal.FULL if over or self._full_for(work) else None
 
@@ -204,7 +206,7 @@ class AgentCore:
         self._engine.learn(answer, event, now)
         self._answers.settle(answer, now)
         self._forget(answer)
-        if event.outcome is Outcome.DONE:
+        if event.outcome is Outcome.DONE and not answer.work.warm:
             self._served_total += 1
         return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
 
@@ -231,7 +233,7 @@ class AgentCore:
 
     def _on_tick(self, event: events.Tick, now: float) -> list[Effect]:
         done: list[Effect] = []
-        overdue = [answer for answer in self._answers if answer.deadline_at <= now]
+        overdue = self._answers.overdue(now)
         done += self._end_all(overdue, Outcome.DEADLINE, "the deadline passed")
         for name in self._routers.silent(now):
             done += self._orphan(name, "the asking router is silent")

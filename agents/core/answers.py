@@ -37,7 +37,7 @@ class Answer:
 class AnswerTable:
     """Answers by inbox. The caller bounds their number with `full`."""
 
-    __slots__ = ("_by_inbox", "_settled", "_unsettled", "held_bytes", "settled_at")
+    __slots__ = ("_by_inbox", "_due_at", "_settled", "_unsettled", "held_bytes", "settled_at")
 
     def __init__(self) -> None:
         self._by_inbox: dict[str, Answer] = {}
@@ -47,6 +47,7 @@ class AnswerTable:
         self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
         self.held_bytes = 0
         self.settled_at = -inf  # when one last ceased to wait
+        self._due_at = inf  # no deadline passes before it
 
     def __len__(self) -> int:
         return len(self._by_inbox)
@@ -61,6 +62,14 @@ class AnswerTable:
     def add(self, answer: Answer) -> None:
         self._by_inbox[answer.inbox] = self._unsettled[answer.inbox] = answer
         self.held_bytes += answer.body_bytes
+        self._due_at = min(self._due_at, answer.deadline_at)
+
+    def overdue(self, now: float) -> list[Answer]:
+        """Those whose deadline has passed; they are asked for one by one only when one may be."""
+        if now < self._due_at:
+            return []
+        self._due_at = min((answer.deadline_at for answer in self), default=inf)
+        return [answer for answer in self if answer.deadline_at <= now]
 
     def get(self, inbox: str) -> Answer | None:
         return self._by_inbox.get(inbox)

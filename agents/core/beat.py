@@ -1,13 +1,14 @@
 """The heartbeat of one replica, put together from what its agent knows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from agents.core import load
 from agents.core.answers import AnswerTable
 from agents.core.prefill_queue import queued_tokens
 from agents.core.view import EngineView, Load
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.residency import Label
+from schemas.residency import Label, Labels
 from schemas.state import Heartbeat, ReplicaState
 
 
@@ -28,9 +29,14 @@ class Replica:
     residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region
     counts_own: bool = False  # the engine shows no counts: what it runs is what it was handed
 
+    def stands_on(self, wanted: Labels) -> bool:
+        """Whether a label of these holds here. Routers ask first, and may not have heard yet that
+        one was taken away. An agent that says nothing vouches for all that its region has, and
+        which these are stands in mesh.toml, which agents don't read."""
+        return not wanted or self.residency is None or any(one in wanted for one in self.residency)
 
-@dataclass(frozen=True, slots=True)
-class Told:
+
+class Told(NamedTuple):
     """What the core itself counts and judges."""
 
     seq: int
@@ -40,7 +46,7 @@ class Told:
     refused_total: int
     taken: dict[RouterId, int]
     owner: RegionId | None = None  # the region that has adopted the replica
-    owner_taken: dict[RouterId, int] = field(default_factory=dict)
+    owner_taken: dict[RouterId, int] | None = None
     term: int = 0
 
 
@@ -82,6 +88,6 @@ def compose(
         taken=told.taken,
         residency=replica.residency,
         owner=told.owner,
-        owner_taken=told.owner_taken,
+        owner_taken=told.owner_taken or {},
         term=told.term,
     )

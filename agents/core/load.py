@@ -19,13 +19,12 @@ fit: the next reading, at most 100 ms away, tells. An engine that shows no queue
 at all, and only the cap on outstanding requests bounds it.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agents.core.reading import EngineReading
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
+class Handed(NamedTuple):
     """What the agent itself knows of the requests that it handed over."""
 
     still: int = 0  # before the reading's end, no first byte yet
@@ -38,8 +37,8 @@ NOBODY_HANDED = Handed()
 
 def pending(reading: EngineReading, handed: Handed, tokens_per_answer: float | None) -> int | None:
     """Requests that wait, by the rule above; None for an engine that shows no queue."""
-    if reading.waiting is None:
-        return None
+    if reading.waiting is None or handed is NOBODY_HANDED:
+        return reading.waiting
     waiting = still_waiting(reading.waiting, handed)
     if not handed.since:
         return waiting

@@ -37,10 +37,11 @@ class PrefillLine:
 class PrefillEstimator:
     """Feed it samples of answers that met an idle-enough engine; ask it for the line."""
 
-    __slots__ = ("_count", "_w", "_x", "_xx", "_xy", "_y", "_yy")
+    __slots__ = ("_count", "_line", "_w", "_x", "_xx", "_xy", "_y", "_yy")
 
     def __init__(self) -> None:
         self._count = 0
+        self._line: PrefillLine | None = None
         self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 
     def add(self, uncached_tokens: int, ttft_s: float) -> None:
@@ -54,9 +55,13 @@ class PrefillEstimator:
         self._xx = FORGETTING * self._xx + x * x
         self._xy = FORGETTING * self._xy + x * y
         self._yy = FORGETTING * self._yy + y * y
+        self._line = self._known()
 
     def line(self) -> PrefillLine | None:
         """The line, or None while it is not known well enough to decide by."""
+        return self._line
+
+    def _known(self) -> PrefillLine | None:
         fit = self._fit()
         if fit is None or self._count < SAMPLES_MIN:
             return None

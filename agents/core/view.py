@@ -1,6 +1,7 @@
 """What the agent knows of its engine: the last reading, its models, its health, its speeds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from agents.core import load
 from agents.core.answers import Answer, AnswerTable
@@ -14,8 +15,7 @@ from schemas.exchange import Outcome
 from schemas.ids import ModelId
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The replica's load at one moment; None where the engine does not show it."""
 
     pending: int | None
@@ -93,7 +93,8 @@ class EngineView:
             return
         streamed = event.streamed and answer.began_at is not None
         decode_s = now - answer.began_at if streamed and answer.began_at is not None else None
-        self.served.add(event.usage, decode_s)
+        if not answer.work.warm:
+            self.served.add(event.usage, decode_s)
         usage = event.usage
         if not streamed or not answer.unqueued or answer.began_at is None:
             return

@@ -21,10 +21,13 @@ from schemas.exchange import (
     H_PATH,
     H_PREFILL_TOKENS,
     H_REQUEST,
+    H_RESIDENCY,
     H_TERM,
+    H_WARM,
 )
 from schemas.http import ENGINE_PATHS
 from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
+from schemas.residency import Labels, parse_labels
 
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
@@ -49,6 +52,8 @@ class Work:
     body_bytes: int | None
     prefill_tokens: int | None = None
     may_queue: bool = False  # to be taken though other work is pending
+    residency: Labels = ()  # only where one of these is carried; empty: anywhere
+    warm: bool = False  # nobody asks for it: it is no example of what is asked here
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> Work:
         body_bytes=parts,
         prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
         may_queue=headers.get(H_MAY_QUEUE) == "1",
+        residency=_residency(headers),
+        warm=headers.get(H_WARM) == "1",
     )
 
 
@@ -113,6 +120,14 @@ def _model(headers: Mapping[str, str]) -> ModelId:
         return subjects.decode_model(headers.get(H_MODEL, ""))
     except ValueError as error:
         raise BadWork(f"{H_MODEL}: {error}"[:300]) from error
+
+
+def _residency(headers: Mapping[str, str]) -> Labels:
+    text = headers.get(H_RESIDENCY)
+    try:
+        return () if text is None else parse_labels(text)
+    except ValueError as error:  # whoever can't be understood may have wanted other ground
+        raise BadWork(f"{H_RESIDENCY}: {error}"[:300]) from error
 
 
 def _deadline_s(headers: Mapping[str, str]) -> float:

@@ -12,10 +12,12 @@ import click
 import uvloop
 from pydantic import ValidationError
 
+from agents.adapters.own_name import NameTaken
 from agents.config import AgentConfig, Kind
 from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
+from infra.garbage import look_seldom
 
 
 @click.command("run", context_settings={"show_default": True})
@@ -64,9 +66,10 @@ def command(nats_password_file: Path | None, **options: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = _checked({**options, "nats_password": _password(nats_password_file)})
     tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
+    look_seldom()
     try:
         uvloop.run(_main(config))
-    except* (BusUnreachable, OSError) as problems:
+    except* (BusUnreachable, NameTaken, OSError) as problems:
         raise click.ClickException(str(problems.exceptions[0])) from problems
     finally:
         tracing.shut_down()

@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
 from agents.adapters.kinds import KINDS
+from agents.adapters.own_name import OwnName
 from agents.adapters.standing import Standing
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
@@ -39,12 +40,15 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
     """Serve one engine's work from the bus until `stop`.
 
     `epoch` must rise with every start. Raises BusUnreachable, or a group of it, when there is no
-    bus to serve from or it does not let us; an engine that is not there yet is waited for.
+    bus to serve from or it does not let us, and NameTaken when another agent has this name; an
+    engine that is not there yet is waited for.
     """
     async with AsyncExitStack() as opened:
         standing = Standing(config.region, config.replica)
-        client = await _connected(config, standing)
+        name = OwnName(config.region, config.replica, epoch, clock)
+        client = await _connected(config, standing, name)
         opened.push_async_callback(bus.close, client)
+        await name.take(client)
         engine = Engine(
             api_url=config.engine_url,
             metrics_url=config.metrics_page,
@@ -63,6 +67,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             standing.check()
             background = [
                 tasks.create_task(standing.hold()),
+                tasks.create_task(name.hold()),
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
@@ -76,7 +81,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 await agent.cut()
 
 
-async def _connected(config: AgentConfig, standing: Standing) -> Client:
+async def _connected(config: AgentConfig, standing: Standing, name: OwnName) -> Client:
     password = config.nats_password
     address = bus.BusAddress(
         config.nats_url,
@@ -88,6 +93,7 @@ async def _connected(config: AgentConfig, standing: Standing) -> Client:
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
         on_error=standing.complained,
+        on_back=name.back,
     )
 
 

@@ -161,8 +161,9 @@ class Batch:
     def growth(self, rounds: int) -> int:
         """Blocks that so many decode iterations take."""
         block_tokens = self._block_tokens
+        # Asked at every look, of the whole batch: a list is summed sooner than a generator.
         return sum(
-            -(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding
+            [-(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding]
         )
 
     def newest(self) -> SequenceState:
@@ -177,10 +178,9 @@ class Batch:
 
     def _publish(self, seq: SequenceState, computed: int) -> None:
         full = computed // self._block_tokens
-        for key in seq.request.keys[seq.filled : full]:
-            if self.cache.publish(key):
-                seq.held.append(key)
-        seq.filled = full
+        if full > seq.filled:
+            seq.held += self.cache.publish(seq.request.keys[seq.filled : full])
+            seq.filled = full
 
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)

@@ -146,15 +146,16 @@ class EngineSim:
 
     def stats(self, now: float) -> EngineStats:
         """The engine's numbers at `now`. What happened up to then stays for the next step."""
-        ahead = self._ahead(now)
+        ahead, batch = self._ahead(now), self._batch
+        used = self.cache.used + (batch.growth(ahead) if ahead else 0)
         return EngineStats(
-            running=self._batch.size,
+            running=batch.size,
             waiting=len(self._waiting),
-            kv_used_tokens=(self.cache.used + self._batch.growth(ahead)) * self.block_tokens,
+            kv_used_tokens=used * self.block_tokens,
             kv_capacity_tokens=self.capacity_tokens,
             preemptions=self._preemptions,
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens + ahead * len(self._batch.decoding),
+            generated_tokens=self._generated_tokens + ahead * len(batch.decoding),
             queried_tokens=self._queried_tokens,
             hit_tokens=self._hit_tokens,
             finished=self._finished,

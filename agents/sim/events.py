@@ -5,6 +5,7 @@ All times are in the engine's own seconds: the driver maps them to its clock, or
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class NeverFits(ValueError):
@@ -88,8 +89,7 @@ class Progress:
     wake_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """The engine as its metrics page shows it; counters run from the start."""
 
     running: int

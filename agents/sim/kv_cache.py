@@ -81,26 +81,30 @@ class KvCache:
         self.free -= blocks
         self.private += blocks
 
-    def publish(self, key: int) -> bool:
-        """Share a private block that was filled. False if the key exists: it stays private."""
-        if key in self._shared or key in self._idle:
-            return False
-        self.private -= 1
-        self._shared[key] = 1
-        return True
+    def publish(self, keys: Sequence[int]) -> list[int]:
+        """Share private blocks that were filled. Those whose key exists stay private.
+
+        Returns the keys of the others.
+        """
+        shared, idle, fresh = self._shared, self._idle, []
+        for key in keys:
+            if key not in shared and key not in idle:
+                shared[key] = 1
+                fresh.append(key)
+        self.private -= len(fresh)
+        return fresh
 
     def release(self, held: Sequence[int], private: int) -> None:
         """Give back a sequence's blocks: `held` keys in prefix order, and its private ones."""
         self.private -= private
         self.free += private
-        shared = self._shared
+        shared, idle = self._shared, self._idle
         for key in reversed(held):
-            holders = shared[key] - 1
-            if holders:
-                shared[key] = holders
+            holders = shared.pop(key)
+            if holders == 1:
+                idle[key] = None
             else:
-                del shared[key]
-                self._idle[key] = None
+                shared[key] = holders - 1
 
     def _hold(self, key: int) -> None:
         if key in self._idle:

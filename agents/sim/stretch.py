@@ -16,7 +16,7 @@ import math
 class Stretch:
     """`rounds` iterations from `start_s`; `done` of them are settled."""
 
-    __slots__ = ("done", "first_s", "growth_s", "rounds", "start_s")
+    __slots__ = ("done", "end_s", "first_s", "growth_s", "rounds", "start_s")
 
     def __init__(self, start_s: float, first_s: float, growth_s: float, rounds: int) -> None:
         self.start_s = start_s
@@ -24,15 +24,11 @@ class Stretch:
         self.growth_s = growth_s
         self.rounds = rounds
         self.done = 0
+        self.end_s = self.end_of(rounds)  # when the whole stretch is over
 
     def end_of(self, rounds: int) -> float:
         """When the first `rounds` iterations are over."""
         return self.start_s + rounds * (self.first_s + self.growth_s * (rounds - 1) / 2)
-
-    @property
-    def end_s(self) -> float:
-        """When the whole stretch is over."""
-        return self.end_of(self.rounds)
 
     def rounds_by(self, now: float) -> int:
         """How many iterations are over at `now`, of those in the stretch."""
@@ -48,6 +44,7 @@ class Stretch:
     def cut(self, at: float) -> None:
         """End the stretch with the iteration that is running at `at`."""
         self.rounds = min(self.rounds, max(self.rounds_by(at), self.done) + 1)
+        self.end_s = self.end_of(self.rounds)
 
     def _estimate(self, elapsed_s: float) -> int:
         if elapsed_s <= 0:

@@ -28,6 +28,7 @@ STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+_ABOUT_PLACE = frozenset((Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST))
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
 
@@ -51,6 +52,8 @@ class Answer:
         self.region: RegionId | None = None  # who answers, as soon as it is known
         self.replica: ReplicaId | None = None
         self.fresh: Digest | None = None  # how the region is that refused it
+        self.is_event_stream = False  # so that an error event may end it; known with the head
+        self._is_error = False
         self._chunks: deque[memoryview] = deque()
         self._buffered_bytes = 0
         self._taken_bytes = 0
@@ -58,13 +61,6 @@ class Answer:
         self._next_number = 0
         self._given_out_whole = True
         self._progress_told_at = float("-inf")
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the bytes are server-sent events, so that an error event may end them."""
-        if self.head is None or self._is_error:  # no error answer is read event by event
-            return False
-        return self.head.content_type.startswith(EVENT_STREAM)
 
     @property
     def is_between_events(self) -> bool:
@@ -91,11 +87,6 @@ class Answer:
         if self.is_event_stream:
             return self._whole_bytes() > 0
         return self._buffered_bytes >= PLAIN_BYTES_MAX
-
-    @property
-    def _is_error(self) -> bool:
-        status = self.head.status if self.head is not None else 0
-        return status >= STATUS_SERVER_ERROR or status == STATUS_TRY_AGAIN
 
     def take(self) -> bytes:
         """The bytes that may be given out and have not been; empty when there are none."""
@@ -140,32 +131,41 @@ class Answer:
 
         Raises WireError for frames that no sender of ours makes.
         """
-        if frame.kind in (Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST):
+        kind, number, payload = frame
+        if kind in _ABOUT_PLACE:
             return self._feed_about_place(frame)
-        if frame.number != self._next_number:
+        if number != self._next_number:
             return self._failed(f"frame {self._next_number} of the answer was lost")
         self._next_number += 1
-        if frame.kind is Frame.DATA:
-            return self._feed_data(frame.payload, now)
-        if frame.kind is Frame.HEAD:
-            if self.head is not None:
-                return self._failed("the answer has two heads")
-            self.head = wire.decode_as(exchange.Head, frame.payload)
-            self._from(self.head.region, self.head.replica)
-            return self._progressed(now)
-        if frame.kind is Frame.END:
-            return self._feed_end(wire.decode_as(exchange.End, frame.payload))
+        if kind is Frame.DATA:
+            return self._feed_data(payload, now)
+        if kind is Frame.HEAD:
+            return self._feed_head(wire.decode_as(exchange.Head, payload), now)
+        if kind is Frame.END:
+            return self._feed_end(wire.decode_as(exchange.End, payload))
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
+
+    def _feed_head(self, head: exchange.Head, now: float) -> ev.Event | None:
+        if self.head is not None:
+            return self._failed("the answer has two heads")
+        self.head = head
+        self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
+        # No error answer is read event by event.
+        self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
+        self._from(head.region, head.replica)
+        return self._progressed(now)
 
     def _from(self, region: str, replica: str) -> None:
         self.region, self.replica = place_named(region, replica)
 
-    def _feed_about_place(self, frame: FrameView) -> ev.Event:
+    def _feed_about_place(self, frame: FrameView) -> ev.Event | None:
         if frame.kind is Frame.PLACED:
             placed = wire.decode_as(exchange.Placed, frame.payload)
             self._from(placed.region, placed.replica)
             return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
         if frame.kind is Frame.HELD:
+            if self.replica is not None:  # it waits no more: from here on its replica must speak
+                return None
             return ev.AttemptProgressed(self.key, self.attempt)
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)

@@ -2,7 +2,7 @@
 
 A body stays until its client has been sent a first byte, because until then it may have to be
 placed again; so a full hold queue of large bodies would be gigabytes. What does not fit is shed
-before it is read.
+before it is read. Bodies of peers' requests that wait here count as well.
 """
 
 BODIES_BYTES_MAX = 512 * 1024 * 1024

@@ -5,8 +5,7 @@ nothing about placement. A client that hangs up cancels its handler, whatever it
 the ticket is then left, and the front door tells whoever is still working for it.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from math import ceil
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from mesh.adapters.near import read_near
 from mesh.adapters.problem import Problem
 from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
+from mesh.adapters.said_once import refuse_repeated
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core.geo import Location
 from schemas import http
@@ -69,11 +69,26 @@ class FrontDoor(Door, Protocol):
         ...
 
 
-class HttpApi:
-    """All routes of one router."""
+# What is about one process, where several share the port that clients use.
+OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
+EVERY_PATH = frozenset(route.path for route in http.ROUTES)
 
-    def __init__(self, region: RegionId, door: FrontDoor, registry: CollectorRegistry) -> None:
+
+class HttpApi:
+    """The routes of one router, all or some."""
+
+    def __init__(
+        self,
+        region: RegionId,
+        door: FrontDoor,
+        registry: CollectorRegistry,
+        paths: Collection[str] = EVERY_PATH,
+        elsewhere: str = "",
+    ) -> None:
+        """`elsewhere`: words about the paths that are left out."""
         self._region = region
+        self._elsewhere = elsewhere
+        self._with_model = http.MODEL in paths
         self._door = door
         self._registry = registry
         self._handlers: dict[str, Handler] = {
@@ -87,7 +102,7 @@ class HttpApi:
         }
         self._by_path: dict[str, dict[str, Handler]] = {}
         for route in http.ROUTES:
-            if route.path != http.MODEL:  # the one path with a variable part
+            if route.path in paths and route.path != http.MODEL:  # the one with a variable part
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
 
@@ -95,18 +110,21 @@ class HttpApi:
         """Answer one request, whatever it is."""
         known_id = request_id(request)
         try:
-            return await self._handler(request)(request, known_id)
+            handler = self._handler(request)
+            refuse_repeated(request)
+            return await handler(request, known_id)
         except Problem as problem:
             return self._error(known_id, problem.fault, problem.message, param=problem.param)
 
     def _handler(self, request: web.BaseRequest) -> Handler:
         prefix = http.MODEL.partition("{")[0]
         methods = self._by_path.get(request.path)
-        if methods is None and request.path.startswith(prefix):
+        if methods is None and self._with_model and request.path.startswith(prefix):
             methods = {"GET": self._model}
         if methods is None:
-            known = ", ".join(route.path for route in http.ROUTES)
-            raise Problem(Fault.PATH_UNKNOWN, f"no path {request.path}; there are {known}")
+            known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
+            words = f"no path {request.path}; there are {known}{self._elsewhere}"
+            raise Problem(Fault.PATH_UNKNOWN, words)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allowed = ", ".join(methods)
@@ -129,8 +147,7 @@ class HttpApi:
             raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
         try:
             ask = await read_ask(request, known_id)
-            labels = self._door.residency(ask.wishes.residency, request.headers)
-            ask = replace(ask, residency=labels)
+            ask.residency = self._door.residency(ask.wishes.residency, request.headers)
             models = self._door.known_models()
             if models and ask.model not in models:
                 raise Problem(

@@ -6,6 +6,7 @@ from the core when somebody scrapes, so a fleet of thousands costs nothing betwe
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,12 +29,20 @@ class RouterMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: the one by which the core is fed."""
+        self.router = Gauge(
+            "mesh_router", "1, and which router this is.", ["router"], registry=registry
+        )
         self.registry = registry
         self._requests(registry)
         self._placements(registry)
         self.buffered = Gauge(
             "mesh_answer_buffer_bytes",
             "Bytes of answers that wait for slow clients; flow control bounds it.",
+            registry=registry,
+        )
+        self.guests = Gauge(
+            "mesh_guests_waiting",
+            "Peers' requests that wait in this router's line.",
             registry=registry,
         )
         self.bus_connected = Gauge(
@@ -48,6 +57,10 @@ class RouterMetrics:
             registry=registry,
         )
         registry.register(_CoreState(core, clock))
+        # A look-up of labels costs more than raising what it finds.
+        self.requests_by_outcome = cache(self.requests.labels)
+        self.ttft_by_server = cache(self.ttft.labels)
+        self.placements_by_kind = cache(self.placements.labels)
 
     def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -101,7 +114,7 @@ class RouterMetrics:
         )
         self.ingress = Counter(
             "mesh_ingress",
-            "Requests of peers, by result: placed, refused.",
+            "Requests of peers, by result: placed, refused, sent_on.",
             ["origin", "result"],
             registry=registry,
         )
@@ -126,7 +139,7 @@ class RouterMetrics:
 
     def ended(self, outcome: str, arrived_at: float, now: float) -> None:
         """Count one client's request that is over."""
-        self.requests.labels(outcome).inc()
+        self.requests_by_outcome(outcome).inc()
         if outcome == "ok":
             self.duration.observe(now - arrived_at)
 
@@ -153,6 +166,7 @@ class _CoreState(Collector):
         yield from self._peers()
         yield from self._gossip()
         yield from self._ownership()
+        yield from self._warming()
 
     def _replicas(self) -> Iterator[Metric]:
         pending = _gauge("mesh_replica_pending", "Requests waiting in the engine.", "replica")
@@ -265,6 +279,36 @@ class _CoreState(Collector):
         )
         yield CounterMetricFamily(
             "mesh_hand_backs", "Times that one was handed back.", value=ownership.hand_backs
+        )
+
+    def _warming(self) -> Iterator[Metric]:
+        warming = self._core.warming
+        counts = warming.counts
+        ends = CounterMetricFamily(
+            "mesh_warm_ups", "Warm-ups of hot prefixes, by how they went.", labels=["outcome"]
+        )
+        ends.add_metric(["ended"], counts.ended)
+        ends.add_metric(["stopped"], counts.stopped)
+        ends.add_metric(["failed"], counts.failed)
+        yield ends
+        yield CounterMetricFamily(
+            "mesh_warmed_tokens",
+            "Prompt tokens that idle replicas of this region were given to compute unasked.",
+            value=warming.tokens,
+        )
+        budget = warming.budget
+        yield CounterMetricFamily(
+            "mesh_warm_seconds", "Idle prefill seconds spent on it.", value=budget.spent_s
+        )
+        yield CounterMetricFamily(
+            "mesh_idle_seconds",
+            "Seconds that replicas stood idle, this router's part; counted where it may warm.",
+            value=budget.idle_s,
+        )
+        yield GaugeMetricFamily(
+            "mesh_kept_prefix_bytes",
+            "Bytes of requests' beginnings that are kept for it.",
+            value=warming.hot.kept_bytes,
         )
 
 

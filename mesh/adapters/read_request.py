@@ -1,7 +1,7 @@
 """From a client's HTTP request to an `Ask`, or to a problem that says what to change."""
 
 import asyncio
-import uuid
+import os
 from typing import Any
 
 import orjson
@@ -17,12 +17,15 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
 
 UPLOAD_S_MAX = 120.0  # for a client to send its body
 TIMEOUT_S_MAX = 3600.0
+REQUEST_ID_BYTES = 16  # of one that we make
 
 
 def request_id(request: web.BaseRequest) -> RequestId:
     """The client's own id if it is fit to be kept, else a new one."""
-    given = request.headers.get(H_REQUEST_ID, "")
-    return RequestId(given if is_request_id(given) else uuid.uuid4().hex)
+    given = request.headers.get(H_REQUEST_ID)
+    if given is not None and is_request_id(given):
+        return RequestId(given)
+    return RequestId(os.urandom(REQUEST_ID_BYTES).hex())
 
 
 async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
@@ -46,6 +49,8 @@ async def _read_body(request: web.BaseRequest) -> bytes:
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise _too_large()
     try:
+        if request.content.is_eof():  # all of it came with the headers, as it mostly does
+            return await request.read()
         async with asyncio.timeout(UPLOAD_S_MAX):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

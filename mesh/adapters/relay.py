@@ -14,9 +14,11 @@ from typing import Protocol
 from aiohttp import web
 
 from mesh.adapters.answer import Answer
+from mesh.adapters.outlet import Outlet
 from mesh.adapters.ticket import Ticket
 from schemas.http import H_REGION, error_event
 
+SHORT_BYTES = 32 * 1024  # below the high-water mark: writing that never waits
 DEADLINE_GRACE_S = 5.0  # for the core's own word on the deadline to reach the client first
 
 
@@ -55,12 +57,13 @@ async def relay(
     door.started(ticket)
     response = _response(answer, answer.head.status, headers)
     try:
-        async with asyncio.timeout_at(ticket.deadline + DEADLINE_GRACE_S):
-            await response.prepare(request)
-            if not isinstance(response, web.Response):
-                await _pump(response, ticket, door)
-            await response.write_eof()
-            await _flush(request)
+        if not await _sent_at_once(request, response):
+            async with asyncio.timeout_at(ticket.deadline + DEADLINE_GRACE_S):
+                await response.prepare(request)
+                if not isinstance(response, web.Response):
+                    await _pump(request, response, ticket, door)
+                await response.write_eof()
+                await _flush(request)
     except TimeoutError:
         # The core ends what an engine still sends at the deadline; this ends a client that
         # has stopped reading what is already here.
@@ -83,15 +86,33 @@ def _response(answer: Answer, status: int, headers: dict[str, str]) -> web.Strea
     return web.StreamResponse(status=status, headers=headers)
 
 
-async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
+async def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> bool:
+    """Send an answer that is whole and short. Whether it has left; if not, nothing was waited for.
+
+    Nearly all plain answers end here, so they cost no timer.
+    """
+    body = response.body if isinstance(response, web.Response) else None
+    if not isinstance(body, bytes) or len(body) > SHORT_BYTES:
+        return False
+    await response.prepare(request)
+    await response.write_eof()
+    return _unsent_bytes(request) == 0
+
+
+async def _pump(
+    request: web.BaseRequest, stream: web.StreamResponse, ticket: Ticket, door: Door
+) -> None:
     """Write until the answer ends, well or with an error that the client can read."""
-    while chunk := await ticket.next_bytes():
+    answer = ticket.answer
+    assert answer is not None
+    outlet = Outlet(request, stream, answer, lambda: door.passed(ticket))
+    while chunk := await ticket.next_bytes(outlet.pour):
         await stream.write(chunk)
+        await request.writer.drain()  # `write` counts its own bytes only
         door.passed(ticket)
     if ticket.failure is None:
         return
-    answer = ticket.answer
-    if answer is not None and answer.is_event_stream:
+    if answer.is_event_stream:
         if not answer.is_between_events:
             await stream.write(b"\n\n")  # the client must not read the error as part of it
         await stream.write(error_event(ticket.failure.fault, ticket.failure.message))
@@ -104,13 +125,21 @@ async def _pump(stream: web.StreamResponse, ticket: Ticket, door: Door) -> None:
 async def _flush(request: web.BaseRequest) -> None:
     """Wait until the kernel has every byte. Raises ConnectionError when the client is gone."""
     transport = request.transport
-    if transport is not None and not transport.is_closing():
+    if transport is not None and _unsent_bytes(request):
         # Otherwise a drain waits only for what is above the transport's high-water mark.
         transport.set_write_buffer_limits(high=0)
         await request.writer.drain()
         transport.set_write_buffer_limits()
-    if request.transport is None or request.transport.is_closing():
+    if _unsent_bytes(request) is None:
         raise ConnectionResetError("the client hung up before the end of its answer")
+
+
+def _unsent_bytes(request: web.BaseRequest) -> int | None:
+    """What the kernel has not taken yet; None when the client is gone."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        return None
+    return transport.get_write_buffer_size()
 
 
 def _cut(request: web.BaseRequest) -> None:

@@ -11,6 +11,10 @@ from schemas import subjects
 from schemas.ids import RegionId
 
 LEASE_BYTES_MAX = 4096
+# A write that names the last one it knows; and what nats-server says, "wrong last sequence: 17",
+# with this code, where it is not the last any more.
+H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+WRONG_LAST_SEQUENCE = 10071
 
 
 def heartbeats(region: RegionId) -> StreamConfig:

@@ -5,6 +5,7 @@ settled once: with bytes to stream, with an engine's own error, or with a failur
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mesh.adapters.answer import Answer, EngineError
@@ -16,9 +17,10 @@ from schemas.ids import ModelId, RequestId
 from schemas.residency import Labels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
-    """What a client asks for, read and checked."""
+    """What a client asks for, read and checked. It changes only until it is admitted,
+    and by `forget`."""
 
     request_id: RequestId
     model: ModelId
@@ -27,7 +29,12 @@ class Ask:
     text: bytes  # of the prompt
     timeout_s: float | None
     wishes: Wishes = NO_WISHES
+    warm: bool = False  # nobody asks
     residency: Labels = ()  # where one of these is carried; empty: anywhere
+
+    def forget(self) -> None:
+        """Nobody needs its body and prompt any more."""
+        self.body = self.text = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Ticket:
     pass_engine_error: bool = False
     first_byte_at: float | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _pour: Callable[[], bool] | None = None  # while the handler waits for more of the answer
 
     @property
     def is_startable(self) -> bool:
@@ -72,8 +80,9 @@ class Ticket:
         return replace(self.decision, replica=self.answer.replica)
 
     def wake(self) -> None:
-        """Something changed; the handler looks again."""
-        self._wake.set()
+        """Something changed; the handler looks again, unless its outlet did all there is to do."""
+        if self._pour is None or self.failure is not None or not self._pour():
+            self._wake.set()
 
     async def until_startable(self) -> None:
         """Wait until the client may be told something."""
@@ -81,8 +90,11 @@ class Ticket:
             self._wake.clear()
             await self._wake.wait()
 
-    async def next_bytes(self) -> bytes:
-        """The next bytes of the answer; empty at its end or when `failure` is set."""
+    async def next_bytes(self, pour: Callable[[], bool] | None = None) -> bytes:
+        """The next bytes of the answer; empty at its end or when `failure` is set.
+
+        `pour` is tried first when something comes while this waits: see Outlet.
+        """
         assert self.answer is not None, "asked for bytes before an answer was there"
         while True:
             if chunk := self.answer.take():
@@ -90,4 +102,8 @@ class Ticket:
             if self.answer.is_complete or self.failure is not None:
                 return b""
             self._wake.clear()
-            await self._wake.wait()
+            self._pour = pour
+            try:
+                await self._wake.wait()
+            finally:
+                self._pour = None

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import random
-import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn, TypedDict
 
 import click
 import uvloop
@@ -14,7 +16,9 @@ import uvloop
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
+from infra.garbage import look_seldom
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
+from infra.workers import WORKERS_MAX, worker_names, worker_page, worker_problems
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import (
     HOLD_ORDER_HELP,
@@ -30,11 +34,13 @@ from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import NameTaken, PortTaken, run
 from mesh.runtime.routing import Given, entries, router_settings
+from mesh.runtime.workers import STOPS, Orders, Workers, reserve
 from schemas.ids import RegionId, RouterId
 
 log = logging.getLogger(__name__)
 
 EXIT_BAD_USE = 2
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 NO_PREFIX_KEY = (
     "without --prefix-key, hashes of prompts could be guessed, so peers are told of no prefixes: "
     "give all routers of the mesh one secret, in env MESH_PREFIX_KEY"
@@ -52,6 +58,18 @@ NO_PREFIX_KEY = (
     help="mesh.toml; the packaged three-region one if absent.",
 )
 @click.option("--http", help="HOST:PORT of the OpenAI endpoint, instead of the one in mesh.toml.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    show_default="as mesh.toml says, or 1",
+    help="Processes that share the endpoint, each a router of the region: r1-0, r1-1 and so on. "
+    "One uses one core.",
+)
+@click.option(
+    "--metrics",
+    help="HOST:PORT of a page with /metrics, /health, /ready and /v1/regions besides; worker n has "
+    "it on port + n. Needed with several workers.",
+)
 @click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]")
 @click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
 @click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
@@ -79,6 +97,7 @@ NO_PREFIX_KEY = (
 )
 @click.option(
     "--hold-s",
+    "hold_s_max",
     type=click.FloatRange(0, min_open=True),
     default=RouterSettings().hold_s_max,
     show_default=True,
@@ -86,6 +105,7 @@ NO_PREFIX_KEY = (
 )
 @click.option(
     "--timeout-s",
+    "request_s_max",
     type=click.FloatRange(0, min_open=True),
     default=RouterSettings().request_s_max,
     show_default=True,
@@ -104,7 +124,7 @@ NO_PREFIX_KEY = (
     metavar="FILE",
     help="Write what happens and what is decided to FILE (mode 0600), to be replayed: ids, times, "
     "loads and hashes of prompts, no text of prompts or answers. A FILE that exists becomes "
-    "FILE.old.",
+    "FILE.old. Of several workers each has its own: FILE r.jsonl is r.r1-0.jsonl and so on.",
 )
 @click.option(
     "--record-bytes-max",
@@ -125,6 +145,8 @@ def command(
     router: str,
     config_file: Path,
     http: str | None,
+    workers: int | None,
+    metrics: str | None,
     nats_url: str | None,
     nats_user: str | None,
     nats_password: str | None,
@@ -132,70 +154,135 @@ def command(
     policy: str | None,
     pushing: Pushing | None,
     hold_order: str | None,
-    hold_max: int,
-    hold_s: float,
-    timeout_s: float,
     drain_s: float,
     record: Path | None,
     record_bytes_max: int,
     log_level: str,
+    **limits: float,
 ) -> None:
     """Run one region's router.
 
     SIGTERM or Ctrl-C: takes nothing new, finishes what is under way, then leaves; a second one
     leaves at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
     """
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=log_level, format=LOG_FORMAT)
     topology = _topology(config_file)
     if region not in topology.regions:
         _refuse(f"no region {region!r} in {config_file}; there are {', '.join(topology.regions)}")
     own = topology.regions[RegionId(region)]
     if router not in own.routers:
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
-    address = (_address(http) if http is not None else own.http).listen
+    address = (own.http if http is None else _address("--http", http)).listen
+    page = own.metrics if metrics is None else _address("--metrics", metrics)
     given = Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order))
-    limits = {"hold_max": hold_max, "hold_s_max": hold_s, "request_s_max": timeout_s}
-    settings = _settings(topology, RegionId(region), given, bool(prefix_key), **limits)
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
         peers=topology.asked_by(RegionId(region)),
         http_host=address.host,
         http_port=address.port,
+        metrics=page and page.listen,
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
-        settings=settings,
+        settings=_settings(topology, RegionId(region), given, bool(prefix_key), **limits),
         hash_key=prefix_key or topology.mesh.name,
-        epoch=time.time_ns() // 1_000_000,
-        seed=random.SystemRandom().getrandbits(64),
         drain_s=drain_s,
         entries=entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
         keys=topology.keys,
+        **_of_this_start(),
     )
-    tracing.set_up("mesh-router", **{"mesh.region": region, "mesh.router": router})
+    sys.exit(_run(config, own.workers if workers is None else workers))
+
+
+def _run(config: RouterConfig, workers: int) -> int:
+    """Serve in this process or in several, and return the status to end with."""
+    for key, problem in worker_problems([config.router], workers, config.metrics):
+        _refuse(f"--{key}: {problem}")
+    if workers == 1:
+        return _serve(config)
+    names = worker_names(config.router, workers)
+    door = Address(config.http_host, config.http_port)
     try:
-        uvloop.run(_until_signal(config))
+        reserved = reserve(door)
+    except OSError as error:
+        _refuse(str(PortTaken.at(door, "http", config.region, error)))
+    with reserved:
+        return Workers(names, lambda n, orders: _serve(_worker(config, names, n), orders)).run()
+
+
+def _worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> RouterConfig:
+    """What the worker of that number runs by, from when it starts."""
+    name, record = names[number], config.record
+    logging.basicConfig(
+        format=LOG_FORMAT.replace("%(levelname)s", f"{name} %(levelname)s"),
+        level=logging.root.level,
+        force=True,
+    )
+    if record is not None:
+        path = record.path.with_name(f"{record.path.stem}.{name}{record.path.suffix}")
+        record = replace(record, path=path)
+    assert config.metrics is not None, "workers have a page each"
+    return replace(
+        config,
+        router=name,
+        shares_port=True,
+        metrics=worker_page(config.metrics, number),
+        record=record,
+        **_of_this_start(),
+    )
+
+
+class _Start(TypedDict):
+    epoch: int
+    seed: int
+
+
+def _of_this_start() -> _Start:
+    epoch = time.time_ns() // 1_000_000
+    return {"epoch": epoch, "seed": random.SystemRandom().getrandbits(64)}
+
+
+def _serve(config: RouterConfig, orders: Orders | None = None) -> int:
+    """Be one router until told to stop."""
+    tracing.set_up("mesh-router", **{"mesh.region": config.region, "mesh.router": config.router})
+    look_seldom()
+    try:
+        uvloop.run(_until_told(config, orders))
     except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
         _refuse(str(error))
     finally:
         tracing.shut_down()
+    return 0
 
 
-async def _until_signal(config: RouterConfig) -> None:
+async def _until_told(config: RouterConfig, orders: Orders | None) -> None:
     stop = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
+    signals = 0
 
-    def on_signal() -> None:
-        if stop.is_set():
+    def on_stop(times: int) -> None:
+        if times > 1:
             task.cancel()
         stop.set()
 
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        on_stop(signals)
+
+    def on_ready() -> None:
+        _say_ready(config)
+        if orders is not None:
+            orders.say_ready()
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         loop.add_signal_handler(number, on_signal)
+    if orders is not None:
+        orders.listen(on_stop)
     try:
-        await run(config, stop, lambda: _say_ready(config))
+        await run(config, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -203,7 +290,8 @@ async def _until_signal(config: RouterConfig) -> None:
 
 def _say_ready(config: RouterConfig) -> None:
     where = Address(config.http_host, config.http_port)
-    click.echo(f"router {config.region}/{config.router} serves http://{where}/v1")
+    page = f", its metrics http://{config.metrics}/metrics" if config.metrics else ""
+    click.echo(f"router {config.region}/{config.router} serves http://{where}/v1{page}")
 
 
 def _topology(config_file: Path) -> Topology:
@@ -211,7 +299,6 @@ def _topology(config_file: Path) -> Topology:
         return load(config_file)
     except TopologyError as error:
         _refuse(str(error))
-        raise
 
 
 def _settings(
@@ -228,17 +315,15 @@ def _settings(
         return router_settings(topology, region, given, **others)
     except ValueError as error:
         _refuse(str(error))
-        raise
 
 
-def _address(text: str) -> Address:
+def _address(option: str, text: str) -> Address:
     try:
         return parse_address(text)
     except ValueError as error:
-        _refuse(f"--http: {error}")
-        raise
+        _refuse(f"{option}: {error}")
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     click.echo(f"mesh router: {message}", err=True)
     sys.exit(EXIT_BAD_USE)

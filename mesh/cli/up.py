@@ -12,6 +12,7 @@ from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, TopologyError
+from infra.workers import WORKERS_MAX
 from mesh.cli.choices import (
     HOLD_ORDER_HELP,
     HOLD_ORDERS,
@@ -94,6 +95,11 @@ def _given_engine(text: str) -> GivenEngine:
     metavar="NAME[:OPTIONS]",
     help=f"How every router places requests, whatever the configuration says. {POLICIES_HELP}",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1, WORKERS_MAX),
+    help="Processes of every router, instead of those in the configuration.",
+)
 @click.option("--pushing", callback=known_pushing, metavar="RULE", help=PUSHING_HELP)
 @click.option("--hold-order", type=click.Choice(HOLD_ORDERS), help=HOLD_ORDER_HELP)
 @click.option(
@@ -123,6 +129,7 @@ def command(
     engines: tuple[GivenEngine, ...],
     engine_kind: str,
     policy: str | None,
+    workers: int | None,
     pushing: Pushing | None,
     hold_order: str | None,
     log_level: str,
@@ -151,6 +158,7 @@ def command(
         pushing=None if pushing is None else str(pushing),
         hold_order=hold_order,
         log_level=log_level,
+        workers=workers,
         ready_file=ready_file,
     )
     try:

@@ -42,6 +42,11 @@ def endpoints(base_url: str, timeout_s: float) -> tuple[str, ...]:
         return ()
 
 
+def is_encrypted(base_url: str) -> bool:
+    """Whether what is sent there goes by TLS."""
+    return urlsplit(base_url).scheme == "https"
+
+
 def _is_base_url(text: object) -> bool:
     return isinstance(text, str) and urlsplit(text).scheme in ("http", "https")
 
@@ -52,8 +57,8 @@ def _connected(base_url: str, timeout_s: float) -> Iterator[tuple[http.client.HT
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{base_url!r} is no base URL, like https://us.example.com/v1")
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    encrypted = is_encrypted(base_url)
+    kind = http.client.HTTPSConnection if encrypted else http.client.HTTPConnection
     root = parts.path.rstrip("/").removesuffix("/v1")
     with closing(kind(parts.hostname, parts.port, timeout=timeout_s)) as connection:
         yield connection, root

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from mesh.client import look
-from mesh.client.choice import Choice
+from mesh.client.choice import REGIONS_MAX, Choice
 from mesh.client.faults import is_a_regions, retry_after_s
 
 log = logging.getLogger(__name__)
@@ -73,13 +73,18 @@ class Regions(Generic[C]):
         refresh_s: float = REFRESH_S,
         tries_max: int = TRIES_MAX,
         learn: bool = True,
+        learn_plain: bool = False,
     ) -> None:
         """`urls`: base URLs, one at least; `make`: a client for a base URL, made once for each.
 
-        `learn`: let regions name others (their `endpoint` in mesh.toml).
+        `learn`: let regions name others (their `endpoint` in mesh.toml). `learn_plain`: even those
+        under `http://`, though one of `urls` is `https://`: prompts and keys go there unencrypted.
+        Otherwise they are passed by, with a warning in the log.
         """
         if not urls:
             raise ValueError("name the base URL of one region at least")
+        self._learns_plain = learn_plain or not any(map(look.is_encrypted, urls))
+        self._passed_by: set[str] = set()
         self._dice = random.Random()
         self._choice = Choice(urls, self._dice)
         self._make = make
@@ -184,12 +189,26 @@ class Regions(Generic[C]):
         with self._lock:
             for url, (rtt_s, others) in zip(urls, looks, strict=True):
                 self._note(url, rtt_s)
-                self._choice.learn(others)
+                self._choice.learn(other for other in others if self._may_learn(other, url))
 
     def _look_at(self, url: str) -> tuple[float | None, tuple[str, ...]]:
         rtt_s = look.round_trip_s(url, LOOK_TIMEOUT_S)
         others = look.endpoints(url, LOOK_TIMEOUT_S) if self._learns and rtt_s is not None else ()
         return rtt_s, others
+
+    def _may_learn(self, url: str, teller: str) -> bool:
+        """Whoever chose TLS keeps it: no region may talk a client out of it."""
+        if self._learns_plain or look.is_encrypted(url) or url in self._choice.urls:
+            return True
+        if url not in self._passed_by and len(self._passed_by) < REGIONS_MAX:
+            self._passed_by.add(url)
+            log.warning(
+                "%s names the region %s, which is not https: passed by. Give learn_plain=True to "
+                "go there unencrypted",
+                teller,
+                url,
+            )
+        return False
 
     def _note(self, url: str, rtt_s: float | None) -> None:
         if rtt_s is None:
@@ -209,8 +228,16 @@ class AsyncRegions(Generic[C]):
         refresh_s: float = REFRESH_S,
         tries_max: int = TRIES_MAX,
         learn: bool = True,
+        learn_plain: bool = False,
     ) -> None:
-        self._regions = Regions(urls, make, refresh_s=refresh_s, tries_max=tries_max, learn=learn)
+        self._regions = Regions(
+            urls,
+            make,
+            refresh_s=refresh_s,
+            tries_max=tries_max,
+            learn=learn,
+            learn_plain=learn_plain,
+        )
 
     @property
     def order(self) -> tuple[str, ...]:

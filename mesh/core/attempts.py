@@ -80,10 +80,17 @@ class Attempts:
             self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
 
     def begin_for_peer(self, request: Request, inbox: str, place: Place, now: float) -> None:
-        """Hand a peer's request to a local replica, which answers to the peer's `inbox`."""
-        assert place.placement is Placement.LOCAL and place.target is not None
-        replica = ReplicaId(place.target)
+        """Hand a peer's request to a local replica, which answers to the peer's `inbox`, or send
+        it on to another region, whose replica will."""
+        assert place.target is not None, "a place to go to"
         self.decided(request, place)
+        if place.placement is Placement.PEER:
+            peer = RegionId(place.target)
+            self._peers.forwarded(peer, now)
+            self._placer.placed(request, Spot(CandidateKind.PEER, peer), now)
+            self._effects.append(fx.Forward(request.key, 1, peer, inbox))
+            return
+        replica = ReplicaId(place.target)
         self._hand_off(request, place, replica, 1, inbox, now)
         self._replicas.relay(replica, inbox, request.deadline)
 
@@ -135,10 +142,13 @@ class Attempts:
             self._placer.left(record.request, record.spot, now)
         record.handoff = record.spot = None
 
-    def rest(self, record: Inflight, now: float) -> None:
-        """Whoever did not do this attempt gets no other work until it speaks again."""
+    def rest(self, record: Inflight, now: float, sent_on_to: RegionId | None = None) -> None:
+        """Whoever did not do this attempt gets no other work until it speaks again.
+
+        `sent_on_to`: where the peer that was asked had sent it on to, if it was refused there.
+        """
         if record.peer is not None:
-            self._peers.refused(record.peer, now)
+            self._peers.refused(sent_on_to or record.peer, now)
         elif record.replica is not None:
             self._replicas.refused(record.replica, now)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mesh.core.request import Request
 from schemas.decision import Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault
@@ -30,11 +31,15 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Ask a peer region to place the request."""
+    """Ask a peer region to place the request.
+
+    A peer's own is sent on: the answer goes to the inbox that it gave.
+    """
 
     key: int
     attempt: int
     peer: RegionId
+    answer_inbox: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +151,57 @@ class ClaimLease:
 
 @dataclass(frozen=True, slots=True)
 class OwnershipChanged:
-    """Tell agents at once; and listen, or not any more, to heartbeats of a region not our own."""
+    """Tell agents at once."""
 
     region: RegionId
     owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HearReplicas:
+    """Listen, or not any more, to heartbeats of a region that is not our own."""
+
+    region: RegionId
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPrefix:
+    """Keep the first `blocks` of this request's prompt, as a request, under the name `prefix`."""
+
+    key: int
+    prefix: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrefix:
+    """Keep it no more."""
+
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWarmUp:
+    """What is kept as `prefix` is this request from now on: it is being placed."""
+
+    request: Request
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWarmUp:
+    """That one is over."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWarmUp:
+    """Tell the replica that a peer's warm-up must give way."""
+
+    answer_inbox: str
+    replica: ReplicaId
 
 
 Effect = (
@@ -169,4 +221,10 @@ Effect = (
     | AnswerTrie
     | ClaimLease
     | OwnershipChanged
+    | HearReplicas
+    | KeepPrefix
+    | DropPrefix
+    | OpenWarmUp
+    | CloseWarmUp
+    | StopWarmUp
 )

@@ -8,7 +8,7 @@ router, told how this region is at that moment, asks somebody else.
 from collections.abc import Callable
 
 from mesh.core import effects as fx
-from mesh.core.admission import Admission, Late
+from mesh.core.admission import RETRY_AFTER_S_MAX, Admission, Late
 from mesh.core.attempts import Attempts
 from mesh.core.guests import Guests
 from mesh.core.hold_queue import HoldQueue
@@ -84,10 +84,19 @@ class Ends:
         late: Late | None = None,
     ) -> None:
         """Refuse it with its receipt, and say when those before it will be gone."""
+        self._given_up(record, place, why, now)
+        retry_after_s = self._admission.retry_after_s(record.request, late, now)
+        self.fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)
+
+    def unserved(self, record: Inflight, why: str, now: float) -> None:
+        """Nobody who may serve it is there: refuse it with its receipt, until they are back."""
+        self._given_up(record, None, why, now)
+        self.fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)
+
+    def _given_up(self, record: Inflight, place: Place | None, why: str, now: float) -> None:
+        """Its last receipt."""
         request = record.request
         last = place or record.place or self._placer.held(request, why)
         shed = last._replace(placement=Placement.SHED, target=None, reason=why)
         attempt, held_s = max(1, record.attempt), record.waited_s(now)
         self._attempts.decided(request, shed, attempt=attempt, held_s=held_s)
-        retry_after_s = self._admission.retry_after_s(request, late, now)
-        self.fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)

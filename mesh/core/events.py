@@ -162,6 +162,14 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixKept:
+    """The edge keeps that prefix's text, in a body of so many bytes; None: it can't."""
+
+    prefix: int
+    body_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class BusReturned:
     """The bus was away: work sent and answers under way may have been lost with it."""
 
@@ -195,6 +203,7 @@ Event = (
     | AnswerStarted
     | AttemptFailed
     | AnswerEnded
+    | PrefixKept
     | BusReturned
     | Drain
     | Tick

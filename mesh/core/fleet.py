@@ -4,7 +4,7 @@ Requests live in `router.py`. What they must know of the fleet comes to them in 
 tables are read when a request is placed, and `lost` is called for those whose replica is gone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.attempts import Attempts
+from mesh.core.gossip.gossip import Gossip
+from mesh.core.handed_back import Gone, HandedBack, Ours
 from mesh.core.hold_queue import HoldQueue
 from mesh.core.inflight import Inflight
 from mesh.core.line import Line
@@ -22,11 +24,14 @@ from mesh.core.peers import PeerTable
 from mesh.core.placement import Placer
 from mesh.core.regional import RegionalDigest
 from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
+from mesh.core.warming.warming import Warming
+from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat, ReplicaState
 
-Lost = Callable[[ReplicaId, str, float], None]
+Lost = Callable[[Collection[Inflight], str, float], None]
 
 
 class Fleet:
@@ -50,6 +55,7 @@ class Fleet:
         attempts: Attempts,
         effects: list[fx.Effect],
         lost: Lost,
+        gossip: Gossip,
     ) -> None:
         """`regions`: the peers that this one would adopt.
 
@@ -78,6 +84,24 @@ class Fleet:
         self._effects = effects
         self._lost = lost
         self._models = ModelNames()
+        self._handed_back = HandedBack(home, settings)
+        self._heard: set[RegionId] = set()  # regions whose replicas we listen to
+        self.warming = self._warming(settings, gossip)
+        self._digest.warm_tokens = self.warming.wanted_tokens
+
+    def _warming(self, settings: RouterSettings, gossip: Gossip) -> Warming:
+        return Warming(
+            region=self._home,
+            settings=settings,
+            replicas=self._replicas,
+            peers=self._peers,
+            held=self._held,
+            placer=self._placer,
+            attempts=self._attempts,
+            gossip=gossip,
+            effects=self._effects,
+            refuse=self._refuse,
+        )
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Who hears which event, for the router's table."""
@@ -105,6 +129,9 @@ class Fleet:
         for name in self._replicas.forgotten(now):
             self._placer.forget_replica(name)
         self._peers.expire(now)
+        for gone in self._handed_back.expire(now, self._is_living, self._is_awaited):
+            self._tell_gone(gone, now)
+        self._hear_whom_we_must()
         self._models.expire(now)
         self._placer.expire(now)
 
@@ -129,7 +156,6 @@ class Fleet:
             not self.draining,
             now,
             adopted=self.ownership.adopted,
-            rtt_s=self._peers.round_trips,
         )
 
     # The hands of ownership.
@@ -137,20 +163,24 @@ class Fleet:
     def adopt(self, region: RegionId, now: float) -> None:
         """From now on its heartbeats count."""
         self._peers.remember(region)
+        self._hear_whom_we_must()
 
     def hand_back(self, region: RegionId, now: float) -> None:
-        """Place nothing there any more. What is under way is left to end as a peer's would.
-
-        Nor can peers be told any more of a loss there, because nobody here listens: like our own
-        requests there, theirs end by silence (`SILENCE_S_MAX`), which the agent breaks by itself.
-        """
+        """Place nothing there any more. What is under way is left to end as a peer's would, and
+        its replicas are heard until then."""
+        ours: dict[ReplicaId, list[Ours]] = {}
         for record in self._inflight.values():
-            if record.adopted_from == region:
+            if record.adopted_from == region and record.replica is not None:
+                attempt = Ours(record.request.key, record.attempt)
+                ours.setdefault(record.replica, []).append(attempt)
                 self._attempts.hand_back(record, now)
         for name in self._replicas.names_of(region):
+            if (replica := self._replicas.get(name)) is not None:
+                self._handed_back.keep(replica, ours.get(name, ()), now)
             self._replicas.remove(name)
             self._placer.forget_replica(name)
         self.tell_peers(now)
+        self._hear_whom_we_must()
 
     def _ours(self, beat: Heartbeat) -> Heartbeat | None:
         """The heartbeat as our tables know its replica; None if it is not for us to place on."""
@@ -164,7 +194,33 @@ class Fleet:
         taken = beat.owner_taken if beat.owner == self._home else {}
         return replace(beat, replica=name, taken=taken)
 
+    def _hear_whom_we_must(self) -> None:
+        """Heartbeats of peers' replicas cross their links while somebody here needs them."""
+        wanted = {*self.ownership.adopted, *self._handed_back.regions}
+        for region in sorted(wanted ^ self._heard):
+            self._effects.append(fx.HearReplicas(region, region in wanted))
+        self._heard = wanted
+
+    def _is_living(self, region: RegionId) -> bool:
+        peer = self._peers.get(region)
+        return peer is not None and bool(peer.digests)
+
+    def _is_awaited(self, attempt: Ours) -> bool:
+        record = self._inflight.get(attempt.key)
+        if record is None or record.held_since is not None:
+            return False
+        return record.attempt == attempt.attempt
+
+    def _tell_gone(self, gone: Gone, now: float) -> None:
+        self._tell_lost(gone.name, gone.orphans)
+        lost = [self._inflight[attempt.key] for attempt in gone.ours if self._is_awaited(attempt)]
+        for record in lost:
+            self._attempts.cancel(record)
+        self._lost(lost, gone.why, now)
+
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
+        if (gone := self._handed_back.hear(event.heartbeat, now)) is not None:
+            self._tell_gone(gone, now)
         beat = self._ours(event.heartbeat)
         if beat is None:
             return
@@ -174,7 +230,8 @@ class Fleet:
         if news.restarted:
             self._placer.forget_replica(beat.replica)
             self._tell_lost(beat.replica, news.orphans)
-            self._lost(beat.replica, "the agent restarted or left", now)
+            there = [one for one in self._inflight.values() if one.is_at(beat.replica)]
+            self._lost(there, "the agent restarted or left", now)
         self._line.offer(beat.replica, now)
         if news.changed:
             self.tell_peers(now)
@@ -190,6 +247,9 @@ class Fleet:
         """Nothing new from now on."""
         self.draining = True
         self.tell_peers(now)
+
+    def _refuse(self, request: Request, inbox: str, why: Refusal, now: float) -> None:
+        self._effects.append(fx.RefusePeer(request.key, inbox, why, self.fresh(now)))
 
     def _tell_lost(self, name: ReplicaId, orphans: tuple[str, ...]) -> None:
         region, replica = apart(name)

@@ -1,8 +1,9 @@
 """Work that peers ask for: what this region takes, and what it needs for its own clients.
 
-A peer's request is placed on a local replica, held in the region's one line (`guests.py`), or
-refused at once with the reason. It is held only where the policy judges load: others forward to
-who is free, so whoever isn't refuses (SkyWalker 3.3).
+A peer's request is placed on a local replica, held in the region's one line (`guests.py`), sent on
+to another region if it may pass more than one (`hops_max`), or refused at once with the reason. It
+is held only where the policy judges load: others forward to who is free, so whoever isn't refuses
+(SkyWalker 3.3).
 
 Nothing is taken that would spoil the region's own goal for first tokens (`own_ttft_goal_s`). With
 a goal, nothing foreign is taken while any of the region's own clients wait for the model, and
@@ -48,13 +49,17 @@ class ForeignWork:
         self._guests = guests
 
     def place(self, request: Request, now: float, *, draining: bool) -> Place | Refusal:
-        """The local replica it goes to, or that it may wait, or why it is refused."""
+        """The local replica or other region it goes to, or that it may wait, or why not."""
         if draining:
             return Refusal.DRAINING
+        if request.warm:
+            return Refusal.NOT_IDLE
         may_wait = self._goal_s is None and self._placer.judges_load
         if not may_wait and self._line.must_be_joined(request):
             return self._placer.forbids_here(request) or Refusal.OWN_WORK
         place = self._line.place_newcomer(request, now)
+        if place.placement is Placement.PEER:
+            return place
         if place.placement is not Placement.LOCAL:
             why = self._placer.forbids_here(request)
             if why is None and may_wait and not self._guests.is_full:

@@ -18,7 +18,7 @@ from mesh.core.hold_queue import HoldQueue
 from mesh.core.request import Request
 from schemas.exchange import HELD_S
 
-HELD_MAX = 128  # bodies are kept with them, a megabyte each at most
+HELD_MAX = 128  # bodies are kept with them, in the one budget for all bodies
 
 
 class Guests:

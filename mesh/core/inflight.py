@@ -49,6 +49,10 @@ class Inflight:
         """The region of the adopted replica that it is tried on, if it is."""
         return None if self.peer or self.replica is None else apart(self.replica).region
 
+    def is_at(self, replica: ReplicaId) -> bool:
+        """Whether it is tried on that replica, known by this name here."""
+        return self.peer is None and self.replica == replica
+
     @property
     def waited_abroad(self) -> bool:
         """Whether all that was heard of this attempt is that it waits in a peer's line."""

@@ -110,7 +110,7 @@ class Line:
 
         Where a policy judges load there may always be some: then not more often than it pays.
         """
-        if self._placer.judges_load and now - self._asked_at < ASK_AGAIN_S:
+        if not len(self._held) or (self._placer.judges_load and now - self._asked_at < ASK_AGAIN_S):
             return
         replica = None if name is None else self._replicas.get(name)
         if replica is not None and self._placer.may_go(replica, self._held.models(), now):

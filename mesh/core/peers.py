@@ -7,7 +7,7 @@ was forwarded since the last one is counted against the replicas it said were fr
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mesh.core.health import health
 from mesh.core.round_trips import RoundTrips
@@ -39,7 +39,7 @@ class Peer:
     @property
     def queue(self) -> int:
         """Requests held in the region, over all its routers."""
-        return sum(digest.queue for digest in self.digests.values())
+        return sum([digest.queue for digest in self.digests.values()])
 
     @property
     def accepting(self) -> bool:
@@ -51,25 +51,22 @@ class Peer:
 
         `labels`: only of those that carry one of them.
         """
-        return max((capacity.free for capacity in self._told(model, labels)), default=0)
+        return max([capacity.free for capacity in self._told(model, labels)], default=0)
 
     def wait_s(self, model: ModelId) -> float | None:
         """Shortest wait that any of its routers told; None while none did."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        waits = [one.wait_s for one in known if one is not None and one.wait_s is not None]
+        waits = [one.wait_s for one in self._told(model, None) if one.wait_s is not None]
         return min(waits, default=None)
 
     def running(self, model: ModelId) -> float | None:
         """Requests running beside a newcomer; None while nobody told."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        told = (one.running for one in known if one is not None)
-        return max((running for running in told if running is not None), default=None)
+        told = [one.running for one in self._told(model, None) if one.running is not None]
+        return max(told, default=None)
 
     def kv_free_tokens(self, model: ModelId) -> int | None:
         """Most KV memory that one of its replicas has left; None while nobody told."""
-        known = (digest.models.get(model) for digest in self.digests.values())
-        free = [has.kv_free_tokens for has in known if has is not None]
-        return max((tokens for tokens in free if tokens is not None), default=None)
+        known = [one.kv_free_tokens for one in self._told(model, None)]
+        return max([tokens for tokens in known if tokens is not None], default=None)
 
     @property
     def prefill(self) -> tuple[float | None, float | None]:
@@ -82,19 +79,21 @@ class Peer:
     @property
     def requests_per_s(self) -> float:
         """Arrivals over all its routers."""
-        return sum(digest.requests_per_s for digest in self.digests.values())
+        return sum([digest.requests_per_s for digest in self.digests.values()])
 
     def ready(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
         """Replicas that serve the model, full or not; `labels` as of `free`."""
-        return max((capacity.ready for capacity in self._told(model, labels)), default=0)
+        return max([capacity.ready for capacity in self._told(model, labels)], default=0)
 
-    def _told(self, model: ModelId, labels: Collection[Label] | None) -> Iterator[ModelCapacity]:
-        for digest in self.digests.values():
-            kinds = [digest.models]
-            if labels is not None:
-                carried = sorted(label for label in digest.residency or () if label in labels)
-                kinds = [digest.models_by_label.get(label, digest.models) for label in carried]
-            yield from (models[model] for models in kinds if model in models)
+    def _told(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
+        kinds = [digest.models for digest in self.digests.values()]
+        if labels is not None:
+            kinds = [
+                digest.models_by_label.get(label, digest.models)
+                for digest in self.digests.values()
+                for label in sorted(set(digest.residency or ()).intersection(labels))
+            ]
+        return [models[model] for models in kinds if model in models]
 
 
 class PeerTable:
@@ -118,6 +117,19 @@ class PeerTable:
             return 0.0
         peer = self._peers.get(region)
         return None if peer is None else peer.rtt_s
+
+    def detour_s(self, region: RegionId, origin: RegionId) -> float | None:
+        """What it costs to send another region's request on instead of serving it here: half a
+        round trip there, and half of one from there to its origin instead of from here, as the
+        answer goes straight. None where that region does not say that it knows the way."""
+        peer, asker = self._peers.get(region), self._peers.get(origin)
+        if peer is None or peer.rtt_s is None:
+            return None
+        told = [digest.rtt_s[origin] for digest in peer.digests.values() if origin in digest.rtt_s]
+        if not told:
+            return None
+        saved_s = 0.0 if asker is None or asker.rtt_s is None else asker.rtt_s
+        return max(0.0, (peer.rtt_s + min(told) - saved_s) / 2)
 
     def round_trips(self) -> dict[RegionId, float]:
         """Seconds to every peer that was measured."""
@@ -152,6 +164,8 @@ class PeerTable:
             return
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
+        if known is not None and not digest.rtt_s:  # told now and then: the last ones hold
+            digest = replace(digest, rtt_s=known.rtt_s)
         peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
         # The digest left half a round trip ago: what was forwarded since can't be in it. An
@@ -166,7 +180,8 @@ class PeerTable:
 
     def refused(self, region: RegionId, now: float) -> None:
         """It had nobody free: not available until its next digest."""
-        self._peers[region].refused_at = now
+        if (peer := self._peers.get(region)) is not None:
+            peer.refused_at = now
 
     def expire(self, now: float) -> None:
         """Forget what routers said that fell silent: their queues and models are unknown again."""

@@ -14,12 +14,22 @@ from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
 from mesh.core.peers import PeerTable
 from mesh.core.policies import POLICIES, Makers, make_policy
-from mesh.core.policies.base import Ageing, Choice, FirstToken, Policy, Sampling, Spot, Target
+from mesh.core.policies.base import (
+    Ageing,
+    Choice,
+    FirstToken,
+    Following,
+    Policy,
+    Sampling,
+    Spot,
+    Target,
+)
+from mesh.core.prefix_index import PrefixIndex
 from mesh.core.pushing import PushingKind
 from mesh.core.receipt import Layer, receipt
 from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.request import Request, Served
-from mesh.core.residency import EXCLUDED, Residency
+from mesh.core.residency import AWAY, EXCLUDED, Residency
 from mesh.core.roster import ALL_MAX, HOLDERS_MAX
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
@@ -29,6 +39,9 @@ from schemas.residency import Label
 
 NOWHERE = RegionId("")  # home of a placer that nobody told where it is
 OTHER_MODEL = "other model"
+NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL})  # of whoever is listed in a receipt
+BEEN_THERE = "been there"
+NO_WAY = "no known way to its origin"
 
 Free = list[Replica]
 Others = list[tuple[Replica, str]]
@@ -94,6 +107,8 @@ class Placer:
             priority: self._brains[name] for priority, name in settings.policy_by_priority
         }
         self._brain = self._brains[settings.policy]
+        # Whether any of the policies does.
+        self.judges_load = any(brain.local.judges_load for brain in self._brains.values())
         policies = [one for brain in self._brains.values() for one in (brain.local, brain.remote)]
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
         self._ageing = [policy for policy in once if isinstance(policy, Ageing)]
@@ -109,9 +124,15 @@ class Placer:
             if brain is not self._brain:
                 brain.local.share(gossip.siblings)
 
+    @property
+    def index(self) -> PrefixIndex[str] | None:
+        """What the main policy believes that replicas hold; None for one that follows none."""
+        policy = self._brain.local
+        return policy.replica_index if isinstance(policy, Following) else None
+
     def forbidden(self, request: Request, now: float) -> Place | None:
         """The receipt of a request that may go nowhere; None if it may go somewhere."""
-        why = self.residency.forbids(request, now)
+        why = self.residency.forbids(request)
         if why is None:
             return None
         brain = self._brain_of.get(request.priority, self._brain)
@@ -123,8 +144,7 @@ class Placer:
 
     def forbids_here(self, request: Request) -> Refusal | None:
         """What to tell a peer whose request has no place here, whoever may be free."""
-        forbidden = self.residency.forbids_here(request, self._replicas)
-        return Refusal.RESIDENCY if forbidden else None
+        return self.residency.refuses_here(request, self._replicas)
 
     def place(self, request: Request, avoid: Collection[str], now: float, ahead: int = 0) -> Place:
         """Choose, without doing anything yet. Places in `avoid` failed this request before.
@@ -135,20 +155,23 @@ class Placer:
         local = self._local_layer(brain, request, avoid, now, ahead)
         if local.free and not brain.local.joint:
             return self._choose(brain, brain.local, request, local.free, now, local)
-        if request.answer_inbox is not None or request.hops >= self._settings.hops_max:
+        if request.passed >= self._settings.hops_max:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
-            return self._held(brain, "no local replica is free", local)
+            within = self.residency.within(request)
+            return self._held(brain, f"no local replica{within} is free", local)
         remote = self._peer_layer(brain, request, avoid, now)
         free = [*local.free, *remote.free]
         if free:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
-        return self._held(brain, "no replica and no peer is free", local, remote)
+        return self._held(brain, self._nobody(request, local, remote), local, remote)
 
-    @property
-    def judges_load(self) -> bool:
-        """Whether any of the policies does."""
-        return any(brain.local.judges_load for brain in self._brains.values())
+    def _nobody(self, request: Request, *layers: Layer) -> str:
+        """Why it must wait: whoever will do is busy, or away."""
+        within = self.residency.within(request)
+        if within and all(why in NOT_THERE for layer in layers for _, why in layer.busy):
+            return f"no replica{within} is ready, and no peer: they are away, not forbidden"
+        return f"no replica and no peer{within} is free"
 
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
         """Whether a held request for one of these models may find room in that replica."""
@@ -203,7 +226,6 @@ class Placer:
 
     def expire(self, now: float) -> None:
         """A tick: policies let go of what is too old."""
-        self.residency.look(self._replicas, self._peers, now)
         for policy in self._ageing:
             policy.expire(now)
 
@@ -253,6 +275,7 @@ class Placer:
         if (wanted := self.residency.wanted(request)) is not None:
             free, others = self._sorted_by_label(wanted, free, others)
         rtt_s: dict[RegionId, float | None] = {}
+        free_targets = layer.free
         for replica in free:
             beat = replica.heartbeat
             name, region = beat.replica, beat.region
@@ -260,7 +283,9 @@ class Placer:
                 rtt_s[region] = self._peers.rtt_s(region)
             if name not in avoid:
                 load = replica.inside + replica.on_the_way.count
-                layer.free.append(Target(name, load, kind, rtt_s[region], replica, None, ahead))
+                # Made past its own `__new__`, which takes twice as long, for everybody.
+                told = (name, load, kind, rtt_s[region], replica, None, ahead)
+                free_targets.append(tuple.__new__(Target, told))
             else:
                 others.append((replica, "failed before"))
         for replica, why in others:
@@ -290,18 +315,32 @@ class Placer:
         layer = Layer(CandidateKind.PEER)
         busy_too, wanted = brain.local.judges_load, self.residency.wanted(request)
         for region, peer in self._peers:
-            why: str | None = EXCLUDED
-            if self.residency.takes_peer(wanted, region, peer):
+            rtt_s, why = peer.rtt_s, self._no_way_because(request, region)
+            if request.answer_inbox is not None:
+                rtt_s = self._peers.detour_s(region, request.origin)
+            if why is None:
+                why = self.residency.keeps_from_peer(wanted, region, peer)
+            if why is None:
                 why = self._peers.unavailable_because(
                     peer, request.model, now, busy_too=busy_too, labels=wanted
                 )
             load = peer.queue + len(peer.forwarded_at)
-            target = Target(region, load, layer.kind, peer.rtt_s, None, peer, peer.queue)
+            target = Target(region, load, layer.kind, rtt_s, None, peer, peer.queue)
             if why is None and region not in avoid:
                 layer.free.append(target)
             else:
                 layer.busy.append((target, why or "failed before"))
         return layer
+
+    def _no_way_because(self, request: Request, region: RegionId) -> str | None:
+        """Why a peer's request can't be sent on to that region; None for one of our own."""
+        if request.answer_inbox is None:
+            return None
+        if request.has_been_in(region):
+            return BEEN_THERE
+        if not self.residency.may_send_on(request, region):
+            return EXCLUDED
+        return NO_WAY if self._peers.detour_s(region, request.origin) is None else None
 
     def _choose(
         self,

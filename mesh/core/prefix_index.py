@@ -70,6 +70,8 @@ class PrefixIndex(Generic[Owner]):
         self._free_bits: list[int] = []
         self._turns: list[Owner] = []  # to be looked through for what is old
         self._now = float("-inf")  # of the last tick
+        # Nothing of an owner was inserted before; it saves a look past all that has been used anew.
+        self._oldest_at: dict[Owner, float] = {}
         self._missed_at: dict[Owner, float] = {}  # up to when what was inserted has been missed
         self.news: News | None = None  # hears what owners gain, and what the last one loses
         self.sayings: Sayings | None = None
@@ -93,6 +95,10 @@ class PrefixIndex(Generic[Owner]):
     def held(self, owner: Owner) -> list[tuple[int, float]]:
         """Its blocks and when each was inserted last, the longest unused first."""
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
+
+    def has(self, owner: Owner, block: int) -> bool:
+        """Whether it is believed to hold this block."""
+        return block in self._blocks_of.get(owner, NO_BLOCKS)
 
     def missed_at(self, owner: Owner) -> float | None:
         """Up to when what it was given is known to be gone."""
@@ -130,8 +136,11 @@ class PrefixIndex(Generic[Owner]):
             else:
                 owners_of[block] = owners_of.get(block, 0) | bit
             blocks[block] = now
-        for block in list(islice(blocks, max(0, len(blocks) - bound))):
-            self._drop(block, owner)
+        if len(blocks) > bound:
+            for block in list(islice(blocks, len(blocks) - bound)):
+                self._drop(block, owner)
+        if now < self._oldest_at.get(owner, now):
+            self._oldest_at[owner] = now
         self._expire(owner, now)
 
     def merge(self, owner: Owner, held: Iterable[tuple[int, float]]) -> None:
@@ -146,6 +155,7 @@ class PrefixIndex(Generic[Owner]):
             if at > after and (known is None or at > known):
                 blocks[block] = at
                 self._owners_of[block] = self._owners_of.get(block, 0) | bit
+        self._oldest_at.pop(owner, None)
         # Sorting is stable: what came in one prompt keeps its order.
         self._blocks_of[owner] = dict(sorted(blocks.items(), key=itemgetter(1)))
         bound = self._bounds.get(owner, self._blocks_max)
@@ -159,8 +169,7 @@ class PrefixIndex(Generic[Owner]):
         Of no block it is minus infinity.
         """
         blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, float("-inf")
-        for block in hashes:
-            inserted_at = blocks.get(block)
+        for inserted_at in map(blocks.get, hashes):
             if inserted_at is None:
                 break
             depth, at = depth + 1, inserted_at
@@ -190,9 +199,11 @@ class PrefixIndex(Generic[Owner]):
     def leave_until(self, owner: Owner, at: float) -> None:
         """The same, as another index of the same owners says."""
         self._note_missed(owner, at)
-        blocks = self._blocks_of.get(owner, {})
-        while blocks and blocks[first := next(iter(blocks))] <= at:
-            self._drop(first, owner)
+        # All in one go: a dict's iterator passes over what was deleted at its front, every time
+        # anew.
+        held = self._blocks_of.get(owner, NO_BLOCKS).items()
+        for block in [block for block, _ in takewhile(lambda item: item[1] <= at, held)]:
+            self._drop(block, owner)
 
     def expire(self, now: float) -> None:
         """Let go of some of what is older than `ttl_s`; call at every tick, owners take turns."""
@@ -206,9 +217,13 @@ class PrefixIndex(Generic[Owner]):
 
     def _expire(self, owner: Owner, now: float) -> None:
         oldest = now - self._ttl_s
-        first = islice(self._blocks_of[owner].items(), EXPIRED_AT_ONCE)
+        if self._oldest_at.get(owner, float("-inf")) >= oldest:
+            return
+        blocks = self._blocks_of[owner]
+        first = islice(blocks.items(), EXPIRED_AT_ONCE)
         for block in [block for block, at in takewhile(lambda item: item[1] < oldest, first)]:
             self._drop(block, owner)
+        self._oldest_at[owner] = next(iter(blocks.values()), now)
 
     def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
         """The longest prefix of `hashes` that an available owner holds."""
@@ -247,10 +262,10 @@ class PrefixIndex(Generic[Owner]):
         `among`: these alone; else whoever it is, available or not.
         """
         found: list[tuple[int, Sequence[Owner]]] = []
-        owners_of, depth, before = self._owners_of, 0, 0
+        depth, before = 0, 0
         mask = ALL if among is None else self._mask(among)
-        for block in hashes:
-            here = owners_of.get(block, 0) & mask
+        for owners in map(self._owners_of.get, hashes):
+            here = 0 if owners is None else owners if mask == ALL else owners & mask
             if here != before:
                 if depth:
                     here &= before  # a gap stays one, whatever lies behind it
@@ -265,10 +280,6 @@ class PrefixIndex(Generic[Owner]):
         if depth:
             found.append((depth, self._names(before)))
         return found
-
-    def matched_blocks(self, owner: Owner, hashes: Iterable[int]) -> int:
-        """How many leading blocks this one owner holds."""
-        return self.match(hashes, (owner,)).blocks
 
     def hit_ratio(self, hashes: Sequence[int]) -> float:
         """Part of a prompt's blocks that some owner holds, 0 to 1."""
@@ -292,6 +303,7 @@ class PrefixIndex(Generic[Owner]):
         bit = self._bit_of.pop(owner)
         del self._blocks_of[owner]
         self._bounds.pop(owner, None)
+        self._oldest_at.pop(owner, None)
         self._free_bits.append(bit)
 
     def _mask(self, owners: Iterable[Owner]) -> int:

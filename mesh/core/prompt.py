@@ -20,6 +20,7 @@ bytes with a ratio learned from what engines report.
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -29,6 +30,7 @@ from schemas.ids import ModelId
 BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to tell chats apart, 8 bytes each
 HASH_BYTES = 8
 BLOCKS_MAX = 8192  # 2 MiB of text; what lies beyond is not needed to tell prompts apart
+CHAINS_CACHED = 256  # models and tenants whose chain need not be begun anew
 PIECES_MAX = 65_536  # messages, and parts of them: millions would hold up everybody's answers
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
@@ -88,16 +90,24 @@ def prompt_text(body: Mapping[str, Any], *, chat: bool) -> bytes:
 
 def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tuple[int, ...]:
     """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX."""
-    secret = hashlib.sha256(key.encode()).digest()  # of any length, where BLAKE2b takes 64 bytes
-    whose = b"\x00".join((model.encode(), salt.encode("utf-8", "surrogatepass"), b""))
-    chained = hashlib.blake2b(whose, key=secret, digest_size=HASH_BYTES)
+    end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
+    if not end:
+        return ()
+    chained = _chain(key, model, salt).copy()
     view = memoryview(text)
     hashes = []
-    end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
     for start in range(0, end, BLOCK_BYTES):
         chained.update(view[start : start + BLOCK_BYTES])
         hashes.append(int.from_bytes(chained.digest()))
     return tuple(hashes)
+
+
+@lru_cache(CHAINS_CACHED)
+def _chain(key: str, model: ModelId, salt: str) -> "hashlib.blake2b":
+    """The state before the first block. Copy it: it is shared."""
+    secret = hashlib.sha256(key.encode()).digest()  # of any length, where BLAKE2b takes 64 bytes
+    whose = b"\x00".join((model.encode(), salt.encode("utf-8", "surrogatepass"), b""))
+    return hashlib.blake2b(whose, key=secret, digest_size=HASH_BYTES)
 
 
 def _chat_pieces(body: Mapping[str, Any]) -> Iterator[bytes]:

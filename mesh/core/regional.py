@@ -10,9 +10,12 @@ from mesh.core.replicas import Replica, ReplicaTable
 from mesh.core.residency import Residency
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest, ModelCapacity
+from schemas.state import Digest, ModelCapacity, ReplicaState
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
+# Round trips are measured once a second and differ little from one to the next; in every digest,
+# what regions say to each other would grow with the square of their number.
+ROUND_TRIPS_S = 1.0
 RATE_S = 5.0  # time constant of the request rate's running average
 
 
@@ -25,11 +28,12 @@ class RegionalDigest:
         self._region, self._router, self._epoch = region, router, epoch
         self._settings = settings
         self._seq = 0
-        self._published_at = self._made_at = float("-inf")
+        self._published_at = self._made_at = self._round_trips_at = float("-inf")
         self._latest: Digest | None = None
         self._accepted = True
         self._last: tuple[object, ...] = ()
         self._arrivals = Rate(RATE_S)
+        self.warm_tokens: Callable[[float], int | None] = lambda now: None
         self._residency = Residency(region, settings.ground)
         self._labels = tuple(sorted(settings.ground.carried_by(region)))
 
@@ -49,7 +53,7 @@ class RegionalDigest:
     ) -> Digest | None:
         """The digest to publish now, if one is due. A change too soon is told at the next tick.
 
-        `adopted`: regions with the term of each. `rtt_s`: to the peers, asked only when needed.
+        `adopted`: regions with the term of each. `rtt_s`: to the peers, told once a second.
         """
         since_s = now - self._published_at
         if since_s < CHANGE_S_MIN and accepting == self._accepted:
@@ -60,7 +64,8 @@ class RegionalDigest:
         if telling == self._last and since_s < self._settings.digest_s:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
-        return self._digest(models, replicas, held, accepting, now, adopted, rtt_s)
+        told_s = self._round_trips(rtt_s, now)
+        return self._digest(models, replicas, held, accepting, now, adopted, told_s)
 
     def fresh(
         self,
@@ -70,13 +75,22 @@ class RegionalDigest:
         now: float,
         *,
         adopted: Mapping[RegionId, int] = MappingProxyType({}),
-        rtt_s: Callable[[], dict[RegionId, float]] = dict,
     ) -> Digest:
         """How the region is at this moment, for one who asks; the news for all is not changed."""
         if self._latest is not None and now - self._made_at < CHANGE_S_MIN:
             return self._latest
         counts = _counts(replicas, now)
-        return self._digest(counts, replicas, held, accepting, now, adopted, rtt_s)
+        return self._digest(counts, replicas, held, accepting, now, adopted, {})
+
+    def _round_trips(
+        self, rtt_s: Callable[[], dict[RegionId, float]], now: float
+    ) -> dict[RegionId, float]:
+        """To be told to everyone now; empty where they were told lately."""
+        if now - self._round_trips_at < ROUND_TRIPS_S:
+            return {}
+        if told := rtt_s():
+            self._round_trips_at = now
+        return told
 
     def _digest(
         self,
@@ -86,10 +100,10 @@ class RegionalDigest:
         accepting: bool,
         now: float,
         adopted: Mapping[RegionId, int],
-        rtt_s: Callable[[], dict[RegionId, float]],
+        rtt_s: dict[RegionId, float],
     ) -> Digest:
-        ready = [replica for replica in replicas if replica.heartbeat.models]
-        ready = [replica for replica in ready if _is_ready(replicas, replica)]
+        speakers = ((replica, replica.heartbeat) for replica in replicas)
+        ready = [one for one, beat in speakers if beat.state is ReplicaState.READY and beat.models]
         self._seq += 1
         self._made_at = now
         self._latest = Digest(
@@ -99,7 +113,7 @@ class RegionalDigest:
             seq=self._seq,
             accepting=accepting,
             replicas_ready=len(ready),
-            replicas_free=sum(_is_free(replicas, replica, now) for replica in ready),
+            replicas_free=_free(replicas, ready, now),
             queue=len(held),
             models=_capacities(replicas, counts, now),
             requests_per_s=self._arrivals.per_s(now),
@@ -111,7 +125,8 @@ class RegionalDigest:
             residency=self._labels,
             models_by_label=self._by_label(replicas, now),
             adopted=dict(adopted),
-            rtt_s=rtt_s(),
+            rtt_s=rtt_s,
+            warm_tokens=self.warm_tokens(now),
         )
         return self._latest
 
@@ -206,12 +221,12 @@ def _most(values: list[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _is_ready(replicas: ReplicaTable, replica: Replica) -> bool:
-    return replicas.serves(replica, replica.heartbeat.models[0])
-
-
-def _is_free(replicas: ReplicaTable, replica: Replica, now: float) -> bool:
-    return replicas.unavailable_because(replica, replica.heartbeat.models[0], now) is None
+def _free(replicas: ReplicaTable, ready: list[Replica], now: float) -> int:
+    """How many of them would take a request for their first model."""
+    among: dict[ModelId, list[Replica]] = {}
+    for replica in ready:
+        among.setdefault(replica.heartbeat.models[0], []).append(replica)
+    return sum(len(replicas.sorted_out(model, now, among=of)[0]) for model, of in among.items())
 
 
 def _mean(values: list[float]) -> float:

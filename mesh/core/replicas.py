@@ -27,8 +27,6 @@ from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
 REPLICAS_MAX = 16_384  # with those adopted; heartbeats of more are not listened to
-
-
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
 
 
@@ -127,7 +125,7 @@ class ReplicaTable:
         self._replicas: dict[ReplicaId, Replica] = {}
         self._roster: Roster[Replica] = Roster()
         self._lost: dict[ReplicaId, Lost] = {}
-        self._sight = Sight(settings)
+        self._sights: dict[RegionId, Sight] = {}
         self.lent = False
         self._last_handoff = 0  # over all replicas: it must outlive each of them
 
@@ -147,7 +145,7 @@ class ReplicaTable:
 
     def see(self, beat: Heartbeat, now: float) -> News:
         """Take in a heartbeat; one that arrives out of order is ignored."""
-        self._sight.heard(now, len(self._replicas))
+        self._sights.setdefault(beat.region, Sight(self._settings)).heard(now)
         known = self._replicas.get(beat.replica)
         if known is not None and _is_older(beat, known.heartbeat):
             return NOTHING_NEW
@@ -179,6 +177,7 @@ class ReplicaTable:
         if beat.state is ReplicaState.GONE or crowd >= REPLICAS_MAX:
             return False
         self._replicas[beat.replica] = replica = Replica(beat, now)
+        self._sights[beat.region].known += 1
         self._roster.enter(beat.replica, beat.models, replica)
         self._settle(replica)
         return True
@@ -186,6 +185,7 @@ class ReplicaTable:
     def _remove(self, replica: Replica) -> None:
         beat = replica.heartbeat
         del self._replicas[beat.replica]
+        self._sights[beat.region].known -= 1
         self._roster.leave(beat.replica, beat.models)
 
     def _settle(self, replica: Replica) -> None:
@@ -243,16 +243,18 @@ class ReplicaTable:
 
     def expire(self, now: float) -> list[tuple[ReplicaId, tuple[str, ...]]]:
         """Drop what time has ended. Returns replicas lost just now with the inboxes they owe."""
-        kept_s = self._settings.heartbeat_blind_s if self.is_blind(now) else 0.0
-        sent_before = now - max(kept_s, self._settings.handoff_s_max)
+        kept_s = self._settings.handoff_s_max
+        kept_blind_s = max(kept_s, self._settings.heartbeat_blind_s)
+        lost_s = self._settings.heartbeat_lost_s
         lost = []
         for name, replica in list(self._replicas.items()):
-            if replica.on_the_way:
-                replica.on_the_way.expire(sent_before)
+            if replica.on_the_way.count:
+                is_blind = self.is_blind_to(replica, now)
+                replica.on_the_way.expire(now - (kept_blind_s if is_blind else kept_s))
                 self._settle(replica)
             while replica.relayed and replica.relayed[0].deadline <= now:
                 replica.relayed.popleft()
-            if self.is_lost(replica, now):
+            if now - replica.seen_at > lost_s and self.is_lost(replica, now):
                 lost.append((name, _inboxes(replica)))
                 self._remove(replica)
                 self._lost[name] = Lost(replica.heartbeat.epoch, now)
@@ -267,12 +269,12 @@ class ReplicaTable:
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""
-        silent_s = self._sight.silent_s(replica.seen_at, now)
-        return silent_s > self._settings.heartbeat_lost_s and not self.is_blind(now)
+        silent_s = self._sights[replica.heartbeat.region].silent_s(replica.seen_at, now)
+        return silent_s > self._settings.heartbeat_lost_s and not self.is_blind_to(replica, now)
 
-    def is_blind(self, now: float) -> bool:
-        """Whether nobody is heard, though more than one was: heartbeats are lost, not replicas."""
-        return self._sight.is_blind(now, len(self._replicas))
+    def is_blind_to(self, replica: Replica, now: float) -> bool:
+        """Whether nobody of its region is heard, though more than one was: `sight.py`."""
+        return self._sights[replica.heartbeat.region].is_blind(now)
 
     def serves(self, replica: Replica, model: ModelId) -> bool:
         """Whether it is ready and has this model."""
@@ -304,14 +306,14 @@ class ReplicaTable:
         `among`: these, everybody if not said. It is asked of many for every request, so what is
         mostly the case is seen at once.
         """
-        free, others = [], []
+        free, others, lent = [], [], self.lent
         late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
         any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
         for replica in self._replicas.values() if among is None else among:
             beat = replica.heartbeat
             on_the_way, most = replica.on_the_way.count, beat.outstanding_max
             if (
-                not self.lent
+                not lent
                 and now - replica.seen_at <= late_s
                 and replica.refused_at is None
                 and beat.state is ReplicaState.READY
@@ -343,7 +345,8 @@ class ReplicaTable:
         if model not in beat.models:
             return "other model"
         if now - replica.seen_at > self._settings.heartbeat_late_s:
-            return self._blind_because(replica, now) if self.is_blind(now) else "heartbeat late"
+            is_blind = self.is_blind_to(replica, now)
+            return self._blind_because(replica, now) if is_blind else "heartbeat late"
         if replica.refused_at is not None:
             return "full"
         if self.lent and not is_adopted(beat.replica):

@@ -28,7 +28,18 @@ class Request:
     priority: Priority = Priority.NORMAL
     slo_ttft_s: float | None = None  # its client has no use for a first token later than this
     session: str | None = None  # whose conversation it is part of, if the client says
+    warm: bool = False  # nobody asks: it is computed to be held (`mesh.core.warming`)
     residency: Labels = ()  # it may go only where one of these is carried; empty: anywhere
+    path: tuple[RegionId, ...] = ()  # regions that a peer's request has been in, its origin first
+
+    @property
+    def passed(self) -> int:
+        """How many regions it has passed; a peer's at least one, whatever it says."""
+        return self.hops if self.answer_inbox is None else max(1, self.hops)
+
+    def has_been_in(self, region: RegionId) -> bool:
+        """Whether it must not be sent there: it would come back."""
+        return region == self.origin or region in self.path
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,24 @@
 """RouterCore: the life of every request, as events in and effects out.
 
 Theory of operation. A client's request is held, tried, started, ended (`inflight.py`). It is
-tried on a local replica or through one peer; whatever goes wrong before its client has seen a
+tried on a local replica or through a peer; whatever goes wrong before its client has seen a
 byte (refusal, loss, error) leads to another try or to one clear error, and after that byte only
 to an error event. A peer's request is placed on a local replica, held among ours (`guests.py`) or
-refused; its answer goes straight to the asking router, so once it is placed nothing of it is kept
-here but a note to tell that router if the replica is lost.
+refused, or sent on; its answer goes straight to the asking router, so once it is placed nothing of
+it is kept here but a note to tell that router if the replica is lost.
 
 Every client's request ends in exactly one of: AnswerEnded or ClientGone (from outside), Fail or
 PassEngineError (from here). Attempts are numbered; events of an attempt that is not the current
 one change nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.admission import RETRY_AFTER_S_MAX, Admission
+from mesh.core.admission import Admission
 from mesh.core.attempts import Attempts
 from mesh.core.ends import Ends
 from mesh.core.fleet import Fleet
@@ -36,10 +36,9 @@ from mesh.core.policies import Makers
 from mesh.core.replicas import ReplicaTable
 from mesh.core.request import Request
 from mesh.core.settings import RouterSettings
-from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
-from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import ModelId, RegionId, RouterId
 
 
 class RouterCore:
@@ -85,7 +84,7 @@ class RouterCore:
         )
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
-        self.ownership = self._fleet.ownership  # whose replicas are this router's to place on
+        self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
         self._admission = Admission(self.held)
         self._ends = Ends(
             inflight=self.inflight,
@@ -97,7 +96,7 @@ class RouterCore:
             fresh=self._fleet.fresh,
             effects=self._effects,
         )
-        self._handlers = self._table()
+        self._handlers = self.warming.among(self._table())
 
     def _make_fleet(
         self, router: RouterId, epoch: int, peers: tuple[RegionId, ...], dice: Random
@@ -118,6 +117,7 @@ class RouterCore:
             attempts=self._attempts,
             effects=self._effects,
             lost=self._replica_lost,
+            gossip=self.gossip,
         )
 
     def _table(self) -> dict[type, Callable[[Any, float], None]]:
@@ -183,7 +183,7 @@ class RouterCore:
         place = self._foreign.place(request, now, draining=self.draining)
         if isinstance(place, Refusal):
             self._ends.refuse(request, inbox, place, now)
-        elif place.placement is Placement.LOCAL:
+        elif place.target is not None:
             self._attempts.begin_for_peer(request, inbox, place, now)
         else:
             self.inflight[request.key] = record = Inflight(request)
@@ -284,7 +284,8 @@ class RouterCore:
                 record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
             )
             return
-        self._attempts.rest(record, now)
+        said_by_another = event.replica is None and event.region not in (self.region, record.peer)
+        self._attempts.rest(record, now, event.region if said_by_another else None)
         self._not_taken(record, now)
         self._line.try_all(now)
 
@@ -335,15 +336,11 @@ class RouterCore:
         else:
             self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
 
-    def _replica_lost(self, name: ReplicaId, why: str, now: float) -> None:
+    def _replica_lost(self, lost: Collection[Inflight], why: str, now: float) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
-        lost = [
-            record
-            for record in self.inflight.values()
-            if record.peer is None and record.replica == name
-        ]
         for record in lost:
-            self._attempt_failed(record, f"replica {name} was lost: {why}", now, same_again=True)
+            detail = f"replica {record.replica} was lost: {why}"
+            self._attempt_failed(record, detail, now, same_again=True)
         self._line.try_all(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
@@ -386,7 +383,7 @@ class RouterCore:
                 self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
-            if record.waited_abroad:  # its router is gone; another one there may be well
+            if self._outlook.is_left_waiting(record, now):  # another router there may be well
                 self._not_taken(record, now)
             else:
                 self._attempt_failed(record, lost, now)
@@ -395,5 +392,6 @@ class RouterCore:
         if self._outlook.others_serve(record):
             self._ends.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
             return
-        why = f"no replica serves {record.request.model!r} at present"
-        self._ends.fail(record, now, Fault.NO_REPLICA, why, RETRY_AFTER_S_MAX)
+        within = self._placer.residency.within(record.request)
+        why = f"no replica{within} serves {record.request.model!r} at present"
+        self._ends.unserved(record, why, now)

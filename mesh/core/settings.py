@@ -5,7 +5,7 @@ from math import isfinite
 
 from mesh.core.hold_order import HoldOrder
 from mesh.core.pushing import PENDING, Pushing
-from schemas.exchange import Priority
+from schemas.exchange import HOPS_MAX, Priority
 from schemas.gossip import BLOCKS_MAX
 from schemas.residency import OPEN_GROUND, Ground
 
@@ -15,6 +15,7 @@ MAY_BE_ZERO = (
     "trie_bytes_per_s",
     "siblings_bytes_per_s",
     "lease_s",
+    "warm_idle_share",
 )
 
 
@@ -33,7 +34,9 @@ class RouterSettings:
     # What a client of this region may wait for a first token because of foreign work, in seconds:
     # peers' requests that would make it longer are refused. None takes whatever fits.
     own_ttft_goal_s: float | None = None
-    hops_max: int = 1  # a forwarded request is never forwarded again
+    # Regions that a request may pass: 1 forwards it once, 2 lets the peer that was asked forward it
+    # once more, and so on, up to HOPS_MAX.
+    hops_max: int = 1
     hold_max: int = 1000  # requests held per router; beyond it new ones are shed at once
     hold_s_max: float = 60.0  # a held request is shed after this long
     request_s_max: float = 600.0  # default deadline, from arrival to last byte
@@ -70,6 +73,12 @@ class RouterSettings:
     trie_blocks_max: int = 16_384  # told at a time: 1 M tokens of prompts, 150 kB as a whole
     e2_window_s: float = 180.0  # e2: how far back a target's load reaches (Preble 3.2: H)
     explore_below: float = 0.5  # skywalker: a match under one half does not bind (SkyWalker 3.2)
+    # Proactive warming (GORGO 8), off at 0: of the seconds that replicas stand idle, the share
+    # that may be spent on computing hot prefixes before they are asked for.
+    warm_idle_share: float = 0.0
+    warm_kv_used_max: float = 0.5  # a replica that uses more of its KV memory is not warmed
+    warm_bytes_max: int = 67_108_864  # of the beginnings of requests that are kept for it
+    warm_trend_s: float = 900.0  # demand rises if it does over this; uses fade with it
     ground: Ground = OPEN_GROUND  # which region carries which residency labels
 
     def __post_init__(self) -> None:
@@ -79,8 +88,13 @@ class RouterSettings:
                 _check(name, value)
         if self.explore_below > 1.0:
             raise ValueError(f"explore_below is a part of one, not {self.explore_below}")
+        for name in ("warm_idle_share", "warm_kv_used_max"):
+            if getattr(self, name) > 1.0:
+                raise ValueError(f"{name} is a part of one, not {getattr(self, name)}")
         if self.trie_blocks_max > BLOCKS_MAX:
             raise ValueError(f"trie_blocks_max must be at most {BLOCKS_MAX}: peers keep no more")
+        if self.hops_max > HOPS_MAX:
+            raise ValueError(f"hops_max is at most {HOPS_MAX}: no request says more of its way")
         if self.heartbeat_late_s > self.heartbeat_lost_s:
             raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
         if self.digest_late_s > self.digest_lost_s:

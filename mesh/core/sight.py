@@ -7,6 +7,9 @@ moment instead of until its next word. The bus itself says where nobody listens.
 with the first heartbeat, and the others get as long as a dead one to be heard of again, or after
 `heartbeat_blind_s`: then the region is as lost as it looks.
 
+Each region's heartbeats come their own way, so each has a sight of its own: a router that has
+adopted a region and hears it well may be blind at home, and the other way round.
+
 Rejected: placing at random among agents of a pool subject (what each of them has in work is known
 here, and a random choice throws it away).
 """
@@ -18,23 +21,24 @@ REST_S = 1.0  # of one that refused while nobody is heard
 
 
 class Sight:
-    """Of one region's replicas."""
+    """Of one region's replicas; `known` of them, as the table counts."""
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._heard_at = self._returned_at = float("-inf")
+        self.known = 0
 
-    def heard(self, now: float, known: int) -> None:
-        """Some replica of `known` ones spoke."""
-        if self.is_blind(now, known):
+    def heard(self, now: float) -> None:
+        """Some replica of the region spoke."""
+        if self.is_blind(now):
             self._returned_at = now
         self._heard_at = now
 
-    def is_blind(self, now: float, known: int) -> bool:
+    def is_blind(self, now: float) -> bool:
         """Whether heartbeats are lost rather than replicas."""
         silent_s = now - self._heard_at
         late_s, blind_s = self._settings.heartbeat_late_s, self._settings.heartbeat_blind_s
-        return known >= BLIND_FROM and late_s < silent_s <= blind_s
+        return self.known >= BLIND_FROM and late_s < silent_s <= blind_s
 
     def silent_s(self, seen_at: float, now: float) -> float:
         """How long a replica has been silent since it could be heard."""

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.restarts import Restarts
 from mesh.demo import leash
 from mesh.demo.program import Program, passed
-from mesh.demo.restarts import Restarts
 
 TAIL_BYTES = 8192
 TAIL_LINES = 12

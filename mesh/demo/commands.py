@@ -9,8 +9,9 @@ import orjson
 from infra.address import Address
 from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
+from infra.workers import worker_page
 from mesh.demo.options import EngineKind, GivenEngine, Options
-from mesh.demo.program import FileWritten, Kind, Program, http_ready, speaks_nats
+from mesh.demo.program import Every, FileWritten, Kind, Program, http_ready, speaks_nats
 from mesh.demo.state_directory import StateDirectory
 from schemas.ids import RegionId
 
@@ -48,24 +49,29 @@ class Commands:
             ready=speaks_nats(self._topology.region(region).nats),
         )
 
-    def router(self, region: str, router: str, http: Address) -> Program:
-        """One of a region's routers; `http` is where it listens."""
+    def router(self, region: str, router: str, http: Address, metrics: Address | None) -> Program:
+        """One of a region's routers; where it listens, and where its first worker has a page."""
         options = self._options
         who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
-        config = ("--config", str(options.config), "--http", str(http))
+        config: tuple[str, ...] = ("--config", str(options.config), "--http", str(http))
         log = ("--log-level", options.log_level)
         choices = {
             "--policy": options.policy,
             "--pushing": options.pushing,
             "--hold-order": options.hold_order,
         }
+        workers = self._topology.region(region).workers
+        faces = [http]  # a worker that is not up yet answers nobody at its own page
+        if metrics is not None:
+            faces += [worker_page(metrics, number) for number in range(workers)]
+            config += ("--workers", str(workers), "--metrics", str(metrics))
         given = [word for name, value in choices.items() if value for word in (name, value)]
         return Program(
             name=f"router-{region}-{router}",
             kind=Kind.ROUTER,
             region=region,
             command=_python("mesh.cli.main", "router", *who, *config, *log, *given),
-            ready=http_ready(http),
+            ready=Every(tuple(http_ready(face) for face in faces)),
             environment=self._as_user(region, "router"),
         )
 

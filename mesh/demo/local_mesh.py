@@ -18,6 +18,7 @@ from infra.address import Address
 from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
 from infra.topology import Region, Topology
+from infra.workers import worker_names, worker_page
 from mesh.demo import ports
 from mesh.demo.child import Child, Died, Ready
 from mesh.demo.commands import Commands, engine_url
@@ -59,6 +60,7 @@ class LocalMesh:
     ) -> None:
         """Raises ServerUnusable if this machine has no nats-server that will do."""
         self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
+        self.pages = {name: _pages(region) for name, region in topology.regions.items()}
         self._topology = topology
         self._options = options
         self._state = state
@@ -66,6 +68,7 @@ class LocalMesh:
         self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
+        self.wan: dict[tuple[RegionId, RegionId], WanProxy] = {}  # (solicitor, acceptor) → link
         self.missing: list[EngineSilent] = []  # given engines that `start` did not wait for
 
     @property
@@ -76,6 +79,17 @@ class LocalMesh:
     def credentials(self, region: str) -> Path:
         """The directory of a region's credentials, one file a user."""
         return self._state.config / region / bundle.CREDENTIALS
+
+    def metrics(self, region: RegionId) -> dict[RouterId, str]:
+        """The page of metrics of every router's every process, by the name that it goes by."""
+        workers = self._topology.regions[region].workers
+        found = {}
+        for router, door in self.endpoints[region].items():
+            page = self.pages[region].get(router)
+            for number, name in enumerate(worker_names(router, workers)):
+                where = door if page is None else worker_page(page, number)
+                found[name] = f"http://{where}/metrics"
+        return found
 
     def sizes(self) -> Counter[Kind]:
         """How many programs of each kind the mesh has."""
@@ -120,6 +134,7 @@ class LocalMesh:
             target = self._topology.regions[link.acceptor].leaf
             proxy = WanProxy(target, one_way_s=link.rtt_s / 2)
             await self._links.enter_async_context(proxy)
+            self.wan[link.solicitor, link.acceptor] = proxy
             leaf_addresses[link.solicitor, link.acceptor] = proxy.address
         return bundle.write(
             self._topology,
@@ -133,7 +148,8 @@ class LocalMesh:
     ) -> None:
         await self._supervisor.start(commands.nats(name))
         for router in region.routers:
-            program = commands.router(name, router, self.endpoints[name][router])
+            page = self.pages[name].get(router)
+            program = commands.router(name, router, self.endpoints[name][router], page)
             group.create_task(self._start_router(program))
         given = deque(engine for engine in self._options.engines if engine.region == name)
         for replica in region.replicas:
@@ -186,3 +202,15 @@ def _endpoints(region: Region) -> dict[RouterId, Address]:
     """Where each router listens: the first as configured, the others wherever there is room."""
     first, *others = region.routers
     return {first: region.http, **{router: ports.free(region.http.host) for router in others}}
+
+
+def _pages(region: Region) -> dict[RouterId, Address]:
+    """Where each router's first worker has a page of its own; empty where none needs one."""
+    first, *others = region.routers
+    if region.metrics is None and region.workers == 1:
+        return {}
+    here = region.metrics or ports.free_row(region.http.host, region.workers)
+    return {
+        first: here,
+        **{router: ports.free_row(region.http.host, region.workers) for router in others},
+    }

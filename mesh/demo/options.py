@@ -45,11 +45,12 @@ class Options:
     pushing: str | None = None
     hold_order: str | None = None
     log_level: str = "WARNING"  # of routers
+    workers: int | None = None  # processes of each router; None: as the configuration says
     ready_file: Path | None = None
 
 
 def fitted(topology: Topology, options: Options) -> Topology:
-    """The topology with the replicas that the options ask for.
+    """The topology with the replicas and the workers that the options ask for.
 
     Given engines replace all simulated ones, those of regions that got none too: a mesh of real
     and simulated engines would serve different models under one roof. Raises TopologyError for
@@ -68,6 +69,9 @@ def fitted(topology: Topology, options: Options) -> Topology:
 
     regions = {name: _resized(name, table, count(name)) for name, table in topology.regions.items()}
     _require_some(sum(len(region.replicas) for region in regions.values()), options.config)
+    if options.workers is not None:
+        update = {"workers": options.workers}
+        regions = {name: table.model_copy(update=update) for name, table in regions.items()}
     return topology.model_copy(update={"regions": regions})
 
 

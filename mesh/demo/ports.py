@@ -3,7 +3,7 @@
 import errno
 import socket
 
-from infra.address import Address
+from infra.address import PORT_MAX, Address
 from infra.topology import Topology
 
 
@@ -22,6 +22,15 @@ def free(host: str) -> Address:
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return Address(host, int(probe.getsockname()[1]))
+
+
+def free_row(host: str, count: int) -> Address:
+    """The first of so many addresses in a row on which nobody listens now."""
+    while True:  # nearly always the first try: the kernel picks from thousands
+        first = free(host)
+        row = [Address(host, first.port + n) for n in range(count)]
+        if row[-1].port <= PORT_MAX and not any(map(_problem, row)):
+            return first
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -90,6 +90,20 @@ class Answers:
             writer.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Ready when all of these are."""
+
+    probes: tuple[Probe, ...]
+
+    def forget(self) -> None:
+        for probe in self.probes:
+            probe.forget()
+
+    async def passes(self) -> bool:
+        return all(await asyncio.gather(*(probe.passes() for probe in self.probes)))
+
+
 def speaks_nats(address: Address) -> Answers:
     """A nats-server speaks first."""
     return Answers(address, b"", b"INFO ")

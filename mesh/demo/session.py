@@ -114,6 +114,7 @@ class Session:
                     router: f"http://{address}"
                     for router, address in self._mesh.endpoints[name].items()
                 },
+                "metrics": self._mesh.metrics(name),
             }
             for name, region in self._topology.regions.items()
         }

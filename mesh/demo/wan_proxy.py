@@ -13,6 +13,7 @@ receiver that stops reading stops the line itself.
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Self, cast
 
 from infra.address import Address
@@ -33,8 +34,10 @@ ANY_PORT = Address("127.0.0.1", 0)
 class _End(asyncio.Protocol):
     """One socket of a joined pair. What it reads travels its line to the other end."""
 
-    def __init__(self, proxy: "WanProxy") -> None:
+    def __init__(self, proxy: "WanProxy", count: Callable[[int], None]) -> None:
+        """`count` is told how many bytes came in here."""
         self.other: _End = self
+        self._count = count
         self.transport: asyncio.Transport | None = None
         self._proxy = proxy
         self._line = DelayLine(proxy.one_way_s, proxy.jitter_s, proxy.rng)
@@ -50,6 +53,7 @@ class _End(asyncio.Protocol):
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        self._count(len(data))
         self._enter(data)
         if self._line.held_bytes >= self._proxy.held_bytes_max:
             self.pause_reading()
@@ -159,6 +163,7 @@ class WanProxy:
         self._server: asyncio.Server | None = None
         self._ends: set[_End] = set()
         self._dials: set[asyncio.Task[None]] = set()
+        self.to_target_bytes = self.from_target_bytes = 0  # taken in since the start
 
     @property
     def address(self) -> Address:
@@ -209,12 +214,18 @@ class WanProxy:
         await self.close()
 
     def _accept(self) -> _End:
-        near, far = _End(self), _End(self)
+        near, far = _End(self, self._came_near), _End(self, self._came_far)
         near.other, far.other = far, near
         dial = asyncio.get_running_loop().create_task(self._dial(near, far))
         self._dials.add(dial)
         dial.add_done_callback(self._dials.discard)
         return near
+
+    def _came_near(self, size: int) -> None:
+        self.to_target_bytes += size
+
+    def _came_far(self, size: int) -> None:
+        self.from_target_bytes += size
 
     def _came_up(self, end: _End, transport: asyncio.Transport) -> None:
         if self._server is None or len(self._ends) >= 2 * CONNECTIONS_MAX:

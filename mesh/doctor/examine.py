@@ -9,13 +9,12 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 
 import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
 from infra.nats.region_config import link_account
 from infra.topology import Topology
-from mesh.doctor import listening, trying
+from mesh.doctor import keeping, listening, trying
 from mesh.doctor.findings import Chart, Finding, Verdict, verdict_if
 from mesh.doctor.logins import Logins
 from schemas import subjects
@@ -48,10 +47,11 @@ async def _region(
     async def operator(address: BusAddress) -> None:
         async with trying.logged_in(address, TOOL_INBOX) as session:
             await _bus(chart, session.client, clock)
-            await _stream(chart, session.client)
+            await keeping.examine_streams(chart, topology, session.client)
             region = RegionId(chart.region)
             heard = await listening.listen(session.client, region, clock, listen_s)
             listening.judge(chart, topology, heard, clock())
+            await keeping.examine_owner(chart, topology, session.client, heard.lease, listen_s)
             await trying.operator_is_mute(chart, session)
 
     async def router(address: BusAddress) -> None:
@@ -59,6 +59,7 @@ async def _region(
         async with trying.logged_in(address, prefix) as session:
             await trying.round_trips(chart, topology, session, clock)
             await trying.router_is_bound(chart, topology, session)
+            await trying.leases_are_guarded(chart, topology, session)
 
     async def system(address: BusAddress) -> None:
         async with trying.logged_in(address, TOOL_INBOX) as session:
@@ -94,18 +95,6 @@ async def _bus(chart: Chart, client: Client, clock: Clock) -> None:
     version = client.connected_server_version
     detail = f"nats-server {version.major}.{version.minor}.{version.patch}"
     chart.note("bus", "server", Verdict.OK, detail, took_ms, "ms")
-
-
-async def _stream(chart: Chart, client: Client) -> None:
-    try:
-        info = await client.jsm(timeout=REQUEST_S).stream_info(subjects.STREAM_HEARTBEATS)
-    except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
-        why = str(error) or type(error).__name__
-        detail = f"{why}; its routers make it when they start, if JetStream is up"
-        chart.note("stream", subjects.STREAM_HEARTBEATS, Verdict.BAD, detail)
-        return
-    held = info.state.messages
-    chart.note("stream", subjects.STREAM_HEARTBEATS, Verdict.OK, f"{held} last values")
 
 
 async def _links(chart: Chart, topology: Topology, client: Client) -> None:

@@ -9,11 +9,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from infra.topology import Topology
+from infra.workers import workers_among
 from mesh.doctor.findings import Chart, Verdict, verdict_if
 from schemas import state, subjects, wire
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
-from schemas.state import Digest, Heartbeat, ReplicaState
+from schemas.state import Digest, Heartbeat, Lease, ReplicaState
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -26,6 +27,7 @@ class Heard:
     beats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
     tries: set[RegionId] = field(default_factory=set)  # regions that told of prefixes
+    lease: Lease | None = None  # of the region itself
     garbled: int = 0
 
 
@@ -48,6 +50,10 @@ async def listen(client: Client, region: RegionId, clock: Clock, listen_s: float
         if owner is not None:
             heard.tries.add(owner)
 
+    async def on_lease(msg: Msg) -> None:
+        heard.lease = _decoded(heard, state.decode_lease, msg) or heard.lease
+
+    await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_beat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
     await client.subscribe(subjects.trie(subjects.ANY), cb=on_trie)
@@ -68,13 +74,7 @@ def judge(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
     """Write down what was heard, held against the file."""
     region = RegionId(chart.region)
     _replicas(chart, topology, heard, now)
-    for router in topology.region(region).routers:
-        digest = heard.digests.get((region, router))
-        detail = "silent" if digest is None else f"{digest.replicas_ready} replicas ready"
-        verdict = verdict_if(digest is not None)
-        if digest is not None and not digest.accepting:
-            verdict, detail = Verdict.WARNING, "draining"
-        chart.note("router", router, verdict, detail)
+    _routers(chart, topology, heard)
     for peer in topology.peers(region):
         routers = sorted(router for other, router in heard.digests if other == peer)
         detail = f"routers heard: {', '.join(routers)}" if routers else "no digest crosses"
@@ -84,6 +84,24 @@ def judge(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
         chart.note("bus", "messages", Verdict.WARNING, detail)
     _labels(chart, topology, heard)
     _prefixes(chart, topology.ground, heard)
+
+
+def _routers(chart: Chart, topology: Topology, heard: Heard) -> None:
+    """Every router of the file, be it one process or several, whatever the file says of that."""
+    region, own = RegionId(chart.region), topology.region(chart.region)
+    speaking = {router for other, router in heard.digests if other == region}
+    for router in own.routers:
+        others = set(own.routers) - {router}
+        found = [heard.digests[region, name] for name in workers_among(router, speaking - others)]
+        ready = max((digest.replicas_ready for digest in found), default=0)
+        detail = f"{ready} replicas ready" if found else "silent"
+        verdict = verdict_if(bool(found))
+        if found and not any(digest.accepting for digest in found):
+            verdict, detail = Verdict.WARNING, "draining"
+        elif found and own.workers > 1:
+            detail = f"{len(found)} of {own.workers} workers heard, {detail}"
+            verdict = verdict_if(len(found) >= own.workers, Verdict.WARNING)
+        chart.note("router", router, verdict, detail)
 
 
 def _replicas(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:

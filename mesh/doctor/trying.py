@@ -1,27 +1,35 @@
 """What a user may not say is tried, and has to be refused; whom a router can reach is measured.
 
 Only what is harmless is tried: whatever slips through is a message that its reader drops, because
-there is nothing in it. What is allowed is not tried, but for pings: a prompt that crosses is one.
+there is nothing in it and no stream takes it, or a subscription that hears and does nothing. What
+is allowed is not tried, but for pings: a prompt that crosses is one.
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from statistics import median
 
+import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from infra import bus
 from infra.nats import permissions
 from infra.nats.pattern import covers
 from infra.topology import Topology
+from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.doctor.findings import Chart, Verdict, verdict_if
 from schemas import subjects
 from schemas.ids import RegionId
 from schemas.residency import labels_text
 
 NOBODY = "doctor"  # a replica and a router that nobody is called
+PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's complaints name them
+# No stream will ever number a write so: none that keeps the rule takes what comes after it.
+TO_NO_STREAM = {H_EXPECTED: str(2**53)}
 PINGS = 5
 PONG_S = 2.0
 GRACE_S = 1.0  # for a complaint to arrive after the answer to a flush
@@ -42,10 +50,13 @@ class Complaints:
         self._heard.append(str(problem).lower())
         self._new.set()
 
-    async def refused(self, subject: str) -> bool:
-        """Whether the server refuses to take that from us."""
-        wanted = f'publish to "{subject}"'.lower()
-        await self.client.publish(subject, b"")
+    async def refused(self, subject: str, kind: str = PUBLISH) -> bool:
+        """Whether the server refuses to take that from us, or to let us hear it and so answer."""
+        wanted = f'{kind} to "{subject}"'.lower()
+        if kind == PUBLISH:
+            await self.client.publish(subject, b"", headers=TO_NO_STREAM)
+        else:
+            await self.client.subscribe(subject, cb=_unheard)
         await self.client.flush()
         try:
             async with asyncio.timeout(GRACE_S):
@@ -78,6 +89,8 @@ async def operator_is_mute(chart: Chart, session: Complaints) -> None:
         subjects.digest(region),
         subjects.work(region, NOBODY),
         subjects.ingress(region),
+        subjects.lease(region),
+        subjects.leased(region),
     )
     await _all_refused(chart, "permissions", "operator", session, tried)
 
@@ -87,8 +100,18 @@ async def router_is_bound(chart: Chart, topology: Topology, session: Complaints)
     region = RegionId(chart.region)
     names = [subjects.heartbeat(region, NOBODY)]
     for peer in topology.peers(region):
-        names += [subjects.digest(peer), subjects.alive(peer, NOBODY)]
+        names += [
+            subjects.digest(peer),
+            subjects.alive(peer, NOBODY),
+            subjects.leased(peer),
+            subjects.snapshot(peer, asker=peer),
+        ]
     await _all_refused(chart, "permissions", "router", session, names)
+    for peer in topology.peers(region):
+        hears = (subjects.snapshot(peer, subjects.ANY), subjects.ingress(peer))
+        await _all_refused(
+            chart, "permissions", f"answers for {peer}", session, hears, kind=SUBSCRIPTION
+        )
     for peer in topology.peers(region):
         tried = list(forbidden_prompts(topology, region, peer))
         if tried:
@@ -110,16 +133,59 @@ def forbidden_prompts(topology: Topology, region: RegionId, peer: RegionId) -> I
             yield subject
 
 
+async def _unheard(msg: Msg) -> None:
+    """Whatever reaches us here is not ours to read."""
+
+
 async def _all_refused(
-    chart: Chart, check: str, about: str, session: Complaints, tried: Iterable[str]
+    chart: Chart,
+    check: str,
+    about: str,
+    session: Complaints,
+    tried: Iterable[str],
+    *,
+    kind: str = PUBLISH,
 ) -> None:
-    outcomes = {subject: await session.refused(subject) for subject in tried}
+    outcomes = {subject: await session.refused(subject, kind) for subject in tried}
     leaks = [subject for subject, was_refused in outcomes.items() if not was_refused]
     if leaks:
         detail = f"the bus took what it must refuse: {', '.join(leaks)}"
     else:
         detail = f"refused by the bus, as it must: {', '.join(outcomes)}"
     chart.note(check, about, verdict_if(not leaks), detail)
+
+
+async def leases_are_guarded(chart: Chart, topology: Topology, session: Complaints) -> None:
+    """A peer may write a lease only as the next after the last: any other write is refused.
+
+    That a router of another region may write it by this rule is how regions are adopted. Tried is
+    a write after one that never was, so that none but a stream without the rule would take it.
+    """
+    for peer in topology.peers(RegionId(chart.region)):
+        told = await _claim(session.client, subjects.lease(peer))
+        about = f"write for {peer}"
+        if told is None:
+            detail = f"no answer within {PONG_S:g} s: the link is cut, or there is no stream"
+            chart.note("lease", about, Verdict.UNKNOWN, detail)
+            continue
+        error = told.get("error")
+        refused = isinstance(error, dict) and error.get("err_code") == WRONG_LAST_SEQUENCE
+        if refused:
+            detail = "refused by its stream, as it must: who does not know the last write"
+        else:
+            detail = f"its stream did not refuse who does not know the last write: {told}"
+        chart.note("lease", about, verdict_if(refused), detail)
+
+
+async def _claim(client: Client, subject: str) -> dict[str, object] | None:
+    try:
+        answer = await client.request(subject, b"", timeout=PONG_S, headers=TO_NO_STREAM)
+        told = json.loads(answer.data)
+    except (nats.errors.NoRespondersError, TimeoutError):
+        return None
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 async def round_trips(chart: Chart, topology: Topology, session: Complaints, clock: Clock) -> None:

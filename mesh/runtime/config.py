@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from infra.address import Address
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import Keys
@@ -28,6 +29,8 @@ class RouterConfig:
     peers: tuple[RegionId, ...]
     http_host: str
     http_port: int
+    shares_port: bool = False  # with other workers of this router: the kernel spreads connections
+    metrics: Address | None = None  # a page of this process's own, besides
     bus: BusAddress
     settings: RouterSettings
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing

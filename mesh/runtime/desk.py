@@ -65,7 +65,7 @@ class Desk:
         self._tenants = Tenants(config.region, config.settings.ground, config.keys)
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
-        ingress = Ingress(config, bus, metrics, self._prompts)
+        ingress = Ingress(config, bus, metrics, self._prompts, self._tickets.bodies)
         self.trie = TrieGossip(config, bus, metrics, self.feed)
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen
@@ -109,6 +109,10 @@ class Desk:
         """Let the core decide about one event, and do what it says."""
         for effect in self._decide(event, self._clock()):
             self._performer.perform(effect)
+
+    def awaits(self, inbox: str) -> bool:
+        """Whether an answer under way streams to that inbox."""
+        return self._tickets.answering(inbox) is not None
 
     def hear_ingress(self, msg: Msg) -> None:
         """A peer asks this region to place a request."""
@@ -187,7 +191,7 @@ class Desk:
         ticket.spans.first_byte()
         assert ticket.answer is not None
         here = ticket.answer.region == self._config.region
-        self._metrics.ttft.labels("local" if here else "peer").observe(
+        self._metrics.ttft_by_server("local" if here else "peer").observe(
             ticket.first_byte_at - ticket.arrived_at
         )
         self.feed(ev.AnswerStarted(ticket.key, ticket.answer.attempt))

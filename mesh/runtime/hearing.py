@@ -10,6 +10,7 @@ from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.ticket import Ticket
 from mesh.core import events as ev
+from mesh.runtime import warm_ups
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import Ingress
 from mesh.runtime.prompts import PromptReader
@@ -22,6 +23,8 @@ from schemas.ids import RegionId
 log = logging.getLogger(__name__)
 
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
+
+_GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
 
 Feed = Callable[[ev.Event], None]
 
@@ -76,7 +79,7 @@ class Hearing:
         try:
             if ticket is None or answer is None:
                 self._stray(msg)
-            elif is_no_responders(msg.headers):
+            elif msg.headers is not None and is_no_responders(msg.headers):
                 self._attempt_over(ticket, _nobody_listens(answer, self._config.region))
             else:
                 self._frame(ticket, answer, exchange.unpack_frame(msg.data))
@@ -91,10 +94,13 @@ class Hearing:
         if frame.kind is Frame.BODY_WANTED:
             self._send_body(ticket, wire.decode_as(exchange.BodyWanted, frame.payload))
         event = answer.feed(frame, self._clock())
-        if isinstance(event, ev.AttemptProgressed | ev.PlacedByPeer):
-            self._count_placed(event, answer)
+        if event is None:
+            pass  # nearly always
+        elif isinstance(event, _GOES_ON):
+            if not ticket.ask.warm:
+                self._count_placed(event, answer)
             self._feed(event)
-        elif event is not None:
+        else:
             self._attempt_over(ticket, event)
         if not answer.is_event_stream:
             self._bus.give_credit(answer)
@@ -105,6 +111,9 @@ class Hearing:
         answer = ticket.answer
         assert answer is not None
         self._tickets.stop_listening(ticket)
+        if ticket.ask.warm:
+            self._feed(warm_ups.outcome(ticket, event))
+            return
         if isinstance(event, ev.AnswerEnded):
             self._learn(ticket, answer)
         elif isinstance(event, ev.AttemptRefused):

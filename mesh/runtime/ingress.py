@@ -1,7 +1,8 @@
 """Requests of peer regions: from a bus message to a core request, and on to an agent.
 
 The asking router keeps the client, the answer and the body's parts; this region only says which
-replica answers. So nothing is stored here but what is still to be placed.
+replica answers. So nothing is stored here but what is still to be placed, and its bytes count like
+those of own clients' bodies: what does not fit is refused before it is read.
 """
 
 import logging
@@ -13,6 +14,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import tracing
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import IngressSpan
@@ -22,12 +24,19 @@ from mesh.core.prompt import Prompt, PromptInvalid, prompt_text
 from mesh.core.request import Request
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.prompts import PromptReader
-from mesh.runtime.work import handoff_headers
+from mesh.runtime.work import handoff_headers, ingress_subject, onward_headers, sketch
 from schemas import exchange, subjects, wire
-from schemas.exchange import Frame, Priority, Refusal
+from schemas.exchange import HOPS_MAX, Frame, Priority, Refusal
 from schemas.headers import HEADERS
 from schemas.http import CHAT, ENGINE_PATHS
-from schemas.ids import ModelId, RegionId, RequestId, is_request_id
+from schemas.ids import (
+    ModelId,
+    NameInvalid,
+    RegionId,
+    RequestId,
+    checked_name,
+    is_request_id,
+)
 from schemas.residency import Labels, parse_labels
 from schemas.state import Digest, encode_state
 
@@ -36,7 +45,6 @@ log = logging.getLogger(__name__)
 # What honest routers say is far below; what is beyond can't be reckoned with.
 DEADLINE_MS_MAX = 10**12
 WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
-HOPS_MAX = 1000
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal, half of what a control message may have
 # The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
 PASSED_ON = frozenset(header.name for header in HEADERS["ingress"])
@@ -83,6 +91,7 @@ def _request(
     except ValueError as error:
         raise IngressInvalid(f"header {error}") from error
     residency = _residency(msg.subject, headers)
+    passed = _passed(headers, subjects.owner(msg.subject))
     return Request(
         key=key,
         request_id=request_id,
@@ -90,13 +99,15 @@ def _request(
         prompt=_prompt(msg.data, headers, path, model, prompts),
         arrived_at=now - _waited_s(headers),
         deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
-        hops=_hops(headers),
-        origin=RegionId(headers[exchange.H_ORIGIN]),
+        hops=len(passed),
+        origin=passed[0],
+        path=passed,
         answer_inbox=msg.reply,
         residency=residency,
         priority=priority,
         slo_ttft_s=_slo_s(headers),
         session=_session(headers),
+        warm=exchange.H_WARM in headers,
     )
 
 
@@ -108,11 +119,23 @@ def _count(headers: Mapping[str, str], name: str, most: int) -> int:
     return int(text)
 
 
-def _hops(headers: Mapping[str, str]) -> int:
+def _passed(headers: Mapping[str, str], home: RegionId | None) -> tuple[RegionId, ...]:
+    """The regions that it has passed, its origin first: as many as its hops, each once, not here.
+
+    So it never comes back, and wanders no further than HOPS_MAX, whoever sends it on.
+    """
     hops = _count(headers, exchange.H_HOPS, HOPS_MAX)
     if not hops:
         raise IngressInvalid("a peer's request has passed a region, so its hops are not 0")
-    return hops
+    origin = headers[exchange.H_ORIGIN]
+    said = headers.get(exchange.H_REGIONS, origin).split(",", HOPS_MAX)
+    try:
+        path = tuple(RegionId(checked_name("region", name)) for name in said)
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_REGIONS}: {error}"[:300]) from error
+    if path[0] != origin or len(path) != hops or len({*path, home}) != hops + 1:
+        raise IngressInvalid(f"regions {','.join(path)} of {hops} hops from {origin} to {home}")
+    return path
 
 
 def _waited_s(headers: Mapping[str, str]) -> float:
@@ -171,24 +194,44 @@ class Ingress:
     """The peers' side of one router's desk."""
 
     def __init__(
-        self, config: RouterConfig, bus: RouterBus, metrics: RouterMetrics, prompts: PromptReader
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        prompts: PromptReader,
+        bodies: BodyBudget,
     ) -> None:
         self._config = config
         self._bus = bus
         self._metrics = metrics
         self._prompts = prompts
+        self._bodies = bodies
         self._waiting: dict[int, Foreign] = {}  # by key, until placed or refused
+        metrics.guests.set_function(lambda: len(self._waiting))
 
     def read(self, msg: Msg, key: int, now: float) -> Request | None:
         """The request in a message; None when it was refused for what it holds."""
+        taken = self._bodies.take(len(msg.data))
+        if taken is None:
+            self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
+            self._say_refused(msg.reply, Refusal.FULL)
+            return None
         try:
             foreign = read_ingress(msg, key, self._prompts, now)
         except IngressInvalid as error:
             log.warning("ingress refused: %s", error)
+            self._bodies.give_back(taken)
             self._say_refused(msg.reply, Refusal.BAD_WORK)
             return None
+        self._bodies.settle(taken, len(foreign.payload))
         self._waiting[key] = foreign
         return foreign.request
+
+    def _leave(self, key: int) -> Foreign:
+        """It waits no more."""
+        foreign = self._waiting.pop(key)
+        self._bodies.give_back(len(foreign.payload))
+        return foreign
 
     def decided(self, effect: fx.Decided) -> None:
         """A replica was found."""
@@ -197,7 +240,7 @@ class Ingress:
 
     def dispatch(self, effect: fx.Dispatch, inbox: str, now: float) -> None:
         """Hand the request to the replica and tell the asking router which one it is."""
-        foreign = self._waiting.pop(effect.key)
+        foreign = self._leave(effect.key)
         region = effect.region or self._config.region
         handoff = handoff_headers(self._config.region, self._config.router, effect)
         remaining_ms = max(1, round((foreign.request.deadline - now) * 1000))
@@ -207,18 +250,34 @@ class Ingress:
         self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)
         placed = wire.encode(exchange.Placed(region, effect.replica))
         self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
-        self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
+        if not foreign.request.warm:
+            self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
+        foreign.span.end()
+
+    def send_on(self, effect: fx.Forward, inbox: str, now: float) -> None:
+        """Ask another region to place it; whoever answers says so to the asking router."""
+        foreign = self._leave(effect.key)
+        request, home = foreign.request, self._config.region
+        headers = foreign.headers | onward_headers(request, home, now)
+        foreign.span.dispatched(headers)
+        ground = self._config.settings.ground
+        subject = ingress_subject(ground, home, effect.peer, request.residency)
+        payload = foreign.payload or sketch(request.prompt)
+        self._bus.publish(subject, payload, reply=inbox, headers=headers)
+        self._metrics.ingress.labels(request.origin, "sent_on").inc()
         foreign.span.end()
 
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""
-        foreign = self._waiting.pop(effect.key)
+        foreign = self._leave(effect.key)
         self._say_refused(effect.answer_inbox, effect.reason, effect.fresh)
+        foreign.span.end(effect.reason)
+        if foreign.request.warm:
+            return
         self._metrics.ingress.labels(foreign.request.origin, "refused").inc()
         self._metrics.ingress_refusals.labels(effect.reason).inc()
         if effect.reason is Refusal.RESIDENCY:
             self._metrics.residency_refused.labels("peer").inc()
-        foreign.span.end(effect.reason)
 
     def tell_held(self, effect: fx.TellHeld) -> None:
         """Tell the asking router that its request waits here."""

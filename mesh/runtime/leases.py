@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from mesh.adapters.adopted_beats import AdoptedBeats
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.ownership import Ownership
@@ -28,10 +29,7 @@ log = logging.getLogger(__name__)
 PREFIX = "lease-"  # of the last token of these inboxes, beside those of answers to clients
 TOKEN_BYTES = 12
 AWAITED_MAX = 256
-H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 H_SEQUENCE = "Nats-Sequence"
-# "wrong last sequence: 17", as nats-server says it with the error code beside it.
-WRONG_LAST_SEQUENCE = 10071
 _NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -94,12 +92,15 @@ class Leases:
         self._bus.publish(subjects.lease(effect.lease.region), data, reply=inbox, headers=headers)
 
     def changed(self, effect: fx.OwnershipChanged) -> None:
-        """Agents must know at once; and an adopted region is listened to."""
+        """Agents must know at once."""
         if effect.region != self._config.region:
             verb = "adopted" if effect.owned else "handed back"
             log.warning("the replicas of region %s are %s", effect.region, verb)
-            self._beats.want(effect.region, wanted=effect.owned)
         self.say_alive()
+
+    def hear_replicas(self, effect: fx.HearReplicas) -> None:
+        """A region that is adopted, or was a moment ago, is listened to."""
+        self._beats.want(effect.region, wanted=effect.wanted)
 
     def say_alive(self) -> None:
         """A sign of life, with what this router owns."""

@@ -18,6 +18,7 @@ from mesh.runtime.leases import Leases
 from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
+from mesh.runtime.warm_ups import WarmUps
 from mesh.runtime.work import handoff_headers, ingress_subject, request_headers, sketch
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
@@ -67,6 +68,8 @@ class Performer:
             fx.AnswerTrie: trie.answer,
             fx.ClaimLease: leases.claim,
             fx.OwnershipChanged: leases.changed,
+            fx.HearReplicas: leases.hear_replicas,
+            **WarmUps(config.region, bus, tickets, feed).performers(),
         }
 
     def perform(self, effect: fx.Effect) -> None:
@@ -88,12 +91,15 @@ class Performer:
         self._send(ticket, answer, subject, headers, lambda: b"")
 
     def _forward(self, effect: fx.Forward) -> None:
+        if effect.answer_inbox is not None:
+            self._ingress.send_on(effect, effect.answer_inbox, self._clock())
+            return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
         headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
         prompt = self._tickets.request(effect.key).prompt
         ground, labels = self._config.settings.ground, ticket.ask.residency
-        subject = ingress_subject(ground, effect.peer, labels)
+        subject = ingress_subject(ground, self._config.region, effect.peer, labels)
         self._send(ticket, answer, subject, headers, lambda: sketch(prompt))
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
@@ -132,7 +138,9 @@ class Performer:
             return
         ticket.decision = decision
         ticket.spans.decided(decision)
-        self._metrics.placements.labels(decision.placement.value).inc()
+        if ticket.ask.warm:
+            return
+        self._metrics.placements_by_kind(decision.placement.value).inc()
         if decision.placement in (Placement.LOCAL, Placement.PEER):
             self._metrics.hold.observe(decision.held_s)
 

@@ -6,15 +6,16 @@ import random
 import struct
 from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
+from infra.address import Address
 from infra.ending import end_all
 from mesh.adapters.bus import Listeners, RouterBus
-from mesh.adapters.http_api import HttpApi
+from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.recorder import Recorder
@@ -25,7 +26,8 @@ from mesh.runtime import leases, pings, trie_gossip
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
-from schemas import subjects
+from schemas import http, subjects
+from schemas.ids import RegionId
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,14 @@ class NameTaken(RuntimeError):
 
 class PortTaken(OSError):
     """The HTTP address can't be had; the message names it and the key in mesh.toml."""
+
+    @classmethod
+    def at(cls, where: Address, key: str, region: RegionId, error: OSError) -> Self:
+        """Of that address, which stands under that key in the region's table."""
+        return cls(
+            f"can't listen on {where} ({error.strerror}); "
+            f"free it, or change {key} of [regions.{region}] in mesh.toml"
+        )
 
 
 async def run(
@@ -102,6 +112,20 @@ def _version() -> str:
         return "not installed"
 
 
+async def _serve(
+    api: HttpApi, key: str, config: RouterConfig, where: Address, *, shared: bool = False
+) -> web.ServerRunner:
+    runner = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, *where, backlog=1024, reuse_port=shared or None)
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise PortTaken.at(where, key, config.region, error) from error
+    return runner
+
+
 class Router:
     """One router: `open`, then `drain` and `close`."""
 
@@ -118,6 +142,7 @@ class Router:
             peers=config.peers,
         )
         self._metrics = RouterMetrics(self.core, CollectorRegistry(), self._clock)
+        self._metrics.router.labels(config.router).set(1)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
         self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide)
@@ -125,6 +150,7 @@ class Router:
         self._pings = Pings(config, self._bus, self._clock, self.desk.feed)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
+        self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
 
     async def open(self) -> None:
         """Join the bus, then open the door."""
@@ -181,26 +207,27 @@ class Router:
 
     async def close(self) -> None:
         """Leave at once."""
-        if self._http is not None:
-            await self._http.cleanup()
+        for door in (self._http, self._page):
+            if door is not None:
+                await door.cleanup()
         await end_all(self._tasks)
         await self._bus.close()
         if self._recorder is not None:
             await self._recorder.close()
 
     async def _open_http(self) -> None:
-        api = HttpApi(self._config.region, self.desk, self._metrics.registry)
-        self._http = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=1.0)
-        await self._http.setup()
-        host, port = self._config.http_host, self._config.http_port
-        try:
-            await web.TCPSite(self._http, host, port, backlog=1024).start()
-        except OSError as error:
-            raise PortTaken(
-                f"can't listen on {host}:{port} ({error.strerror}); "
-                f"free it, or change http of [regions.{self._config.region}] in mesh.toml"
-            ) from error
-        log.info("region %s serves http://%s:%d", self._config.region, host, port)
+        config, registry = self._config, self._metrics.registry
+        paths, elsewhere = EVERY_PATH, ""
+        if config.metrics is not None:
+            page = HttpApi(config.region, self.desk, registry, OF_ONE_PROCESS)
+            self._page = await _serve(page, "metrics", config, config.metrics)
+        if config.shares_port:  # a scrape would meet one of the workers at random
+            paths = EVERY_PATH - {http.METRICS}
+            elsewhere = "; each worker shows its metrics on its own port"
+        api = HttpApi(config.region, self.desk, registry, paths, elsewhere)
+        where = Address(config.http_host, config.http_port)
+        self._http = await _serve(api, "http", config, where, shared=config.shares_port)
+        log.info("region %s serves http://%s", config.region, where)
 
     # The bus.
 
@@ -235,6 +262,9 @@ class Router:
         self.desk.feed(ev.BusReturned())
 
     def _hear_answer(self, msg: Msg) -> None:
+        if self.desk.awaits(msg.subject):  # nearly always: the bytes of some answer
+            self.desk.hear_answer(msg)
+            return
         token = msg.subject.rpartition(".")[2]
         if token.startswith(pings.PREFIX):
             self._pings.hear(token, msg.data)

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any, TypeVar
 
 from infra.routing import Routing
 from infra.topology import Topology, TopologyError
 from mesh.core.geo import Location
 from mesh.core.hold_order import HoldOrder
-from mesh.core.policies import find_maker
+from mesh.core.policies import find_maker, make_policy
+from mesh.core.policies.base import Following
 from mesh.core.pushing import Pushing, parse_pushing
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import Entry
@@ -59,7 +61,17 @@ def router_settings(
     elif routing.hold_order is not None:
         chosen["hold_order"] = HoldOrder(routing.hold_order)
     # Gossip behind the others' choices: who has no secret tells nothing.
-    return RouterSettings(**(_gossip(routing) | _exchange(routing) | chosen))
+    chosen = _gossip(routing) | _exchange(routing) | _proactive(routing) | chosen
+    settings = RouterSettings(**chosen)
+    if settings.warm_idle_share and not isinstance(
+        make_policy(settings.policy, settings, Random(0)), Following
+    ):
+        table = _table_of(topology, region, "proactive")
+        raise TopologyError(
+            f"{table}.proactive: policy {settings.policy!r} doesn't know what replicas hold; "
+            "leave idle_share 0, or take a policy that follows prefixes"
+        )
+    return settings
 
 
 def entries(topology: Topology) -> dict[RegionId, Entry]:
@@ -85,6 +97,20 @@ def _gossip(routing: Routing) -> dict[str, Any]:
         return {}
     settings = {"trie_bytes_per_s": 1024 * kib_per_s}
     return settings if kib_per_s else settings | {"siblings_bytes_per_s": 0}
+
+
+def _proactive(routing: Routing) -> dict[str, Any]:
+    table = routing.proactive
+    if table is None:
+        return {}
+    chosen: dict[str, Any] = {"warm_idle_share": table.idle_share}
+    if table.kv_used_max is not None:
+        chosen["warm_kv_used_max"] = table.kv_used_max
+    if table.memory_mib is not None:
+        chosen["warm_bytes_max"] = 1024 * 1024 * table.memory_mib
+    if table.trend_minutes is not None:
+        chosen["warm_trend_s"] = 60.0 * table.trend_minutes
+    return chosen
 
 
 def check(topology: Topology) -> None:

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 from mesh.adapters.answer import Answer
 from mesh.adapters.body_budget import BodyBudget
@@ -24,7 +23,7 @@ class Tickets:
         self._kept_bytes: dict[int, int] = {}
         self._tickets: dict[int, Ticket] = {}
         self._requests: dict[int, Request] = {}
-        self._streams: dict[str, Ticket] = {}  # last token of the inbox → its ticket
+        self._streams: dict[str, Ticket] = {}  # by the inbox of the attempt under way
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -50,7 +49,7 @@ class Tickets:
 
     def answering(self, subject: str) -> Ticket | None:
         """Whose attempt under way answers to this subject."""
-        return self._streams.get(_token(subject))
+        return self._streams.get(subject)
 
     def begin(self, key: int, attempt: int) -> tuple[Ticket, Answer]:
         """A new attempt of an open ticket, with an inbox of its own."""
@@ -58,19 +57,20 @@ class Tickets:
         self.stop_listening(ticket)
         # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
         token = f"{key:x}-{attempt}-{secrets.token_hex(INBOX_SECRET_BYTES)}"
-        answer = ticket.answer = Answer(key, attempt, self._inbox_of(token))
-        self._streams[token] = ticket
+        inbox = self._inbox_of(token)
+        answer = ticket.answer = Answer(key, attempt, inbox)
+        self._streams[inbox] = ticket
         return ticket, answer
 
     def stop_listening(self, ticket: Ticket) -> None:
         """Nothing more of the attempt under way is wanted."""
         if ticket.answer is not None:
-            self._streams.pop(_token(ticket.answer.inbox), None)
+            self._streams.pop(ticket.answer.inbox, None)
 
     def drop_body(self, ticket: Ticket) -> None:
         """It won't be placed again, so nobody needs its body any more."""
         self.bodies.give_back(self._kept_bytes.pop(ticket.key, 0))
-        ticket.ask = replace(ticket.ask, body=b"", text=b"")
+        ticket.ask.forget()
 
     def close(self, ticket: Ticket) -> bool:
         """It is over. False if it was before."""
@@ -80,7 +80,3 @@ class Tickets:
         self.drop_body(ticket)
         self.stop_listening(ticket)
         return True
-
-
-def _token(inbox: str) -> str:
-    return inbox.rpartition(".")[2]

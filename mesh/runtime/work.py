@@ -6,6 +6,7 @@ from mesh.adapters.ticket import Ticket
 from mesh.adapters.wishes import Wishes
 from mesh.core.effects import Dispatch
 from mesh.core.prompt import Prompt
+from mesh.core.request import Request
 from schemas import exchange, subjects, wire
 from schemas.exchange import Priority
 from schemas.ids import RegionId, RouterId
@@ -22,6 +23,7 @@ def request_headers(
     return (
         _wishes(ticket.ask.wishes)
         | _residency(ticket.ask.residency)
+        | ({exchange.H_WARM: "1"} if ticket.ask.warm else {})
         | {
             exchange.H_REQUEST: ticket.ask.request_id,
             exchange.H_MODEL: subjects.encode_model(ticket.ask.model),
@@ -51,14 +53,25 @@ def _residency(labels: Labels) -> dict[str, str]:
     return {exchange.H_RESIDENCY: labels_text(labels)} if labels else {}
 
 
-def ingress_subject(ground: Ground, peer: RegionId, labels: Labels) -> str:
-    """Where to ask a peer; under a label that it carries, if the request wants any.
+def onward_headers(request: Request, home: RegionId, now: float) -> dict[str, str]:
+    """What changes in the headers of a peer's request that is sent on from `home`."""
+    path = (*request.path, home)
+    return {
+        exchange.H_DEADLINE_MS: str(max(1, round((request.deadline - now) * 1000))),
+        exchange.H_WAITED_MS: str(max(0, round((now - request.arrived_at) * 1000))),
+        exchange.H_HOPS: str(len(path)),
+        exchange.H_REGIONS: ",".join(path),
+    }
 
-    Raises ValueError if it carries none of them: the core chose somebody that it may not.
+
+def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
+    """Where a router of `home` asks a peer: under a label that it carries, if any is wanted.
+
+    Raises ValueError if there is none: the core chose somebody that it may not.
     """
     if not labels:
         return subjects.ingress(peer)
-    carried = sorted(ground.carried_by(peer).intersection(labels))
+    carried = sorted(set(ground.sent(home, peer)).intersection(labels))
     if not carried:
         raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
     return subjects.ingress_within(peer, carried[0])

@@ -79,15 +79,14 @@ class Engine:
         if self._idle_page is not None:
             return self._idle_page
         stats = self.sim.stats(self._clock.now())
-        queried = stats.queried_tokens
+        queried, kv = stats.queried_tokens, stats.kv_utilization
         if stats.running:
-            kv = stats.kv_utilization
             self.occupancy_sum += max(kv, stats.running / self.profile.max_seqs)
             self.occupancy_samples += 1
         page = EngineReading(
             waiting=stats.waiting,
             running=stats.running,
-            kv_used_ratio=stats.kv_utilization,
+            kv_used_ratio=kv,
             kv_capacity_tokens=stats.kv_capacity_tokens,
             prefix_hit_ratio=stats.hit_tokens / queried if queried else None,
         )

@@ -65,7 +65,8 @@ class LeaseStreams:
         """How effects of that router are performed."""
         return {
             fx.ClaimLease: lambda effect: self._claim(origin, effect),
-            fx.OwnershipChanged: lambda effect: self._changed(origin, effect),
+            fx.OwnershipChanged: lambda effect: self._say_alive(origin),
+            fx.HearReplicas: lambda effect: self._hear(origin, effect),
         }
 
     def stop(self, region: RegionId) -> None:
@@ -107,14 +108,12 @@ class LeaseStreams:
             for router in self._crews[site]:
                 self._network.send_state(region, site, router.feed, heard)
 
-    def _changed(self, origin: Origin, effect: fx.OwnershipChanged) -> None:
-        if effect.region != origin.region:
-            self._network.send(origin.region, effect.region, self._listen, effect, origin)
-        self._say_alive(origin)
+    def _hear(self, origin: Origin, effect: fx.HearReplicas) -> None:
+        self._network.send(origin.region, effect.region, self._listen, effect, origin)
 
-    def _listen(self, effect: fx.OwnershipChanged, origin: Origin) -> None:
+    def _listen(self, effect: fx.HearReplicas, origin: Origin) -> None:
         ears = self.adopters.setdefault(effect.region, {})
-        if effect.owned:
+        if effect.wanted:
             ears[origin] = self._router(origin)
         else:
             ears.pop(origin, None)

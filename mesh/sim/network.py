@@ -42,12 +42,17 @@ class Network:
         self._one_way_s: dict[Link, float] = {}
         self._last_at: dict[Link, float] = {}
         self._cuts: dict[Link, int] = {}  # how many cuts are in force
+        # Told of each message between regions, whether it arrives or not, for whoever counts them.
+        self.overheard: Callable[[Link, Callable[..., None], tuple[Any, ...]], None] | None = None
 
     def send(self, source: RegionId, to: RegionId, call: Callable[..., None], *args: Any) -> None:
         """Let it happen at the other end, if the way there is not cut."""
         if source == to:
             self._queue.at(self._queue.now + BUS_S, call, *args)
-        elif (arrives_at := self._arrival(source, to)) is not None:
+            return
+        if self.overheard is not None:
+            self.overheard((source, to), call, args)
+        if (arrives_at := self._arrival(source, to)) is not None:
             self._queue.at(arrives_at, call, *args)
 
     def send_state(

@@ -23,7 +23,15 @@ from mesh.sim.network import BUS_S, Network
 from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from mesh.sim.surroundings import Surroundings
 from mesh.sim.tickets import ROUTER, Guest, Ticket, Tickets
-from mesh.sim.work import MODEL, deadline_header, handoff_headers, request_headers
+from mesh.sim.warm_ups import WarmUps
+from mesh.sim.work import (
+    MODEL,
+    deadline_header,
+    handoff_headers,
+    onward_headers,
+    path_of,
+    request_headers,
+)
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
 from schemas.http import Fault
@@ -58,6 +66,7 @@ class SimRouter:
         self._tickets = Tickets(site, name)
         self._guests: dict[int, Guest] = {}  # by key
         self._last_heartbeats = LastHeartbeats()
+        self._warm_ups = WarmUps(site, queue, network, around, self._tickets, self.feed)
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Dispatch: self._dispatch,
             fx.Forward: self._forward,
@@ -70,6 +79,7 @@ class SimRouter:
             fx.Decided: lambda effect: None,
             fx.PublishDigest: lambda effect: around.publish(origin, effect.digest),
             **around.gossip(origin),
+            **self._warm_ups.performers(),
         }
 
     @property
@@ -96,6 +106,7 @@ class SimRouter:
         """The process is gone, and its clients' connections with it."""
         self.core = None
         self._guests.clear()
+        self._warm_ups.clear()
         for ticket in self._tickets:
             self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
         self._tickets.clear()
@@ -145,14 +156,15 @@ class SimRouter:
     # What peers say.
 
     def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A peer's request, to be placed, held or refused."""
+        """A peer's request, to be placed, held, sent on or refused."""
+        path = path_of(headers)
+        assert self.site not in path, "no request comes back"
         if self.core is None:
-            self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
+            if len(path) == 1:  # the bus tells only whoever published it
+                self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
             return
         now = self._queue.now
         key = self._tickets.new_key()
-        deadline = now + int(headers[exchange.H_DEADLINE_MS]) / 1000
-        self._guests[key] = Guest(headers, ask, asker, deadline)
         request = Request(
             key=key,
             request_id=ask.request_id,
@@ -160,13 +172,16 @@ class SimRouter:
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
-            deadline=deadline,
-            hops=int(headers[exchange.H_HOPS]),
-            origin=RegionId(headers[exchange.H_ORIGIN]),
+            deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
+            hops=len(path),
+            origin=path[0],
+            path=path,
             answer_inbox=inbox,
             priority=Priority(ask.node.priority),
             slo_ttft_s=ask.node.slo_ttft_s,
+            warm=exchange.H_WARM in headers,
         )
+        self._guests[key] = Guest(headers, ask, asker, request)
         self._decide(request)
 
     def hear_digest(self, digest: Digest) -> None:
@@ -250,8 +265,9 @@ class SimRouter:
             self._failed(ticket, f"the engine answered {end.status}", answered=True)
         else:
             self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
-            self._tickets.close(ticket)
-            self._tell(ticket.ask, _answered(ticket, end))
+            if ticket.key > 0:  # a warm-up was closed by the core
+                self._tickets.close(ticket)
+                self._tell(ticket.ask, ticket.answered(end))
 
     def _failed(self, ticket: Ticket, detail: str, *, answered: bool = False) -> None:
         self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, answered))
@@ -298,26 +314,32 @@ class SimRouter:
     def _dispatch_for_peer(
         self, key: int, inbox: str, replica: Worker, handoff: dict[str, str]
     ) -> None:
-        guest = self._guests.pop(key)
-        headers = guest.headers | deadline_header(guest.deadline - self._queue.now) | handoff
-        asker = guest.asker
-        self._send(replica.site, replica.hear_work, inbox, headers, guest.ask, asker)
+        said, ask, asker, request = self._guests.pop(key)
+        headers = said | deadline_header(request.deadline - self._queue.now) | handoff
+        self._send(replica.site, replica.hear_work, inbox, headers, ask, asker)
         self._send(asker.site, asker.hear_placed, inbox, replica)
 
     def _forward(self, effect: fx.Forward) -> None:
-        ticket = self._tickets.begin(effect.key, effect.attempt)
-        ticket.peer = effect.peer
         crew = self._around.routers[effect.peer]
         living = [router for router in crew if router.is_up] or crew
         peer = living[self._around.pick(len(living))]
-        headers = self._headers(ticket, hops=1)
+        if (inbox := effect.answer_inbox) is not None:
+            said, ask, asker, request = self._guests.pop(effect.key)
+            headers = said | onward_headers(request, self.site, self._queue.now)
+            self._send(peer.site, peer.hear_ingress, inbox, headers, ask, asker)
+            return
+        ticket = self._tickets.begin(effect.key, effect.attempt)
+        ticket.peer, headers = effect.peer, self._headers(ticket, hops=1)
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
     def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:
         remaining_s = ticket.deadline - self._queue.now
         request_id = ticket.ask.request_id
         waited_s = self._queue.now - ticket.arrived_at
-        return request_headers(request_id, ticket.attempt, hops, self.site, remaining_s, waited_s)
+        warm = {exchange.H_WARM: "1"} if ticket.key < 0 else {}
+        return warm | request_headers(
+            request_id, ticket.attempt, hops, self.site, remaining_s, waited_s
+        )
 
     def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
         self._network.send(self.site, to, call, *args)
@@ -373,15 +395,3 @@ class SimRouter:
 def _served(usage: Usage) -> Served:
     counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
     return Served(*(None if count < 0 else count for count in counts))
-
-
-def _answered(ticket: Ticket, end: End) -> Answered:
-    ok = end.status == STATUS_OK
-    return Answered(
-        Outcome.OK if ok else Outcome.FAILED,
-        "" if ok else f"http_{end.status}",
-        replica=None if ticket.replica is None else ticket.replica.name,
-        cached_tokens=max(0, end.usage.cached_tokens),
-        hops=int(ticket.peer is not None),
-        attempts=ticket.attempt,
-    )

@@ -61,6 +61,7 @@ def report(world: World, workload: Workload) -> Report:
                 f"{source}>{to}": sent / world.queue.now
                 for (source, to), sent in sorted(world.trie_links.sent_bytes.items())
             },
+            "warm_ups": _warm_ups(world),
             "digest": ledger.digest(),
             "policy": config.settings.policy,
             "topology": config.topology,
@@ -70,3 +71,18 @@ def report(world: World, workload: Workload) -> Report:
             "workload": {"name": workload.name, **workload.facts},
         }
     )
+
+
+def _warm_ups(world: World) -> dict[str, float]:
+    """What warming came to, over all routers that are up."""
+    found = [router.core.warming for crew in world.crews.values() for router in crew if router.core]
+    return {
+        "begun": sum(one.counts.begun for one in found),
+        "ended": sum(one.counts.ended for one in found),
+        "stopped": sum(one.counts.stopped for one in found),
+        "failed": sum(one.counts.failed for one in found),
+        "guests": sum(one.counts.guests for one in found),
+        "tokens": sum(one.tokens for one in found),
+        "idle_s": sum(one.budget.idle_s for one in found),
+        "spent_s": sum(one.budget.spent_s for one in found),
+    }

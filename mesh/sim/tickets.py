@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mesh.sim.ask import Ask
-from mesh.sim.place import Asker, Worker
+from mesh.core.request import Request
+from mesh.replay.tally import Outcome
+from mesh.sim.ask import Answered, Ask
+from mesh.sim.place import STATUS_OK, Asker, End, Worker
 from schemas import subjects
 from schemas.ids import RegionId, RouterId
 
@@ -28,6 +30,18 @@ class Ticket:
     peer: RegionId | None = None  # asked in this attempt
     replica: Worker | None = None  # who answers, as soon as it is known
 
+    def answered(self, end: End) -> Answered:
+        """What the client hears of an answer that ended so."""
+        ok = end.status == STATUS_OK
+        return Answered(
+            Outcome.OK if ok else Outcome.FAILED,
+            "" if ok else f"http_{end.status}",
+            replica=None if self.replica is None else self.replica.name,
+            cached_tokens=max(0, end.usage.cached_tokens),
+            hops=int(self.peer is not None),
+            attempts=self.attempt,
+        )
+
 
 class Guest(NamedTuple):
     """A peer's request that waits to be placed, and the router that asked."""
@@ -35,7 +49,7 @@ class Guest(NamedTuple):
     headers: dict[str, str]
     ask: Ask
     asker: Asker
-    deadline: float
+    request: Request
 
 
 class Tickets:
@@ -60,9 +74,9 @@ class Tickets:
         self._last_key += 1
         return self._last_key
 
-    def open(self, ask: Ask, arrived_at: float, deadline: float) -> Ticket:
-        """Enter a client's request."""
-        ticket = Ticket(self.new_key(), ask, arrived_at, deadline)
+    def open(self, ask: Ask, arrived_at: float, deadline: float, key: int | None = None) -> Ticket:
+        """Enter a client's request, or a warm-up under the key that the core gave it."""
+        ticket = Ticket(self.new_key() if key is None else key, ask, arrived_at, deadline)
         self._by_key[ticket.key] = self._by_ask[ask.number] = ticket
         return ticket
 
@@ -83,7 +97,10 @@ class Tickets:
         ticket = self._by_key[key]
         self._streams.pop(ticket.inbox, None)
         ticket.attempt, ticket.peer, ticket.replica = attempt, None, None
-        ticket.inbox = subjects.inbox(self._site, self._router, f"{key:x}-{attempt}")
+        stream = f"{key:x}-{attempt}"
+        if key < 0:  # a core that starts anew gives such keys anew
+            stream += f"-{self.new_key():x}"
+        ticket.inbox = subjects.inbox(self._site, self._router, stream)
         self._streams[ticket.inbox] = ticket
         return ticket
 

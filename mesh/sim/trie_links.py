@@ -38,7 +38,6 @@ class TrieLinks:
         topology: Topology,
     ) -> None:
         self.sent_bytes: dict[Link, int] = {}
-        self.sent_inside_bytes = 0  # between routers of one region, each listener's copy
         self._network = network
         self._crews = crews
         self._topology = topology
@@ -82,9 +81,7 @@ class TrieLinks:
             for router in self._crews[to]
             if (to, router.name) != origin and only in (None, router.name)
         ]
-        if to == origin.region:
-            self.sent_inside_bytes += size * len(listeners)
-        else:
+        if to != origin.region:
             link = (origin.region, to)
             self.sent_bytes[link] = self.sent_bytes.get(link, 0) + size
         for router in listeners:

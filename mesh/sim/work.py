@@ -1,6 +1,9 @@
 """The headers of work and ingress messages, as live routers write them (mesh.runtime.work)."""
 
+from collections.abc import Mapping
+
 from mesh.core.effects import Dispatch
+from mesh.core.request import Request
 from schemas import exchange, subjects
 from schemas.http import CHAT
 from schemas.ids import ModelId, RegionId, RequestId, RouterId
@@ -27,6 +30,22 @@ def request_headers(
         exchange.H_HOPS: str(hops),
         exchange.H_ORIGIN: origin,
     }
+
+
+def onward_headers(request: Request, home: RegionId, now: float) -> dict[str, str]:
+    """What changes in those of a peer's request that is sent on from `home`."""
+    path = (*request.path, home)
+    return deadline_header(request.deadline - now) | {
+        exchange.H_WAITED_MS: str(round((now - request.arrived_at) * 1000)),
+        exchange.H_HOPS: str(len(path)),
+        exchange.H_REGIONS: ",".join(path),
+    }
+
+
+def path_of(headers: Mapping[str, str]) -> tuple[RegionId, ...]:
+    """The regions that a peer's request has passed, its origin first."""
+    said = headers.get(exchange.H_REGIONS, headers[exchange.H_ORIGIN])
+    return tuple(map(RegionId, said.split(",")))
 
 
 def deadline_header(remaining_s: float) -> dict[str, str]:

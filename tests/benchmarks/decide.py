@@ -85,15 +85,17 @@ def heartbeat(number: int, dice: Random) -> Heartbeat:
     )
 
 
-def filled(policy: Policy, replicas: int, blocks: int, dice: Random) -> list[Request]:
+def filled(
+    policy: Policy, replicas: int, blocks: int, dice: Random, now: float = NOW
+) -> list[Request]:
     """Let a policy see prompts until replicas hold `blocks` together; some to ask for again."""
     seen = []
     for key in range(blocks // (PROMPT_BLOCKS - SYSTEM_BLOCKS)):
         asked = request(key, prompt(dice))
         spot = Spot(CandidateKind.REPLICA, f"us-{dice.randrange(replicas)}")
-        policy.placed(asked, spot, NOW - 1.0)
-        policy.began(asked, spot, NOW - 0.5)
-        policy.left(asked, spot, NOW - 0.2)
+        policy.placed(asked, spot, now - 1.0)
+        policy.began(asked, spot, now - 0.5)
+        policy.left(asked, spot, now - 0.2)
         if key % 64 == 0:
             seen.append(asked)
     return seen

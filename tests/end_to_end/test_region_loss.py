@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mesh_up import free_ports
+from tests.support.nats_regions import free_ports
 from tests.support.region_loss import LOST, fragile_mesh, lose, watching
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,7 +35,8 @@ async def test_a_lost_region_is_served_by_its_nearest_neighbour_and_handed_back(
         watching(mesh, list(REGIONS)) as seen,
     ):
         await seen.until("us", ("us",), 20.0)
-        told = await lose(mesh, seen, "us", ("eu", "ap"), every_s=0.05, tokens=16, gone_s=1.0)
+        rounds = await lose(mesh, seen, ["us"], ("eu", "ap"), every_s=0.05, tokens=16, gone_s=1.0)
+    told = rounds["us"]
     assert told.by == "eu"
     assert told.adopted_s < told.served_s < 8.0, "2 s where nothing else needs the machine"
     assert told.back_s < 5.0
@@ -43,3 +44,21 @@ async def test_a_lost_region_is_served_by_its_nearest_neighbour_and_handed_back(
     assert told.ends[LOST] == 0
     assert set(told.ends) <= {"ok", "connection lost", "error event"}
     assert told.ends["ok"] > 0.8 * told.ends.total()
+
+
+async def test_two_of_three_regions_lost_at_once_are_both_served_by_the_third(tmp_path):
+    async with (
+        fragile_mesh(tmp_path, write_config(tmp_path)) as mesh,
+        watching(mesh, list(REGIONS)) as seen,
+    ):
+        for region in REGIONS:
+            await seen.until(region, (region,), 20.0)
+        told = await lose(mesh, seen, ["us", "ap"], ("eu",), every_s=0.05, tokens=16, gone_s=1.0)
+    for one in told.values():
+        assert one.by == "eu"
+        assert one.adopted_s < one.served_s < 8.0, "2 s where nothing else needs the machine"
+        assert one.back_s < 5.0
+        assert one.both_s <= 1.0, "two owners for longer than a lease"
+        assert one.ends[LOST] == 0
+        assert set(one.ends) <= {"ok", "connection lost", "error event"}
+        assert one.ends["ok"] > 0.8 * one.ends.total()

@@ -11,6 +11,11 @@ from schemas.catalog import CHANNELS
 NATS_OWN = ("$JS.>", "$KV.>", "$O.>", "$SRV.>", "$SYS.>", "anything.else")
 
 
+def everything(region: str) -> tuple[str, str]:
+    """Patterns of all that a region owns."""
+    return f"{subjects.ROOT}.{region}.>", subjects.inboxes(region)
+
+
 def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str, ...]:
     """All patterns of the channel table, for every region, that `spoken` leaves out."""
     allowed = permissions.spoken(speaker, listener)
@@ -25,7 +30,7 @@ def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str
         *(
             pattern
             for third in sorted(set(regions) - {speaker, listener})
-            for pattern in subjects.everything(third)
+            for pattern in everything(third)
         ),
         *NATS_OWN,
     ]

@@ -5,12 +5,13 @@ import contextlib
 import itertools
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.nats_regions import free_ports
 
 START_TIMEOUT_S = 50.0
 STOP_TIMEOUT_S = 30.0
@@ -69,30 +70,27 @@ class MeshUp:
             return await self.process.wait()
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on; all different, because all are held while choosing."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
 def write_config(
     directory: Path,
     *,
     regions: tuple[str, ...] = REGIONS,
-    replicas: int = 1,
+    replicas: int | Mapping[str, int] = 1,
     routers: Sequence[str] = ("r1",),
     rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
+    monitored: bool = False,
 ) -> Path:
-    """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay."""
-    ports = iter(free_ports(3 * len(regions)))
+    """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay.
+
+    `replicas`: of every region, or of each. `monitored`: with the nats-servers' own HTTP pages.
+    """
+    listens = ("http", "nats", "leaf", "monitor") if monitored else ("http", "nats", "leaf")
+    ports = iter(free_ports(len(listens) * len(regions)))
     text = '[mesh]\nname = "test"\n'
     for region in regions:
-        addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in ("http", "nats", "leaf")]
+        addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in listens]
         names = f"routers = {json.dumps(list(routers))}"
-        lines = [f"[regions.{region}]", *addresses, f"replicas = {replicas}", names, ""]
+        count = replicas if isinstance(replicas, int) else replicas[region]
+        lines = [f"[regions.{region}]", *addresses, f"replicas = {count}", names, ""]
         text += "\n".join(lines)
     for a, b in itertools.combinations(regions, 2):
         rtt = rtt_ms.get((a, b), rtt_ms.get((b, a), 0))

@@ -297,7 +297,7 @@ class Round:
 async def lose(
     mesh: FragileMesh,
     seen: Ownership,
-    region: str,
+    lost: Sequence[str],
     others: Sequence[str],
     *,
     every_s: float,
@@ -305,32 +305,44 @@ async def lose(
     warm_s: float = 1.0,
     gone_s: float = 3.0,
     back_s: float = 1.0,
-) -> Round:
-    """Kill every router of the region under load, wait, and let them come back."""
-    endpoints = {name: f"http://{mesh.endpoints[name]['r1']}" for name in (region, *others)}
+) -> dict[str, Round]:
+    """Kill every router of the lost regions at once under load, wait, and let them come back.
+
+    A round for each of them; `ends` is of all requests, the same in all.
+    """
+    endpoints = {name: f"http://{mesh.endpoints[name]['r1']}" for name in (*lost, *others)}
     clients = Clients(endpoints, every_s, tokens)
     async with clients.asking():
         await asyncio.sleep(warm_s)
         killed_at = _now()
-        await mesh.kill(region)
-        adopted_at, by = await seen.until(region, others, 20.0)
+        await asyncio.gather(*map(mesh.kill, lost))
+        adopted = {region: await seen.until(region, others, 20.0) for region in lost}
         await asyncio.sleep(gone_s)
-        seen.first_sign.pop(region, None)
+        for region in lost:
+            seen.first_sign.pop(region, None)
         revived_at = _now()
-        await mesh.revive(region)
-        again_at, _ = await seen.until(region, (region,), 20.0)
+        await asyncio.gather(*map(mesh.revive, lost))
+        again = {region: await seen.until(region, (region,), 20.0) for region in lost}
         await asyncio.sleep(back_s)
+    ends = Counter(asked.end for asked in clients.asked)
+    return {
+        region: Round(
+            adopted_s=adopted_at - killed_at,
+            served_s=_served_s(clients.asked, region, killed_at, revived_at),
+            by=by,
+            back_s=max(0.0, again[region][0] - seen.first_sign[region]),  # heard in any order
+            both_s=seen.both[region],
+            ends=ends,
+        )
+        for region, (adopted_at, by) in adopted.items()
+    }
+
+
+def _served_s(asked: Sequence[Asked], region: str, killed_at: float, revived_at: float) -> float:
+    """From the kill to the first token that its replicas gave to who asked afterwards."""
     served = [
-        asked.first_at - killed_at
-        for asked in clients.asked
-        if killed_at < asked.at and asked.served_by == region and asked.first_at is not None
-        if asked.at < revived_at
+        one.first_at - killed_at
+        for one in asked
+        if killed_at < one.at < revived_at and one.served_by == region and one.first_at is not None
     ]
-    return Round(
-        adopted_s=adopted_at - killed_at,
-        served_s=min(served, default=float("inf")),
-        by=by,
-        back_s=max(0.0, again_at - seen.first_sign[region]),  # they are heard in any order
-        both_s=seen.both[region],
-        ends=Counter(asked.end for asked in clients.asked),
-    )
+    return min(served, default=float("inf"))

@@ -55,13 +55,18 @@ class SmallMesh:
         entries: Mapping[RegionId, Entry] | None = None,
         skew_ms: int = 0,
         keys: Keys | None = None,
+        peers: tuple[str, ...] | None = None,
         **settings: object,
     ) -> str:
-        """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`."""
+        """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`.
+
+        `peers`: whom it knows, if not all other regions.
+        """
+        known = self._regions if peers is None else peers
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId(name),
-            peers=tuple(RegionId(other) for other in self._regions if other != region),
+            peers=tuple(RegionId(other) for other in known if other != region),
             http_host="127.0.0.1",
             http_port=0,
             bus=self._address(region, "router"),

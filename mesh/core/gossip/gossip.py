@@ -82,6 +82,11 @@ class Gossip:
         self._ears: dict[Origin, Ear] = {}
         self._routers: tuple[RouterId, ...] = (origin.router,)  # of this region, that live
 
+    @property
+    def routers(self) -> int:
+        """Routers of this region that live, this one included."""
+        return len(self._routers)
+
     def hear(self, delta: TrieDelta, now: float) -> None:
         """An origin's delta."""
         ear = self._ear(delta.region, delta.router)

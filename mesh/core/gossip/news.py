@@ -68,13 +68,17 @@ class News:
         if fresh := self._untold(fresh):
             self._await(fresh, self._weight(now))
 
-    def _await(self, blocks: Iterable[int], weight: float) -> None:
+    def _await(self, blocks: Sequence[int], weight: float) -> None:
         waiting = self._waiting
-        for block in blocks:
-            waiting[block] = waiting.pop(block, 0.0) + weight
-        for block in _first(waiting, len(waiting) - WAITING_MAX):
-            del waiting[block]
-            self.dropped += 1
+        if waiting.keys().isdisjoint(blocks):
+            waiting.update(dict.fromkeys(blocks, weight))
+        else:
+            for block in blocks:
+                waiting[block] = waiting.pop(block, 0.0) + weight
+        if len(waiting) > WAITING_MAX:
+            for block in _first(waiting, len(waiting) - WAITING_MAX):
+                del waiting[block]
+                self.dropped += 1
 
     def _weight(self, now: float) -> float:
         """Of a use now."""

@@ -60,7 +60,14 @@ class ToldPrefixes:
     def untold(self, region: RegionId, blocks: Iterable[int]) -> list[int]:
         """Those of them that no trusted origin of that region told."""
         mask, origins_of = self._trusted.get(region, 0), self._origins_of
+        if not mask:
+            return list(blocks)
         return [block for block in blocks if not origins_of.get(block, 0) & mask]
+
+    def lacks(self, region: RegionId, block: int) -> bool:
+        """Whether a region that can be believed says that it holds others, and not this one."""
+        mask = self._trusted.get(region, 0)
+        return bool(mask) and not self._origins_of.get(block, 0) & mask
 
     def trust(self, origin: Origin, whole: bool) -> None:
         """Let what it told count, or not."""
@@ -69,23 +76,21 @@ class ToldPrefixes:
 
     def add(self, origin: Origin, blocks: Iterable[int]) -> None:
         """It holds these too."""
-        bit, known = self._bit(origin), self._blocks_of[origin]
+        bit, known, origins_of = self._bit(origin), self._blocks_of[origin], self._origins_of
         for block in blocks:
             known[block] = None
-            self._origins_of[block] = self._origins_of.get(block, 0) | bit
+            origins_of[block] = origins_of.get(block, 0) | bit
 
     def remove(self, origin: Origin, blocks: Iterable[int]) -> None:
         """It holds these no more."""
-        bit, known = self._bit(origin), self._blocks_of[origin]
+        bit, known, origins_of = self._bit(origin), self._blocks_of[origin], self._origins_of
         for block in blocks:
             if block not in known:
                 continue
             del known[block]
-            left = self._origins_of[block] & ~bit
+            left = origins_of.pop(block) & ~bit
             if left:
-                self._origins_of[block] = left
-            else:
-                del self._origins_of[block]
+                origins_of[block] = left
 
     def forget(self, origin: Origin) -> None:
         """It is gone, with all that it told."""
@@ -164,7 +169,9 @@ class ToldShelf:
 
     def _add(self, blocks: Sequence[int]) -> bool:
         known = self._told.blocks(self._origin)
-        if len(known) + sum(block not in known for block in blocks) > SET_BLOCKS_MAX:
+        room = SET_BLOCKS_MAX - len(known)
+        # Counted only where it may matter.
+        if len(blocks) > room and sum(block not in known for block in blocks) > room:
             return False
         self._told.add(self._origin, blocks)
         return True

@@ -20,6 +20,7 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.peers import Peer
+from mesh.core.prefix_index import PrefixIndex
 from mesh.core.replicas import Replica
 from mesh.core.request import Request, Served
 from schemas.decision import CandidateKind
@@ -164,6 +165,16 @@ class Ageing(Protocol):
 
     def expire(self, now: float) -> None:
         """A tick: let go of some of what is too old."""
+        ...
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A policy that follows what each replica holds."""
+
+    @property
+    def replica_index(self) -> PrefixIndex[str]:
+        """What it believes they hold."""
         ...
 
 

@@ -86,10 +86,6 @@ class RadixTree(Generic[Owner]):
                 longest, key, key_holders = end - node.start, node, holders
         return Match(blocks, key, key_holders, blocks_of, [node for node, _ in walk])
 
-    def path(self, hashes: Sequence[int]) -> list[Node[Owner]]:
-        """The known nodes on the prompt's way, whoever holds them."""
-        return [node for node, _ in self._walk(hashes)]
-
     def held_blocks(self, hashes: Sequence[int]) -> int:
         """How many leading blocks anybody holds."""
         held = 0

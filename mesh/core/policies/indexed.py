@@ -28,6 +28,11 @@ class Indexed(Layered):
         }
         self._told = ToldPrefixes()
 
+    @property
+    def replica_index(self) -> PrefixIndex[str]:
+        """What was placed on replicas."""
+        return self._index_of[CandidateKind.REPLICA]
+
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes

@@ -50,6 +50,7 @@ from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Belief, Holdings
 from mesh.core.policies.mesh_lessons import Courses
 from mesh.core.policies.mesh_prices import Price, Prices
+from mesh.core.prefix_index import PrefixIndex
 from mesh.core.request import Request, Served
 from mesh.core.settings import RouterSettings
 
@@ -108,6 +109,11 @@ class Mesh:
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess)
         reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores, is_guess=is_guess)
+
+    @property
+    def replica_index(self) -> PrefixIndex[str]:
+        """What replicas are believed to hold of prompts."""
+        return self._holdings.replica_index
 
     def holders(self, request: Request, most: int) -> list[str]:
         """Replicas that a large fleet's sample must not miss."""

@@ -54,7 +54,6 @@ class Belief(NamedTuple):
 
 
 NOTHING = Held(0, 0)
-NO_ROOM: dict[str, int] = {}
 
 
 class Shelf:
@@ -76,7 +75,9 @@ class Shelf:
         for depth, names in self.index.holders(prompt.hashes, only):
             plain = Held(depth, min(round(depth * prompt.block_tokens), most))
             held.update(dict.fromkeys(names, plain))
-            ends = self._ends.get(prompt.hashes[depth - 1], NO_ROOM)
+            ends = self._ends.get(prompt.hashes[depth - 1])
+            if ends is None:
+                continue
             for name in ends.keys() & held.keys():
                 if held[name] is plain and ends[name] > plain.tokens:
                     held[name] = Held(depth, min(ends[name], most))
@@ -103,6 +104,11 @@ class Holdings:
         self._replicas, self._peers = Shelf(blocks_max), Shelf(blocks_max)
         self._scale: dict[str, float] = {}  # of a replica's room; 1.0 where nothing is known
         self._told = ToldPrefixes()
+
+    @property
+    def replica_index(self) -> PrefixIndex[str]:
+        """The replicas' prompts."""
+        return self._replicas.index
 
     def tell(self, news: News) -> None:
         """Say there what replicas come to hold and lose."""

@@ -78,7 +78,7 @@ class Prices:
     def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
         """The price of each target; `held`: what each holds of the prompt."""
         rows = []
-        self._ready = max(1, sum(target.replica is not None for target in targets))
+        self._ready = max(1, sum([target.replica is not None for target in targets]))
         for target, has in zip(targets, held, strict=True):
             if target.replica is not None:
                 rows.append(self._local(target, target.replica, has))

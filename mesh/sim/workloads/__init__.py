@@ -19,6 +19,7 @@ from mesh.sim.workloads.programming import programming
 from mesh.sim.workloads.questions import loogle, toolbench, video_qa
 from mesh.sim.workloads.short_prefixes import short
 from mesh.sim.workloads.trees_of_thoughts import mixed_tree, tot
+from mesh.sim.workloads.world_product import world_product
 
 
 class Maker(Protocol):
@@ -45,6 +46,7 @@ WORKLOADS: Mapping[str, Maker] = {
     "video-qa": video_qa,
     "loogle": loogle,
     "diurnal": diurnal,
+    "world-product": world_product,
     "short": short,
     "chapter": chapter,
 }

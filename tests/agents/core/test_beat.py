@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
+
+from agents.core import effects
 from agents.core.answers import AnswerTable
 from agents.core.beat import Replica, Told, compose
 from agents.core.events import EngineRead
 from agents.core.reading import EngineReading, Usage
 from agents.core.view import EngineView
+from schemas.exchange import Refusal
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat, encode_state
+from tests.agents.core.bench import Bench
 
 REPLICA = Replica(
     region="us", replica="g0", epoch=3, engine="vllm", outstanding_max=8, heartbeat_s=0.1
@@ -50,3 +55,24 @@ def test_it_says_which_labels_hold_here() -> None:
     said = compose(labelled, view, answers, view.load(answers), TOLD, 12.0)
     assert said.residency == ("eu",)
     assert beat(view).residency is None
+
+
+@pytest.mark.parametrize(
+    ("carried", "wanted", "taken"),
+    [
+        (("eu",), "eu", True),
+        (("eu",), "ch,eu", True),
+        (("eu",), "ch", False),
+        ((), "eu", False),
+        (("eu",), None, True),
+        (None, "eu", True),  # all that its region carries: which these are, the map knows
+    ],
+)
+def test_an_agent_takes_work_for_its_ground_alone(carried, wanted, taken) -> None:
+    bench = Bench(residency=carried)
+    bench.read()
+    [done] = bench.work(1, **({} if wanted is None else {"Mesh-Residency": wanted}))
+    if taken:
+        assert isinstance(done, effects.Hand)
+    else:
+        assert done.message.reason == Refusal.RESIDENCY

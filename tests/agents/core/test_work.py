@@ -39,6 +39,8 @@ def test_deadlines_are_bounded(headers, deadline_s) -> None:
         ({"Mesh-Body-Bytes": "0"}, b"", "Mesh-Body-Bytes"),
         ({"Mesh-Body-Bytes": str(32 * 1024 * 1024 + 1)}, b"", "Mesh-Body-Bytes"),
         ({"Mesh-Body-Bytes": "٣"}, b"", "Mesh-Body-Bytes"),
+        ({"Mesh-Residency": "EU"}, b"{}", "Mesh-Residency"),
+        ({"Mesh-Residency": ""}, b"{}", "Mesh-Residency"),
         ({}, b"", "empty body"),
     ],
 )

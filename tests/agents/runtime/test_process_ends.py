@@ -8,6 +8,7 @@ import aiohttp
 import orjson
 import pytest
 
+from agents.adapters.own_name import NameTaken
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
 from agents.runtime.agent import FAULT_OF_OURS, Agent
@@ -15,6 +16,7 @@ from agents.runtime.process import Stop, run
 from infra.bus import BusUnreachable
 from schemas.exchange import Outcome, Refusal
 from schemas.state import ReplicaState
+from tests.agents.asker import REGION, REPLICA
 from tests.agents.scene import Gate, hello, scene
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -205,3 +207,18 @@ async def test_without_a_bus_there_is_no_agent(unused_tcp_port, monkeypatch) -> 
     )
     with pytest.raises(BusUnreachable, match="no bus at"):
         await run(config, time.monotonic, 1, Stop())
+
+
+async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(nats_server) -> None:
+    async with scene(nats_server, hello) as on:
+        config = AgentConfig(
+            region=REGION,
+            replica=REPLICA,
+            engine_kind="vllm",
+            engine_url="http://127.0.0.1:1",
+            nats_url=nats_server.url,
+        )
+        behind = time.time_ns() + 10**12  # by its clock it started later
+        with pytest.raises(NameTaken, match=f"{REGION}/{REPLICA} runs already"):
+            await run(config, time.monotonic, behind, Stop())
+        assert (await on.asker.answer(await on.asker.ask(1))).outcome == Outcome.DONE

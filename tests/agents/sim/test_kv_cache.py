@@ -20,7 +20,7 @@ class Holder:
 
     def publish_next(self, cache: KvCache) -> None:
         if self.filled < min(self.blocks, len(self.keys)):
-            if cache.publish(self.keys[self.filled]):
+            if cache.publish(self.keys[self.filled : self.filled + 1]):
                 self.held.append(self.keys[self.filled])
             self.filled += 1
 

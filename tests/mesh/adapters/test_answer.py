@@ -135,6 +135,7 @@ def test_a_payload_that_is_no_such_message_is_the_sender_s_fault(kind, payload) 
 @pytest.mark.parametrize("headed", [False, True])
 def test_a_peer_says_who_will_answer(headed) -> None:
     sender = Sender(EVENTS if headed else None)  # the agent may be quicker than its router
+    assert (sender.send(Frame.HELD, b"", 0) is None) is headed, "who is known waits no more"
     placed = wire.encode(exchange.Placed("eu", "g1"))
     assert sender.send(Frame.PLACED, placed, 0) == ev.PlacedByPeer(KEY, ATTEMPT, "g1")
     assert (sender.answer.region, sender.answer.replica) == ("eu", "g1")

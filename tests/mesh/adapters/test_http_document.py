@@ -122,3 +122,11 @@ async def test_a_location_that_is_none_is_the_clients_mistake(face, path):
         assert (answer.status, answer.headers["x-mesh-region"]) == (400, "us")
     assert error["param"] == ("near" if "?" in path else "x-mesh-client-location")
     assert "degrees" in error["message"]
+
+
+async def test_a_header_that_is_said_twice_is_the_clients_mistake_before_anything_is_read(face):
+    lines = [("x-mesh-residency", "eu"), ("x-mesh-residency", "us")]
+    async with face.post("/v1/completions", headers=lines, data=b"no JSON") as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, Fault.INVALID.value.code)
+    assert error["param"] == "x-mesh-residency" and "once" in error["message"]

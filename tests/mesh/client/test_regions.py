@@ -10,6 +10,7 @@ import pytest
 
 from mesh.client import AsyncRegions, Regions, regions
 from tests.mesh.client.face import face
+from tests.support.mesh_up import free_ports
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
@@ -98,6 +99,25 @@ async def test_regions_name_others_and_those_are_measured_too(three):
     assert await asyncio.to_thread(mesh.nearest) == three[1].url
     alone = used(three[:1], learn=False)
     assert await asyncio.to_thread(alone.nearest) == three[0].url
+
+
+@pytest.mark.parametrize("kind", [Regions, AsyncRegions])
+async def test_nobody_talks_a_client_out_of_tls(three, caplog, kind):
+    [port] = free_ports(1)
+    given = [f"https://127.0.0.1:{port}/v1", three[0].url]  # nobody is behind the first
+    other = three[1].url
+    three[0].others = {"data": [{"endpoint": other}, {"endpoint": three[0].url}]}
+
+    async def order(**options):
+        mesh = kind(given, str, **options)
+        for _ in range(2):
+            await (mesh.refresh() if kind is AsyncRegions else asyncio.to_thread(mesh.refresh))
+        return set(mesh.order)
+
+    assert await order() == set(given)
+    [warning] = [one for one in caplog.messages if "passed by" in one]
+    assert other in warning and "learn_plain=True" in warning
+    assert await order(learn_plain=True) == {*given, other}
 
 
 def test_no_region_is_a_mistake():

@@ -5,8 +5,8 @@ import pytest
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from schemas.exchange import Refusal
-from schemas.ids import ModelId
-from tests.mesh.core.build import beat, core, foreign, request
+from schemas.ids import ModelId, RegionId
+from tests.mesh.core.build import AP, EU, beat, core, digest, foreign, request
 
 SPEED = {"prefill_s_per_token": 0.001, "prefill_base_s": 0.05, "prefill_queued_tokens": 0}
 
@@ -93,3 +93,49 @@ def test_a_refusal_tells_how_the_region_is_now():
     assert (told.fresh.replicas_ready, told.fresh.replicas_free) == (1, 0)
     [capacity] = told.fresh.models.values()
     assert (capacity.ready, capacity.free) == (1, 0)
+
+
+def sent_on(router, *fields):
+    """To whom requests of eu are sent on, one after another; or what else becomes of them."""
+    router.handle(ev.RttMeasured(AP, 0.2), 0.0)
+    router.handle(ev.DigestSeen(digest("ap", free=9, rtt_s={EU: 0.2})), 0.0)
+    found = []
+    for key, more in enumerate(fields):
+        effects = router.handle(ev.RequestArrived(foreign(key, **more)), 0.0)
+        found += [e.peer for e in effects if isinstance(e, fx.Forward) and e.answer_inbox]
+        found += [e.reason for e in effects if isinstance(e, fx.RefusePeer)]
+        found += ["held" for e in effects if isinstance(e, fx.TellHeld)]
+    return found
+
+
+@pytest.mark.parametrize("policy", ["skywalker", "mesh"])
+def test_whoever_finds_no_room_is_sent_on_as_far_as_it_may_go(policy):
+    def full(hops_max):
+        told = beat("a", full=True, pending=9, **(SPEED | {"prefill_queued_tokens": 20_000}))
+        return region(told, policy=policy, hops_max=hops_max)
+
+    otherwise = "held" if policy == "mesh" else Refusal.NO_REPLICA
+    far = {"hops": 2, "path": (EU, RegionId("sa"))}
+    assert sent_on(full(1), {}) == [otherwise], "as ever"
+    assert sent_on(full(2), {}, far) == ["ap", otherwise]
+    assert sent_on(full(3), {}, far, {"hops": 2, "path": (EU, AP)}) == ["ap", "ap", otherwise]
+
+
+def test_what_is_sent_on_needs_none_of_the_room_that_a_goal_keeps():
+    full = region(beat("a", full=True, pending=9), own_ttft_goal_s=0.1, hops_max=2)
+    assert sent_on(full, {}) == ["ap"]
+    full.handle(ev.RequestArrived(request(9, model=ModelId("m"), hops=2)), 0.0)
+    assert sent_on(full, {}) == [Refusal.OWN_WORK], "own clients wait"
+
+
+def test_a_guest_that_waited_may_be_sent_on_later_and_is_forgotten():
+    busy = SPEED | {"prefill_queued_tokens": 20_000}
+    router = region(beat("a", full=True, pending=9, **busy), policy="mesh", hops_max=2)
+    router.handle(ev.RttMeasured(AP, 0.2), 0.0)
+    router.handle(ev.RequestArrived(foreign(1)), 0.0)
+    assert list(router.inflight) == [1]
+    effects = router.handle(ev.DigestSeen(digest("ap", free=9, rtt_s={EU: 0.2})), 0.1)
+    assert [(e.peer, e.answer_inbox) for e in effects if isinstance(e, fx.Forward)] == [
+        (AP, "inbox-1")
+    ]
+    assert router.inflight == {} and len(router.held) == 0

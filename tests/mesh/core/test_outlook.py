@@ -82,6 +82,20 @@ def test_a_peer_must_say_where_within_its_time_and_a_round_trip(view):
     assert view.outlook.lost_because(tried(ReplicaId("eu-0"), EU), 2.6) is None
 
 
+def test_a_peer_that_says_held_for_ever_is_believed_as_long_as_anybody_may_wait(view):
+    last = 60.0 + 2.0 + 0.5  # hold_s_max, and what it takes to hear that it is over
+    record = tried(None, EU)
+    assert not view.outlook.is_kept_too_long(record, 99.0), "nothing was heard of it at all"
+    for now, expected in ((last - 0.1, False), (last + 0.1, True)):
+        record.heard_at = now - 0.1
+        assert view.outlook.is_kept_too_long(record, now) is expected
+        assert view.outlook.is_left_waiting(record, now) is not expected
+        assert bool(view.outlook.doubtful([record], now)) is expected
+    assert "kept the request waiting" in view.outlook.lost_because(record, last + 0.1)
+    record.replica = ReplicaId("eu-0")
+    assert not view.outlook.is_kept_too_long(record, last + 0.1)
+
+
 def test_a_cut_off_peer_is_given_up_when_even_its_agents_fall_silent(view):
     # Its routers alone may restart: then the agent's WORKING still comes every 5 s.
     record = tried(ReplicaId("eu-0"), EU, heard_at=1.0, started=True)

@@ -7,7 +7,7 @@ from mesh.core.peers import Peer, PeerTable
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RouterId
 from schemas.state import Health, ModelCapacity
-from tests.mesh.core.build import AP, EU, MODEL, digest
+from tests.mesh.core.build import AP, EU, MODEL, US, digest
 
 
 @pytest.fixture
@@ -45,6 +45,17 @@ def test_a_silent_region_is_not_asked(table):
     table.see(digest("eu"), 0.0)
     assert why(table, 1.0) is None
     assert why(table, 1.01) == "silent"
+
+
+def test_round_trips_hold_until_others_are_told(table):
+    def told(seq, **fields):
+        table.see(digest("eu", seq, **fields), 0.0)
+        return [one.rtt_s for one in table.get(EU).digests.values()]
+
+    assert told(1) == [{}]
+    assert told(2, rtt_s={AP: 0.2}) == [{AP: 0.2}]
+    assert told(3) == told(4) == [{AP: 0.2}]
+    assert told(5, rtt_s={AP: 0.3}) == [{AP: 0.3}]
 
 
 def test_what_was_forwarded_fills_the_free_replicas(table):
@@ -190,3 +201,18 @@ def test_several_routers_of_a_region_tell_of_the_same_replicas():
     assert (peer.ready(MODEL), peer.free(MODEL)) == (4, 2)
     assert (peer.requests_per_s, peer.queue) == (15.0, 3)
     assert peer.wait_s(ModelId("other")) is None
+
+
+@pytest.mark.parametrize(
+    ("there_s", "onward_s", "back_s", "detour_s"),
+    [(0.22, 0.15, 0.08, 0.145), (0.1, 0.05, 0.2, 0.0), (0.22, None, 0.08, None),
+     (None, 0.15, 0.08, None), (0.22, 0.15, None, 0.185)],
+)  # fmt: skip
+def test_a_detour_is_three_half_round_trips_instead_of_two(there_s, onward_s, back_s, detour_s):
+    """At eu, for a request of us that might go on to ap: eu-ap, ap-us, us-eu."""
+    table = PeerTable(RouterSettings(), EU)
+    for region, rtt_s in ((AP, there_s), (US, back_s)):
+        if rtt_s is not None:
+            table.measured(region, rtt_s)
+    table.see(digest("ap", rtt_s={} if onward_s is None else {US: onward_s}), 0.0)
+    assert table.detour_s(AP, US) == pytest.approx(detour_s)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from mesh.core.peers import PeerTable
-from mesh.core.placement import Placer
+from mesh.core.placement import NOWHERE, Placer
 from mesh.core.prefix_index import TTL_S
 from mesh.core.pushing import BLIND, Pushing, PushingKind
 from mesh.core.receipt import CANDIDATES_MAX
@@ -14,18 +14,19 @@ from mesh.core.request import Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind, Placement
 from schemas.exchange import Priority
-from schemas.ids import ModelId, ReplicaId
-from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, prompt, request, spot
+from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.residency import ground
+from tests.mesh.core.build import AP, EU, ROUTER, US, beat, digest, foreign, prompt, request, spot
 
 
 class Fleet:
     """The tables and a placer over them."""
 
-    def __init__(self, **settings):
+    def __init__(self, home=NOWHERE, **settings):
         self.settings = RouterSettings(**settings)
         self.replicas = ReplicaTable(ROUTER, self.settings)
         self.peers = PeerTable(self.settings)
-        self.placer = Placer(self.settings, self.replicas, self.peers, Random(1))
+        self.placer = Placer(self.settings, self.replicas, self.peers, Random(1), home=home)
 
     def place(self, asked=None, avoid=()):
         return self.placer.place(asked or request(1), avoid, 0.0)
@@ -57,7 +58,40 @@ def test_a_peer_when_no_local_replica_is_free(fleet, fields):
 def test_one_hop_only(fleet):
     place = fleet.place(foreign(1))
     assert (place.placement, place.target) == (Placement.HOLD, None)
-    assert Fleet(hops_max=2).place(foreign(1)).target is None
+
+
+def test_a_peers_request_goes_on_to_who_knows_the_way_to_its_origin_and_never_back():
+    fleet = Fleet(hops_max=2, policy="least-load")
+    for region, rtt_s in ((EU, 0.08), (AP, 0.2)):
+        fleet.peers.measured(region, rtt_s)
+    fleet.peers.see(digest("eu"), 0.0)
+    fleet.peers.see(digest("ap"), 0.0)
+    held = fleet.place(foreign(1))
+    assert {one.name: one.why for one in held.candidates} == {
+        "eu": "been there",
+        "ap": "no known way to its origin",
+    }
+    fleet.peers.see(digest("ap", 2, rtt_s={EU: 0.3}), 0.0)
+    place = fleet.place(foreign(1))
+    assert (place.placement, place.target) == (Placement.PEER, "ap")
+    [eu, ap] = sorted(place.candidates, key=lambda one: one.name == "ap")
+    assert (eu.why, ap.terms) == ("been there", {"rtt_s": (0.2 + 0.3 - 0.08) / 2})
+    assert fleet.place(foreign(1, hops=2, path=(EU, RegionId("sa")))).target is None, "far enough"
+    deep = Fleet(hops_max=3)
+    deep.peers.measured(AP, 0.2)
+    deep.peers.see(digest("ap", rtt_s={EU: 0.3}), 0.0)
+    assert deep.place(foreign(1, hops=2, path=(EU, RegionId("sa")))).target == "ap"
+    assert deep.place(foreign(1, hops=2, path=(EU, AP))).target is None
+
+
+def test_a_confined_region_sends_on_only_under_its_own_labels():
+    carried = {US: ("ch", "eu"), EU: (), AP: ("ch", "eu")}
+    where = ground(carried, {US: ("eu",)})
+    fleet = Fleet(US, hops_max=2, ground=where)
+    fleet.peers.measured(AP, 0.2)
+    fleet.peers.see(digest("ap", rtt_s={EU: 0.3}, residency=("ch", "eu")), 0.0)
+    went = [fleet.place(foreign(1, residency=said)).target for said in ((), ("ch",), ("eu",))]
+    assert went == [None, None, "ap"]
 
 
 def test_places_that_failed_it_are_not_asked_again(fleet):

@@ -33,16 +33,16 @@ def test_the_oldest_prompt_goes_first_and_shared_prefixes_stay():
     index = PrefixIndex(5)
     index.insert("a", chain("xxx"), 0.0)
     index.insert("a", chain("xyy"), 0.0)
-    assert index.matched_blocks("a", chain("xxx")) == 3
+    assert index.match(chain("xxx"), ("a",)).blocks == 3
     index.insert("a", chain("xyz"), 0.0)
-    assert index.matched_blocks("a", chain("xxx")) == 2
-    assert index.matched_blocks("a", chain("xyy")) == 3
+    assert index.match(chain("xxx"), ("a",)).blocks == 2
+    assert index.match(chain("xyy"), ("a",)).blocks == 3
 
 
 def test_a_prompt_longer_than_the_bound_keeps_its_beginning():
     index = PrefixIndex(3)
     index.insert("a", chain("xxxxxx"), 0.0)
-    assert index.matched_blocks("a", chain("xxxxxx")) == 3
+    assert index.match(chain("xxxxxx"), ("a",)).blocks == 3
 
 
 def test_a_forgotten_owner_leaves_nothing_and_its_place_to_the_next():
@@ -74,12 +74,12 @@ def test_what_is_old_goes_and_what_is_used_stays():
     index.insert("a", chain("xyy"), 8.0)
     index.insert("b", chain("z"), 0.0)
     index.expire(10.0)
-    assert index.matched_blocks("a", chain("xyz")) == 3
+    assert index.match(chain("xyz"), ("a",)).blocks == 3
     index.expire(10.1)
     assert index.depths(chain("xyz"), OWNERS) == {"a": 2}
     assert index.depths(chain("z"), OWNERS) == {}
     index.insert("a", chain("zz"), 19.0)
-    assert index.matched_blocks("a", chain("xyy")) == 0
+    assert index.match(chain("xyy"), ("a",)).blocks == 0
 
 
 def test_each_owner_has_a_bound_of_its_own():
@@ -131,7 +131,7 @@ def test_what_never_came_is_retracted_and_what_came_since_stays():
     index.insert("a", chain("xy"), 2.0)
     index.retract("a", chain("xyz"), 1.0)
     index.retract("nobody", chain("xyz"), 1.0)
-    assert index.matched_blocks("a", chain("xyz")) == 2
+    assert index.match(chain("xyz"), ("a",)).blocks == 2
 
 
 @settings(deadline=None)
@@ -196,7 +196,7 @@ class AgainstSets(RuleBasedStateMachine):
     def who_holds_a_child_holds_its_parent(self):
         for owner in OWNERS:
             for prefix in self.plain.get(owner, []):
-                assert self.index.matched_blocks(owner, chain(prefix)) == len(prefix)
+                assert self.index.match(chain(prefix), (owner,)).blocks == len(prefix)
 
 
 TestAgainstSets = AgainstSets.TestCase

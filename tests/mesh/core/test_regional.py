@@ -176,8 +176,23 @@ def test_adopted_replicas_stand_on_their_own_ground():
 def test_whoever_is_refused_hears_of_adopted_regions_too():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
-    said = {"adopted": {EU: 4}, "rtt_s": lambda: {EU: 0.08}}
-    told = region.digest.due(region.replicas, region.held, True, 0.0, **said)
-    fresh = region.digest.fresh(region.replicas, region.held, True, 1.0, **said)
+    told = region.digest.due(region.replicas, region.held, True, 0.0, adopted={EU: 4})
+    fresh = region.digest.fresh(region.replicas, region.held, True, 1.0, adopted={EU: 4})
     assert fresh.seq == told.seq + 1
-    assert (fresh.adopted, fresh.rtt_s) == (told.adopted, told.rtt_s) == ({EU: 4}, {EU: 0.08})
+    assert fresh.adopted == told.adopted == {EU: 4}
+
+
+def test_round_trips_are_told_once_a_second_as_soon_as_there_are_any():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    measured = {}
+
+    def told(now):
+        made = region.digest.due(region.replicas, region.held, True, now, rtt_s=lambda: measured)
+        return made.rtt_s
+
+    assert told(0.0) == {}
+    measured = {EU: 0.08}
+    assert told(0.25) == {EU: 0.08}
+    assert region.digest.fresh(region.replicas, region.held, True, 1.5).rtt_s == {}, "for one alone"
+    assert [told(0.25 + eighths / 8) for eighths in range(1, 10)] == [{}] * 7 + [{EU: 0.08}, {}]

@@ -13,7 +13,7 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCapacity
-from tests.mesh.core.build import EU, US, beat, core, digest, foreign, request
+from tests.mesh.core.build import AP, EU, US, beat, core, digest, foreign, request
 
 NOW = 10.0
 
@@ -147,3 +147,35 @@ def test_arrivals_are_told_to_the_peers_as_a_rate():
         fed(router, ev.Tick(), now=NOW + number / 10)
     (told,) = of(fx.PublishDigest, fed(router, ev.Tick(), now=NOW + 10.5))
     assert 5.0 < told.digest.requests_per_s < 11.0
+
+
+def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
+    router, now = core(hold_s_max=1.0), NOW
+    fed(router, ev.DigestSeen(digest("eu")))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    cancelled = []
+    while not cancelled and now < NOW + 60.0:
+        now += 0.1
+        told = ev.DigestSeen(digest("eu", round(now * 10))), ev.AttemptProgressed(1, 1), ev.Tick()
+        cancelled = of(fx.CancelAttempt, fed(router, *told, now=now))
+    assert now == pytest.approx(NOW + 3.1), "its hold, its reply, and a tick"
+    assert router.inflight == {}, "nobody else serves it"
+
+    router, now = core(hold_s_max=1.0), NOW
+    fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0, ready=0)))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    fed(router, ev.AttemptProgressed(1, 1), ev.DigestSeen(digest("eu", 2)), now=NOW + 3.0)
+    fed(router, ev.DigestSeen(digest("ap", 2)), now=NOW + 3.0)
+    again = fed(router, ev.Tick(), now=NOW + 3.1)
+    assert [effect.peer for effect in of(fx.Forward, again)] == ["ap"]
+
+
+def test_who_refuses_what_it_was_sent_on_rests_and_who_sent_it_on_does_not():
+    router = core(policy="least-load")
+    fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0)))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    fed(router, ev.AttemptRefused(1, 1, Refusal.NO_REPLICA, AP, None, -1, -1))
+    eu, ap = router.peers.get(EU), router.peers.get(AP)
+    assert (eu.refused_at, ap.refused_at) == (None, NOW)
+    [record] = router.inflight.values()
+    assert record.avoided(NOW) == {"eu"}, "for a moment: it might send it there again"

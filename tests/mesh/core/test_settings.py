@@ -16,6 +16,7 @@ MAY_BE_ZERO = {
     "trie_bytes_per_s",
     "siblings_bytes_per_s",
     "lease_s",
+    "warm_idle_share",
 }
 
 
@@ -38,5 +39,6 @@ def test_values_must_fit_each_other():
         RouterSettings(heartbeat_late_s=3.0, heartbeat_lost_s=2.0)
     with pytest.raises(ValueError, match="digest_late_s"):
         RouterSettings(digest_late_s=2.0, digest_lost_s=1.0)
-    with pytest.raises(ValueError, match="explore_below"):
-        RouterSettings(explore_below=1.1)
+    for part_of_one in ("explore_below", "warm_idle_share", "warm_kv_used_max"):
+        with pytest.raises(ValueError, match=part_of_one):
+            RouterSettings(**{part_of_one: 1.1})

@@ -1,13 +1,17 @@
 """When all replicas fall silent at once, the router goes on without heartbeats."""
 
+from dataclasses import replace
+
 import pytest
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
+from mesh.core.names import known_as
+from mesh.core.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from mesh.core.sight import REST_S, Sight
 from schemas.exchange import Refusal
-from schemas.ids import ReplicaId
+from schemas.ids import RegionId, ReplicaId, RouterId
 from tests.mesh.core.build import US, beat, core, request
 
 
@@ -17,12 +21,15 @@ from tests.mesh.core.build import US, beat, core, request
 )
 def test_the_silence_of_all_is_blindness_and_of_one_is_not(known, silent_s, blind):
     sight = Sight(RouterSettings())
-    sight.heard(0.0, known)
-    assert sight.is_blind(silent_s, known) is blind
+    sight.known = known
+    sight.heard(0.0)
+    assert sight.is_blind(silent_s) is blind
 
 
 def test_nobody_was_ever_heard():
-    assert not Sight(RouterSettings()).is_blind(1e9, 5)
+    sight = Sight(RouterSettings())
+    sight.known = 5
+    assert not sight.is_blind(1e9)
 
 
 def region(**fields):
@@ -107,3 +114,28 @@ def test_it_ends():
     assert router.models()
     ticked(router, 30.2, 29.0)
     assert not router.models()
+
+
+@pytest.mark.parametrize(("heard", "silent"), [("us", "eu"), ("eu", "us")])
+def test_a_region_that_is_heard_says_nothing_of_one_that_is_not(heard, silent):
+    """A router of us with the replicas of eu, which it adopted: each region is seen by itself."""
+    table = ReplicaTable(RouterId("r1"), RouterSettings())
+
+    def beats(region, seq, now):
+        for name in ("a", "b"):
+            known = known_as(RegionId(region), name, US)
+            table.see(replace(beat(name, seq), replica=known, region=RegionId(region)), now)
+
+    beats(silent, 1, 0.0)
+    for seq in range(1, 100):
+        now = seq / 10
+        beats(heard, seq, now)
+        assert table.expire(now) == []
+    of = {region: table.get(table.names_of(RegionId(region))[0]) for region in (heard, silent)}
+    assert {r: table.is_blind_to(one, 9.9) for r, one in of.items()} == {heard: False, silent: True}
+    model = of[silent].heartbeat.models[0]
+    assert table.unavailable_because(of[silent], model, 9.9) is None
+
+    table.remove(table.names_of(RegionId(silent))[0])  # one alone: its silence is its own
+    [(gone, _)] = table.expire(9.9)
+    assert table.names_of(RegionId(silent)) == [] and gone not in table.names_of(RegionId(heard))

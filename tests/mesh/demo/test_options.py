@@ -37,3 +37,8 @@ def test_an_engine_of_no_region_is_an_error_that_names_the_regions():
 def test_more_replicas_than_a_machine_can_hold_is_an_error():
     with pytest.raises(TopologyError, match=r"123 replicas.*too many.*--replicas"):
         replicas(replicas=41)
+
+
+def test_workers_hold_for_every_region():
+    topology = fitted(load(DEFAULT_FILE), Options(config=DEFAULT_FILE, state=Path(), workers=2))
+    assert [region.workers for region in topology.regions.values()] == [2, 2, 2]

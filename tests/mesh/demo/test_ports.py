@@ -1,7 +1,8 @@
+import contextlib
 import socket
 
 from infra import topology
-from mesh.demo.ports import free, unusable
+from mesh.demo.ports import free, free_row, unusable
 
 
 def one_region(http: str) -> topology.Topology:
@@ -35,3 +36,10 @@ def test_a_taken_port_is_named_with_its_key():
 def test_an_address_of_another_machine_is_named():
     (line,) = unusable(one_region("203.0.113.7:8101"))
     assert line.startswith("regions.us.http: 203.0.113.7:8101 can't be listened on")
+
+
+def test_a_row_of_ports_is_free():
+    first = free_row("127.0.0.1", 3)
+    with contextlib.ExitStack() as held:
+        for port in range(first.port, first.port + 3):
+            held.enter_context(socket.create_server((first.host, port)))

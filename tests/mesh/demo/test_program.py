@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 
 from infra.address import Address
-from mesh.demo.program import FileWritten, http_ready, passed, speaks_nats
+from mesh.demo.program import Every, FileWritten, http_ready, passed, speaks_nats
 
 
 @contextlib.asynccontextmanager
@@ -56,3 +56,14 @@ async def test_a_file_of_an_earlier_run_does_not_count(tmp_path):
     assert not await probe.passes()
     probe.path.touch()
     assert await probe.passes()
+
+
+async def test_every_part_of_a_program_must_be_ready(tmp_path):
+    files = [tmp_path / "one", tmp_path / "two"]
+    both = Every(tuple(FileWritten(path) for path in files))
+    for path in files:
+        assert not await both.passes()
+        path.touch()
+    assert await both.passes()
+    both.forget()
+    assert not any(path.exists() for path in files)

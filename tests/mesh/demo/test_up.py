@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import openai
@@ -196,6 +197,18 @@ async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
         log = tmp_path / ".mesh" / "logs" / "router-us-r2.log"
         await until(lambda: " INFO " in log.read_text(), deadline_s=DEADLINE_S)
         assert await mesh.stop(signal.SIGINT) == 0
+
+
+async def test_a_router_may_be_several_processes(tmp_path):
+    config = write_config(tmp_path, regions=("us",), rtt_ms={})
+    async with mesh_up(tmp_path, "--workers", "2", config=config) as mesh:
+        assert await streamed(mesh.endpoint("us"), mesh.model)
+        pages = mesh.record["regions"]["us"]["metrics"]
+        assert list(pages) == ["r1-0", "r1-1"]
+        for router, url in pages.items():
+            page = await asyncio.to_thread(urllib.request.urlopen, url)
+            with page:
+                assert f'mesh_router{{router="{router}"}} 1.0'.encode() in page.read()
 
 
 async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):

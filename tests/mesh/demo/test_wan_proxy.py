@@ -79,6 +79,22 @@ async def test_a_round_trip_takes_the_rtt(rtt_s):
     assert min(taken) == pytest.approx(rtt_s, abs=0.006)
 
 
+async def test_what_went_each_way_is_counted():
+    async def answer_twice(reader, writer):
+        writer.write(2 * await reader.readexactly(10))
+        await writer.drain()
+
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        listening(answer_twice) as target,
+        WanProxy(target, one_way_s=0.0) as link,
+        connected(link.address) as (reader, writer),
+    ):
+        writer.write(b"0123456789")
+        await reader.readexactly(20)
+        assert (link.to_target_bytes, link.from_target_bytes) == (10, 20)
+
+
 async def test_jitter_spreads_round_trips_above_the_delay():
     async with (
         asyncio.timeout(DEADLINE_S),

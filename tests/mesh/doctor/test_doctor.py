@@ -7,20 +7,27 @@ import asyncio
 import shutil
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from infra.address import parse_address
+from infra.bus import connect
 from infra.nats.region_config import ACCOUNT
 from infra.topology import parse
+from mesh.adapters.streams import lease
 from mesh.doctor.examine import examine
 from mesh.doctor.findings import Verdict, is_healthy
 from mesh.doctor.logins import NoCredentials, read_logins
+from schemas.ids import RegionId
+from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
+from tests.support.taps import TAP, add_tap
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,10 +67,10 @@ def ill(findings):
     return {(one.region, one.check, one.about) for one in findings if one.verdict is Verdict.BAD}
 
 
-async def command(directory, *arguments):
+async def command(directory, *arguments, config="mesh.toml"):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "doctor"),
-        *("--config", str(directory / "mesh.toml")),
+        *(() if config is None else ("--config", str(directory / config))),
         *("--credentials", str(directory / "rendered"), *arguments),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
@@ -84,6 +91,10 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
             for key in (
                 ("bus", "server"),
                 ("stream", "HEARTBEATS"),
+                ("stream", "LEASES"),
+                ("lease", "owner"),
+                ("lease", f"write for {peer}"),
+                ("permissions", f"answers for {peer}"),
                 ("heartbeat", f"{region}-0"),
                 ("router", "r1"),
                 ("link", peer),
@@ -97,6 +108,12 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
                 assert found[(region, *key)]["verdict"] == "ok", key
         assert found["us", "residency", "prefixes of eu"]["detail"] == "not heard here"
         assert "mesh.us.ingress" in found["eu", "residency", "prompts to us"]["detail"]
+        assert report["regions"] == ["us", "eu"] and report["config"].endswith("mesh.toml")
+        assert "its own routers, by r1" in found["us", "lease", "owner"]["detail"]
+        tried = found["us", "permissions", "router"]["detail"]
+        assert "mesh.eu.gossip.lease" in tried and "mesh.eu.gossip.snapshot.eu" in tried
+        assert "mesh.eu.gossip.snapshot.*" in found["us", "permissions", "answers for eu"]["detail"]
+        assert "mesh.us.lease.owner" in found["us", "permissions", "operator"]["detail"]
         assert 0 < found["us", "round trip", "eu"]["value"] < 10_000
 
         await mesh.kill_agent("eu-0")
@@ -105,6 +122,28 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         [line] = [line for line in out.splitlines() if "heartbeat" in line and "eu-0" in line]
         assert "bad" in line and "silent" in line
         assert "1 bad" in out
+        assert out.startswith(f"Examining us, eu of {tmp_path / 'mesh.toml'}.")
+
+
+async def test_a_router_may_be_several_processes(tmp_path):
+    async with running(tmp_path) as (regions, mesh):
+        await mesh.router("us", "r1-0", ground=regions.topology.ground)
+        changes = {"workers": 2, "metrics": parse_address("127.0.0.1:9101")}
+        two = regions.topology.regions["us"].model_copy(update=changes)
+        meant = {**regions.topology.regions, "us": two}
+        topology = regions.topology.model_copy(update={"regions": meant})
+
+        async def router():
+            findings = await examined(regions, tmp_path, topology=topology)
+            [found] = [one for one in findings if (one.region, one.check) == ("us", "router")]
+            return found.about, found.verdict, found.detail
+
+        said = "2 of 2 workers heard, 1 replicas ready"
+        assert await router() == ("r1", Verdict.OK, said)
+        await mesh.routers["us"].close()
+        assert await router() == ("r1", Verdict.WARNING, said.replace("2 of", "1 of"))
+        await mesh.routers["us/r1-0"].close()
+        assert await router() == ("r1", Verdict.BAD, "silent")
 
 
 async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
@@ -138,8 +177,65 @@ async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
         assert ill(await examined(regions, tmp_path)) == {
             ("us", "permissions", "operator"),
             ("us", "permissions", "router"),
+            ("us", "permissions", "answers for eu"),
             ("us", "residency", "prompts to eu"),
         }
+
+
+async def test_it_sees_who_owns_a_region_and_when_nobody_does(tmp_path):
+    async with running(tmp_path) as (regions, mesh):
+        await mesh.routers["eu"].close()
+        adopter = mesh.routers["us"].core.ownership
+        await mesh.until(lambda: RegionId("eu") in adopter.adopted, "us to adopt eu")
+        owners = of_owners(await examined(regions, tmp_path))
+        assert owners["eu"].verdict is Verdict.WARNING and "adopted by us" in owners["eu"].detail
+        assert owners["us"].verdict is Verdict.OK
+
+        await mesh.routers["us"].close()
+        for region, owner in of_owners(await examined(regions, tmp_path)).items():
+            assert owner.verdict is Verdict.BAD
+            assert "expired: nobody renews it; the last was us" in owner.detail, region
+
+
+def of_owners(findings):
+    return {one.region: one for one in findings if (one.check, one.about) == ("lease", "owner")}
+
+
+async def test_it_sees_a_stream_that_is_not_as_routers_make_it_or_is_gone(tmp_path):
+    async with running(tmp_path, edit=lambda _, tree: add_tap(tree)) as (regions, mesh):
+        for router in mesh.routers.values():
+            await router.close()
+        address = replace(regions.address("us", "router"), user=TAP, password=TAP)
+        client = await connect(address, name=TAP, inbox_prefix="_INBOX.us.tap")
+        streams = client.jetstream()
+        loose = replace(lease("us"), republish=None, max_msgs_per_subject=9)
+        await streams.delete_stream(STREAM_LEASES)
+        await streams.add_stream(loose)
+        await streams.delete_stream(STREAM_HEARTBEATS)
+        findings = await examined(regions, tmp_path)
+        await client.close()
+        found = {(one.region, one.about): one for one in findings if one.check == "stream"}
+        assert "max_msgs_per_subject is 9" in found["us", STREAM_LEASES].detail
+        assert "republish is None" in found["us", STREAM_LEASES].detail
+        assert "its routers make it" in found["us", STREAM_HEARTBEATS].detail
+        assert {one.verdict for (region, _), one in found.items() if region == "us"} == {
+            Verdict.BAD
+        }
+        assert found["eu", STREAM_LEASES].verdict is Verdict.OK
+        assert "nobody: nothing that can be read" in of_owners(findings)["us"].detail
+
+
+async def test_it_says_what_it_examines_and_that_nothing_runs_there(tmp_path):
+    text = mesh_toml(("us", "eu"))
+    (tmp_path / "mesh.toml").write_text(text)
+    NatsRegions(parse(text, "mesh.toml"), tmp_path / "rendered")
+    status, out, err = await command(tmp_path)
+    assert (status, out) == (2, f"Examining us, eu of {tmp_path / 'mesh.toml'}.\n")
+    assert "no nats-server listens at nats://" in err and "start it" in err
+
+    status, out, err = await command(tmp_path, config=None)
+    assert status == 2 and "Examining us, eu of the demo's mesh.toml; --config names anoth" in out
+    assert "`mesh up` starts the demo" in err
 
 
 async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path):
@@ -152,7 +248,7 @@ async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path)
         findings = await examined(regions, tmp_path)
         assert ill(findings) == {("us", "link", "eu"), ("us", "round trip", "eu")}
         unknown = {one.about for one in findings if one.verdict is Verdict.UNKNOWN}
-        assert unknown == {"system"}
+        assert unknown == {"system", "write for eu"}
 
 
 async def test_a_server_that_is_down_is_a_finding_and_no_traceback(tmp_path, monkeypatch):

@@ -1,18 +1,20 @@
 """Two regions on two nats-servers: one loses its router, the other serves its replica."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
+import orjson
 import pytest
 
 from mesh.adapters.streams import lease as lease_stream
 from mesh.core.names import known_as
-from schemas import subjects
-from schemas.exchange import H_OWNER
+from schemas import exchange, subjects, wire
+from schemas.exchange import H_OWNER, SILENCE_S_MAX, Frame, unpack_frame
 from schemas.state import Lease, encode_state
 from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
-from tests.support.scripted_engine import event, opened, scripted_engine
+from tests.support.scripted_engine import event, hang, opened, say, scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh, upload
 
 pytestmark = pytest.mark.timeout(90)
@@ -116,6 +118,51 @@ async def test_a_client_that_hangs_up_after_the_hand_back_frees_the_engine(two):
         await regain(two)
     async with asyncio.timeout(20):
         await two.near.hung_up.wait()
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_replica_that_is_lost_after_the_hand_back_is_told_to_whoever_waits(two, restarts):
+    """A peer of eu waits for it, played here, and a client of eu: not for the silence of 16 s."""
+    two.near.behaviour = hang()
+    await lose(two)
+    inbox = subjects.inbox("eu", "r9", "7")
+    peer = await two.routers["eu"]._bus.client.subscribe(inbox)
+    await flushed(two.routers["eu"]._bus.client)
+    await two.routers["eu"]._bus.client.publish(
+        subjects.ingress("eu"), orjson.dumps(chat()), reply=inbox, headers=ASKED
+    )
+    assert unpack_frame((await peer.next_msg(timeout=20)).data).kind is Frame.PLACED
+    client = asyncio.create_task(post(two, chat(stream=True), region="eu"))
+    await two.until(lambda: len(two.near.seen) == 2, "both to be with the engine")
+    await regain(two)
+    assert [one.replica for one in two.routers["eu"].core.inflight.values()] == ["us-0"]
+    two.near.behaviour = say("anew")
+    began = time.monotonic()
+    await two.kill_agent("us-0")
+    if restarts:
+        await two.agent("us", "us-0", two.near)
+    while (frame := unpack_frame((await peer.next_msg(timeout=20)).data)).kind is not Frame.LOST:
+        pass
+    took_s = time.monotonic() - began
+    assert took_s < SILENCE_S_MAX / 2
+    lost = wire.decode_as(exchange.Lost, frame.payload)
+    assert (lost.region, lost.replica) == ("us", "us-0")
+    if not restarts:
+        await two.agent("us", "us-0", two.near)
+    assert (await client)[0] == 200, "placed anew"
+    ears = two.routers["eu"].desk.beats._ears
+    await two.until(lambda: not ears, "eu to hear us's heartbeats no more")
+
+
+ASKED = {
+    exchange.H_REQUEST: "request-1",
+    exchange.H_MODEL: "tiny",
+    exchange.H_PATH: "/v1/chat/completions",
+    exchange.H_ATTEMPT: "1",
+    exchange.H_DEADLINE_MS: "60000",
+    exchange.H_HOPS: "1",
+    exchange.H_ORIGIN: "ap",
+}
 
 
 async def test_a_body_in_parts_reaches_an_adopted_replica(two):

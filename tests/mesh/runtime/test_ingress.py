@@ -6,12 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry
 
-from mesh.runtime.ingress import WAITED_S_MAX, IngressInvalid, read_ingress
+from infra.bus import BusAddress
+from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters.metrics import RouterMetrics
+from mesh.core import effects as fx
+from mesh.core.settings import RouterSettings
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.ingress import WAITED_S_MAX, Ingress, IngressInvalid, read_ingress
 from mesh.runtime.prompts import PromptReader
-from schemas import exchange, subjects
+from schemas import exchange, subjects, wire
 from schemas.exchange import Priority
 from schemas.http import COMPLETIONS
+from schemas.ids import RegionId, ReplicaId, RouterId
+from tests.mesh.core.build import core, digest
 
 INBOX = subjects.inbox("eu", "r1", "1-1-1")
 GOOD = {
@@ -27,10 +36,13 @@ BODY = b'{"prompt": "' + b"x" * 1000 + b'"}'
 SALTED = b'{"cache_salt": "a", "prompt": "' + b"x" * 1000 + b'"}'
 
 
-def foreign(data=BODY, **changed):
+def message(data=BODY, **changed):
     headers = {name: value for name, value in (GOOD | changed).items() if value is not None}
-    msg = Msg(None, subject=subjects.ingress("us"), reply=INBOX, data=data, headers=headers)
-    return read_ingress(msg, 7, PromptReader("key"), 100.0)
+    return Msg(None, subject=subjects.ingress("us"), reply=INBOX, data=data, headers=headers)
+
+
+def foreign(data=BODY, **changed):
+    return read_ingress(message(data, **changed), 7, PromptReader("key"), 100.0)
 
 
 def read(data=BODY, **changed):
@@ -94,3 +106,105 @@ def test_what_is_missing_is_named(name):
 def test_no_header_breaks_the_reader(changed):
     with contextlib.suppress(IngressInvalid):
         read(**changed)
+
+
+class Desk:
+    """The peers' side of a desk, and what it publishes."""
+
+    def __init__(self, limit_bytes):
+        self.bodies = BodyBudget(limit_bytes)
+        self.metrics = RouterMetrics(core(), CollectorRegistry())
+        self.said = []
+        config = RouterConfig(
+            region=RegionId("us"),
+            router=RouterId("r1"),
+            peers=(RegionId("eu"),),
+            http_host="127.0.0.1",
+            http_port=0,
+            bus=BusAddress("nats://127.0.0.1:1"),
+            settings=RouterSettings(),
+            hash_key="key",
+            epoch=1,
+            seed=1,
+            drain_s=1.0,
+        )
+        self.ingress = Ingress(config, self, self.metrics, PromptReader("key"), self.bodies)
+
+    def publish(self, subject, payload, reply="", headers=None):
+        self.said.append((subject, payload))
+        self.reply, self.headers = reply, headers
+        return True
+
+    def hear(self, key, data=BODY):
+        return self.ingress.read(message(data), key, 100.0)
+
+    def sample(self, name, **labels):
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def refusals(self):
+        return [
+            wire.decode_as(exchange.Refused, exchange.unpack_frame(payload).payload).reason
+            for _, payload in self.said
+            if payload[0] == exchange.Frame.REFUSED
+        ]
+
+
+def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
+    desk = Desk(limit_bytes=2 * len(BODY))
+    assert desk.hear(1) and desk.hear(2)
+    assert desk.bodies.taken_bytes == 2 * len(BODY)
+    assert desk.sample("mesh_guests_waiting") == 2.0
+    assert desk.hear(3) is None, "no room for a third"
+    assert desk.sample("mesh_ingress_refusals_total", reason="full") == 1.0
+    desk.ingress.refuse(fx.RefusePeer(1, INBOX, "own_work", digest("us")))
+    desk.ingress.dispatch(fx.Dispatch(2, 1, ReplicaId("us-0"), 1, INBOX), INBOX, 100.0)
+    assert (desk.bodies.taken_bytes, desk.sample("mesh_guests_waiting")) == (0, 0.0)
+    assert desk.hear(4, b"no JSON") is None
+    assert desk.refusals() == ["full", "own_work", "bad_work"]
+    assert desk.bodies.taken_bytes == 0
+
+
+def test_the_way_of_a_request_is_told_by_those_who_sent_it_on():
+    assert read().path == ("eu",)
+    told = read(**{exchange.H_HOPS: "2", exchange.H_REGIONS: "eu,ap"})
+    assert (told.path, told.hops, told.origin) == (("eu", "ap"), 2, "eu")
+
+
+@pytest.mark.parametrize(
+    ("hops", "regions"),
+    [
+        ("2", None),
+        ("1", "eu,ap"),
+        ("2", "ap,eu"),  # its origin is eu
+        ("2", "eu,us"),  # it has been here
+        ("2", "eu,eu"),
+        ("2", "eu,"),
+        ("2", "eu,a.b"),
+        ("5", "eu,a,b,c,d"),
+        ("4", "eu,a,b,c,d,e,f,g"),
+        ("1", ""),
+    ],
+)
+def test_a_way_that_comes_back_or_is_none_is_refused(hops, regions):
+    with pytest.raises(IngressInvalid):
+        read(**{exchange.H_HOPS: hops, exchange.H_REGIONS: regions})
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_is_sent_on_says_the_whole_way_and_what_it_has_waited(in_parts):
+    desk = Desk(limit_bytes=1_000_000)
+    more, data = {exchange.H_WAITED_MS: "40"}, BODY
+    if in_parts:
+        more |= {exchange.H_BODY_BYTES: "2000000"}
+        data = wire.encode(exchange.Sketch(9000, (1, 2)))
+    asked = desk.ingress.read(message(data, **more), 1, 100.0)
+    desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX), INBOX, 100.5)
+    [(subject, payload)] = desk.said
+    assert (subject, payload) == (subjects.ingress("ap"), data)
+    on = Msg(None, subject=subject, reply=desk.reply, data=payload, headers=desk.headers)
+    there = read_ingress(on, 8, PromptReader("key"), 7.0).request
+    assert (there.path, there.hops, there.origin) == (("eu", "us"), 2, "eu")
+    assert (there.arrived_at, there.deadline) == (7.0 - 0.54, 9.0)
+    assert (there.answer_inbox, there.prompt) == (INBOX, asked.prompt)
+    assert desk.bodies.taken_bytes == 0
+    assert desk.sample("mesh_ingress_total", origin="eu", result="sent_on") == 1.0

@@ -14,6 +14,7 @@ from schemas.exchange import Frame, pack_frame
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import Digest, ModelCapacity, encode_state
 from tests.support.flushed import flushed
+from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
@@ -56,7 +57,7 @@ async def spoken_for(bus):
 @pytest.fixture
 async def one(nats_server):
     async with small_mesh({"us": nats_server, "eu": nats_server}) as mesh:
-        await mesh.router("us", policy="skywalker")
+        await mesh.router("us", policy="skywalker", hold_s_max=0.5)
         bus = await connect(BusAddress(nats_server.url), name="eu", inbox_prefix="_INBOX.eu")
         async with spoken_for(bus):
             await mesh.until_peer("us", "eu")
@@ -108,3 +109,22 @@ async def test_a_stray_is_told_to_stop_where_its_name_is_one(one):
     first = await everything.next_msg(timeout=20)
     assert first.subject == subjects.cancel("ap", "ap-0")
     assert wire.decode_as(exchange.Cancel, first.data).inbox == nobody
+
+
+async def test_a_peer_that_says_held_for_ever_is_given_up(one):
+    """What is asked for is served at home, a little later than anybody may be held."""
+    asked = await one.bus.subscribe(subjects.ingress("eu"))
+    await flushed(one.bus)
+    async with scripted_engine() as engine, client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        task = asyncio.create_task(session.post(url, json=chat(stream=True)))
+        forwarded = await asked.next_msg(timeout=20)
+        [record] = one.routers["us"].core.inflight.values()
+        await one.agent("us", "us-0", engine)
+        async with asyncio.timeout(20):
+            while not task.done():
+                await one.bus.publish(forwarded.reply, pack_frame(Frame.HELD, 0))
+                await asyncio.sleep(0.1)
+        async with await task as answer:
+            assert (answer.status, answer.headers["x-mesh-region"]) == (200, "us")
+        assert (record.failures, record.avoid) == (1, {"eu"})

@@ -5,6 +5,7 @@ credentials of their role.
 """
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import orjson
@@ -13,7 +14,7 @@ import pytest
 from infra.residency import key_hash
 from infra.topology import parse
 from mesh.core.gossip.told import Origin
-from schemas import exchange, subjects
+from schemas import exchange, subjects, wire
 from schemas.residency import ground
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
@@ -92,6 +93,25 @@ async def refused(mesh, region, **headers):
     status, body, answer_headers = await post(mesh, chat(), region, **headers)
     assert "retry-after" not in answer_headers
     return status, orjson.loads(body)["error"]["code"]
+
+
+async def test_carriers_that_are_away_are_waited_for_and_then_503_and_not_403(regions):
+    async with running(regions) as mesh:
+        await mesh.kill_agent("eu-0")
+        peer = mesh.routers["us"].core.peers.get("eu")
+        await mesh.until(lambda: not peer.ready("tiny"), "us to hear that eu has nobody")
+        wish = {"x-mesh-residency": "eu", **DEBUG}
+        began_at = time.monotonic()
+        status, body, headers = await post(mesh, chat(), **wish)
+        assert time.monotonic() - began_at >= SETTINGS["hold_s_max"]
+        error = orjson.loads(body)["error"]
+        assert (status, error["code"]) == (503, "no_replica")
+        assert "no replica that carries eu serves" in error["message"]
+        assert int(headers["retry-after"]) >= 1
+        decision = orjson.loads(headers["x-mesh-decision"])
+        assert (decision["placement"], decision["reason"]) == ("shed", error["message"])
+        assert mesh.sample("us", "mesh_residency_refused_total", asker="client") == 0
+        assert mesh.near.seen == []
 
 
 async def test_a_key_keeps_its_tenants_prompts_where_they_may_be(regions):
@@ -207,6 +227,29 @@ HEADERS = {
     exchange.H_HOPS: "1",
     exchange.H_ORIGIN: "us",
 }
+
+
+async def test_a_replica_whose_label_was_taken_away_refuses_what_a_router_still_sends_it(regions):
+    """The router has not heard of it yet: here, one that goes by its last heartbeat."""
+    async with running(regions) as mesh:
+        await mesh.kill_agent("eu-0")
+        await mesh.agent("eu", "eu-0", mesh.far, residency="none")
+        core = mesh.routers["eu"].core
+        await mesh.until(
+            lambda: [one.heartbeat.residency for one in core.replicas] == [()], "its new labels"
+        )
+        router = await regions.connect("eu", "router", inbox_prefix="_INBOX.eu")
+        answers = subjects.inbox("eu", "r9", "7")
+        inbox = await router.subscribe(answers)
+        headers = HEADERS | {exchange.H_RESIDENCY: "eu", exchange.H_HOPS: "0"}
+        body, work = orjson.dumps(chat()), subjects.work("eu", "eu-0")
+        await router.publish(work, body, reply=answers, headers=headers)
+        frame = exchange.unpack_frame((await inbox.next_msg(timeout=10)).data)
+        assert frame.kind is exchange.Frame.REFUSED
+        refused = wire.decode_as(exchange.Refused, frame.payload)
+        assert (refused.reason, refused.replica) == (exchange.Refusal.RESIDENCY, "eu-0")
+        assert mesh.far.seen == []
+        await router.close()
 
 
 async def test_a_large_body_follows_its_label(regions):

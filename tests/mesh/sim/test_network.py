@@ -36,6 +36,24 @@ def test_each_kind_of_way_takes_its_time():
     }
 
 
+def test_who_counts_messages_hears_of_those_between_regions_cut_or_not():
+    queue, network = make()
+    heard, seen = [], []
+    network.overheard = lambda link, call, args: heard.append((link, call, args))
+    network.send(US, US, seen.append, 1)
+    network.send(US, EU, seen.append, 2)
+    network.send_state(EU, US, seen.append, 3)
+    network.cut(US, EU)
+    network.send(US, EU, seen.append, 4)
+    queue.run()
+    assert [(link, args) for link, _, args in heard] == [
+        ((US, EU), (2,)),
+        ((EU, US), (3,)),
+        ((US, EU), (4,)),
+    ]
+    assert sorted(seen) == [1, 2, 3]
+
+
 @given(
     gaps=st.lists(st.floats(0.0, 0.01), min_size=1, max_size=50),
     jitter_s=st.floats(0.001, 0.5),

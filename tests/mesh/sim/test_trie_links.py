@@ -74,7 +74,7 @@ def test_routers_of_one_region_know_what_the_others_placed():
         cached[bytes_per_s] = report(world, arrivals(*rows))["cached_token_ratio"]
         assert leftovers(world) == {}
     assert cached[4_000_000] > cached[0] + 0.05
-    assert world.trie_links.sent_bytes == {} and world.trie_links.sent_inside_bytes > 0
+    assert world.trie_links.sent_bytes == {}
 
 
 def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_its_replicas():

@@ -1,6 +1,7 @@
 """Worlds small enough to be worked out by hand."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 
@@ -9,10 +10,11 @@ from mesh.core.pushing import BLIND
 from mesh.core.request import Request
 from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
+from mesh.sim.rtt import RttTable
 from mesh.sim.run import report, run
 from mesh.sim.workload import Node, Segment, Workload
 from mesh.sim.world import World
-from schemas.ids import ReplicaId
+from schemas.ids import RegionId, ReplicaId
 from schemas.subjects import parse_inbox
 from tests.mesh.sim.build import (
     AP,
@@ -264,4 +266,46 @@ def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
         router.hear_held, router.hear_lost = held, lost
     world.run()
     assert all(heard.values()), heard
+    assert leftovers(world) == {}
+
+
+class Nearest(Layered):
+    """Peers by their round trips alone."""
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The nearest one."""
+        return Choice(min(targets, key=lambda target: target.rtt_s or 0.0), "near")
+
+
+@pytest.mark.parametrize("hops_max", [1, 2])
+def test_a_second_hop_costs_half_a_round_trip_for_each_of_its_legs(hops_max):
+    """us asks eu, which fills up meanwhile: eu refuses, or sends it on to ap, which answers us."""
+    rows = [(1.0295, EU, node(1000, 5, name=number)) for number in range(4)]
+    fleet = config({US: 0, EU: 1, AP: 1}, policy="nearest", hops_max=hops_max)
+    workload = arrivals((0.99, US, node(100, 5, name=9)), *rows)
+    world = World(workload, fleet, makers=lambda world: {"nearest": lambda *_: Nearest()})
+    asked = []
+    clients = world.clients
+    first_byte = clients.first_byte
+    clients.first_byte = lambda ask: (asked.append((ask, world.queue.now)), first_byte(ask))
+    world.run()
+    [began_at] = [at for ask, at in asked if ask.region == US]
+    legs_s = (0.080 + 0.220 + 0.150) / 2  # us to eu, eu to ap, ap to us
+    if hops_max == 1:
+        legs_s = 0.080 + 0.150  # to eu and back, and to ap and back
+    expected_s = 2 * HTTP_S + BUS_S + legs_s + prefill_s(100)
+    assert began_at - (2.5 + 0.99) == pytest.approx(expected_s, abs=1e-9)
+    assert leftovers(world) == {}
+
+
+@pytest.mark.parametrize("policy", ["mesh", "skywalker", "least-load"])
+def test_with_more_hops_everything_still_ends_once_and_nothing_comes_back(policy):
+    """A router of the twin asserts that no request comes back to a region where it has been."""
+    sa = RegionId("sa")
+    pairs = combinations((US, EU, AP, sa), 2)
+    rtt = RttTable({pair: 50.0 + 30.0 * number for number, pair in enumerate(pairs)})
+    fleet = config({US: 1, EU: 1, AP: 1, sa: 1}, policy=policy, hops_max=3, rtt=rtt, jitter_s=0.01)
+    world = played(steady(400, 0.02, US, US, EU, prompt=300), fleet)
+    told = report(world, Workload(name="test"))
+    assert told["ok"] == told["requests"] == 400
     assert leftovers(world) == {}

@@ -40,7 +40,7 @@ def test_the_longest_node_of_the_path_is_the_key_portion():
 def test_a_short_match_inside_a_node_counts_as_far_as_it_goes():
     tree, holders = tree_of(("x", "AABBBBBB"))
     match = tree.match(hashes("AAB"), list(holders.values()))
-    assert (match.blocks, len(tree.path(hashes("AAB")))) == (3, 1)
+    assert (match.blocks, len(match.path)) == (3, 1)
 
 
 def test_what_evicting_costs_is_blocks_times_the_requests_that_share_them():
@@ -55,7 +55,7 @@ def test_what_evicting_costs_is_blocks_times_the_requests_that_share_them():
     assert tree.eviction_cost(x, 3, ()) == 1 * 3  # B, the least recently used
     assert tree.eviction_cost(x, 4, ()) == 1 * 3 + 1 * 1  # and C
     assert tree.eviction_cost(x, 5, ()) == 1 * 3 + 1 * 1 + 1 * 4  # and half of AA
-    assert tree.eviction_cost(x, 3, tree.path(hashes("AAB"))) == 1 * 1  # its own is kept
+    assert tree.eviction_cost(x, 3, tree.match(hashes("AAB"), ()).path) == 1 * 1  # its own is kept
 
 
 def test_a_node_stays_while_a_request_of_late_shares_it():
@@ -63,10 +63,10 @@ def test_a_node_stays_while_a_request_of_late_shares_it():
     leaf = tree.insert(x, hashes("AAB")).leaf
     tree.count(x, leaf, 1)
     tree.forget(x)
-    assert len(tree.path(hashes("AAB"))) == 1
+    assert len(tree.match(hashes("AAB"), ()).path) == 1
     assert tree.held_blocks(hashes("AAB")) == 0
     tree.count(x, leaf, -1)
-    assert tree.path(hashes("AAB")) == []
+    assert tree.match(hashes("AAB"), ()).path == []
 
 
 def test_a_prompt_longer_than_the_cache_is_held_in_part():
@@ -122,7 +122,7 @@ def test_memory_is_bounded_and_paths_have_no_gaps(given_texts, capacity):
     for holder in holders.values():
         tree.forget(holder)
         assert holder.blocks == 0
-    assert all(tree.path(hashes(text)) == [] for _, text, _ in given_texts)
+    assert all(tree.match(hashes(text), ()).path == [] for _, text, _ in given_texts)
 
 
 def check(holders):
@@ -140,7 +140,7 @@ def test_hits_follow_a_node_that_is_split():
     tree.count(x, leaf, 1)
     other = tree.insert(x, hashes("AAB")).leaf
     tree.count(x, other, 1)
-    upper, lower = tree.path(hashes("AAAA"))
+    upper, lower = tree.match(hashes("AAAA"), ()).path
     assert (upper.hits, lower.hits, lower) == ({x: 2}, {x: 1}, leaf)
     tree.count(x, leaf, -1)
     assert (upper.hits, lower.hits) == ({x: 1}, {})

@@ -204,7 +204,7 @@ class Engine:
         keys = [*hashes, *answer]
         hits = self.cache.reserve(keys, len(keys), spare=0)
         assert hits is not None
-        shared = [*hits, *(key for key in keys[len(hits) :] if self.cache.publish(key))]
+        shared = [*hits, *self.cache.publish(keys[len(hits) :])]
         self.cache.release(shared, len(keys) - len(shared))
         return len(hits)
 

@@ -17,6 +17,7 @@ STEADY_S = 30.0
 class Restarts:
     """The restart count of one program."""
 
+    most: int | None = RESTARTS_MAX  # None: as long as it takes, where nobody looks on
     in_a_row: int = 0
 
     def after_death(self, ran_s: float, *, was_ready: bool) -> float | None:
@@ -25,7 +26,7 @@ class Restarts:
             return None
         if ran_s >= STEADY_S:
             self.in_a_row = 0
-        if self.in_a_row >= RESTARTS_MAX:
+        if self.most is not None and self.in_a_row >= self.most:
             return None
-        self.in_a_row += 1
+        self.in_a_row = min(self.in_a_row + 1, RESTARTS_MAX)  # more would change no wait
         return min(WAIT_MAX_S, FIRST_WAIT_S * 2.0 ** (self.in_a_row - 1))

@@ -1,0 +1,386 @@
+"""Warming up: what is hot is computed on idle replicas before clients come for it.
+
+GORGO leaves this to others (section 8): "proactively replicating or warming high-value prefixes in
+anticipation of demand shifts". Three things must come together:
+
+* *text*: gossip tells hashes, which nobody can compute. So a router keeps the beginnings of its
+  own clients' prompts that many share (`hot.py`), and sends no others;
+* *need*: the region's own demand rises (`trend.py`), and fewer replicas hold the prefix than its
+  share of the requests comes to. A region that needs more than its own clients have brought says
+  in its digest how many tokens it would take, and peers that keep what it lacks send it;
+* *idle time*: a replica with nothing to do, memory to spare, and prefill seconds put by
+  (`idle_budget.py`). The region that computes decides and pays, whoever sends.
+
+A warm-up is a request for one token that is handed over like any other, with a receipt, to a place
+that carries its labels, and is never held, placed again or forwarded twice. It gives way: as soon
+as somebody waits, or its replica is given other work, it is cancelled; what engines have computed
+by then stays in their caches. It is forgotten like any other prompt.
+
+All of this stands between the router's table of handlers and its events (`among`), so that a
+router without a share of idle time runs exactly as if none of this were here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from mesh.core import effects as fx
+from mesh.core import events as ev
+from mesh.core.attempts import Attempts
+from mesh.core.gossip.gossip import Gossip
+from mesh.core.hold_queue import HoldQueue
+from mesh.core.inflight import Inflight
+from mesh.core.peers import Peer, PeerTable
+from mesh.core.placement import Place, Placer
+from mesh.core.replicas import ReplicaTable
+from mesh.core.request import Request, Served
+from mesh.core.settings import RouterSettings
+from mesh.core.warming.hot import Hot, Kept
+from mesh.core.warming.idle_replicas import POLICY, IdleReplicas
+from mesh.core.warming.trend import Trend
+from schemas.decision import Placement
+from schemas.exchange import Priority, Refusal
+from schemas.ids import RegionId, ReplicaId, RequestId
+
+LOOK_S = 0.25  # between two looks for something to warm
+HOTTEST_MAX = 32  # looked at each time
+UNDER_WAY_MAX = 16  # of this router
+DEADLINE_S = 60.0
+OFFERED_MAX = 65_536
+
+Handlers = dict[type, Callable[[Any, float], None]]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start."""
+
+    begun: int = 0
+    ended: int = 0
+    stopped: int = 0  # guests, too
+    failed: int = 0
+    guests: int = 0  # of peers, placed here
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A peer's warm-up on one of our replicas."""
+
+    inbox: str
+    until: float
+    hashes: tuple[int, ...]
+    began_at: float
+
+
+class Warming:
+    """One router's. Does nothing, and is asked nothing, without a share of idle time."""
+
+    def __init__(
+        self,
+        *,
+        region: RegionId,
+        settings: RouterSettings,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        held: HoldQueue,
+        placer: Placer,
+        attempts: Attempts,
+        gossip: Gossip,
+        effects: list[fx.Effect],
+        refuse: Callable[[Request, str, Refusal, float], None],
+    ) -> None:
+        """`refuse`: tell a peer why its warm-up is not taken.
+
+        Raises ValueError if it is on and the policy has no index of what replicas hold.
+        """
+        self.counts = Counts()
+        self._idle = IdleReplicas(settings, replicas, placer)
+        self.budget = self._idle.budget
+        self.hot = Hot(settings.warm_bytes_max, settings.warm_trend_s)
+        self._trend = Trend(settings.warm_trend_s)
+        self._region = region
+        self._settings = settings
+        self._peers = peers
+        self._held = held
+        self._placer = placer
+        self._attempts = attempts
+        self._refuse = refuse
+        self._gossip = gossip
+        self._effects = effects
+        self._last_key = 0
+        self._looked_at = float("-inf")
+        self._draining = False
+        self._under_way: dict[int, Inflight] = {}
+        self._guests: dict[ReplicaId, Guest] = {}
+        self._offered: dict[tuple[RegionId, int], float] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it may do anything."""
+        return self._settings.warm_idle_share > 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens that replicas here were given to compute, own and peers' warm-ups."""
+        return self._idle.tokens
+
+    @property
+    def under_way(self) -> int:
+        """Warm-ups that this router has sent and that have not ended."""
+        return len(self._under_way)
+
+    def among(self, handlers: Handlers) -> Handlers:
+        """The router's handlers, with what warming adds to them."""
+        if not self.is_on:
+            return handlers
+        kept: Handlers = {ev.PrefixKept: lambda event, now: self._on_kept(event)}
+        first = {kind: self._and_give_way(handler) for kind, handler in (handlers | kept).items()}
+        on_request, on_tick, on_drain = (
+            first[kind] for kind in (ev.RequestArrived, ev.Tick, ev.Drain)
+        )
+
+        def request(event: ev.RequestArrived, now: float) -> None:
+            if event.request.warm and event.request.answer_inbox is not None:
+                self._on_guest(event.request, event.request.answer_inbox, now)
+            else:
+                self._arrived(event.request, now)
+                on_request(event, now)
+
+        def tick(event: ev.Tick, now: float) -> None:
+            on_tick(event, now)
+            self._on_tick(now)
+
+        def drain(event: ev.Drain, now: float) -> None:
+            self._draining = True
+            on_drain(event, now)
+            self._stop_all(now)
+
+        ours: dict[type, Callable[[Any, Inflight, float], None]] = {
+            ev.PlacedByPeer: self._on_placed,
+            ev.AttemptRefused: self._on_failed,
+            ev.AttemptProgressed: self._on_progressed,
+            ev.AttemptFailed: self._on_failed,
+            ev.AnswerEnded: self._on_ended,
+        }
+        by_key = {kind: self._by_key(own, first[kind]) for kind, own in ours.items()}
+        return {**first, **by_key, ev.RequestArrived: request, ev.Tick: tick, ev.Drain: drain}
+
+    def wanted_tokens(self, now: float) -> int | None:
+        """How much of others' warm-ups this region would take now; None for none."""
+        if not self._may_warm() or not self._trend.rises(now):
+            return None
+        return self._idle.affordable_tokens(now)
+
+    def _may_warm(self) -> bool:
+        """Whether nobody waits, and it is on at all."""
+        return self.is_on and not self._draining and not len(self._held)
+
+    # What happens.
+
+    def _by_key(
+        self, own: Callable[[Any, Inflight, float], None], others: Callable[[Any, float], None]
+    ) -> Callable[[Any, float], None]:
+        """Keys below 0 are warm-ups."""
+
+        def handler(event: Any, now: float) -> None:
+            if event.key >= 0:
+                others(event, now)
+            elif (record := self._under_way.get(event.key)) is not None:
+                own(event, record, now)
+
+        return handler
+
+    def _and_give_way(self, handler: Callable[[Any, float], None]) -> Callable[[Any, float], None]:
+        def then_give_way(event: Any, now: float) -> None:
+            handler(event, now)
+            if self._under_way or self._guests:
+                self._give_way(now)
+
+        return then_give_way
+
+    def _arrived(self, request: Request, now: float) -> None:
+        if request.answer_inbox is not None:
+            return  # its text is another router's to keep
+        self._trend.arrived(now)
+        for kept in self.hot.saw(request, now):
+            self._effects.append(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
+        self._drop()
+
+    def _on_kept(self, event: ev.PrefixKept) -> None:
+        self.hot.keep(event.prefix, event.body_bytes)
+        self._drop()
+
+    def _drop(self) -> None:
+        self._effects.extend(fx.DropPrefix(name) for name in self.hot.dropped)
+        self.hot.dropped.clear()
+
+    def _on_placed(self, event: ev.PlacedByPeer, record: Inflight, now: float) -> None:
+        record.replica = event.replica
+
+    def _on_progressed(self, event: ev.AttemptProgressed, record: Inflight, now: float) -> None:
+        record.heard_at = now
+
+    def _on_failed(
+        self, event: ev.AttemptRefused | ev.AttemptFailed, record: Inflight, now: float
+    ) -> None:
+        self.counts.failed += 1
+        if isinstance(event, ev.AttemptFailed) and event.answered:
+            self.hot.bar(record.request.prompt.hashes[-1])  # its engine won't compute that
+            self._drop()
+        self._close(record, now)
+
+    def _on_ended(self, event: ev.AnswerEnded, record: Inflight, now: float) -> None:
+        served = event.served
+        self._attempts.began(record, now)
+        # One token is no answer to learn lengths from.
+        self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)
+        self.counts.ended += 1
+        self._close(record, now)
+
+    def _close(self, record: Inflight, now: float) -> None:
+        del self._under_way[record.request.key]
+        self._attempts.leave(record, now)
+        self._effects.append(fx.CloseWarmUp(record.request.key))
+
+    def _on_tick(self, now: float) -> None:
+        self._end_late(now)
+        idle = self._idle.look(self._gossip.routers, now)
+        if not self._may_warm() or now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        hottest = self.hot.hottest(HOTTEST_MAX, now)
+        if idle and self._trend.rises(now):
+            self._warm_here(hottest, now)
+        for region, peer in self._peers:
+            self._warm_there(region, peer, hottest, now)
+
+    def _end_late(self, now: float) -> None:
+        for record in list(self._under_way.values()):
+            if now >= record.request.deadline:
+                self._stop(record, now)
+        for name, guest in list(self._guests.items()):
+            if now >= guest.until:
+                del self._guests[name]
+
+    # Giving way.
+
+    def _give_way(self, now: float) -> None:
+        """Whoever waits, or was just given the same replica, goes first."""
+        if len(self._held):
+            for record in [one for one in self._under_way.values() if one.peer is None]:
+                self._stop(record, now)
+            for name in list(self._guests):
+                self._stop_guest(name, now)
+            return
+        for effect in list(self._effects):
+            if isinstance(effect, fx.Dispatch) and effect.region is None:
+                for record in list(self._under_way.values()):
+                    if record.peer is None and record.replica == effect.replica:
+                        self._stop(record, now)
+                self._stop_guest(effect.replica, now)
+
+    def _stop_all(self, now: float) -> None:
+        for record in list(self._under_way.values()):
+            self._stop(record, now)
+        for name in list(self._guests):
+            self._stop_guest(name, now)
+
+    def _stop(self, record: Inflight, now: float) -> None:
+        self.counts.stopped += 1
+        self._attempts.cancel(record)
+        self._close(record, now)
+
+    def _stop_guest(self, name: ReplicaId, now: float) -> None:
+        guest = self._guests.pop(name, None)
+        if guest is not None and now < guest.until:
+            self.counts.stopped += 1
+            self._idle.forget(name, guest.hashes, guest.began_at)
+            self._effects.append(fx.StopWarmUp(guest.inbox, name))
+
+    # Beginning.
+
+    def _warm_here(self, hottest: Sequence[Kept], now: float) -> None:
+        """The hottest prefix that fewer replicas hold than should."""
+        for kept in hottest:
+            request = self._request(kept, now)
+            serving = self._idle.serving(request)
+            lacking = [one for one in serving if not self._idle.holds(one, kept.name)]
+            wanted = max(1, ceil(self.hot.share(kept, now) * len(serving)))
+            if len(serving) - len(lacking) >= wanted:
+                continue
+            place = self._idle.place(request, lacking, now)
+            if place is not None:
+                self._begin(request, place, now)
+                return
+
+    def _warm_there(
+        self, region: RegionId, peer: Peer, hottest: Sequence[Kept], now: float
+    ) -> None:
+        """The hottest prefix that a region asks for; one at a time."""
+        takes = max((one.warm_tokens or 0 for one in peer.digests.values()), default=0)
+        if not takes or any(record.peer == region for record in self._under_way.values()):
+            return
+        for kept in hottest:
+            offered_at = self._offered.get((region, kept.name), float("-inf"))
+            if (
+                kept.prompt.tokens > takes
+                or now - offered_at < self._settings.warm_trend_s
+                or not self._gossip.told.lacks(region, kept.name)
+            ):
+                continue
+            request = self._request(kept, now)
+            wanted = self._placer.residency.wanted(request)
+            if self._placer.residency.takes_peer(wanted, region, peer) and (
+                self._peers.unavailable_because(peer, kept.model, now, labels=wanted) is None
+            ):
+                self._offer(region, kept.name, now)
+                place = Place(Placement.PEER, region, "warm: it asks for it", POLICY)
+                self._begin(request, place, now)
+                return
+
+    def _offer(self, region: RegionId, name: int, now: float) -> None:
+        self._offered.pop((region, name), None)
+        self._offered[region, name] = now
+        if len(self._offered) > OFFERED_MAX:
+            del self._offered[next(iter(self._offered))]
+
+    def _on_guest(self, request: Request, inbox: str, now: float) -> None:
+        """A peer's warm-up: taken at once or not at all."""
+        why = self._placer.forbids_here(request) or Refusal.NOT_IDLE
+        place = None
+        if self.wanted_tokens(now) is not None and request.prompt.hashes:
+            serving = self._idle.serving(request)
+            held = any(self._idle.holds(one, request.prompt.hashes[-1]) for one in serving)
+            place = None if held else self._idle.place(request, serving, now)
+        if place is None or place.target is None:
+            self._refuse(request, inbox, why, now)
+            return
+        until = min(request.deadline, now + DEADLINE_S)
+        guest = Guest(inbox, until, request.prompt.hashes, now)
+        self._guests[ReplicaId(place.target)] = guest
+        self.counts.guests += 1
+        self._attempts.begin_for_peer(request, inbox, place, now)
+
+    def _begin(self, request: Request, place: Place, now: float) -> None:
+        self._last_key = request.key
+        record = Inflight(request)
+        self._under_way[request.key] = record
+        self.counts.begun += 1
+        self._effects.append(fx.OpenWarmUp(request, request.prompt.hashes[-1]))
+        self._attempts.begin(record, place, now)
+
+    def _request(self, kept: Kept, now: float) -> Request:
+        return Request(
+            key=self._last_key - 1,
+            request_id=RequestId(f"warm-{-self._last_key + 1}"),
+            model=kept.model,
+            prompt=kept.prompt,
+            arrived_at=now,
+            deadline=now + DEADLINE_S,
+            hops=0,
+            origin=self._region,
+            priority=Priority.LOW,
+            residency=kept.residency,
+            warm=True,
+        )

@@ -1,0 +1,89 @@
+"""An agent's name on a real bus with the rules of its role: taken once, and free at once again."""
+
+import asyncio
+import time
+
+import pytest
+
+from agents.adapters.own_name import EPOCH, NameTaken, OwnName
+from agents.core.namesake import CLAIM_S
+from infra.topology import parse
+from schemas import subjects
+from tests.support.flushed import flushed
+from tests.support.nats_regions import NatsRegions, mesh_toml
+
+
+@pytest.fixture
+async def regions(tmp_path):
+    running = NatsRegions(parse(mesh_toml(("us",)), "mesh.toml"), tmp_path)
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()
+
+
+async def start(regions, epoch, clock=time.monotonic):
+    """The name of an agent that starts now, and its connection."""
+    name = OwnName("us", "us-0", epoch, clock)
+    client = await regions.connect("us", "agent-us-0")
+    try:
+        await name.take(client)
+    except NameTaken:
+        await client.close()
+        raise
+    await flushed(client)
+    return name, client
+
+
+@pytest.mark.parametrize("epoch", [6, 8])
+async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(regions, epoch):
+    ahead_s = [0.0]
+    name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
+    holding = asyncio.create_task(name.hold())
+    ahead_s[0] = 60.0  # it has been there for a while
+    with pytest.raises(NameTaken, match="us/us-0 runs already; end that one"):
+        await start(regions, epoch)
+    assert not holding.done()
+    holding.cancel()
+    await client.close()
+    began = time.monotonic()
+    _, client = await start(regions, 9)
+    assert time.monotonic() - began < CLAIM_S
+    await client.close()
+
+
+async def test_of_two_at_once_one_stays(regions):
+    started = await asyncio.gather(start(regions, 7), start(regions, 8), return_exceptions=True)
+    there = [one for one in started if not isinstance(one, NameTaken)]
+    holding = [asyncio.create_task(name.hold()) for name, _ in there]
+    left = sum(isinstance(one, NameTaken) for one in started)
+    if len(holding) == 2:
+        done, _ = await asyncio.wait(holding, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        left += sum(isinstance(task.exception(), NameTaken) for task in done)
+    assert left == 1
+    for task in holding:
+        task.cancel()
+    for _, client in there:
+        await client.close()
+
+
+async def test_who_does_not_answer_is_waited_for_and_taken_for_gone(regions):
+    silent = await regions.connect("us", "agent-us-0")
+    await silent.subscribe(subjects.name("us", "us-0"))
+    await flushed(silent)
+    began = time.monotonic()
+    name, client = await start(regions, 7)
+    assert time.monotonic() - began >= CLAIM_S
+    name.back()
+    holding = asyncio.create_task(name.hold())
+    await silent.publish(subjects.named("us", "us-0"), b"no epoch")
+    asked = await silent.subscribe(subjects.name("us", "us-0"))
+    await flushed(silent)
+    name.back()
+    await asked.next_msg(timeout=10)
+    await silent.publish(subjects.named("us", "us-0"), EPOCH.pack(99))
+    with pytest.raises(NameTaken):  # who came back finds another one there
+        await holding
+    await silent.close()
+    await client.close()

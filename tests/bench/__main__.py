@@ -1,0 +1,73 @@
+"""The mesh beside other routers, live, on this machine.
+
+    make bench [QUICK=1] [ONLY=mesh,sglang-router,plain] [ROUNDS=5] [BESIDE=another-checkout]
+
+All systems run side by side over the same scripted engines and are loaded in turns, so that what
+the machine does beside falls on all of them.
+"""
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+
+import click
+import orjson
+
+from tests.bench import cells
+from tests.bench.report import markdown
+from tests.bench.results import Results
+from tests.bench.run import Settings, run, systems
+
+BUILD = Path(__file__).parents[2] / "build" / "bench"
+ROUNDS, QUICK_ROUNDS = 5, 3
+QUICK_SYSTEMS = ("direct", "mesh", "sglang-router", "vllm-router")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer systems, cells and rounds: a few minutes.")
+@click.option("--only", default="", help="Systems and cells, with commas; of each kind, all.")
+@click.option("--rounds", type=click.IntRange(1), help="Turns of each system in each cell.")
+@click.option(
+    "--beside",
+    "trees",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+    multiple=True,
+    help="Another checkout of the mesh, measured as `mesh of NAME`; repeat it for more.",
+)
+@click.option("--environments", type=click.Path(path_type=Path), default=BUILD)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=BUILD / "bench")
+def main(
+    quick: bool, only: str, rounds: int | None, trees: tuple[Path, ...], environments: Path,
+    out: Path,
+) -> None:  # fmt: skip
+    """Measure, print a report, and write OUT.json and OUT.md."""
+    names = frozenset(filter(None, (word.strip() for word in only.split(","))))
+    known = systems(environments, trees)
+    unknown = names - known.keys() - {cell.name for cell in cells.CELLS}
+    if unknown:
+        every = [*known, *(cell.name for cell in cells.CELLS)]
+        raise click.UsageError(f"no system or cell {', '.join(unknown)}; there are {every}")
+    usual = QUICK_SYSTEMS if quick else tuple(known)
+    wanted = names & known.keys() or {*usual, *(n for n in known if n.startswith("mesh of "))}
+    settings = Settings(
+        cells=cells.chosen(names, quick),
+        rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
+        systems={name: start for name, start in known.items() if name in wanted},
+        environments=environments,
+    )
+    found = asyncio.run(run(settings, lambda line: print(line, file=sys.stderr)))
+    _write(found, out)
+    print(markdown(found))
+    sys.exit("mesh" in found.absent)
+
+
+def _write(found: Results, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    document = orjson.dumps(dataclasses.asdict(found), option=orjson.OPT_INDENT_2)
+    out.with_suffix(".json").write_bytes(document)
+    out.with_suffix(".md").write_text(markdown(found))
+
+
+if __name__ == "__main__":
+    main()

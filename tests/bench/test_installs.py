@@ -1,0 +1,44 @@
+import tomllib
+
+import pytest
+
+from tests.bench import installs
+from tests.bench.installs import PYPROJECT, groups, installed
+from tests.bench.processes import Absent
+
+PROJECT = tomllib.loads(PYPROJECT.read_text())
+
+
+@pytest.mark.parametrize("name", ["sglang-router", "vllm-router", "aiperf", "dynamo"])
+def test_every_program_is_pinned_in_the_project(name):
+    found = groups(name, PROJECT)
+    assert any("==" in requirement for group in found.values() for requirement in group)
+
+
+def test_what_stands_alone_is_installed_first():
+    assert list(groups("dynamo", PROJECT)) == ["bench-dynamo-alone", "bench-dynamo"]
+
+
+def test_nothing_is_known_of_others():
+    assert groups("stranger", PROJECT) == {}
+
+
+async def test_what_can_not_be_installed_is_absent_with_the_reason(tmp_path, monkeypatch):
+    wrong = tmp_path / "pyproject.toml"
+    wrong.write_text('[dependency-groups]\nbench-x = ["./nowhere-at-all"]\n')
+    monkeypatch.setattr(installs, "PYPROJECT", wrong)
+    with pytest.raises(Absent, match="can't be installed"):
+        await installed("x", tmp_path / "envs")
+    assert not (tmp_path / "envs" / "x" / "installed").exists()
+
+
+async def test_what_is_installed_is_not_installed_again(tmp_path, monkeypatch):
+    empty = tmp_path / "pyproject.toml"
+    empty.write_text("[dependency-groups]\nbench-x = []\n")
+    monkeypatch.setattr(installs, "PYPROJECT", empty)
+    programs = tmp_path / "envs" / "x" / "bin"
+    (tmp_path / "envs" / "x").mkdir(parents=True)
+    digest = installs.digest({"bench-x": []})
+    (tmp_path / "envs" / "x" / "installed").write_text(digest)
+    assert await installed("x", tmp_path / "envs") == programs
+    assert not programs.exists()  # nothing was made

@@ -1,0 +1,1 @@
+"""What `tests.benchmarks.control_cost` is made of."""

@@ -1,0 +1,52 @@
+"""What must stand alone is read from real HTTP, line by line."""
+
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from mesh.adapters.http_server import HttpServer
+from mesh.adapters.problem import Problem
+from mesh.adapters.said_once import refuse_repeated
+from schemas.http import H_REQUEST_ID, SAID_ONCE, Fault
+
+
+@asynccontextmanager
+async def door():
+    """Answers with the header that it complains of."""
+
+    async def handle(request):
+        try:
+            refuse_repeated(request)
+        except Problem as problem:
+            assert problem.fault is Fault.INVALID
+            return web.Response(status=400, text=f"{problem.param}: {problem.message}")
+        return web.Response(text="fine")
+
+    runner = web.ServerRunner(HttpServer(handle))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+        yield session
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("name", SAID_ONCE)
+@pytest.mark.parametrize("second", ["eu", "us"])
+async def test_a_second_line_is_refused_by_name_whatever_it_says(name, second):
+    async with door() as session:
+        lines = [(name, "eu"), (name, second)]
+        async with session.get("/", headers=lines) as answer:
+            assert answer.status == 400
+            assert await answer.text() == f"{name}: {name} is given 2 times; give it once"
+        async with session.get("/", headers=lines[:1]) as answer:
+            assert answer.status == 200
+
+
+async def test_a_list_in_one_line_and_headers_that_decide_nothing_may_pass():
+    async with door() as session:
+        lines = [(SAID_ONCE[0], "eu,us"), (H_REQUEST_ID, "a"), (H_REQUEST_ID, "b"), ("via", "x")]
+        async with session.get("/", headers=lines) as answer:
+            assert answer.status == 200

@@ -1,0 +1,211 @@
+"""`mesh router --workers 2`: real processes that share a port, die, come back and drain."""
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from mesh.cli.router import command
+from tests.support.nats_regions import mesh_toml
+from tests.support.router_process import free_run, router_process, runs
+from tests.support.scripted_engine import event, hang, scripted_engine
+from tests.support.small_mesh import chat, small_mesh
+from tests.support.until import until
+
+WAIT_S = 30.0
+TRIES_MAX = 64  # that all connections of a fair coin go one way is as good as impossible
+INFLIGHT = "mesh_inflight"
+
+
+@asynccontextmanager
+async def two_workers(tmp_path, nats_server, *options):
+    """A router of two workers that both see a replica, its engine, and a client."""
+    async with (
+        scripted_engine() as engine,
+        small_mesh({"us": nats_server}) as mesh,
+        router_process(tmp_path, nats_server.url, *options, workers=2) as router,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
+        await mesh.agent("us", "us-0", engine)
+        for worker in (0, 1):
+            await router.until_serves(worker)
+        yield router, engine, session
+
+
+async def sampled(router, session, name):
+    return [await router.sample(session, worker, name) or 0.0 for worker in (0, 1)]
+
+
+async def streams_in_both(router, session, stack):
+    """Begun streams, at least one in each worker, every one over a connection of its own."""
+    begun = []
+    for _ in range(TRIES_MAX):
+        url = router.url + "/v1/chat/completions"
+        answer = await stack.enter_async_context(session.post(url, json=chat(stream=True)))
+        assert answer.status == 200
+        assert await answer.content.readany() == event("first")
+        begun.append(answer)
+        if all(await sampled(router, session, INFLIGHT)):
+            return begun
+    raise AssertionError(f"{TRIES_MAX} connections went to one worker")
+
+
+async def both_drain(router, session):
+    """Return once both have heard of the stop, and refuse what is new."""
+    for worker in (0, 1):
+        status = None
+        while status != 503:
+            async with session.get(router.page(worker) + "/ready") as answer:
+                status = answer.status
+
+
+async def test_both_workers_are_given_connections_and_each_has_its_page(tmp_path, nats_server):
+    async with two_workers(tmp_path, nats_server) as (router, _, session), asyncio.timeout(WAIT_S):
+        asked = 0
+        while not all(await sampled(router, session, "mesh_requests_total")):
+            assert asked < TRIES_MAX
+            async with session.post(router.url + "/v1/chat/completions", json=chat()) as answer:
+                assert answer.status == 200
+            asked += 1
+        assert sum(await sampled(router, session, "mesh_requests_total")) == asked
+        for worker in (0, 1):
+            async with session.get(router.page(worker) + "/metrics") as answer:
+                assert f'mesh_router{{router="r1-{worker}"}} 1.0' in await answer.text()
+            async with session.post(router.page(worker) + "/v1/completions") as answer:
+                assert answer.status == 404
+        async with session.get(router.url + "/metrics") as answer:
+            assert answer.status == 404
+            assert b"each worker shows its metrics on its own port" in await answer.read()
+        async with session.get(router.url + "/health") as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.drill
+async def test_a_killed_workers_answers_break_openly_and_it_comes_back(tmp_path, nats_server):
+    async with two_workers(tmp_path, nats_server) as (router, engine, session):
+        gate = asyncio.Event()
+        engine.behaviour = hang(event("first"), gate)
+        async with AsyncExitStack() as stack, asyncio.timeout(WAIT_S):
+            begun = await streams_in_both(router, session, stack)
+            before = await sampled(router, session, INFLIGHT)
+            victim, survivor = router.workers()
+            os.kill(victim, signal.SIGKILL)
+            await engine.hung_up.wait()  # its agent cancels what nobody hears any more
+            gate.set()
+            ends = await asyncio.gather(*(one.read() for one in begun), return_exceptions=True)
+            broken = [end for end in ends if isinstance(end, aiohttp.ClientPayloadError)]
+            whole = [end for end in ends if isinstance(end, bytes)]
+            assert (len(broken), len(whole)) == tuple(before)
+            assert all(end.endswith(b"data: [DONE]\n\n") for end in whole)
+            await router.until_serves(0)
+            assert len(router.workers()) == 2 and survivor in router.workers()
+            os.kill(router.pid, signal.SIGTERM)
+            status, _, said = await router.end()
+        assert (status, said.count("worker r1-0 ended by SIGKILL")) == (0, 1)
+
+
+@pytest.mark.parametrize("whom", ["the parent", "everybody"])
+async def test_a_stop_lets_both_finish_their_streams(tmp_path, nats_server, whom):
+    async with two_workers(tmp_path, nats_server) as (router, engine, session):
+        gate = asyncio.Event()
+        engine.behaviour = hang(event("first"), gate)
+        async with AsyncExitStack() as stack, asyncio.timeout(WAIT_S):
+            begun = await streams_in_both(router, session, stack)
+            workers = router.workers()
+            for pid in (router.pid, *(workers if whom == "everybody" else ())):
+                os.kill(pid, signal.SIGTERM)
+            await both_drain(router, session)
+            gate.set()
+            for one in begun:
+                assert (await one.read()).endswith(b"data: [DONE]\n\n")
+            status, _, said = await router.end()
+        assert (status, said) == (0, "")
+        assert not any(map(runs, workers))
+
+
+async def test_a_second_stop_ends_at_once(tmp_path, nats_server):
+    async with two_workers(tmp_path, nats_server) as (router, engine, session):
+        engine.behaviour = hang(event("first"))
+        async with AsyncExitStack() as stack, asyncio.timeout(WAIT_S):
+            await streams_in_both(router, session, stack)
+            os.kill(router.pid, signal.SIGTERM)
+            await both_drain(router, session)
+            os.kill(router.pid, signal.SIGTERM)
+            status, _, _ = await router.end()
+        assert status == 0
+
+
+async def test_workers_do_not_outlive_their_parent(tmp_path, nats_server):
+    async with two_workers(tmp_path, nats_server) as (router, _, _):
+        workers = router.workers()
+        os.kill(router.pid, signal.SIGKILL)
+        await until(lambda: not any(map(runs, workers)))
+
+
+async def test_a_taken_door_is_said_once(tmp_path, nats_server):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with router_process(tmp_path, nats_server.url, workers=2, http=port) as router:
+            status, out, said = await router.end()
+    assert (status, out) == (2, "")
+    assert said == (
+        f"mesh router: can't listen on 127.0.0.1:{port} (Address already in use); "
+        "free it, or change http of [regions.us] in mesh.toml\n"
+    )
+
+
+async def test_two_routers_never_share_a_door_by_mistake(tmp_path, nats_server):
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    async with router_process(first, nats_server.url, workers=2) as router:
+        for _ in (0, 1):
+            await router.process.stdout.readline()
+        door = router.http_port
+        async with router_process(second, nats_server.url, workers=2, http=door) as other:
+            status, _, said = await other.end()
+    assert (status, said.count("can't listen on")) == (2, 1)
+
+
+async def test_what_one_worker_lacks_is_said_once_and_ends_the_whole(tmp_path, nats_server):
+    pages = free_run(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", pages + 1))
+        taken.listen()
+        async with router_process(tmp_path, nats_server.url, workers=2, pages=pages) as router:
+            status, out, said = await router.end()
+    assert (status, out.count("serves http://")) == (2, 1)
+    assert said.count("mesh router:") == said.count(f"can't listen on 127.0.0.1:{pages + 1}") == 1
+
+
+async def test_what_all_workers_lack_is_said_by_the_first_alone(tmp_path, nats_server):
+    options = ("--record", str(tmp_path / "absent" / "us.jsonl"))
+    async with router_process(tmp_path, nats_server.url, *options, workers=2) as router:
+        status, out, said = await router.end()
+    file = tmp_path / "absent" / "us.r1-0.jsonl"
+    assert (status, out) == (2, "")
+    assert said == f"mesh router: can't record to {file}: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--workers", "2"), "--metrics: 2 workers need a page each"),
+        (("--workers", "2", "--metrics", "127.0.0.1:65535"), "--metrics: 2 ports from 65535 on"),
+        (("--metrics", "here"), '--metrics: write an address as "host:port", got "here"'),
+    ],
+)
+def test_what_is_wrong_with_options_is_said_before_anything_starts(tmp_path, options, problem):
+    config = tmp_path / "mesh.toml"
+    config.write_text(mesh_toml(("us",)))
+    arguments = ["--region", "us", "--config", str(config), *options]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"mesh router: {problem}")

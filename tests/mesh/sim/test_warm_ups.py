@@ -1,0 +1,45 @@
+"""Warming in the twin: it leaves nothing behind, a seed still has one digest, and off is off."""
+
+from mesh.core.settings import RouterSettings
+from mesh.sim.config import WorldConfig
+from mesh.sim.run import report
+from mesh.sim.warm_ups import cut
+from mesh.sim.workload import Segment
+from mesh.sim.workloads.world_product import world_product
+from tests.mesh.sim.build import AP, EU, US, leftovers, played
+
+ON = {"warm_idle_share": 0.5, "warm_trend_s": 15.0}
+
+
+def day():
+    return world_product(duration_s=40.0, rate_per_s=4.0)
+
+
+def world(**settings):
+    fleet = dict.fromkeys((US, EU, AP), ("h100-llama3.1-8b",) * 2)
+    return played(day(), WorldConfig(regions=fleet, settings=RouterSettings(**settings)))
+
+
+def test_hot_prefixes_are_computed_and_nothing_is_left_of_it():
+    warmed = world(**ON)
+    told = report(warmed, day())
+    assert told["ok"] == told["requests"] == len(day().arrivals)
+    counts = told["warm_ups"]
+    assert counts["ended"] and counts["guests"] and counts["tokens"]
+    assert counts["spent_s"] <= 0.5 * counts["idle_s"]
+    assert not any(leftovers(warmed).values()), leftovers(warmed)
+    assert report(world(**ON), day())["digest"] == told["digest"]
+
+
+def test_off_nothing_of_it_changes_a_run():
+    as_it_is = report(world(), day())
+    other = world(warm_bytes_max=1, warm_kv_used_max=1.0, warm_trend_s=5.0)
+    assert report(other, day())["digest"] == as_it_is["digest"]
+    assert not any(as_it_is["warm_ups"].values())
+
+
+def test_a_cut_prompt_is_its_beginning():
+    prompt = (Segment(1, 10), Segment(2, 20), Segment(3, 5))
+    assert cut(prompt, 10) == prompt[:1]
+    assert cut(prompt, 15) == (Segment(1, 10), Segment(2, 5))
+    assert cut(prompt, 99) == prompt
