@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from mesh.core import events as ev
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name

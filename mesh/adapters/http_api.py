@@ -22,7 +22,7 @@ from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.said_once import refuse_repeated
 from mesh.adapters.ticket import Ask, Ticket
-from mesh.core.geo import Location
+from mesh.core.federation.geo import Location
 from schemas import http
 from schemas.decision import header_value
 from schemas.http import Fault

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from mesh.adapters.problem import Problem
-from mesh.core.geo import Location, parse_location
+from mesh.core.federation.geo import Location, parse_location
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from mesh.adapters.problem import Problem
 from mesh.adapters.ticket import Ask
 from mesh.adapters.wishes import read_wishes
-from mesh.core.prompt import PromptInvalid, prompt_text
+from mesh.core.prefixes.prompt import PromptInvalid, prompt_text
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import CHAT, H_REQUEST_ID, H_TIMEOUT_S, Fault
 from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id

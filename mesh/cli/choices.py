@@ -2,9 +2,9 @@
 
 import click
 
-from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.pushing import Pushing, parse_pushing
+from mesh.core.region.pushing import Pushing, parse_pushing
+from mesh.core.waiting.hold_order import HoldOrder
 
 POLICIES_HELP = (
     f"One of {', '.join(POLICIES)}; options follow a colon, as in cache-aware:0.3/64/1.5."

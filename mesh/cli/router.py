@@ -28,9 +28,9 @@ from mesh.cli.choices import (
     known_policy,
     known_pushing,
 )
-from mesh.core.hold_order import HoldOrder
-from mesh.core.pushing import Pushing
+from mesh.core.region.pushing import Pushing
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import NameTaken, PortTaken, run
 from mesh.runtime.routing import Given, entries, router_settings

@@ -6,7 +6,7 @@ import click
 
 from agents.sim.profiles import PROFILES
 from mesh.cli.modelled import option
-from mesh.core.hold_order import HoldOrder
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.sim.study.scenario import DEFAULT_PROFILE
 from mesh.sim.workloads import WORKLOADS

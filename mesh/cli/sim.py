@@ -11,11 +11,11 @@ from rich.console import Console
 from mesh.cli.modelled import given, option, validated, with_options
 from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
 from mesh.cli.unusable import Unusable
-from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import POLICIES
-from mesh.core.pushing import parse_pushing
 from mesh.core.recording import RecordingInvalid
+from mesh.core.region.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.replay.report import Report, write_report
 from mesh.replay.tables import table_console
 from mesh.sim.replay import replay

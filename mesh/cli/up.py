@@ -22,7 +22,7 @@ from mesh.cli.choices import (
     known_pushing,
 )
 from mesh.cli.unusable import Unusable
-from mesh.core.pushing import Pushing
+from mesh.core.region.pushing import Pushing
 from mesh.demo.child import GaveUp
 from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run

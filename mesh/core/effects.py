@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from schemas.decision import Decision
 from schemas.gossip import TrieAnswer, TrieAsk, TrieDelta
 from schemas.http import Fault

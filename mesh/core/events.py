@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mesh.core.request import NOTHING_SAID, Request, Served
+from mesh.core.requests.request import NOTHING_SAID, Request, Served
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, Lease

@@ -18,24 +18,24 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.admission import Admission
-from mesh.core.attempts import Attempts
-from mesh.core.ends import Ends
-from mesh.core.fleet import Fleet
-from mesh.core.foreign import ForeignWork
+from mesh.core.federation.foreign import ForeignWork
+from mesh.core.federation.guests import Guests
+from mesh.core.federation.peers import PeerTable
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
-from mesh.core.guests import Guests
-from mesh.core.hold_queue import HoldQueue
-from mesh.core.inflight import Inflight
-from mesh.core.line import Line
-from mesh.core.outlook import DEADLINE_PASSED, Outlook
-from mesh.core.peers import PeerTable
-from mesh.core.placement import Place, Placer
+from mesh.core.placing.placement import Place, Placer
 from mesh.core.policies import Makers
-from mesh.core.replicas import ReplicaTable
-from mesh.core.request import Request
+from mesh.core.region.fleet import Fleet
+from mesh.core.region.replicas import ReplicaTable
+from mesh.core.requests.attempts import Attempts
+from mesh.core.requests.ends import Ends
+from mesh.core.requests.inflight import Inflight
+from mesh.core.requests.outlook import DEADLINE_PASSED, Outlook
+from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.admission import Admission
+from mesh.core.waiting.hold_queue import HoldQueue
+from mesh.core.waiting.line import Line
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import isfinite
 
-from mesh.core.hold_order import HoldOrder
-from mesh.core.pushing import PENDING, Pushing
+from mesh.core.region.pushing import PENDING, Pushing
+from mesh.core.waiting.hold_order import HoldOrder
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.gossip import BLOCKS_MAX
 from schemas.residency import OPEN_GROUND, Ground

@@ -7,7 +7,7 @@ from infra.address import Address
 from infra.bus import BusAddress
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import Keys
-from mesh.core.geo import Location
+from mesh.core.federation.geo import Location
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
 

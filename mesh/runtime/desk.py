@@ -21,7 +21,7 @@ from mesh.adapters.spans import RequestSpans
 from mesh.adapters.tenants import Tenants
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core import events as ev
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.hearing import Hearing

@@ -20,8 +20,8 @@ from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.spans import IngressSpan
 from mesh.adapters.wishes import salt_of
 from mesh.core import effects as fx
-from mesh.core.prompt import Prompt, PromptInvalid, prompt_text
-from mesh.core.request import Request
+from mesh.core.prefixes.prompt import Prompt, PromptInvalid, prompt_text
+from mesh.core.requests.request import Request
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.prompts import PromptReader
 from mesh.runtime.work import handoff_headers, ingress_subject, onward_headers, sketch

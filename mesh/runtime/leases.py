@@ -20,7 +20,7 @@ from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.ownership import Ownership
+from mesh.core.federation.ownership import Ownership
 from mesh.runtime.config import RouterConfig
 from schemas import exchange, state, subjects, wire
 

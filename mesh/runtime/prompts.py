@@ -1,6 +1,6 @@
 """From a request's text to the prompt the core sees, with the token ratio learned per model."""
 
-from mesh.core.prompt import Prompt, TokenRatio, block_hashes
+from mesh.core.prefixes.prompt import Prompt, TokenRatio, block_hashes
 from schemas.ids import ModelId
 
 MODELS_MAX = 256  # token ratios kept; a mesh serves far fewer models

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
 from mesh.adapters.bus import RouterBus
-from mesh.core.geo import Location, distance_km, rtt_estimate_s
-from mesh.core.peers import Peer, PeerTable
+from mesh.core.federation.geo import Location, distance_km, rtt_estimate_s
+from mesh.core.federation.peers import Peer, PeerTable
 from mesh.runtime.config import Entry, RouterConfig
 from schemas import http
 from schemas.ids import RegionId

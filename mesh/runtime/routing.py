@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from infra.routing import Routing
 from infra.topology import Topology, TopologyError
-from mesh.core.geo import Location
-from mesh.core.hold_order import HoldOrder
+from mesh.core.federation.geo import Location
 from mesh.core.policies import find_maker, make_policy
 from mesh.core.policies.base import Following
-from mesh.core.pushing import Pushing, parse_pushing
+from mesh.core.region.pushing import Pushing, parse_pushing
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.runtime.config import Entry
 from schemas.ids import RegionId
 

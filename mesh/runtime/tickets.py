@@ -6,7 +6,7 @@ from collections.abc import Callable
 from mesh.adapters.answer import Answer
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.ticket import Ticket
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 
 INBOX_SECRET_BYTES = 12
 

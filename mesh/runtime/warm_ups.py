@@ -15,7 +15,7 @@ from mesh.adapters.ticket import Ask, Ticket
 from mesh.adapters.wishes import Wishes
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.prompt import BLOCK_BYTES
+from mesh.core.prefixes.prompt import BLOCK_BYTES
 from mesh.runtime.tickets import Tickets
 from schemas.exchange import Cancel
 from schemas.ids import RegionId

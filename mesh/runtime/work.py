@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from mesh.adapters.ticket import Ticket
 from mesh.adapters.wishes import Wishes
 from mesh.core.effects import Dispatch
-from mesh.core.prompt import Prompt
-from mesh.core.request import Request
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.requests.request import Request
 from schemas import exchange, subjects, wire
 from schemas.exchange import Priority
 from schemas.ids import RegionId, RouterId

@@ -6,7 +6,7 @@ its place, so that the replica's engine knows what is really asked.
 
 from dataclasses import dataclass
 
-from mesh.core.prompt import Prompt
+from mesh.core.prefixes.prompt import Prompt
 from mesh.replay.tally import Outcome
 from mesh.sim.prompts import Keys
 from mesh.sim.workload import Client, Node

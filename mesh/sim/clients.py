@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask, Tree, number_of
 from mesh.sim.event_queue import EventQueue

@@ -32,7 +32,7 @@ from agents.sim.blocks import BLOCK_TOKENS
 from agents.sim.engine import EngineSim
 from mesh.core.policies.base import Choice, Layered, Spot, Target
 from mesh.core.policies.mesh_prices import STALL_WEIGHT
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from schemas.ids import ReplicaId
 
 if TYPE_CHECKING:

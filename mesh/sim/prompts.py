@@ -18,7 +18,7 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from agents.sim.blocks import BLOCK_TOKENS
-from mesh.core.prompt import BLOCKS_MAX, Prompt
+from mesh.core.prefixes.prompt import BLOCKS_MAX, Prompt
 from mesh.sim.workload import Node, Segment
 
 HASH_TOKENS = 64

@@ -13,7 +13,7 @@ from agents.core.reading import Usage
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.gossip.told import Origin
-from mesh.core.request import Request, Served
+from mesh.core.requests.request import Request, Served
 from mesh.core.router import RouterCore
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from mesh.replay.tally import Outcome
 from mesh.sim.ask import Answered, Ask
 from mesh.sim.place import STATUS_OK, Asker, End, Worker

@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.prompt import BLOCK_BYTES
+from mesh.core.prefixes.prompt import BLOCK_BYTES
 from mesh.sim.ask import Ask, Tree
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network

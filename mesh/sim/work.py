@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mesh.core.effects import Dispatch
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from schemas import exchange, subjects
 from schemas.http import CHAT
 from schemas.ids import ModelId, RegionId, RequestId, RouterId

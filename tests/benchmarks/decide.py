@@ -22,9 +22,9 @@ from rich.table import Table
 from mesh.core import events as ev
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Policy, Spot, Target
-from mesh.core.prompt import Prompt
-from mesh.core.replicas import Replica, ReplicaTable
-from mesh.core.request import Request
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.region.replicas import Replica, ReplicaTable
+from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind

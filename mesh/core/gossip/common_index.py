@@ -14,7 +14,7 @@ Times are those of hearing: milliseconds late, and no clocks are compared.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from mesh.core.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import DELTA_BLOCKS_MAX, SIBLING_PARTS_MAX, TrieDelta, TriePart
 
 REPLICAS_MAX = 4096

@@ -15,7 +15,7 @@ from mesh.core.gossip.placed import Placed
 from mesh.core.gossip.repairs import Repairs
 from mesh.core.gossip.told import Origin
 from mesh.core.gossip.warmth import Warmth
-from mesh.core.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.settings import RouterSettings
 from schemas.gossip import SIBLINGS, TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import RouterId

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from mesh.core.federation.peers import Peer
 from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
-from mesh.core.peers import Peer
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.replicas import Replica
-from mesh.core.request import Request, Served
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.region.replicas import Replica
+from mesh.core.requests.request import Request, Served
 from schemas.decision import CandidateKind
 
 

@@ -17,7 +17,7 @@ from random import Random
 
 from mesh.core.policies.base import Choice, Target, least_loaded
 from mesh.core.policies.indexed import Indexed, part
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mesh.core.hash_ring import HashRing, key_of
 from mesh.core.policies.base import Choice, Layered, Spot, Target
-from mesh.core.request import Request
+from mesh.core.policies.hash_ring import HashRing, key_of
+from mesh.core.requests.request import Request
 
 BLOCKS = 4  # 256 tokens, at 64 a block
 

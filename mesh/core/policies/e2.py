@@ -29,7 +29,7 @@ from mesh.core.policies.e2_scaling import Scaling
 from mesh.core.policies.e2_tree import Match, Node, RadixTree
 from mesh.core.policies.e2_window import Account, Assignment, Window
 from mesh.core.policies.speed import speed_of
-from mesh.core.request import Request, Served
+from mesh.core.requests.request import Request, Served
 
 TH_BAL = 1.5  # the authors' code, "HIGH_LOAD_THRESHOLD"
 IMBALR = 2.0  # times the decode ratio of all targets

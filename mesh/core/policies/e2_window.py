@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mesh.core.policies.e2_tree import Holder, Node
 from mesh.core.policies.speed import TYPICAL, Speed
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 
 OUTPUT_TOKENS = 45.0  # of an answer while none has ended: Preble's workloads have 4 to 190
 ASSIGNMENTS_MAX = 262_144  # within the window, over all targets; then the oldest leave early

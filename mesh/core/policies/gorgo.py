@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import ClassVar, NamedTuple
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Choice, Layered, Score, Spot, Target
 from mesh.core.policies.gorgo_weights import FixedWeights, Terms, Weights
 from mesh.core.policies.speed import speed_of
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.replicas import Replica
-from mesh.core.request import Request
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.region.replicas import Replica
+from mesh.core.requests.request import Request
 from schemas.ids import ModelId
 
 LENGTH_WEIGHT = 0.05  # of a new prompt in the running average of lengths

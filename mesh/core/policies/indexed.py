@@ -13,8 +13,8 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Layered, Spot, Target
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.request import Request
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.requests.request import Request
 from schemas.decision import CandidateKind
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 
 from mesh.core.policies.base import Choice, Layered, Target, least_loaded
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 
 
 class LeastLoad(Layered):

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from mesh.core.policies.base import Choice, Score, Target
 from mesh.core.policies.indexed import Indexed
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 
 SCORES_MAX = 8  # told of one choice: the best
 

@@ -29,7 +29,7 @@ how long the lines are is known beforehand, which replica will be free is known 
 A prompt counts as held from its placement on: while it is being computed it is in the queue that
 is priced as well. A queue, a speed or a number of running requests that nobody tells is reckoned
 from what is usual, never taken for zero; memory that nobody tells is not priced. Near ties are
-broken at random. Of a large fleet it is shown some (`mesh.core.roster`): the holders that it
+broken at random. Of a large fleet it is shown some (`mesh.core.region.roster`): the holders that it
 names, the deepest first, idle ones, and others at random.
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
@@ -50,8 +50,8 @@ from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Belief, Holdings
 from mesh.core.policies.mesh_lessons import Courses
 from mesh.core.policies.mesh_prices import Price, Prices
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.request import Request, Served
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.requests.request import Request, Served
 from mesh.core.settings import RouterSettings
 
 SCORES_MAX = 8  # of the cheapest candidates, for the receipt

@@ -23,8 +23,8 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Spot, Target
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.request import Request, Served
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.requests.request import Request, Served
 from schemas.decision import CandidateKind
 
 ENDS_MAX = 131_072  # of served prompts, the oldest out first

@@ -8,12 +8,12 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Score, Target
 from mesh.core.policies.mesh_holdings import Held
 from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
-from mesh.core.replicas import Replica
-from mesh.core.request import Request
+from mesh.core.region.replicas import Replica
+from mesh.core.requests.request import Request
 
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
 # Of a first token's least time, for each that runs there: a larger batch makes every iteration a

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 
 from mesh.core.policies.base import Choice, Layered, Score, Target
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 
 
 class PowerOfTwo(Layered):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from mesh.core.policies.base import Choice, Target
 from mesh.core.policies.skywalker import SkyWalker
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from schemas.decision import CandidateKind
 
 

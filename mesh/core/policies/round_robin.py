@@ -8,7 +8,7 @@ skip the turn of another's replicas.
 from collections.abc import Sequence
 
 from mesh.core.policies.base import Choice, Layered, Target
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from schemas.ids import ModelId
 
 MODELS_MAX = 256  # whose turns are remembered; the longest unused is forgotten

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from mesh.core.hash_ring import HashRing
 from mesh.core.policies.base import Choice, Layered, Spot, Target
 from mesh.core.policies.consistent_hash import BLOCKS, choose_on_ring
-from mesh.core.request import Request
+from mesh.core.policies.hash_ring import HashRing
+from mesh.core.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ that is the same for all still compares them by tokens, zero would make the unkn
 
 from typing import NamedTuple
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from schemas.state import Heartbeat
 

@@ -12,8 +12,8 @@ kept as text can be computed again. Uses fade with the time constant that is giv
 from dataclasses import dataclass
 from math import exp
 
-from mesh.core.prompt import Prompt
-from mesh.core.request import Request
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.requests.request import Request
 from schemas.ids import ModelId
 from schemas.residency import Labels, narrowed
 

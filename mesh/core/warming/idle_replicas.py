@@ -8,11 +8,11 @@ its agent has learned, or while it has learned none at the median of the others.
 from collections.abc import Sequence
 from statistics import median
 
-from mesh.core.names import is_adopted
-from mesh.core.placement import Place, Placer
-from mesh.core.prefix_index import PrefixIndex
-from mesh.core.replicas import REPLICAS_MAX, Replica, ReplicaTable
-from mesh.core.request import Request
+from mesh.core.placing.placement import Place, Placer
+from mesh.core.prefixes.prefix_index import PrefixIndex
+from mesh.core.region.names import is_adopted
+from mesh.core.region.replicas import REPLICAS_MAX, Replica, ReplicaTable
+from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
 from mesh.core.warming.idle_budget import IdleBudget
 from schemas.decision import Placement

@@ -8,7 +8,7 @@ writes down (the same, kept by hand). To a router that has just started all dema
 knows of none before: about three times `trend_s` long.
 """
 
-from mesh.core.rate import Rate
+from mesh.core.waiting.rate import Rate
 
 SHORT = 0.25  # of the longer time
 RISE = 1.05  # what chance alone makes of the ratio, with some hundred requests in the shorter time

@@ -27,15 +27,15 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.attempts import Attempts
+from mesh.core.federation.peers import Peer, PeerTable
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.hold_queue import HoldQueue
-from mesh.core.inflight import Inflight
-from mesh.core.peers import Peer, PeerTable
-from mesh.core.placement import Place, Placer
-from mesh.core.replicas import ReplicaTable
-from mesh.core.request import Request, Served
+from mesh.core.placing.placement import Place, Placer
+from mesh.core.region.replicas import ReplicaTable
+from mesh.core.requests.attempts import Attempts
+from mesh.core.requests.inflight import Inflight
+from mesh.core.requests.request import Request, Served
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.warming.hot import Hot, Kept
 from mesh.core.warming.idle_replicas import POLICY, IdleReplicas
 from mesh.core.warming.trend import Trend

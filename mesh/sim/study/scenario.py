@@ -19,10 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import make_policy
-from mesh.core.pushing import parse_pushing
+from mesh.core.region.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.replay.settings import Positive, Region, checked_assignment
 from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
 from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern

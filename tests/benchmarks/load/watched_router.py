@@ -21,7 +21,7 @@ import orjson
 from mesh.cli.main import main
 from mesh.core import events as ev
 from mesh.core.policies import make_policy
-from mesh.core.replicas import ReplicaTable
+from mesh.core.region.replicas import ReplicaTable
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from tests.benchmarks import decide

@@ -14,7 +14,7 @@ from mesh.adapters.answer import (
     EngineError,
 )
 from mesh.core import events as ev
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome, Refusal
 

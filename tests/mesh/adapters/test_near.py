@@ -5,7 +5,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from mesh.adapters.near import read_near
 from mesh.adapters.problem import Problem
-from mesh.core.geo import Location
+from mesh.core.federation.geo import Location
 
 
 def near(path="/v1/regions", **headers):

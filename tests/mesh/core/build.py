@@ -4,8 +4,8 @@ from random import Random
 from typing import Any
 
 from mesh.core.policies.base import Spot
-from mesh.core.prompt import Prompt, block_hashes
-from mesh.core.request import Request
+from mesh.core.prefixes.prompt import Prompt, block_hashes
+from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind

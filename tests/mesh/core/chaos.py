@@ -11,9 +11,9 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.hold_order import HoldOrder
 from mesh.core.policies import POLICIES
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from schemas.exchange import Priority, Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ModelCapacity, ReplicaState

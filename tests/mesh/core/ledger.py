@@ -10,11 +10,11 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.hold_order import HoldOrder, standing
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.request import Request
+from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder, standing
 from schemas.decision import Placement
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId

@@ -17,7 +17,7 @@ from typing import Any
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.prompt import Prompt
+from mesh.core.prefixes.prompt import Prompt
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.exchange import Priority

@@ -8,7 +8,7 @@ import pytest
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.models import KEPT_S
+from mesh.core.region.models import KEPT_S
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId

@@ -4,7 +4,7 @@ import jsonschema
 import orjson
 import pytest
 
-from mesh.core.geo import Location
+from mesh.core.federation.geo import Location
 from mesh.runtime.config import Entry
 from schemas.ids import RegionId
 from schemas.openapi import document

@@ -4,10 +4,10 @@ import pytest
 
 from infra.routing import HOLD_ORDERS
 from infra.topology import DEFAULT_FILE, TopologyError, parse
-from mesh.core.geo import Location
-from mesh.core.hold_order import HoldOrder
-from mesh.core.pushing import BLIND, Pushing, PushingKind
+from mesh.core.federation.geo import Location
+from mesh.core.region.pushing import BLIND, Pushing, PushingKind
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_order import HoldOrder
 from mesh.runtime.config import Entry
 from mesh.runtime.routing import Given, check, entries, router_settings
 from schemas.exchange import Priority

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.core.prompt import BLOCK_BYTES
+from mesh.core.prefixes.prompt import BLOCK_BYTES
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.state import Heartbeat, ReplicaState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.core.regional import CHANGE_S_MIN
+from mesh.core.region.regional import CHANGE_S_MIN
 from mesh.sim.config import WorldConfig, WorldInvalid
 from mesh.sim.rtt import RttInvalid
 from mesh.sim.topology import TopologyInvalid

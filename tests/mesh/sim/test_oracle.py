@@ -5,7 +5,7 @@ import pytest
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.pushing import BLIND
+from mesh.core.region.pushing import BLIND
 from mesh.sim.everywhere import Everywhere
 from mesh.sim.oracle import Oracle, OracleOptions, _common, _held, _memory_s
 from mesh.sim.twin_policies import TwinPolicies, checked_twin_policy

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from mesh.core.policies.base import Choice, Layered, Target
-from mesh.core.pushing import BLIND
-from mesh.core.request import Request
+from mesh.core.region.pushing import BLIND
+from mesh.core.requests.request import Request
 from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.rtt import RttTable

@@ -18,7 +18,7 @@ from typing import Any
 from mesh.core import effects as fx
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.told import Origin
-from mesh.core.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.settings import RouterSettings
 from schemas.gossip import SIBLINGS, TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import RegionId, RouterId

@@ -1,7 +1,7 @@
 """One index of all routers of a region: entered, passed on, and merged in order of use."""
 
 from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, CommonIndex
-from mesh.core.prefix_index import PrefixIndex
+from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
 
 

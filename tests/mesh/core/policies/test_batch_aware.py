@@ -7,10 +7,10 @@ import pytest
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions, occupancy
-from mesh.core.replicas import Replica
+from mesh.core.region.replicas import Replica
 from schemas.decision import CandidateKind, Placement
 from tests.mesh.core.build import MODEL, beat, core, digest, foreign, request, spot
 

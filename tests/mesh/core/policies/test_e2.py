@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from mesh.core.policies.base import Target
 from mesh.core.policies.e2 import E2
-from mesh.core.prompt import Prompt
-from mesh.core.replicas import Replica
-from mesh.core.request import Served
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.region.replicas import Replica
+from mesh.core.requests.request import Served
 from tests.mesh.core.build import beat, foreign, prompt, request, spot
 
 BLOCK = 100  # tokens; with a millisecond each, a block is a tenth of a second

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mesh.core.policies.e2_tree import Node
 from mesh.core.policies.e2_window import OUTPUT_TOKENS, Account, Assignment, Window
 from mesh.core.policies.speed import Speed
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 
 ROOT = Node(0, (), None)
 

@@ -5,14 +5,14 @@ from random import Random
 
 import pytest
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
+from mesh.core.federation.round_trips import RoundTrips
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Spot, Target
 from mesh.core.policies.gorgo import Gorgo
 from mesh.core.policies.gorgo_weights import Terms, TunedWeights
-from mesh.core.prompt import Prompt
-from mesh.core.replicas import Replica
-from mesh.core.round_trips import RoundTrips
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.region.replicas import Replica
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.state import ModelCapacity

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.llm_d import SCORES_MAX, LlmD, LlmDOptions
-from mesh.core.replicas import Replica
+from mesh.core.region.replicas import Replica
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import beat, digest, request, spot
 

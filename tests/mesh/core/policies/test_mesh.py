@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
+from mesh.core.federation.round_trips import RoundTrips
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Spot, Target
 from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, Mesh
@@ -18,10 +19,9 @@ from mesh.core.policies.mesh_lessons import (
     SPEED_START,
 )
 from mesh.core.policies.mesh_prices import BATCH_WEIGHT, STALL_WEIGHT
-from mesh.core.prompt import Prompt
-from mesh.core.replicas import Replica
-from mesh.core.request import Served
-from mesh.core.round_trips import RoundTrips
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.region.replicas import Replica
+from mesh.core.requests.request import Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId

@@ -4,7 +4,7 @@ import pytest
 
 from mesh.core import effects as fx
 from mesh.core.events import AnswerEnded, AnswerStarted, HeartbeatSeen, RequestArrived
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 from tests.mesh.core.build import beat, core, prompt, request
 
 

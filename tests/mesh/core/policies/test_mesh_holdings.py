@@ -8,8 +8,8 @@ from agents.sim.kv_cache import KvCache
 from mesh.core.policies import mesh_holdings as module
 from mesh.core.policies.base import Spot, Target
 from mesh.core.policies.mesh_holdings import NOTHING, SCALE_MIN, SETTLED_S, Held, Holdings
-from mesh.core.prompt import Prompt
-from mesh.core.request import Served
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.requests.request import Served
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import prompt, request, spot
 

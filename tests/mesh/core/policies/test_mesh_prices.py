@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.peers import Peer
+from mesh.core.federation.peers import Peer
+from mesh.core.federation.round_trips import RoundTrips
 from mesh.core.policies.base import Target
 from mesh.core.policies.mesh_holdings import NOTHING, Held
 from mesh.core.policies.mesh_lessons import (
@@ -15,9 +16,8 @@ from mesh.core.policies.mesh_lessons import (
     Speed,
 )
 from mesh.core.policies.mesh_prices import BATCH_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
-from mesh.core.prompt import Prompt
-from mesh.core.replicas import Replica
-from mesh.core.round_trips import RoundTrips
+from mesh.core.prefixes.prompt import Prompt
+from mesh.core.region.replicas import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RouterId
 from schemas.state import ModelCapacity

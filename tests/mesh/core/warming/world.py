@@ -4,7 +4,7 @@ from random import Random
 
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.request import Served
+from mesh.core.requests.request import Served
 from schemas.ids import ReplicaId
 from schemas.residency import Label, ground
 from tests.mesh.core.build import AP, EU, US, beat, core, digest, request

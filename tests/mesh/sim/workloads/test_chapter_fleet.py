@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from agents.sim.profiles import CHAPTER
-from mesh.core.pushing import parse_pushing
+from mesh.core.region.pushing import parse_pushing
 from mesh.core.settings import RouterSettings
 from mesh.sim.config import WorldConfig
 from mesh.sim.run import run

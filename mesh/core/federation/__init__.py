@@ -1,0 +1,1 @@
+"""Other regions: how they are, what they ask for, and who owns whose replicas."""

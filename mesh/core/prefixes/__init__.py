@@ -1,0 +1,1 @@
+"""Prompts as chained block hashes, and who is believed to hold them."""

@@ -1,0 +1,128 @@
+"""What can still be hoped for: of an attempt under way, and of places not tried yet."""
+
+from collections.abc import Iterable
+
+from mesh.core.federation.peers import PeerTable
+from mesh.core.placing.residency import Residency
+from mesh.core.region.replicas import ReplicaTable
+from mesh.core.requests.inflight import Inflight
+from mesh.core.settings import RouterSettings
+from schemas.exchange import SILENCE_S_MAX, WORKING_S
+from schemas.ids import ModelId, RegionId
+
+DEADLINE_PASSED = "the request's deadline has passed"
+
+
+class Outlook:
+    """Reads the tables; changes nothing."""
+
+    def __init__(
+        self,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        settings: RouterSettings,
+        residency: Residency,
+    ) -> None:
+        self._residency = residency
+        self._replicas = replicas
+        self._peers = peers
+        self._settings = settings
+        # Nothing is missed of an attempt that was heard of within this time.
+        self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
+
+    def ready_models(self) -> tuple[ModelId, ...]:
+        """Models that some ready replica of the mesh serves, full or not; by name."""
+        ready = {
+            model
+            for replica in self._replicas
+            for model in replica.heartbeat.models
+            if self._replicas.serves(replica, model)
+        }
+        for _, peer in self._peers:
+            for digest in peer.digests.values():
+                ready.update(model for model, has in digest.models.items() if has.ready)
+        return tuple(sorted(ready))
+
+    def others_serve(self, record: Inflight) -> bool:
+        """Whether a place that has not failed this request serves its model, free or not."""
+        request, takes = record.request, self._residency
+        wanted = takes.wanted(request)
+        for replica in self._replicas:
+            is_left = replica.heartbeat.replica not in record.avoid
+            is_within = is_left and takes.takes_replica(wanted, replica)
+            if is_within and self._replicas.serves(replica, request.model):
+                return True
+        return request.passed < self._settings.hops_max and any(
+            region not in record.avoid
+            and takes.takes_peer(wanted, region, peer)
+            and peer.ready(request.model, wanted) > 0
+            for region, peer in self._peers
+        )
+
+    def doubtful(self, records: Iterable[Inflight], now: float) -> list[Inflight]:
+        """Those of them who must be looked at: at every tick that is hardly any of thousands."""
+        patience_s = self._patience_s
+        return [
+            record
+            for record in records
+            if record.held_since is not None
+            or now >= record.request.deadline
+            or (now - record.heard_at > patience_s and self.lost_because(record, now) is not None)
+            or (record.waited_abroad and self.is_kept_too_long(record, now))
+        ]
+
+    def is_kept_too_long(self, record: Inflight, now: float) -> bool:
+        """Whether a peer says that it waits there when nobody may wait for so long any more.
+
+        A peer that keeps to this refuses it first; so this one lies, or is stuck.
+        """
+        if record.peer is None or not record.waited_abroad:
+            return False
+        lines = max(1, self._settings.hops_max)  # it may have been sent on, and wait there anew
+        patience_s = lines * self._settings.hold_s_max + self._reply_s(record.peer)
+        return now - record.attempted_at > patience_s
+
+    def is_left_waiting(self, record: Inflight, now: float) -> bool:
+        """Whether the router that it waited for abroad is gone: not that region's fault."""
+        return record.waited_abroad and not self.is_kept_too_long(record, now)
+
+    def lost_because(self, record: Inflight, now: float) -> str | None:
+        """Why no answer can be expected of the attempt under way, or None."""
+        silent_s = now - record.heard_at
+        if silent_s > SILENCE_S_MAX:
+            return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
+        if self.is_kept_too_long(record, now):
+            return f"region {record.peer} has kept the request waiting for too long"
+        if record.peer is not None:
+            return self._lost_at_peer_because(record, silent_s)
+        replica = None if record.replica is None else self._replicas.get(record.replica)
+        if replica is None:
+            lost = record.replica is not None and silent_s > self._settings.heartbeat_lost_s
+            why = f"replica {record.replica} was lost: no heartbeat and no answer"
+            return why if lost else None
+        # Without heartbeats only the answer itself tells; one that has nothing to say says WORKING.
+        patience_s = self._settings.heartbeat_lost_s + WORKING_S
+        if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
+            return f"replica {record.replica} does not answer, and no heartbeats arrive"
+        return None
+
+    def _lost_at_peer_because(self, record: Inflight, silent_s: float) -> str | None:
+        assert record.peer is not None
+        peer = self._peers.get(record.peer)
+        assert peer is not None, "peers that were asked are remembered"
+        is_unplaced = record.replica is None and not record.started
+        if is_unplaced and silent_s > self._reply_s(record.peer):
+            return f"region {record.peer} did not say where it placed the request"
+        # Routers of that region may restart while its agent works on. An agent that has nothing
+        # to send says WORKING; only when that fails to come as well is the link cut.
+        heard_of = record.replica is not None or record.started
+        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if heard_of else 0.0)
+        if not peer.digests and silent_s > patience_s:
+            return f"region {record.peer} can't be reached"
+        return None
+
+    def _reply_s(self, region: RegionId) -> float:
+        """What it takes at most to hear from a peer what it made of a request."""
+        peer = self._peers.get(region)
+        rtt_s = None if peer is None else peer.rtt_s
+        return self._settings.peer_reply_s + (rtt_s or 0.0)

@@ -1,0 +1,116 @@
+"""Outlook: when an attempt is given up, and whether anybody else may help."""
+
+import pytest
+
+from mesh.core.federation.peers import PeerTable
+from mesh.core.placing.residency import Residency
+from mesh.core.region.replicas import ReplicaTable
+from mesh.core.requests.inflight import Inflight
+from mesh.core.requests.outlook import Outlook
+from mesh.core.settings import RouterSettings
+from schemas.exchange import SILENCE_S_MAX
+from schemas.ids import ModelId, ReplicaId
+from schemas.state import ReplicaState
+from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, request
+
+A = ReplicaId("a")
+
+
+class View:
+    """An outlook on one replica and one peer, both seen at 0."""
+
+    def __init__(self):
+        settings = RouterSettings()
+        self.replicas = ReplicaTable(ROUTER, settings)
+        self.peers = PeerTable(settings)
+        self.outlook = Outlook(self.replicas, self.peers, settings, Residency(US, settings.ground))
+        self.replicas.see(beat("a", pending=5, full=True), 0.0)
+        self.peers.see(digest("eu", free=0), 0.0)
+        self.peers.measured(EU, 0.5)
+
+
+@pytest.fixture
+def view():
+    return View()
+
+
+def tried(replica=A, peer=None, heard_at=0.0, started=False):
+    return Inflight(
+        request(1), attempt=1, replica=replica, peer=peer, heard_at=heard_at, started=started
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "avoid", "expected"),
+    [
+        (request(1), (), True),  # full is not gone
+        (request(1), ("a",), True),
+        (request(1), ("eu",), True),
+        (request(1), ("a", "eu"), False),
+        (foreign(1), (), True),
+        (foreign(1), ("a",), False),
+        (request(1, model=ModelId("other")), (), False),
+    ],
+)
+def test_who_else_serves(view, asked, avoid, expected):
+    assert view.outlook.others_serve(Inflight(asked, avoid=frozenset(avoid))) is expected
+
+
+def test_a_replica_that_is_not_ready_serves_nobody(view):
+    view.replicas.see(beat("a", 2, state=ReplicaState.DOWN), 0.0)
+    assert not view.outlook.others_serve(Inflight(request(1), avoid=frozenset(["eu"])))
+
+
+@pytest.mark.parametrize("record", [tried(), tried(started=True), tried(ReplicaId("x"), EU)])
+def test_silence_has_a_limit_everywhere(view, record):
+    record.heard_at = 10.0
+    assert view.outlook.lost_because(record, 10.0 + SILENCE_S_MAX) is None
+    assert "not been heard of" in view.outlook.lost_because(record, 10.1 + SILENCE_S_MAX)
+
+
+def test_a_replica_without_heartbeats_is_lost_unless_its_answer_comes(view):
+    assert view.outlook.lost_because(tried(), 9.0) is None
+    view.replicas.expire(9.0)
+    assert "replica a was lost" in view.outlook.lost_because(tried(heard_at=6.9), 9.0)
+    assert view.outlook.lost_because(tried(heard_at=7.1), 9.0) is None
+
+
+def test_a_peer_must_say_where_within_its_time_and_a_round_trip(view):
+    assert view.outlook.lost_because(tried(None, EU), 2.5) is None
+    assert "did not say where" in view.outlook.lost_because(tried(None, EU), 2.6)
+    assert view.outlook.lost_because(tried(None, EU, started=True), 2.6) is None
+    assert view.outlook.lost_because(tried(ReplicaId("eu-0"), EU), 2.6) is None
+
+
+def test_a_peer_that_says_held_for_ever_is_believed_as_long_as_anybody_may_wait(view):
+    last = 60.0 + 2.0 + 0.5  # hold_s_max, and what it takes to hear that it is over
+    record = tried(None, EU)
+    assert not view.outlook.is_kept_too_long(record, 99.0), "nothing was heard of it at all"
+    for now, expected in ((last - 0.1, False), (last + 0.1, True)):
+        record.heard_at = now - 0.1
+        assert view.outlook.is_kept_too_long(record, now) is expected
+        assert view.outlook.is_left_waiting(record, now) is not expected
+        assert bool(view.outlook.doubtful([record], now)) is expected
+    assert "kept the request waiting" in view.outlook.lost_because(record, last + 0.1)
+    record.replica = ReplicaId("eu-0")
+    assert not view.outlook.is_kept_too_long(record, last + 0.1)
+
+
+def test_a_cut_off_peer_is_given_up_when_even_its_agents_fall_silent(view):
+    # Its routers alone may restart: then the agent's WORKING still comes every 5 s.
+    record = tried(ReplicaId("eu-0"), EU, heard_at=1.0, started=True)
+    view.peers.expire(8.1)
+    assert "can't be reached" in view.outlook.lost_because(record, 8.1)
+    record.heard_at = 1.2
+    assert view.outlook.lost_because(record, 8.1) is None
+
+
+def test_only_the_doubtful_are_looked_at(view):
+    """Held, past its deadline, or silent with its replica gone; nobody else of many."""
+    fine, quiet = tried(heard_at=9.0), tried(heard_at=5.0)
+    late = Inflight(request(2, arrived_at=-600.0), attempt=1, replica=A, heard_at=9.0)
+    held = Inflight(request(3), held_since=1.0)
+    lost = tried(replica=ReplicaId("gone"), heard_at=5.0)
+    view.replicas.see(beat("a", 2), 10.0)
+    found = view.outlook.doubtful([fine, quiet, late, held, lost], 10.0)
+    assert [id(one) for one in found] == [id(late), id(held), id(lost)]
