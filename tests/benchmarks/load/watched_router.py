@@ -44,7 +44,8 @@ class Watch:
             known = table.get(beat.replica)
             self.beats += 1
             if known is not None:
-                self.missed += beat.seq - known.heartbeat.seq - 1
+                ahead = beat.seq - known.heartbeat.seq
+                self.missed += ahead - 1 if ahead > 0 else -(ahead < 0)  # late ones are not missed
             return see(table, beat, now)
 
         def handling(core: RouterCore, event: Any, now: float) -> Any:
