@@ -81,6 +81,11 @@ class Ground:
         confined_to = self.confined_to(speaker)
         return not confined_to or not confined_to.isdisjoint(self.carried_by(listener))
 
+    def may_hold(self, region: RegionId, home: RegionId, wanted: Labels) -> bool:
+        """Whether a prompt that entered in `home` and wants one of these may lie in `region`."""
+        labels = narrowed(wanted, self.confined_to(home))
+        return labels is None or not labels.isdisjoint(self.carried_by(region))
+
     def sent(self, speaker: RegionId, listener: RegionId) -> Labels:
         """The labels under which `speaker` may send prompts to `listener`, sorted."""
         carried, confined_to = self.carried_by(listener), self.confined_to(speaker)

@@ -154,10 +154,18 @@ class Hearing:
         self._bus.publish(subject, wire.encode(exchange.Cancel(msg.subject)))
 
     def _send_body(self, ticket: Ticket, wanted: exchange.BodyWanted) -> None:
+        """Whoever wants it may be in a region that we did not ask: sent on by one that we did.
+
+        Raises WireError where it may not go: then this attempt is over.
+        """
         assert ticket.answer is not None
-        subject = subjects.body(wanted.region, wanted.replica)
-        parts = body_parts(ticket.ask.body, ticket.answer.inbox, self._bus.payload_bytes_max)
-        for payload, headers in parts:
+        region, replica = place_named(wanted.region, wanted.replica)
+        home, ground = self._config.region, self._config.settings.ground
+        if not ground.may_hold(region, home, ticket.ask.residency):
+            self._metrics.residency_refused.labels("body").inc()
+            raise wire.WireError(f"{region} wants a body that may not go there")
+        inbox, subject = ticket.answer.inbox, subjects.body(region, replica)
+        for payload, headers in body_parts(ticket.ask.body, inbox, self._bus.payload_bytes_max):
             self._bus.publish(subject, payload, headers=headers)
 
     def hear_ingress(self, msg: Msg, key: int) -> None:

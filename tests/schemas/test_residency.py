@@ -79,3 +79,13 @@ def test_who_may_send_prompts_to_whom(speaker, listener, may, labels):
 def test_a_confined_region_is_heard_by_its_kind_alone():
     assert GROUND.listeners(DE) == (EU,)
     assert GROUND.listeners(EU) == (DE, US)
+
+
+def test_a_prompt_may_lie_where_one_of_its_labels_is_and_its_home_lets_it():
+    there = ground({"a": ("x", "y"), "b": ("y",), "c": ()}, {"a": ("y",)})
+    assert there.may_hold("c", "b", ())
+    assert not there.may_hold("c", "b", ("y",))
+    assert there.may_hold("a", "b", ("x",))
+    assert there.may_hold("b", "a", ())  # a lets its prompts go where y is
+    assert not there.may_hold("c", "a", ())
+    assert not there.may_hold("a", "a", ("z",))

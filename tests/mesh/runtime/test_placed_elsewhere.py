@@ -12,10 +12,11 @@ from infra.bus import BusAddress, connect
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.ids import ModelId, RegionId, RouterId
+from schemas.residency import ground
 from schemas.state import Digest, ModelCapacity, encode_state
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh
+from tests.support.small_mesh import chat, client, small_mesh, upload
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -33,6 +34,7 @@ def digest(seq: int) -> Digest:
         queue=0,
         models={ModelId("tiny"): ModelCapacity(ready=1, free=1)},
         requests_per_s=0.0,
+        residency=("us",),
     )
 
 
@@ -54,10 +56,13 @@ async def spoken_for(bus):
         await asyncio.gather(task, return_exceptions=True)
 
 
+GROUND = ground({"us": ("us",), "eu": ("us",), "ap": ()})
+
+
 @pytest.fixture
 async def one(nats_server):
     async with small_mesh({"us": nats_server, "eu": nats_server}) as mesh:
-        await mesh.router("us", policy="skywalker", hold_s_max=0.5)
+        await mesh.router("us", policy="skywalker", hold_s_max=0.5, ground=GROUND)
         bus = await connect(BusAddress(nats_server.url), name="eu", inbox_prefix="_INBOX.eu")
         async with spoken_for(bus):
             await mesh.until_peer("us", "eu")
@@ -96,6 +101,28 @@ async def test_a_place_whose_name_is_none_is_no_place(one):
         await one.bus.publish(forwarded.reply, pack_frame(Frame.PLACED, 0, placed))
         async with await task as answer:
             assert answer.status == 502
+
+
+@pytest.mark.parametrize(
+    ("region", "replica"), [("ap", "ap-0"), ("eu.>", "eu-0"), ("eu", "eu-0.work")]
+)
+async def test_a_body_goes_nowhere_but_where_its_request_may_go(one, region, replica):
+    """The peer sends the request on, by old news of labels: the body is ours to withhold."""
+    asked = await one.bus.subscribe(subjects.ingress_within("eu", "us"))
+    bodies = await one.bus.subscribe("mesh.*.replica.>")
+    await flushed(one.bus)
+    text = chat("x" * (3 * 1024 * 1024))  # goes in parts, when somebody asks for it
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        headers = {"x-mesh-residency": "us"}
+        task = asyncio.create_task(session.post(url, data=upload(text), headers=headers))
+        forwarded = await asked.next_msg(timeout=20)
+        wanted = wire.encode(exchange.BodyWanted(region, replica))
+        await one.bus.publish(forwarded.reply, pack_frame(Frame.BODY_WANTED, 0, wanted))
+        async with await task as answer:
+            assert answer.status == 502
+    await flushed(one.bus)
+    assert bodies.pending_msgs == 0
 
 
 async def test_a_stray_is_told_to_stop_where_its_name_is_one(one):
