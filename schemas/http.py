@@ -20,6 +20,7 @@ from schemas.state import Model as ModelName
 from schemas.state import Region as RegionName
 
 H_REQUEST_ID = "x-request-id"
+OWN_PREFIX = "x-mesh-"  # what begins so is known, or refused
 H_DEBUG = "x-mesh-debug"
 H_TIMEOUT_S = "x-mesh-timeout-s"
 H_PRIORITY = "x-mesh-priority"

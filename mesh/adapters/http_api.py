@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.near import read_near
+from mesh.adapters.own_headers import refuse_misread
 from mesh.adapters.problem import Problem
 from mesh.adapters.read_request import read_ask, request_id
 from mesh.adapters.relay import Door, relay
-from mesh.adapters.said_once import refuse_repeated
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core.federation.geo import Location
 from schemas import http
@@ -111,7 +111,7 @@ class HttpApi:
         known_id = request_id(request)
         try:
             handler = self._handler(request)
-            refuse_repeated(request)
+            refuse_misread(request)
             return await handler(request, known_id)
         except Problem as problem:
             return self._error(known_id, problem.fault, problem.message, param=problem.param)

@@ -223,7 +223,7 @@ class Router:
             self._page = await _serve(page, "metrics", config, config.metrics)
         if config.shares_port:  # a scrape would meet one of the workers at random
             paths = EVERY_PATH - {http.METRICS}
-            elsewhere = "; each worker shows its metrics on its own port"
+            elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
         api = HttpApi(config.region, self.desk, registry, paths, elsewhere)
         where = Address(config.http_host, config.http_port)
         self._http = await _serve(api, "http", config, where, shared=config.shares_port)

@@ -80,7 +80,7 @@ async def test_both_workers_are_given_connections_and_each_has_its_page(tmp_path
                 assert answer.status == 404
         async with session.get(router.url + "/metrics") as answer:
             assert answer.status == 404
-            assert b"each worker shows its metrics on its own port" in await answer.read()
+            assert b"each worker has a page of its own, this one's is " in await answer.read()
         async with session.get(router.url + "/health") as answer:
             assert answer.status == 200
 

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from mesh.adapters.http_server import HttpServer
+from mesh.adapters.own_headers import refuse_misread
 from mesh.adapters.problem import Problem
-from mesh.adapters.said_once import refuse_repeated
 from schemas.http import H_REQUEST_ID, SAID_ONCE, Fault
 
 
@@ -18,7 +18,7 @@ async def door():
 
     async def handle(request):
         try:
-            refuse_repeated(request)
+            refuse_misread(request)
         except Problem as problem:
             assert problem.fault is Fault.INVALID
             return web.Response(status=400, text=f"{problem.param}: {problem.message}")
@@ -50,3 +50,17 @@ async def test_a_list_in_one_line_and_headers_that_decide_nothing_may_pass():
         lines = [(SAID_ONCE[0], "eu,us"), (H_REQUEST_ID, "a"), (H_REQUEST_ID, "b"), ("via", "x")]
         async with session.get("/", headers=lines) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("X-Mesh-Residancy", 'did you mean "x-mesh-residency"?'),
+        ("x-mesh-sesion", 'did you mean "x-mesh-session"?'),
+    ],
+)
+async def test_a_header_of_ours_that_nobody_knows_is_refused_with_the_nearest_name(name, hint):
+    async with door() as session, session.get("/", headers={name: "eu"}) as answer:
+        assert answer.status == 400
+        text = await answer.text()
+        assert text.startswith(f"{name.lower()}: unknown header; ") and hint in text

@@ -1,0 +1,32 @@
+"""Headers that say what to do: each is said once, and spelled as it is known.
+
+RFC 9110 (section 5.3) lets whoever passes a request on join the lines of a repeated header with a
+comma. So two lines of labels may arrive as two or as one list, and in a list labels are
+alternatives: a request that was to meet both would go where one holds. Of two keys or two
+priorities one would be dropped. And a misspelt header would be no header at all: a prompt that
+was to stay in a region would go anywhere. All of that is 400, before anything is read or placed.
+
+Rejected: meeting the labels of all lines (right only where no proxy joins them, and who sent the
+request can't know that).
+"""
+
+from aiohttp import web
+
+from infra.config_problems import did_you_mean
+from mesh.adapters.problem import Problem
+from schemas.http import OWN_PREFIX, SAID_ONCE, Fault
+
+_KNOWN = frozenset(name for name in SAID_ONCE if name.startswith(OWN_PREFIX))
+
+
+def refuse_misread(request: web.BaseRequest) -> None:
+    """Raises Problem for the first header that is given twice, or that nobody here knows."""
+    for given in request.headers:
+        name = given.lower()
+        if name.startswith(OWN_PREFIX) and name not in _KNOWN:
+            raise Problem(Fault.INVALID, f"unknown header{did_you_mean(name, _KNOWN)}", name)
+    for name in SAID_ONCE:
+        times = len(request.headers.getall(name, ()))
+        if times > 1:
+            message = f"{name} is given {times} times; give it once"
+            raise Problem(Fault.INVALID, message, name)
