@@ -203,7 +203,7 @@ class Warming:
         if request.answer_inbox is not None:
             return  # its text is another router's to keep
         self._trend.arrived(now)
-        for kept in self.hot.saw(request, now):
+        if (kept := self.hot.saw(request, now)) is not None:
             self._effects.append(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
         self._drop()
 
