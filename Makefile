@@ -10,7 +10,7 @@ STAMP := .venv/.installed
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
-SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces $(TRACES))
+SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces "$(TRACES)")
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -32,10 +32,10 @@ drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
 	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
-		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside $(BESIDE))
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside "$(BESIDE)")
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
-	$(BIN)/python -m tests.benchmarks.compare_policies --trace $(TRACE)
+	$(BIN)/python -m tests.benchmarks.compare_policies --trace "$(TRACE)"
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
 	$(BIN)/python -m tests.benchmarks.decide
@@ -53,7 +53,7 @@ gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it 
 	$(BIN)/python -m tests.benchmarks.gate
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
-	$(BIN)/python -m tests.benchmarks.fidelity --trace $(TRACE)
+	$(BIN)/python -m tests.benchmarks.fidelity --trace "$(TRACE)"
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)
@@ -89,7 +89,7 @@ study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: wh
 	$(STUDY).proactive $(SIZE)
 
 gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
-	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace $(TRACE))
+	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace "$(TRACE)")
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
 	$(BIN)/python -m tests.benchmarks.gossip_heals

@@ -73,7 +73,8 @@ class KeptPrefixes:
 def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
     """A request for one token after the first `text_bytes` of that prompt, as `prompt_text` counts.
 
-    None where a prompt can't be cut: token ids, several prompts, or what is no text at all.
+    None where a prompt can't be cut: token ids, several prompts, or what is no text at all; and
+    where the rest of the request is nested too deep to be written again.
     """
     if not body:
         return None  # its client has a first byte already
@@ -89,9 +90,9 @@ def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
     whole = about_the_prompt | kept | {"stream": False, "max_tokens": 1}
     try:
         has_text = bool(prompt_text(whole, chat=path == CHAT))
-    except PromptInvalid:
+        return orjson.dumps(whole) if has_text else None
+    except (PromptInvalid, orjson.JSONEncodeError):  # orjson reads deeper than it writes
         return None
-    return orjson.dumps(whole) if has_text else None
 
 
 def _cut_messages(messages: list[dict[str, Any]], left: int) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ metric of clients counts it.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from mesh.runtime.tickets import Tickets
 from schemas.exchange import Cancel
 from schemas.ids import RegionId
 
+log = logging.getLogger(__name__)
 STATUS_OK, STATUS_CLIENT_ERROR = 200, 400
 
 
@@ -54,7 +56,10 @@ class WarmUps:
         body_bytes = None
         if ticket is not None:
             ask, text_bytes = ticket.ask, effect.blocks * BLOCK_BYTES
-            body_bytes = self._kept.keep(effect.prefix, ask.path, ask.body, text_bytes)
+            try:
+                body_bytes = self._kept.keep(effect.prefix, ask.path, ask.body, text_bytes)
+            except Exception:  # whatever is wrong with the copy, the client's request goes on
+                log.exception("request %s can't be cut to be kept", ask.request_id)
         kept = ev.PrefixKept(effect.prefix, body_bytes)
         asyncio.get_running_loop().call_soon(self._feed, kept)  # after this effect's event
 

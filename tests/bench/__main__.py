@@ -24,6 +24,14 @@ ROUNDS, QUICK_ROUNDS = 5, 3
 QUICK_SYSTEMS = ("direct", "mesh", "sglang-router", "vllm-router")
 
 
+def _of_different_names(trees: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The trees. Raises BadParameter where two would have one name in the tables."""
+    names = [tree.name for tree in trees]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise click.BadParameter(f"more than one is named {', '.join(twice)}")
+    return trees
+
+
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer systems, cells and rounds: a few minutes.")
 @click.option("--only", default="", help="Systems and cells, with commas; of each kind, all.")
@@ -33,6 +41,7 @@ QUICK_SYSTEMS = ("direct", "mesh", "sglang-router", "vllm-router")
     "trees",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
     multiple=True,
+    callback=lambda ctx, param, value: _of_different_names(value),
     help="Another checkout of the mesh, measured as `mesh of NAME`; repeat it for more.",
 )
 @click.option("--environments", type=click.Path(path_type=Path), default=BUILD)

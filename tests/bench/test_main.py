@@ -36,6 +36,15 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     assert "sglang-router" in result.output
 
 
+def test_two_trees_of_one_name_are_refused(tmp_path):
+    trees = [tmp_path / name / "mesh" for name in ("one", "other")]
+    for tree in trees:
+        tree.mkdir(parents=True)
+    result = CliRunner().invoke(main, [f"--beside={tree}" for tree in trees])
+    assert result.exit_code == 2
+    assert "more than one is named mesh" in result.output
+
+
 def test_named_cells_are_played_and_else_all_or_the_quick_ones():
     assert [cell.name for cell in chosen(frozenset({"plain", "mesh"}), True)] == ["plain"]
     assert chosen(frozenset({"mesh"}), False) == CELLS

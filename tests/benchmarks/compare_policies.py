@@ -19,6 +19,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.options import known_policies, mooncake_trace
 from tests.support.mesh_up import RTT_MS, mesh_up, write_config
 
 # name, unit, how to read it from a result
@@ -34,8 +35,19 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 @click.command()
-@click.option("--trace", type=click.Path(exists=True, path_type=Path), required=True)
-@click.option("--policy", "policies", multiple=True, default=("round-robin", "prefix-tree"))
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    callback=mooncake_trace,
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("round-robin", "prefix-tree"),
+    callback=known_policies,
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=4, show_default=True)

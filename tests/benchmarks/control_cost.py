@@ -28,6 +28,7 @@ from tests.benchmarks.control.twin import (
     control_messages,
     said_per_s,
 )
+from tests.benchmarks.options import two_or_more
 from tests.benchmarks.study.markdown import mark, table
 
 REPLICAS, REGIONS = (10, 30, 100, 300, 1000), (2, 3, 5, 10)
@@ -48,7 +49,13 @@ Read = Callable[[Cost], float]
 @click.command()
 @click.option("--quick", is_flag=True, help="Few replicas and regions, short windows.")
 @click.option("--full", is_flag=True, help="Longer windows.")
-@click.option("--replicas", type=click.IntRange(1), multiple=True, help="Instead of these.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(1),
+    multiple=True,
+    callback=two_or_more,
+    help="Instead of these; two or more.",
+)
 @click.option("--regions", type=click.IntRange(2), multiple=True, help="Live; instead of these.")
 @click.option("--traces", type=click.Path(path_type=Path), help="Not used here.")
 def main(

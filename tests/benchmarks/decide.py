@@ -30,6 +30,7 @@ from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId, RequestId, RouterId
 from schemas.state import Heartbeat, ReplicaState
+from tests.benchmarks.options import known_policies
 
 MODEL, REGION, ROUTER = ModelId("m"), RegionId("us"), RouterId("r1")
 PROMPT_BLOCKS = 62
@@ -192,8 +193,10 @@ def shown(medians: Sequence[float]) -> str:
 
 
 @click.command()
-@click.option("--policy", "policies", multiple=True, default=tuple(POLICIES))
-@click.option("--replicas", "sizes", type=int, multiple=True, default=(64, 1000))
+@click.option(
+    "--policy", "policies", multiple=True, default=tuple(POLICIES), callback=known_policies
+)
+@click.option("--replicas", "sizes", type=click.IntRange(1), multiple=True, default=(64, 1000))
 @click.option("--blocks", type=click.IntRange(1000), default=1_000_000, show_default=True)
 @click.option("--decisions", type=click.IntRange(2), default=100, show_default=True)
 def main(policies: Sequence[str], sizes: Sequence[int], blocks: int, decisions: int) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from agents.sim.profile import Profile
 from agents.sim.profiles import PROFILES
+from mesh.cli.choices import known_policy
 from mesh.core.settings import RouterSettings
 from mesh.replay.settings import Settings
 from mesh.sim.config import WorldConfig
@@ -27,6 +28,7 @@ from mesh.sim.run import run
 from mesh.sim.workloads.from_trace import from_trace
 from schemas.ids import RegionId
 from tests.benchmarks.compare_policies import play
+from tests.benchmarks.options import mooncake_trace
 from tests.support.mesh_up import REGIONS
 
 PROFILE = "a100-mistral-7b"  # of the demo's engines
@@ -40,8 +42,13 @@ FIGURES = (
 
 
 @click.command()
-@click.option("--trace", type=click.Path(exists=True, path_type=Path), required=True)
-@click.option("--policy", default="mesh", show_default=True)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    callback=mooncake_trace,
+)
+@click.option("--policy", default="mesh", show_default=True, callback=known_policy)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=600, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=4, show_default=True)

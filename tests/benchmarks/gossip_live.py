@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.options import mooncake_trace
 from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
 
 ROUTERS = ("r1", "r2")
@@ -48,7 +49,7 @@ CHATS, TURN_BLOCKS_MAX, REQUESTS_PER_S = 40, 26, 4.0
 
 
 @click.command()
-@click.option("--trace", type=click.Path(exists=True, path_type=Path))
+@click.option("--trace", type=click.Path(exists=True, path_type=Path), callback=mooncake_trace)
 @click.option("--limit", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--pace", type=click.FloatRange(0, min_open=True), default=8.0, show_default=True)

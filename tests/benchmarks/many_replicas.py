@@ -39,7 +39,13 @@ END_S = 30.0
 
 @click.command()
 @click.option("--replicas", type=click.IntRange(1), default=1000, show_default=True)
-@click.option("--each-per-s", type=float, default=10.0, show_default=True, help="Heartbeats.")
+@click.option(
+    "--each-per-s",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Heartbeats.",
+)
 @click.option("--quiet-s", type=click.FloatRange(1), default=20.0, show_default=True)
 @click.option("--blocks", type=click.IntRange(0), default=1_000_000, show_default=True)
 @click.option("--rate", type=click.FloatRange(1), default=500.0, show_default=True)

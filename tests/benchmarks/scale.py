@@ -33,6 +33,7 @@ from mesh.sim.run import run
 from mesh.sim.workload import Workload
 from mesh.sim.workloads import make
 from schemas.ids import RegionId
+from tests.benchmarks.options import known_policies
 from tests.benchmarks.study.markdown import table
 
 PROFILE = "l4-llama3.1-8b"
@@ -194,7 +195,13 @@ def _peak_bytes() -> int:
 @click.option("--requests", type=click.IntRange(1), default=20_000, show_default=True)
 @click.option("--replicas", type=click.IntRange(1), default=1000, show_default=True)
 @click.option("--regions", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--policy", "policies", multiple=True, default=("mesh", "skywalker"))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("mesh", "skywalker"),
+    callback=known_policies,
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True)
 def main(

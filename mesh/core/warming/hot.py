@@ -48,12 +48,16 @@ class Fork:
 
     uses: Uses
     forked: int = 0
-    is_barred: bool = False  # not to be kept: nobody may compute it, or no engine can
+    is_barred: bool = False  # can't be kept, or nobody may compute it, or no engine can
 
 
 @dataclass(slots=True)
 class Kept:
-    """A prefix whose text the edge keeps. `residency`: what all who asked with it want."""
+    """A prefix whose text the edge keeps.
+
+    `residency`: what whoever's text it is wants, and all who have sent it since. What others wanted
+    before is not known any more; but that text may go where its own request may.
+    """
 
     model: ModelId
     prompt: Prompt
@@ -85,8 +89,10 @@ class Hot:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def saw(self, request: Request, now: float) -> list[Kept]:
-        """A client asks. Returns what is to be kept of its prompt."""
+    def saw(self, request: Request, now: float) -> Kept | None:
+        """A client asks. Returns what is to be kept of its prompt: one at most, as the edge reads
+        the whole body for each; deeper ones have their turn with the next who begin so.
+        """
         self._all.add(now, self._recent_s)
         hashes = request.prompt.hashes
         first = int(TOKENS_MIN / request.prompt.block_tokens)
@@ -97,15 +103,20 @@ class Hot:
             self._forks[hashes[at]].uses.add(now, self._recent_s)
         if depth > first:
             self._part(hashes[depth - 1], now)
-        places = dict.fromkeys([*passed, depth - 1]) if depth > first else {}
-        return [kept for at in places if (kept := self._settle(request, at + 1, now))]
+        anew = None
+        for at in dict.fromkeys([*passed, depth - 1]) if depth > first else {}:
+            if not self._narrow(hashes[at], request) and anew is None:
+                anew = self._want(request, at + 1, now)
+        return anew
 
     def keep(self, name: int, body_bytes: int | None) -> bool:
         """The edge keeps it in so many bytes, or can't. Whether it is kept from now on."""
+        if body_bytes is None:
+            self.bar(name)  # or every request that begins so would be read for it in vain
+            return False
         kept = self._wanted.pop(name, None)
-        if kept is None or body_bytes is None:
-            if body_bytes is not None:
-                self.dropped.append(name)
+        if kept is None:
+            self.dropped.append(name)
             return False
         kept.body_bytes = body_bytes
         self._kept[name] = kept
@@ -167,23 +178,27 @@ class Hot:
             del self._forks[oldest]
             self.drop(oldest)
 
-    def _settle(self, request: Request, blocks: int, now: float) -> Kept | None:
-        """What is to be kept anew; what is kept already wants from now on what all want."""
+    def _narrow(self, name: int, request: Request) -> bool:
+        """Whether it is kept or asked for. Then this one's labels narrow where it may go."""
+        known = self._kept.get(name) or self._wanted.get(name)
+        if known is None:
+            return False
+        both = narrowed(known.residency, request.residency)
+        if both is not None and not both:
+            self.bar(name)
+        known.residency = tuple(sorted(both or ()))
+        return True
+
+    def _want(self, request: Request, blocks: int, now: float) -> Kept | None:
+        """What is to be kept anew, if so many blocks of this prompt are hot."""
         hashes = request.prompt.hashes[:blocks]
-        name = hashes[-1]
-        fork = self._forks.get(name)
-        if fork is None or fork.is_barred:
+        fork = self._forks.get(hashes[-1])
+        if fork is None or fork.is_barred or len(self._wanted) >= WANTED_MAX:
             return None
-        if (known := self._kept.get(name) or self._wanted.get(name)) is not None:
-            both = narrowed(known.residency, request.residency)
-            if both is not None and not both:
-                self.bar(name)
-            known.residency = tuple(sorted(both or ()))
-            return None
-        is_hot = fork.forked >= FORKED_MIN and self._uses(fork, now) >= USES_MIN
-        if not is_hot or len(self._wanted) >= WANTED_MAX:
+        if fork.forked < FORKED_MIN or self._uses(fork, now) < USES_MIN:
             return None
         tokens = max(1, round(blocks * request.prompt.block_tokens))
         prompt = Prompt(tokens, hashes, request.prompt.block_tokens)
-        self._wanted[name] = Kept(request.model, prompt, request.residency, fork)
-        return self._wanted[name]
+        kept = Kept(request.model, prompt, request.residency, fork)
+        self._wanted[kept.name] = kept
+        return kept

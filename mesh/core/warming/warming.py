@@ -45,7 +45,7 @@ from schemas.ids import RegionId, ReplicaId, RequestId
 
 LOOK_S = 0.25  # between two looks for something to warm
 HOTTEST_MAX = 32  # looked at each time
-UNDER_WAY_MAX = 16  # of this router
+UNDER_WAY_MAX = 16  # of this router, here and abroad
 DEADLINE_S = 60.0
 OFFERED_MAX = 65_536
 
@@ -203,7 +203,7 @@ class Warming:
         if request.answer_inbox is not None:
             return  # its text is another router's to keep
         self._trend.arrived(now)
-        for kept in self.hot.saw(request, now):
+        if (kept := self.hot.saw(request, now)) is not None:
             self._effects.append(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
         self._drop()
 
@@ -250,10 +250,14 @@ class Warming:
             return
         self._looked_at = now
         hottest = self.hot.hottest(HOTTEST_MAX, now)
-        if idle and self._trend.rises(now):
+        if idle and self._has_room() and self._trend.rises(now):
             self._warm_here(hottest, now)
         for region, peer in self._peers:
-            self._warm_there(region, peer, hottest, now)
+            if self._has_room():
+                self._warm_there(region, peer, hottest, now)
+
+    def _has_room(self) -> bool:
+        return len(self._under_way) < UNDER_WAY_MAX
 
     def _end_late(self, now: float) -> None:
         for record in list(self._under_way.values()):

@@ -87,6 +87,12 @@ def test_what_has_no_text_to_cut_is_not_kept(fields, path):
     assert cut(fields, 10, path) is None
 
 
+def test_what_is_nested_too_deep_to_be_written_again_is_not_kept():
+    deep = b"[" * 300 + b"]" * 300
+    body = b'{"prompt": "' + b"p" * 1000 + b'", "unknown": ' + deep + b"}"
+    assert cut_body(body, COMPLETIONS, 512) is None
+
+
 def test_what_is_kept_is_there_until_it_is_dropped_and_never_too_large():
     kept = KeptPrefixes()
     body = orjson.dumps({"prompt": "p" * 1000})

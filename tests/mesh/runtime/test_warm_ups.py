@@ -6,10 +6,18 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
+from mesh.adapters.spans import RequestSpans
+from mesh.adapters.ticket import Ask, Ticket
+from mesh.core import effects as fx
+from mesh.core import events as ev
 from mesh.core.prefixes.prompt import BLOCK_BYTES
+from mesh.runtime.tickets import Tickets
+from mesh.runtime.warm_ups import WarmUps
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
+from schemas.http import COMPLETIONS
 from schemas.state import Heartbeat, ReplicaState
+from tests.mesh.core.build import request
 from tests.support.flushed import flushed
 from tests.support.small_mesh import chat, post, small_mesh
 
@@ -58,6 +66,19 @@ class Replicas:
         ]
         for number, (kind, payload) in enumerate(frames):
             await self._bus.publish(msg.reply, pack_frame(kind, number, payload))
+
+
+async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(caplog):
+    """A body that no ingress lets in stands for whatever a reader of bodies may stumble over."""
+    tickets, fed = Tickets(str), []
+    spans = RequestSpans("r", "tiny", None)
+    ask = Ask("r", "tiny", COMPLETIONS, b"{", b"", None)
+    tickets.open(Ticket(1, ask, 60.0, 0.0, spans, 0), request(1), 0)
+    warm_ups = WarmUps("us", None, tickets, fed.append)
+    warm_ups.performers()[fx.KeepPrefix](fx.KeepPrefix(1, 7, 2))
+    await asyncio.sleep(0)
+    assert fed == [ev.PrefixKept(7, None)]
+    assert "request r can't be cut to be kept" in caplog.text
 
 
 async def test_what_clients_share_is_computed_on_the_other_replica(nats_server):

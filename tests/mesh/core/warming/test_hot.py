@@ -27,7 +27,7 @@ def ask(known, prefix, times, now=0.0, numbers=count(1), **fields):  # noqa: B00
     return [
         kept
         for _ in range(times)
-        for kept in saw(known, prefix + unlike(next(numbers)), now, **fields)
+        if (kept := saw(known, prefix + unlike(next(numbers)), now, **fields))
     ]
 
 
@@ -46,7 +46,7 @@ def test_short_beginnings_and_long_talks_are_not_shared_text():
     talk = SYSTEM
     for turn in range(30):
         talk += unlike(turn + 1000)
-        assert saw(known, talk) == []
+        assert saw(known, talk) is None
 
 
 def test_what_is_kept_has_a_limit_and_the_longest_unused_makes_room():
@@ -66,7 +66,16 @@ def test_what_the_edge_cannot_keep_or_was_not_asked_for_is_not_kept():
     [kept] = ask(known, SYSTEM, 3)
     assert not known.keep(kept.name, None) and len(known) == 0
     assert not known.keep(4711, 10) and known.dropped == [4711]
-    assert ask(known, SYSTEM, 1), "it is asked for again"
+    assert ask(known, SYSTEM, 9) == [], "nor is it asked for again"
+
+
+def test_a_request_is_read_for_one_place_at_most_and_the_next_for_the_next():
+    known, texts = Hot(10**6, 100.0), (SYSTEM, SYSTEM + "T", SYSTEM + "TU")
+    ask(known, texts[-1], 1)
+    for now in range(6):  # long apart: two part at each place, and none of them gets hot
+        assert ask(known, texts[now % 3], 1, 1000.0 * now) == []
+    kept = ask(known, texts[-1], 5, 9000.0)
+    assert [len(one.prompt.hashes) for one in kept] == [10, 11, 12]
 
 
 def test_uses_fade_and_order():
@@ -102,9 +111,9 @@ def test_every_table_has_its_limit(monkeypatch, seed):
     dice, known = Random(seed), Hot(3000, 900.0)
     for number in range(600):
         prefix = dice.choice("PQRSTUVW") * dice.randint(8, 12)
-        for kept in saw(known, prefix + unlike(number), float(number)):
-            if dice.random() < 0.5:
-                known.keep(kept.name, dice.randint(1, 2000))
+        kept = saw(known, prefix + unlike(number), float(number))
+        if kept is not None and dice.random() < 0.5:
+            known.keep(kept.name, dice.randint(1, 2000))
         assert len(known._seen) <= 200 and len(known._forks) <= 5 and len(known._wanted) <= 2
         assert known.kept_bytes <= 3000
         assert known.kept_bytes == sum(kept.body_bytes for kept in known.hottest(99, 0.0))

@@ -5,6 +5,7 @@ import pytest
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.gossip.told import Origin
+from mesh.core.warming import warming
 from schemas.exchange import Refusal
 from schemas.gossip import TrieDelta
 from schemas.state import ReplicaState
@@ -185,6 +186,24 @@ def test_what_no_engine_computes_is_not_tried_again():
     world.share(times=6)
     world.pass_time(3.0)
     assert len(world.sent()) == 1
+
+
+def test_no_more_are_under_way_than_may_be_here_or_abroad(monkeypatch):
+    monkeypatch.setattr(warming, "UNDER_WAY_MAX", 2)
+    world = World(replicas=6)
+    world.pass_time(5.0)
+    world.core.gossip.told.add(Origin(EU, "r1"), (123,))
+    world.core.gossip.told.trust(Origin(EU, "r1"), True)
+    for letter in "PQRT":
+        world.share(letter * 10)
+    world.pass_time(5.0)
+    assert len(under_way(world)) == 2
+    asked_by(world, EU)
+    assert len(under_way(world)) == 2 and not [e for e in world.sent(fx.Forward) if e.key < 0]
+    key = min(under_way(world))
+    world.answer(key)
+    asked_by(world, EU)
+    assert len(under_way(world)) == 2 < len(world.sent()), "the next has its turn"
 
 
 def test_a_drain_and_a_deadline_end_it():
