@@ -35,6 +35,7 @@ bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=m
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside "$(BESIDE)")
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
+	$(if $(TRACE),,$(error which trace? make compare TRACE=file))
 	$(BIN)/python -m tests.benchmarks.compare_policies --trace "$(TRACE)"
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
@@ -53,6 +54,7 @@ gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it 
 	$(BIN)/python -m tests.benchmarks.gate
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
+	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
 	$(BIN)/python -m tests.benchmarks.fidelity --trace "$(TRACE)"
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
