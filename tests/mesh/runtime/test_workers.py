@@ -195,17 +195,37 @@ async def test_what_all_workers_lack_is_said_by_the_first_alone(tmp_path, nats_s
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("routers", "options", "problem"),
     [
-        (("--workers", "2"), "--metrics: 2 workers need a page each"),
-        (("--workers", "2", "--metrics", "127.0.0.1:65535"), "--metrics: 2 ports from 65535 on"),
-        (("--metrics", "here"), '--metrics: write an address as "host:port", got "here"'),
+        (["r1"], ("--workers", "2"), "--metrics: 2 workers need a page each"),
+        (
+            ["r1"],
+            ("--workers", "2", "--metrics", "127.0.0.1:65535"),
+            "--metrics: 2 ports from 65535 on",
+        ),
+        (
+            ["r1"],
+            ("--metrics", "here"),
+            '--metrics: write an address as "host:port", got "here"',
+        ),
+        (
+            ["r1", "r1-0"],
+            ("--workers", "2", "--metrics", "127.0.0.1:9101"),
+            'routers in mesh.toml: "r1-0" is what a worker of another one is called; rename it',
+        ),
+        (
+            ["r1", "r2"],
+            ("--workers", "16", "--metrics", "127.0.0.1:9101"),
+            "--workers: 17 processes of all routers; at most 16",
+        ),
     ],
 )
-def test_what_is_wrong_with_options_is_said_before_anything_starts(tmp_path, options, problem):
+def test_what_is_wrong_with_options_is_said_before_anything_starts(
+    tmp_path, routers, options, problem
+):
     config = tmp_path / "mesh.toml"
-    config.write_text(mesh_toml(("us",)))
-    arguments = ["--region", "us", "--config", str(config), *options]
+    config.write_text(mesh_toml(("us",), more={"us": f"routers = {routers}"}))
+    arguments = ["--region", "us", "--config", str(config), "--router", "r1", *options]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"mesh router: {problem}")
