@@ -25,14 +25,13 @@ from infra.config_problems import Location, did_you_mean, problem_lines
 from infra.residency import LabelList, Tenant
 from infra.routing import Proactive, Routing, Shape
 from infra.table import Table
-from infra.workers import WORKERS_MAX, pages, worker_problems
-from schemas.ids import RegionId, ReplicaId, RouterId, checked_name
+from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
+from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId, RouterId, checked_name
 from schemas.residency import Ground, Labels
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
-ROUTERS_MAX = 64
 RTT_MS_MAX = 10_000.0
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
 
@@ -102,7 +101,7 @@ Replicas = Annotated[
 ]
 Routers = Annotated[
     tuple[RouterName, ...],
-    Field(max_length=ROUTERS_MAX),
+    Field(max_length=REGION_ROUTERS_MAX),
     _listed('a list of one name or more, like ["r1"]', at_least=1),
 ]
 Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20)]
@@ -311,10 +310,11 @@ def _repeated_names(regions: Mapping[RegionId, Region]) -> Iterator[str]:
 
 def _wrong_workers(regions: Mapping[RegionId, Region]) -> Iterator[str]:
     for name, region in regions.items():
-        many = len(region.routers) * region.workers
-        if many > ROUTERS_MAX:
-            yield f"regions.{name}.workers: {many} processes of all routers; at most {ROUTERS_MAX}"
-        for key, problem in worker_problems(region.routers, region.workers, region.metrics):
+        found = (
+            crowd_problems(dict.fromkeys(region.routers, region.workers)),
+            page_problems(region.workers, region.metrics),
+        )
+        for key, problem in itertools.chain(*found):
             yield f"regions.{name}.{key}: {problem}"
 
 

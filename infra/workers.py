@@ -8,12 +8,12 @@ metrics are, has a port of its own for each: the first one's, and those that fol
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from infra.address import PORT_MAX, Address
-from schemas.ids import NameInvalid, RouterId, checked_name
+from schemas.ids import REGION_ROUTERS_MAX, NameInvalid, RouterId, checked_name
 
-WORKERS_MAX = 16  # as many routers of one region as its peers hear prefixes of
+WORKERS_MAX = REGION_ROUTERS_MAX
 
 
 def worker_names(router: RouterId, workers: int) -> tuple[RouterId, ...]:
@@ -37,18 +37,29 @@ def workers_among(router: RouterId, names: Iterable[RouterId]) -> tuple[RouterId
     return tuple(sorted(name for name in names if ours.fullmatch(name)))
 
 
-def worker_problems(
-    routers: Collection[RouterId], workers: int, metrics: Address | None
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with so many workers: the key it is wrong with, and what to do."""
-    if workers > 1:
-        try:
-            names = {name for router in routers for name in worker_names(router, workers)}
-        except NameInvalid as problem:
-            yield "routers", f"{problem}, its number included"
-            return
-        for repeated in sorted(names & set(routers)):
-            yield "routers", f'"{repeated}" is what a worker of another one is called; rename it'
+def crowd_problems(workers: Mapping[RouterId, int]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a region of these routers: the key it is wrong with, and what to do.
+
+    `workers`: how many processes each of them is.
+    """
+    many = sum(workers.values())
+    if many > REGION_ROUTERS_MAX:
+        yield (
+            "workers",
+            f"{many} processes of all routers; at most {REGION_ROUTERS_MAX}, as peers hear no more",
+        )
+    split = [router for router, count in workers.items() if count > 1]
+    try:
+        names = {name for router in split for name in worker_names(router, workers[router])}
+    except NameInvalid as problem:
+        yield "routers", f"{problem}, its number included"
+        return
+    for repeated in sorted(names & set(workers)):
+        yield "routers", f'"{repeated}" is what a worker of another one is called; rename it'
+
+
+def page_problems(workers: int, metrics: Address | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with the pages of so many workers, likewise."""
     if workers > 1 and metrics is None:
         yield (
             "metrics",

@@ -17,6 +17,10 @@ ModelId = NewType("ModelId", str)
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 _NAME = re.compile(NAME_PATTERN)
 
+# Each worker of a router counts. Peers hear the prefixes of no more of a region's routers: whoever
+# invents names takes no place of other regions.
+REGION_ROUTERS_MAX = 16
+
 MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens
 
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"

@@ -1,9 +1,10 @@
 """An agent's own name on the bus: asked for before it is used, and answered for from then on.
 
 A question that nobody listens to comes back from the server at once, so whoever starts, or starts
-again after a crash, waits for nothing. A namesake that is there but does not answer (stopped, or
-cut off without its server knowing yet) is waited for and then taken for gone; and so it is where
-the server's configuration is of an older version, and lets agents say nothing of names.
+again after a crash, waits for nothing. It waits for CLAIM_S and then takes the name where somebody
+listens and nobody answers: a namesake that is stopped, or cut off without its server knowing yet,
+or an operator who watches all subjects. So it does where the server's configuration is of an older
+version, and lets agents say nothing of names.
 """
 
 import asyncio
@@ -55,8 +56,13 @@ class OwnName:
             async with asyncio.timeout(CLAIM_S):
                 await self._heard.wait()
         except TimeoutError:
-            log.warning("%s: nobody answers for this name; one who had it is gone", self._who)
+            log.warning(
+                "%s: somebody may listen for this name, but nobody answered in %g s; it is ours",
+                self._who,
+                CLAIM_S,
+            )
         self._check()
+        self._namesake.take()
         await client.subscribe(self._question, cb=self._hear_question)
         await self._ask()  # somebody may have started at the same moment
 
@@ -87,20 +93,20 @@ class OwnName:
     async def _hear_question(self, msg: Msg) -> None:
         if len(msg.data) != EPOCH.size:
             return
-        verdict = self._namesake.hear_question(EPOCH.unpack(msg.data)[0], self._clock())
-        if verdict is Verdict.LEAVE:
-            self._taken.set()
-        elif verdict is Verdict.ANSWER and self._client is not None:
-            await self._client.publish(self._answer, self._voice)
+        await self._do(self._namesake.hear_question(EPOCH.unpack(msg.data)[0], self._clock()))
 
     async def _hear_answer(self, msg: Msg) -> None:
         if (msg.headers or {}).get(STATUS) == StatusCode.SERVICE_UNAVAILABLE:
             self._heard.set()
         elif len(msg.data) == EPOCH.size:
-            epoch = EPOCH.unpack(msg.data)[0]
-            if self._namesake.hear_answer(epoch, self._clock()) is Verdict.LEAVE:
-                self._taken.set()
-                self._heard.set()
+            await self._do(self._namesake.hear_answer(EPOCH.unpack(msg.data)[0]))
+
+    async def _do(self, verdict: Verdict) -> None:
+        if verdict is Verdict.LEAVE:
+            self._taken.set()
+            self._heard.set()
+        elif verdict is Verdict.ANSWER and self._client is not None:
+            await self._client.publish(self._answer, self._voice)
 
     def _check(self) -> None:
         if self._taken.is_set():

@@ -18,7 +18,7 @@ from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.garbage import look_seldom
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
-from infra.workers import WORKERS_MAX, worker_names, worker_page, worker_problems
+from infra.workers import WORKERS_MAX, crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import (
     HOLD_ORDER_HELP,
@@ -191,13 +191,15 @@ def command(
         keys=topology.keys,
         **_of_this_start(),
     )
-    sys.exit(_run(config, own.workers if workers is None else workers))
+    workers = own.workers if workers is None else workers
+    many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
+    for key, problem in (*crowd_problems(many), *page_problems(workers, config.metrics)):
+        _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
+    sys.exit(_run(config, workers))
 
 
 def _run(config: RouterConfig, workers: int) -> int:
     """Serve in this process or in several, and return the status to end with."""
-    for key, problem in worker_problems([config.router], workers, config.metrics):
-        _refuse(f"--{key}: {problem}")
     if workers == 1:
         return _serve(config)
     names = worker_names(config.router, workers)

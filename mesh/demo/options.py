@@ -1,11 +1,13 @@
 """What was asked of `mesh up`, and the topology that follows from it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from infra.topology import Region, Topology, TopologyError
+from infra.workers import crowd_problems
 from schemas.ids import RegionId, ReplicaId
 
 REPLICAS_HERE_MAX = 96  # 8 times the packaged mesh
@@ -54,7 +56,8 @@ def fitted(topology: Topology, options: Options) -> Topology:
 
     Given engines replace all simulated ones, those of regions that got none too: a mesh of real
     and simulated engines would serve different models under one roof. Raises TopologyError for
-    an engine of a region there is not, and for a mesh of no replica or of too many.
+    an engine of a region there is not, for a mesh of no replica or of too many, and for workers
+    that a region can't have.
     """
     for engine in options.engines:
         if engine.region not in topology.regions:
@@ -72,6 +75,7 @@ def fitted(topology: Topology, options: Options) -> Topology:
     if options.workers is not None:
         update = {"workers": options.workers}
         regions = {name: table.model_copy(update=update) for name, table in regions.items()}
+        _require_room(regions, options.workers)
     return topology.model_copy(update={"regions": regions})
 
 
@@ -86,6 +90,12 @@ def _require_some(replicas: int, config: Path) -> None:
             f"{config}: {replicas} replicas, of two processes each, are too many for one machine; "
             f"use --replicas for fewer, at most {REPLICAS_HERE_MAX} in all regions together"
         )
+
+
+def _require_room(regions: Mapping[RegionId, Region], workers: int) -> None:
+    for name, region in regions.items():
+        for key, problem in crowd_problems(dict.fromkeys(region.routers, workers)):
+            raise TopologyError(f"--workers {workers}: regions.{name}.{key}: {problem}")
 
 
 def _resized(name: RegionId, region: Region, count: int | None) -> Region:

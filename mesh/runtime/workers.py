@@ -3,8 +3,8 @@
 The parent serves nobody and runs no event loop, so it can fork at any time and its children begin
 with everything loaded and every option checked: what is wrong with those was said once. The first
 worker starts alone for the same reason; once it serves, the others follow. A worker that dies
-later is started again, after waits that grow to 8 s and for as long as it takes; one that never
-served ends the whole.
+later is started again, after waits that grow to 8 s and for as long as it takes, also while the
+machine has no room for a process; one that never served ends the whole.
 
 Each worker holds one end of a pipe. A byte is a stop to pass on, and the end of the pipe is the
 end of the parent, after which nobody would end the worker. A stop that comes both ways, because a
@@ -129,19 +129,44 @@ class Workers:
 
     def _start(self, worker: _Worker) -> None:
         worker.due = None
-        orders_read, worker.orders = os.pipe()
-        worker.ready, ready_write = os.pipe()
+        orders_read = ready_write = -1
+        try:
+            orders_read, worker.orders = os.pipe()
+            worker.ready, ready_write = os.pipe()
+            self._selector.register(worker.ready, selectors.EVENT_READ, worker)
+            worker.pid = self._fork(worker.number, Orders(orders_read, ready_write))
+            worker.started_at = time.monotonic()
+        except OSError as error:
+            self._not_started(worker, error.strerror or str(error))
+        finally:
+            _close(orders_read, ready_write)
+
+    def _fork(self, number: int, orders: Orders) -> int:
         _flush()
         # A signal in between would be heard by handlers that are the parent's.
         signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-        pid = os.fork()
-        if pid == 0:
-            self._become(worker.number, Orders(orders_read, ready_write))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
-        os.close(orders_read)
-        os.close(ready_write)
-        worker.pid, worker.started_at = pid, time.monotonic()
-        self._selector.register(worker.ready, selectors.EVENT_READ, worker)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(number, orders)
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+
+    def _not_started(self, worker: _Worker, why: str) -> None:
+        """The machine has no room for it just now."""
+        with contextlib.suppress(KeyError, ValueError):  # it did not come to that
+            self._selector.unregister(worker.ready)
+        _close(worker.orders, worker.ready)
+        worker.orders, worker.ready = -1, -1
+        wait_s = worker.restarts.after_death(0.0, was_ready=worker.served)
+        if wait_s is None:
+            log.error("can't start worker %s (%s)", worker.name, why)
+            self._status = FAILED
+            self._stop()
+            return
+        log.error("can't start worker %s (%s); trying again in %g s", worker.name, why, wait_s)
+        worker.due = time.monotonic() + wait_s
 
     def _become(self, number: int, orders: Orders) -> NoReturn:
         """The worker's process, from its first moment to its last."""

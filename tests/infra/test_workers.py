@@ -72,8 +72,13 @@ def test_a_file_says_how_many_and_where():
         ),
         (
             'workers = 16\nmetrics = "127.0.0.1:9101"\nrouters = ["a", "b", "c", "d", "e"]',
-            "regions.us.workers: 80 processes of all routers; at most 64",
+            "regions.us.workers: 80 processes of all routers; at most 16, as peers hear no more",
         ),
+        (
+            'workers = 9\nmetrics = "127.0.0.1:9101"\nrouters = ["a", "b"]',
+            "regions.us.workers: 18 processes of all routers; at most 16, as peers hear no more",
+        ),
+        (f"routers = {[f'r{n}' for n in range(17)]}", "regions.us.routers: "),
     ],
 )
 def test_what_cannot_be_is_said_by_its_key(lines, problem):

@@ -11,15 +11,17 @@ Rejected: telling the region's routers who waits (a message for each answer, to 
 gone as well), and LOST at the hand-back itself (nearly all of these answers end well).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mesh.core.region.names import known_as
 from mesh.core.region.replicas import Owed, Replica
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState
+
+T = TypeVar("T")
 
 WATCH_S_MAX = 60.0  # longer than nearly all answers; heartbeats cross the link meanwhile
 
@@ -65,6 +67,7 @@ class HandedBack:
         self._home = home
         self._lost_s = settings.heartbeat_lost_s
         self._on_the_way_s = settings.handoff_s_max
+        self._waiting_max = settings.relayed_max
         self._watched: dict[ReplicaId, Watch] = {}
 
     @property
@@ -73,18 +76,27 @@ class HandedBack:
         return frozenset(watch.region for watch in self._watched.values())
 
     def keep(self, replica: Replica, ours: Collection[Ours], now: float) -> None:
-        """It is handed back; nobody needs it watched for whom nobody waits."""
+        """It is handed back; nobody needs it watched for whom nobody waits.
+
+        Whoever waits since an earlier time of the same epoch still does; of too many, the latest.
+        """
         beat = replica.heartbeat
         if replica.relayed or ours:
+            before = self._watched.get(beat.replica)
+            is_same = before and before.epoch == beat.epoch
+            relayed, awaited = (before.relayed, before.ours) if before and is_same else ((), ())
             self._watched[beat.replica] = Watch(
                 beat.replica,
                 beat.region,
                 beat.epoch,
                 since=now,
                 heard_at=now,
-                relayed=tuple(replica.relayed),
-                ours=tuple(ours),
+                relayed=self._joined(relayed, replica.relayed),
+                ours=self._joined(awaited, ours),
             )
+
+    def _joined(self, before: Iterable[T], now: Iterable[T]) -> tuple[T, ...]:
+        return tuple(dict.fromkeys((*before, *now)))[-self._waiting_max :]
 
     def hear(self, beat: Heartbeat, now: float) -> Gone | None:
         """A replica speaks, if it is still the one that has the work."""

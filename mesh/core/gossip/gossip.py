@@ -23,10 +23,9 @@ from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
 from mesh.core.gossip.told_by_siblings import ToldBySibling
 from mesh.core.settings import RouterSettings
 from schemas.gossip import SIBLINGS, TrieAnswer, TrieAsk, TrieDelta, TriePart, size_bytes
-from schemas.ids import RegionId, RouterId
+from schemas.ids import REGION_ROUTERS_MAX, RegionId, RouterId
 
 ORIGINS_MAX = 256
-REGION_ORIGINS_MAX = 16  # routers of one region: whoever invents names takes no place of others
 HEARD_BURST_S = 4.0
 HEARD_LEFT_MIN = 0.25  # of the burst: an origin that has spent more is not asked yet
 
@@ -199,4 +198,4 @@ class Gossip:
     def _has_room(self, region: RegionId) -> bool:
         if len(self._ears) >= ORIGINS_MAX:
             return False
-        return sum(origin.region == region for origin in self._ears) < REGION_ORIGINS_MAX
+        return sum(origin.region == region for origin in self._ears) < REGION_ROUTERS_MAX

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from mesh.core.gossip.budget import Budget
 from schemas.gossip import TrieAnswer, size_bytes
-from schemas.ids import RegionId
+from schemas.ids import REGION_ROUTERS_MAX, RegionId
 
 ASKERS_MAX = 256
-REGION_ASKERS_MAX = 16  # as many as routers of one region are listened to
 REGIONS_MAX = 256
 BURST_S = 4.0
 
@@ -51,7 +50,7 @@ class Repairs:
         """
         if inbox in self._of or len(self._of) >= ASKERS_MAX:
             return False
-        return sum(repair.region == region for repair in self._of.values()) < REGION_ASKERS_MAX
+        return sum(repair.region == region for repair in self._of.values()) < REGION_ROUTERS_MAX
 
     def put(self, inbox: str, region: RegionId, answers: Sequence[TrieAnswer]) -> None:
         """Say this to that inbox, as soon as may be. It must have room."""

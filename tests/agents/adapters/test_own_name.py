@@ -75,15 +75,42 @@ async def test_who_does_not_answer_is_waited_for_and_taken_for_gone(regions):
     began = time.monotonic()
     name, client = await start(regions, 7)
     assert time.monotonic() - began >= CLAIM_S
-    name.back()
     holding = asyncio.create_task(name.hold())
-    await silent.publish(subjects.named("us", "us-0"), b"no epoch")
     asked = await silent.subscribe(subjects.name("us", "us-0"))
     await flushed(silent)
+    await silent.publish(subjects.named("us", "us-0"), b"not an epoch")
     name.back()
-    await asked.next_msg(timeout=10)
-    await silent.publish(subjects.named("us", "us-0"), EPOCH.pack(99))
-    with pytest.raises(NameTaken):  # who came back finds another one there
-        await holding
+    assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
+    await silent.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
+    with pytest.raises(NameTaken):  # who came back finds an older one there
+        await asyncio.wait_for(holding, 30)
     await silent.close()
+    await client.close()
+
+
+async def test_the_younger_leaves_to_a_namesake_that_was_stopped_while_it_took_the_name(regions):
+    stopped = await regions.connect("us", "agent-us-0")
+    asked = await stopped.subscribe(subjects.name("us", "us-0"))
+    await flushed(stopped)
+    ahead_s = [0.0]
+    name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
+    ahead_s[0] = 60.0
+    holding = asyncio.create_task(name.hold())
+    assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
+    await stopped.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
+    with pytest.raises(NameTaken):
+        await asyncio.wait_for(holding, 30)
+    await stopped.close()
+    await client.close()
+
+
+async def test_an_operator_who_watches_all_costs_a_start_the_wait_and_nothing_else(regions, caplog):
+    operator = await regions.connect("us", "operator")
+    await operator.subscribe("mesh.>")
+    await flushed(operator)
+    began = time.monotonic()
+    _, client = await start(regions, 7)
+    assert time.monotonic() - began >= CLAIM_S
+    assert "somebody may listen for this name, but nobody answered in 1 s" in caplog.text
+    await operator.close()
     await client.close()

@@ -1,5 +1,7 @@
 """Which of two agents of one name leaves."""
 
+import itertools
+
 import pytest
 
 from agents.core.namesake import CLAIM_S, Namesake, Verdict
@@ -7,37 +9,63 @@ from agents.core.namesake import CLAIM_S, Namesake, Verdict
 NOW = 100.0
 
 
-def agent(epoch, asked_at):
+LATER = NOW + CLAIM_S + 0.1
+
+
+def agent(epoch, asked_at, *, has_it=False):
     namesake = Namesake(epoch)
     namesake.ask(asked_at)
+    if has_it:
+        namesake.take()
     return namesake
 
 
 @pytest.mark.parametrize("epoch", [6, 8])
 def test_whoever_is_there_stays_whatever_the_clocks_say(epoch):
-    there = agent(7, NOW - CLAIM_S - 0.1)
+    there = agent(7, NOW - CLAIM_S - 0.1, has_it=True)
     assert there.hear_question(epoch, NOW) is Verdict.ANSWER
-    assert there.hear_answer(epoch, NOW) is Verdict.IGNORE, "said to somebody else"
-    assert agent(epoch, NOW).hear_answer(7, NOW + 0.1) is Verdict.LEAVE
+    assert agent(epoch, NOW).hear_answer(7) is Verdict.LEAVE
 
 
 def test_ones_own_voice_says_nothing():
     assert agent(7, NOW).hear_question(7, NOW) is Verdict.IGNORE
-    assert agent(7, NOW).hear_answer(7, NOW) is Verdict.IGNORE
+    assert agent(7, NOW).hear_answer(7) is Verdict.IGNORE
 
 
 @pytest.mark.parametrize("heard_by", ["both", "first", "second"])
 def test_of_two_that_start_at_once_the_lower_epoch_stays(heard_by):
-    first, second = agent(7, NOW), agent(8, NOW + 0.01)
+    first, second = agent(7, NOW, has_it=True), agent(8, NOW + 0.01, has_it=True)
     left = []
     if heard_by != "second" and first.hear_question(8, NOW + 0.02) is Verdict.ANSWER:
-        left += [8] * (second.hear_answer(7, NOW + 0.03) is Verdict.LEAVE)
+        left += [8] * (second.hear_answer(7) is Verdict.LEAVE)
     if heard_by != "first" and second.hear_question(7, NOW + 0.02) is Verdict.LEAVE:
         left.append(8)
     assert set(left) == {8}
 
 
-def test_who_comes_back_leaves_to_whoever_took_the_name_meanwhile():
-    back, there = agent(7, NOW), agent(8, NOW - 60.0)
-    assert there.hear_question(7, NOW) is Verdict.ANSWER
-    assert back.hear_answer(8, NOW) is Verdict.LEAVE
+@pytest.mark.parametrize("asks", [{7}, {8}, {7, 8}])
+@pytest.mark.parametrize("now", [NOW, LATER])
+def test_of_two_that_have_it_the_lower_epoch_stays_however_they_hear_each_other(asks, now):
+    """One was stopped while the other took the name; it wakes to an old question, or asks anew."""
+    for order in itertools.product((True, False), repeat=6):
+        agents = {epoch: agent(epoch, NOW, has_it=True) for epoch in (7, 8)}
+        said = {7: [], 8: []}  # on its way from each
+        for epoch in asks:
+            said[epoch].append("question")
+        left = set()
+        for lower_first in (*order, *(True, False) * 3):
+            speaker = 7 if lower_first else 8
+            if not said[speaker]:
+                continue
+            hearer, what = agents[15 - speaker], said[speaker].pop(0)
+            heard = (
+                hearer.hear_question(speaker, now)
+                if what == "question"
+                else hearer.hear_answer(speaker)
+            )
+            if heard is Verdict.LEAVE:
+                left.add(15 - speaker)
+            elif heard is Verdict.ANSWER:
+                said[15 - speaker].append("answer")
+        assert left == {8}
+        assert said == {7: [], 8: []}

@@ -42,3 +42,14 @@ def test_more_replicas_than_a_machine_can_hold_is_an_error():
 def test_workers_hold_for_every_region():
     topology = fitted(load(DEFAULT_FILE), Options(config=DEFAULT_FILE, state=Path(), workers=2))
     assert [region.workers for region in topology.regions.values()] == [2, 2, 2]
+
+
+def test_more_workers_than_a_region_may_have_are_an_error():
+    topology = load(DEFAULT_FILE)
+    regions = {
+        name: region.model_copy(update={"routers": ("r1", "r2")})
+        for name, region in topology.regions.items()
+    }
+    topology = topology.model_copy(update={"regions": regions})
+    with pytest.raises(TopologyError, match=r"--workers 9: regions\.us\.workers: 18 processes"):
+        fitted(topology, Options(config=DEFAULT_FILE, state=Path(), workers=9))

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -18,6 +19,59 @@ from tests.support.small_mesh import chat, small_mesh
 from tests.support.until import until
 
 WAIT_S = 30.0
+# A parent of the workers that it is told, with `work` as given, that says what it leaves open.
+PARENT = """
+import asyncio, errno, os, resource, signal, sys
+from mesh.runtime.workers import Workers
+
+def opened():
+    return len(os.listdir("/proc/self/fd"))
+
+def serve(orders):
+    async def until_stopped():
+        stopped = asyncio.Event()
+        orders.listen(lambda times: stopped.set())
+        orders.say_ready()
+        await stopped.wait()
+    asyncio.run(until_stopped())
+    return 0
+
+{work}
+
+workers = Workers(sys.argv[1:], work)
+before = opened()
+status = workers.run()
+print(opened() - before)
+sys.exit(status)
+"""
+NO_ROOM_LATER = """
+fork, forks = os.fork, 0
+
+def full_the_second_time():
+    global forks
+    forks += 1
+    if forks == 2:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+
+os.fork = full_the_second_time
+
+def work(number, orders):
+    if forks == 1:
+        orders.say_ready()
+        return 3
+    os.kill(os.getppid(), signal.SIGTERM)
+    return serve(orders)
+"""
+NO_DESCRIPTORS = """
+def work(number, orders):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        return serve(orders)
+    finally:
+        resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, before)
+"""
 TRIES_MAX = 64  # that all connections of a fair coin go one way is as good as impossible
 INFLIGHT = "mesh_inflight"
 
@@ -194,18 +248,69 @@ async def test_what_all_workers_lack_is_said_by_the_first_alone(tmp_path, nats_s
     assert said == f"mesh router: can't record to {file}: No such file or directory\n"
 
 
+async def parent(work, *names):
+    """Its status and what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT.format(work=work), *names),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_a_worker_that_finds_no_room_is_started_later():
+    status, out, said = await parent(NO_ROOM_LATER, "r1-0")
+    assert (status, out) == (0, "0\n"), said
+    assert said.splitlines() == [
+        "worker r1-0 ended with status 3; it starts again in 0.25 s",
+        "can't start worker r1-0 (Resource temporarily unavailable); trying again in 0.5 s",
+    ]
+
+
+async def test_a_worker_that_finds_no_room_at_first_ends_the_whole():
+    status, out, said = await parent(NO_DESCRIPTORS, "r1-0", "r1-1")
+    assert (status, out, said) == (1, "0\n", "can't start worker r1-1 (Too many open files)\n")
+
+
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("routers", "options", "problem"),
     [
-        (("--workers", "2"), "--metrics: 2 workers need a page each"),
-        (("--workers", "2", "--metrics", "127.0.0.1:65535"), "--metrics: 2 ports from 65535 on"),
-        (("--metrics", "here"), '--metrics: write an address as "host:port", got "here"'),
+        (["r1"], ("--workers", "2"), "--metrics: 2 workers need a page each"),
+        (
+            ["r1"],
+            ("--workers", "2", "--metrics", "127.0.0.1:65535"),
+            "--metrics: 2 ports from 65535 on",
+        ),
+        (
+            ["r1"],
+            ("--metrics", "here"),
+            '--metrics: write an address as "host:port", got "here"',
+        ),
+        (
+            ["r1", "r1-0"],
+            ("--workers", "2", "--metrics", "127.0.0.1:9101"),
+            'routers in mesh.toml: "r1-0" is what a worker of another one is called; rename it',
+        ),
+        (
+            ["r1", "r2"],
+            ("--workers", "16", "--metrics", "127.0.0.1:9101"),
+            "--workers: 17 processes of all routers; at most 16",
+        ),
     ],
 )
-def test_what_is_wrong_with_options_is_said_before_anything_starts(tmp_path, options, problem):
+def test_what_is_wrong_with_options_is_said_before_anything_starts(
+    tmp_path, routers, options, problem
+):
     config = tmp_path / "mesh.toml"
-    config.write_text(mesh_toml(("us",)))
-    arguments = ["--region", "us", "--config", str(config), *options]
+    config.write_text(mesh_toml(("us",), more={"us": f"routers = {routers}"}))
+    arguments = ["--region", "us", "--config", str(config), "--router", "r1", *options]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"mesh router: {problem}")

@@ -47,6 +47,29 @@ def test_who_restarts_or_leaves_is_lost_at_once(last):
     assert not table.regions
 
 
+@pytest.mark.parametrize(
+    ("epoch", "orphans", "ours"),
+    [(1, ("inbox-1", "inbox-3"), (*OURS, Ours(8, 1))), (2, ("inbox-3",), (Ours(8, 1),))],
+)
+def test_who_waits_since_an_earlier_time_still_does(epoch, orphans, ours):
+    table = back()
+    again = Replica(beat(NAME, region=EU, epoch=epoch), BACK_AT + 9.0)
+    again.relayed.append(Owed("inbox-3", BACK_AT + 30.0))
+    table.keep(again, (Ours(8, 1),), BACK_AT + 10.0)
+    gone = table.hear(said(3), BACK_AT + 11.0)
+    assert gone == Gone(NAME, orphans, ours, "the agent restarted or left")
+
+
+def test_of_too_many_who_wait_the_latest_are_kept():
+    table = HandedBack(US, RouterSettings(relayed_max=2))
+    for number in range(3):
+        replica = Replica(beat(NAME, region=EU), BACK_AT)
+        replica.relayed.append(Owed(f"inbox-{number}", BACK_AT + 30.0))
+        table.keep(replica, (Ours(number, 1),), BACK_AT + number)
+    gone = table.hear(said(2), BACK_AT + 4.0)
+    assert (gone.orphans, gone.ours) == (("inbox-1", "inbox-2"), (Ours(1, 1), Ours(2, 1)))
+
+
 def test_who_falls_silent_is_lost_as_an_adopted_one_would_be():
     table = back()
     table.hear(said(), BACK_AT + 1.0)

@@ -3,12 +3,12 @@
 import pytest
 
 from mesh.core import effects as fx
-from mesh.core.gossip.gossip import ORIGINS_MAX, REGION_ORIGINS_MAX, Gossip
-from mesh.core.gossip.repairs import REGION_ASKERS_MAX
+from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
 from mesh.core.gossip.told import Origin
 from mesh.core.settings import RouterSettings
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
+from schemas.ids import REGION_ROUTERS_MAX
 from tests.mesh.core.gossip.net import HEAL_S, SETTLE_S, Net, healed
 
 SEEDS = range(50)  # `python -m tests.mesh.core.gossip.net 1000` plays more
@@ -156,12 +156,12 @@ def test_only_the_router_that_is_asked_answers():
 def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
     one, effects = gossip(trie_bytes_per_s=1)  # whoever is not answered at once waits for long
     one.news.used(tuple(range(1000)), 0.0)
-    for number in range(REGION_ASKERS_MAX + 5):
+    for number in range(REGION_ROUTERS_MAX + 5):
         for _ in range(3):
             one.asked(TrieAsk("r1", 0, 5), "eu", f"inbox-{number}", 0.0)
-    assert one.counts.snapshots == REGION_ASKERS_MAX
+    assert one.counts.snapshots == REGION_ROUTERS_MAX
     one.asked(TrieAsk("r1", 0, 5), "ap", "inbox-ap", 0.0)
-    assert one.counts.snapshots == REGION_ASKERS_MAX + 1
+    assert one.counts.snapshots == REGION_ROUTERS_MAX + 1
     assert effects == []
 
 
@@ -178,7 +178,7 @@ def test_a_region_that_invents_routers_shuts_nobody_out():
     one, _ = gossip()
     for number in range(ORIGINS_MAX + 5):
         one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
-    assert len(one.told.origins) == REGION_ORIGINS_MAX
+    assert len(one.told.origins) == REGION_ROUTERS_MAX
     one.hear(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
     assert one.told.is_trusted(Origin("ap", "r1"))
 

@@ -1,7 +1,8 @@
 """Answers go out at their region's pace, one an asker."""
 
-from mesh.core.gossip.repairs import ASKERS_MAX, REGION_ASKERS_MAX, Repairs
+from mesh.core.gossip.repairs import ASKERS_MAX, Repairs
 from schemas.gossip import TrieDelta, size_bytes
+from schemas.ids import REGION_ROUTERS_MAX
 
 DELTA = TrieDelta("us", "r1", 1, 1, tuple(range(100)), ())
 SIZE = size_bytes(DELTA)
@@ -46,7 +47,7 @@ def test_askers_beyond_the_limit_ask_again():
 
 def test_a_region_of_many_askers_takes_no_room_from_others():
     repairs = Repairs(float(SIZE))
-    for number in range(REGION_ASKERS_MAX):
+    for number in range(REGION_ROUTERS_MAX):
         repairs.put(f"eu{number}", "eu", [DELTA] * 9)
     assert not repairs.has_room("eu-late", "eu")
     assert repairs.has_room("ap1", "ap")
