@@ -19,7 +19,7 @@ from tests.bench.systems.dynamo import dynamo
 from tests.bench.systems.mesh import forwarded, mesh
 from tests.bench.systems.rust_routers import sglang_router, vllm_router
 from tests.bench.systems.system import Place, System
-from tests.support.mesh_up import free_ports
+from tests.support.ports import free_ports
 
 ENGINES = 2
 FILES_MIN = 8192  # a thousand streams are two sockets each in some processes

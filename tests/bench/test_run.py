@@ -6,7 +6,7 @@ from tests.bench.report import markdown
 from tests.bench.run import Settings, run
 from tests.bench.systems.direct import direct
 from tests.bench.systems.system import System
-from tests.support.mesh_up import free_ports
+from tests.support.ports import free_ports
 
 SMALL = Cell("small", Client.OWN, 50, 4, 5, 2)
 LONG = Cell("long", Client.OWN, 5_000, 4, 5, 2)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.bench.stream_client import Plan, percentile, play
-from tests.support.mesh_up import free_ports
+from tests.support.ports import free_ports
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = b'10\r\ndata: {"delta":1}\r\n'

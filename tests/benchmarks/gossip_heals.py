@@ -20,7 +20,7 @@ from mesh.core.gossip.told import Origin
 from mesh.demo.wan_proxy import WanProxy
 from schemas.ids import RegionId
 from tests.support.nats_pair import nats_pair
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import SmallMesh, chat, post, small_mesh
 

@@ -28,8 +28,9 @@ from rich.table import Table
 
 from tests.benchmarks.load import programs
 from tests.benchmarks.load.usage import cpu_s, rss_mib
-from tests.support.nats_regions import free_ports, mesh_toml
+from tests.support.nats_regions import mesh_toml
 from tests.support.nats_server import running_nats_server
+from tests.support.ports import free_ports
 
 PROMPT_BLOCKS = 64
 CONNECTIONS = 200

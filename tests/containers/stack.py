@@ -16,7 +16,7 @@ from mesh.demo.commands import engine_url
 from mesh.demo.program import FileWritten, Kind, Program, http_ready
 from mesh.demo.supervisor import Supervisor
 from tests.containers.leaf_mesh import MESH_TOML, LeafMesh
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 
 TIME_SCALE = 20  # a prefill of 300 ms takes 15
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 from tests.support.region_loss import LOST, fragile_mesh, lose, watching
 
 pytestmark = pytest.mark.timeout(120)

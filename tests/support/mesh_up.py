@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 
 START_TIMEOUT_S = 50.0
 STOP_TIMEOUT_S = 30.0

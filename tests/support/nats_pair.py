@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.support.nats_regions import free_ports
 from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.ports import free_ports
 
 
 @contextlib.asynccontextmanager

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import random
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,29 +14,12 @@ from infra.nats import bundle, passwords, server
 from infra.nats.conf import to_text
 from infra.nats.region_config import Site, settings, users
 from infra.topology import Topology
+from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
 
 LINK_TIMEOUT_S = 20.0
-# Below the range that the kernel hands out for outgoing connections.
-PORTS = range(20_000, 32_000)
 
 Edit = Callable[[str, dict[str, Any]], None]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different: held together, then let go together."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in random.sample(PORTS, len(PORTS)):
-            if len(found) == count:
-                return found
-            holder = held.enter_context(socket.socket())
-            try:
-                holder.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-    raise AssertionError(f"not {count} free ports in {PORTS}")
 
 
 def mesh_toml(

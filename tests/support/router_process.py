@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,20 +11,11 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.nats_regions import PORTS, free_ports, mesh_toml
+from tests.support.nats_regions import mesh_toml
+from tests.support.ports import free_ports, free_row
 
 READY_S = 50.0
 END_S = 30.0
-
-
-def free_run(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on."""
-    for first in random.sample(PORTS[:-count], len(PORTS) - count):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError(f"not {count} free ports in a row in {PORTS}")
 
 
 class RouterProcess:
@@ -93,7 +82,7 @@ async def router_process(
     pages: int | None = None,
 ) -> AsyncIterator[RouterProcess]:
     """Started, and ended at the end, its workers too."""
-    pages = pages or free_run(workers)
+    pages = pages or free_row(workers)[0]
     http = http or free_ports(1)[0]
     more = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"'
     config = directory / "mesh.toml"

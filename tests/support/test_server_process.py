@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.nats import server
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 from tests.support.server_process import ServerNotStarted, ServerProcess
 
 

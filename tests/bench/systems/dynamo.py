@@ -6,19 +6,15 @@ tokenizes prompts and answers, which no other system here does.
 """
 
 import asyncio
-import contextlib
-import socket
 from pathlib import Path
 
 from tests.bench.installs import installed, tiny_model, version_of
-from tests.bench.processes import Absent
 from tests.bench.systems.system import Place, System, until_it_answers
 from tests.bench.tiny_model import CONTEXT_TOKENS
-from tests.support.mesh_up import free_ports
+from tests.support.ports import free_ports
 
 NAME, MODEL = "dynamo", "tiny"
 MOCKERS = 2
-LOW_PORTS = (24_000, 32_768)
 BLOCK_TOKENS, BLOCKS = 16, 65_536
 # As much at once as any cell asks, and so fast that the frontend is what is measured.
 MOCKER = (
@@ -29,27 +25,14 @@ MOCKER = (
 FRONTEND = ("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK_TOKENS))
 
 
-def _low_ports(count: int) -> list[int]:
-    """Free ports that fit the 16 bits with a sign in which Dynamo keeps one of them."""
-    with contextlib.ExitStack() as held:
-        found: list[int] = []
-        for port in range(*LOW_PORTS):
-            probe = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise Absent(f"no {count} free ports in {LOW_PORTS}")
-
-
 async def dynamo(place: Place, environments: Path) -> System:
     """Raises Absent."""
     programs = await installed(NAME, environments)
     folder = await tiny_model(programs, place.directory / NAME / "model")
     python = str(programs / "python")
     [http] = free_ports(1)
-    ports = _low_ports(MOCKERS)
+    # They fit the 16 bits with a sign in which Dynamo keeps one of them: PORTS end below.
+    ports = free_ports(MOCKERS)
     shared = {
         "DYN_FILE_KV": str(place.directory / NAME / "discovery"),
         "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",

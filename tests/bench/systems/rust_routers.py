@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.bench.installs import installed, version_of
 from tests.bench.systems.system import Place, System, until_it_answers
-from tests.support.mesh_up import free_ports
+from tests.support.ports import free_ports
 
 # A log line for every request would be measured with the routing.
 OPTIONS = ("--policy", "cache_aware", "--log-level", "error")

@@ -10,7 +10,8 @@ import pytest
 
 from mesh.cli.router import NO_PREFIX_KEY
 from mesh.sim.replay import replay
-from tests.support.nats_regions import free_ports, mesh_toml
+from tests.support.nats_regions import mesh_toml
+from tests.support.ports import free_ports
 
 READY_S = 30.0
 

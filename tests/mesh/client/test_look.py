@@ -6,7 +6,7 @@ import pytest
 
 from mesh.client import look
 from tests.mesh.client.face import face
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 
 
 def round_trip(url, timeout_s=5.0):

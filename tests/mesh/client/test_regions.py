@@ -10,8 +10,8 @@ import pytest
 
 from mesh.client import AsyncRegions, Regions, regions
 from tests.mesh.client.face import face
-from tests.support.mesh_up import free_ports
 from tests.support.nats_pair import nats_pair
+from tests.support.ports import free_ports
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
 

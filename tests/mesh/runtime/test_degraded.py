@@ -22,8 +22,8 @@ from schemas import subjects
 from schemas.exchange import Refusal
 from schemas.state import Health
 from tests.support.nats_pair import nats_pair
-from tests.support.nats_regions import free_ports
 from tests.support.nats_server import running_nats_server
+from tests.support.ports import free_ports
 from tests.support.scripted_engine import hang, scripted_engine
 from tests.support.small_mesh import chat, one_region, post, small_mesh
 

@@ -13,7 +13,7 @@ from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from tests.support.flushed import flushed
 from tests.support.nats_pair import nats_pair
-from tests.support.nats_regions import free_ports
+from tests.support.ports import free_ports
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh
 

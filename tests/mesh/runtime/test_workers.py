@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from mesh.cli.router import command
 from tests.support.nats_regions import mesh_toml
-from tests.support.router_process import free_run, router_process, runs
+from tests.support.ports import free_row
+from tests.support.router_process import router_process, runs
 from tests.support.scripted_engine import event, hang, scripted_engine
 from tests.support.small_mesh import chat, small_mesh
 from tests.support.until import until
@@ -229,7 +230,7 @@ async def test_two_routers_never_share_a_door_by_mistake(tmp_path, nats_server):
 
 
 async def test_what_one_worker_lacks_is_said_once_and_ends_the_whole(tmp_path, nats_server):
-    pages = free_run(2)
+    pages = free_row(2)[0]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", pages + 1))
         taken.listen()
