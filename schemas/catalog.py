@@ -281,7 +281,8 @@ CHANNELS: tuple[Channel, ...] = (
         ),
         publish=frozenset({AGENT, PEER_AGENT, ROUTER, PEER_ROUTER}),
         subscribe=frozenset({ROUTER}),
-        about="One answer, as numbered frames; the data frames hold the engine's bytes untouched.",
+        about="One answer, as numbered frames; the data frames hold the engine's bytes untouched. "
+        "The stream `parcel` holds frames of several answers, each behind its stream and length.",
     ),
 )
 

@@ -17,7 +17,8 @@ for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold 
 PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering (number
 0): who will answer a forwarded request, that it waits there (again every HELD_S), that nobody
 will, or that the one who answered is gone.
-The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`.
+The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an
+agent has for several answers of one router at one moment share a message: `schemas.parcels`.
 """
 
 import struct
@@ -104,8 +105,8 @@ def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
     return FRAME_HEADER.pack(kind, number) + payload
 
 
-def unpack_frame(data: bytes) -> FrameView:
-    """The frame in a bus message. Raises WireError if it is none."""
+def unpack_frame(data: bytes | memoryview) -> FrameView:
+    """The frame in a bus message, or a part of one. Raises WireError if it is none."""
     if len(data) < FRAME_HEADER.size:
         raise WireError(f"a frame has at least {FRAME_HEADER.size} bytes, got {len(data)}")
     code, number = FRAME_HEADER.unpack_from(data)

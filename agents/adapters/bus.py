@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.micro.service import Service, ServiceConfig
 
+from agents.adapters.outbox import Outbox
 from agents.core.events import (
     AliveArrived,
     BodyPartArrived,
@@ -57,8 +58,7 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
-        # Subject and bytes; raises nats.errors.Error while the bus is away and its buffer full.
-        self.publish: Callable[[str, bytes], Awaitable[None]] = client.publish
+        self.outbox = Outbox(client.publish)  # for frames of answers; whoever opens this runs it
 
     async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
         """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
@@ -151,8 +151,10 @@ class AgentBus:
     async def flush(self) -> None:
         """Wait until the server has what was published, for CLOSE_TIMEOUT_S at most."""
         try:
-            await self._client.flush(timeout=CLOSE_TIMEOUT_S)
-        except nats.errors.Error as problem:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.outbox.sent()
+                await self._client.flush(timeout=CLOSE_TIMEOUT_S)
+        except (TimeoutError, nats.errors.Error) as problem:
             log.warning("the last words may be lost: %s", type(problem).__name__)
 
     async def _subscribe(

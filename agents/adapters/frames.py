@@ -1,59 +1,56 @@
-"""Writing one answer's frames to its inbox, numbered.
+"""Making one answer's frames, numbered.
 
 A number is used up whether or not its frame went out: if the bus is away and its buffer full,
 the router sees the hole, which is the truth.
 """
 
-import logging
-from collections.abc import Awaitable, Callable
-
-import nats.errors
+from collections.abc import Callable
+from typing import Protocol
 
 from schemas.exchange import WORKING_S, Frame, pack_frame
 from schemas.wire import WireMessage, encode
 
-log = logging.getLogger(__name__)
-
 FRAME_BYTES_MAX = 128 * 1024  # far below any max_payload; engines' chunks are smaller anyway
 
-Publish = Callable[[str, bytes], Awaitable[None]]
+
+class Post(Protocol):
+    """Takes an inbox and a frame for it."""
+
+    def __call__(self, inbox: str, frame: bytes, *, urgent: bool) -> None: ...
 
 
 class FrameWriter:
-    """The frames of one answer."""
+    """The frames of one answer; `post` takes its inbox and each frame, in order."""
 
-    __slots__ = ("_clock", "_inbox", "_number", "_publish", "_spoke_at")
+    __slots__ = ("_clock", "_inbox", "_number", "_post", "_spoke_at")
 
-    def __init__(self, publish: Publish, inbox: str, clock: Callable[[], float]) -> None:
-        self._publish = publish
+    def __init__(self, post: Post, inbox: str, clock: Callable[[], float]) -> None:
+        self._post = post
         self._inbox = inbox
         self._clock = clock
         self._number = 0
         self._spoke_at = clock()
 
-    async def say(self, kind: Frame, message: WireMessage) -> None:
+    def say(self, kind: Frame, message: WireMessage) -> None:
         """Send a frame with one message."""
-        await self._send(kind, encode(message))
+        self._send(kind, encode(message))
 
-    async def data(self, chunk: bytes) -> None:
+    def data(self, chunk: bytes) -> None:
         """Send the engine's bytes, in one frame unless they are very many."""
         if len(chunk) <= FRAME_BYTES_MAX:
-            await self._send(Frame.DATA, chunk)
+            self._send(Frame.DATA, chunk)
             return
         for start in range(0, len(chunk), FRAME_BYTES_MAX):
-            await self._send(Frame.DATA, chunk[start : start + FRAME_BYTES_MAX])
+            self._send(Frame.DATA, chunk[start : start + FRAME_BYTES_MAX])
 
-    async def break_silence(self) -> None:
+    def break_silence(self) -> None:
         """Say that work goes on, if nothing was said for WORKING_S. Not after END."""
         if self._clock() - self._spoke_at >= WORKING_S:
-            await self._send(Frame.WORKING, b"")
+            self._send(Frame.WORKING, b"")
 
-    async def _send(self, kind: Frame, payload: bytes) -> None:
-        # No waiting between taking a number and publishing, or two writers would change places.
+    def _send(self, kind: Frame, payload: bytes) -> None:
         number = self._number
         self._number += 1
         self._spoke_at = self._clock()
-        try:
-            await self._publish(self._inbox, pack_frame(kind, number, payload))
-        except nats.errors.Error as problem:
-            log.warning("%s: frame %d is lost: %s", self._inbox, number, type(problem).__name__)
+        # Nobody sees a token a millisecond late; the rest is waited for.
+        self._post(self._inbox, pack_frame(kind, number, payload), urgent=kind is not Frame.DATA)

@@ -114,7 +114,7 @@ class Relay:
         usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
         if self._is_traced:
             span.set_attributes(_attributes(verdict, usage, self._ttft_s))
-        await self._frames.say(Frame.END, self._end(verdict, usage))
+        self._frames.say(Frame.END, self._end(verdict, usage))
         return AnswerEnded(
             inbox=self._inbox,
             outcome=verdict.outcome,
@@ -199,9 +199,9 @@ class Relay:
             return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {response.status} with an empty body")
         await self._head(response)
         if first:
-            await self._pass_on(first)
+            self._pass_on(first)
         while chunk := await self._next(response.content):
-            await self._pass_on(chunk)
+            self._pass_on(chunk)
         problem = ends_events(self._tail) if self._streamed else None
         return _DONE if problem is None else Verdict(Outcome.ENGINE_BROKEN, problem)
 
@@ -223,14 +223,14 @@ class Relay:
             region=self._region,
             replica=self._replica,
         )
-        await self._frames.say(Frame.HEAD, head)
+        self._frames.say(Frame.HEAD, head)
         await self._began(AnswerBegan(self._inbox))
 
-    async def _pass_on(self, chunk: bytes) -> None:
+    def _pass_on(self, chunk: bytes) -> None:
         self._engine.heard_at = self._clock()
         self._tail.add(chunk)
         self._window.send(len(chunk))
-        await self._frames.data(chunk)
+        self._frames.data(chunk)
 
     async def _next(self, content: aiohttp.StreamReader) -> bytes:
         while not self._window.open:

@@ -17,6 +17,7 @@ from agents.core.work import BadWork, Work, parse_handoff, parse_owner, parse_te
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.ids import ModelId, NameInvalid, checked_name
+from schemas.parcels import is_stream
 from schemas.state import Heartbeat, ReplicaState
 
 # States in which work is refused, and what the router is told.
@@ -289,7 +290,7 @@ class AgentCore:
 def _router_of(inbox: str) -> RouterName | None:
     """Whose inbox this is, or None for a reply subject that no router of ours has."""
     address = subjects.parse_inbox(inbox)
-    if address is None or address.stream in ("*", ">"):
+    if address is None or not is_stream(address.stream):
         return None
     try:
         checked_name("region", address.region)

@@ -122,7 +122,7 @@ class Agent:
         while True:
             await asyncio.sleep(SILENCE_CHECK_S)
             for writer in list(self._writers.values()):
-                await writer.break_silence()
+                writer.break_silence()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
@@ -149,11 +149,11 @@ class Agent:
 
     async def _refuse(self, effect: effects.Refuse) -> None:
         log.info("refused: %s %s", effect.message.reason, effect.detail)
-        await self._writer(effect.inbox).say(Frame.REFUSED, effect.message)
+        self._writer(effect.inbox).say(Frame.REFUSED, effect.message)
 
     async def _ask_body(self, effect: effects.AskBody) -> None:
         writer = self._writers[effect.inbox] = self._writer(effect.inbox)
-        await writer.say(Frame.BODY_WANTED, effect.message)
+        writer.say(Frame.BODY_WANTED, effect.message)
 
     async def _hand(self, effect: effects.Hand) -> None:
         writer = self._writers.setdefault(effect.inbox, self._writer(effect.inbox))
@@ -194,7 +194,7 @@ class Agent:
             ttft_s=-1.0,
         )
         writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
-        await writer.say(Frame.END, end)
+        writer.say(Frame.END, end)
 
     async def _beat(self, effect: effects.Beat) -> None:
         await self._bus.beat(effect.heartbeat)
@@ -204,7 +204,7 @@ class Agent:
         self._look_now.set()
 
     def _writer(self, inbox: str) -> FrameWriter:
-        return FrameWriter(self._bus.publish, inbox, self._clock)
+        return FrameWriter(self._bus.outbox.post, inbox, self._clock)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
         state = self._core.state

@@ -71,6 +71,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
+                tasks.create_task(ears.outbox.run()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]
             try:

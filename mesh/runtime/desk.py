@@ -90,6 +90,7 @@ class Desk:
         self.hear_heartbeat = self._hearing.hear_heartbeat
         self.hear_digest = self._hearing.hear_digest
         self.hear_answer = self._hearing.hear_answer
+        self.hear_parcel = self._hearing.hear_parcel
 
     @property
     def open_requests(self) -> int:

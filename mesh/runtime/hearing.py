@@ -19,6 +19,7 @@ from mesh.runtime.work import body_parts
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame
 from schemas.ids import RegionId
+from schemas.parcels import PARCEL, unpack_parcel
 
 log = logging.getLogger(__name__)
 
@@ -73,22 +74,46 @@ class Hearing:
             self._feed(ev.DigestSeen(digest))
 
     def hear_answer(self, msg: Msg) -> None:
-        """A frame of some answer."""
-        ticket = self._tickets.answering(msg.subject)
+        """A frame of some answer, alone; or the bus, which knows of nobody who would answer."""
+        if msg.headers is not None and is_no_responders(msg.headers):
+            ticket = self._tickets.answering(msg.subject)
+            if ticket is not None and ticket.answer is not None:
+                self._attempt_over(ticket, _nobody_listens(ticket.answer, self._config.region))
+        else:
+            ticket = self._hear_frame(msg.subject, msg.data)
+            if ticket is not None:
+                ticket.wake()
+
+    def hear_parcel(self, msg: Msg) -> None:
+        """Frames of several answers. Each handler is woken once, when all are heard."""
+        inboxes = msg.subject.removesuffix(PARCEL)
+        heard: dict[int, Ticket] = {}
+        try:
+            for stream, frame in unpack_parcel(msg.data):
+                ticket = self._hear_frame(inboxes + stream, frame)
+                if ticket is not None:
+                    heard[ticket.key] = ticket
+        except wire.WireError as error:  # what was in the rest is missed by its numbers
+            log.warning("parcel on %s: %s", msg.subject, error)
+        for ticket in heard.values():
+            ticket.wake()
+
+    def _hear_frame(self, inbox: str, data: bytes | memoryview) -> Ticket | None:
+        """Who is to be woken."""
+        ticket = self._tickets.answering(inbox)
         answer = ticket.answer if ticket is not None else None
         try:
+            frame = exchange.unpack_frame(data)
             if ticket is None or answer is None:
-                self._stray(msg)
-            elif msg.headers is not None and is_no_responders(msg.headers):
-                self._attempt_over(ticket, _nobody_listens(answer, self._config.region))
+                self._stray(inbox, frame)
             else:
-                self._frame(ticket, answer, exchange.unpack_frame(msg.data))
+                self._frame(ticket, answer, frame)
         except wire.WireError as error:
-            log.warning("frame on %s: %s", msg.subject, error)
+            log.warning("frame on %s: %s", inbox, error)
             if ticket is not None and answer is not None:
                 detail = "the replica sent a frame that can't be read"
                 self._attempt_over(ticket, ev.AttemptFailed(answer.key, answer.attempt, detail))
-                ticket.wake()
+        return ticket
 
     def _frame(self, ticket: Ticket, answer: Answer, frame: exchange.FrameView) -> None:
         if frame.kind is Frame.BODY_WANTED:
@@ -104,7 +129,6 @@ class Hearing:
             self._attempt_over(ticket, event)
         if not answer.is_event_stream:
             self._bus.give_credit(answer)
-        ticket.wake()
 
     def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""
@@ -140,9 +164,8 @@ class Hearing:
         self._metrics.prompt_tokens.inc(end.prompt_tokens)
         self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
 
-    def _stray(self, msg: Msg) -> None:
+    def _stray(self, inbox: str, frame: exchange.FrameView) -> None:
         """A frame that nobody waits for: whoever sends it should stop."""
-        frame = exchange.unpack_frame(msg.data)
         if frame.kind is Frame.PLACED:
             placed = wire.decode_as(exchange.Placed, frame.payload)
         elif frame.kind is Frame.HEAD:
@@ -151,7 +174,7 @@ class Hearing:
         else:
             return
         subject = subjects.cancel(*place_named(placed.region, placed.replica))
-        self._bus.publish(subject, wire.encode(exchange.Cancel(msg.subject)))
+        self._bus.publish(subject, wire.encode(exchange.Cancel(inbox)))
 
     def _send_body(self, ticket: Ticket, wanted: exchange.BodyWanted) -> None:
         """Whoever wants it may be in a region that we did not ask: sent on by one that we did.

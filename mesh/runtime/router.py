@@ -28,6 +28,7 @@ from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
 from schemas import http, subjects
 from schemas.ids import RegionId
+from schemas.parcels import PARCEL
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +267,9 @@ class Router:
             self.desk.hear_answer(msg)
             return
         token = msg.subject.rpartition(".")[2]
-        if token.startswith(pings.PREFIX):
+        if token == PARCEL:
+            self.desk.hear_parcel(msg)
+        elif token.startswith(pings.PREFIX):
             self._pings.hear(token, msg.data)
         elif token in (WHO, HERE):
             self._hear_namesake(token, msg.data)

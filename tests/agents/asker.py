@@ -10,10 +10,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import exchange, subjects
-from schemas.exchange import End, Frame, FrameView, Refused, unpack_frame
+from schemas.exchange import End, Frame, FrameView, Refused
 from schemas.state import Heartbeat, decode_heartbeat
 from schemas.wire import decode_as, encode
 from tests.support.flushed import flushed
+from tests.support.frames import frames_of
 
 REGION, REPLICA, ROUTER = "us", "g0", "r1"
 MODEL = "org/llama"
@@ -36,7 +37,8 @@ class Asker:
 
     async def _on_frame(self, msg: Msg) -> None:
         async with self._news:
-            self.frames[msg.subject].append(unpack_frame(msg.data))
+            for inbox, frame in frames_of(msg):
+                self.frames[inbox].append(frame)
             self._news.notify_all()
 
     async def _on_beat(self, msg: Msg) -> None:

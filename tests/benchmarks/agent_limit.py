@@ -25,6 +25,7 @@ from schemas import exchange, subjects
 from schemas.exchange import Frame
 from tests.benchmarks.load.fleet import MODEL, REGION
 from tests.benchmarks.load.usage import cpu_s
+from tests.support.frames import frames_of
 from tests.support.nats_server import running_nats_server
 
 REPLICA, ROUTER = "us-0", "r1"
@@ -51,9 +52,9 @@ class Driver:
         await self._client.flush()
 
     async def _hear(self, msg: Msg) -> None:
-        kind = msg.data[0]
-        if kind in (Frame.END, Frame.REFUSED):
-            self._waiting.pop(msg.subject).set_result(kind == Frame.END)
+        for inbox, frame in frames_of(msg):
+            if frame.kind in (Frame.END, Frame.REFUSED):
+                self._waiting.pop(inbox).set_result(frame.kind is Frame.END)
 
     async def ask(self, body: bytes) -> None:
         """One piece of work, to its end."""

@@ -64,8 +64,8 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
         await talk.send(mutated(dice, WHOLE))
         talk.cut() if dice.random() < 0.2 else talk.close()
 
-    async def publish(subject: str, payload: bytes) -> None:
-        frames.append(unpack_frame(payload).kind)
+    def post(inbox: str, frame: bytes, *, urgent: bool) -> None:
+        frames.append(unpack_frame(frame).kind)
 
     async def began(event: AnswerBegan) -> None:
         frames.append(Frame.HEAD)
@@ -77,7 +77,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             relay = Relay(
                 Hand(inbox, "/v1/completions", "", b"{}", {}),
                 engine=engine,
-                frames=FrameWriter(publish, inbox, time.monotonic),
+                frames=FrameWriter(post, inbox, time.monotonic),
                 region="us",
                 replica="g0",
                 clock=time.monotonic,

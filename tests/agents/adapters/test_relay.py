@@ -40,31 +40,31 @@ class Call:
     def __init__(self, engine: ScriptedEngine, client: Engine, headers) -> None:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[AnswerBegan] = []
-        self.sent = asyncio.Condition()
+        self.sent = asyncio.Event()
         hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
         self.relay = Relay(
             hand,
             engine=client,
-            frames=FrameWriter(self._publish, INBOX, time.monotonic),
+            frames=FrameWriter(self._post, INBOX, time.monotonic),
             region="us",
             replica="g0",
             clock=time.monotonic,
             began=self._began,
         )
 
-    async def _publish(self, subject: str, payload: bytes) -> None:
-        assert subject == INBOX
-        view = unpack_frame(payload)
-        async with self.sent:
-            self.frames.append((view.kind, view.number, bytes(view.payload)))
-            self.sent.notify_all()
+    def _post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
+        assert inbox == INBOX
+        view = unpack_frame(frame)
+        self.frames.append((view.kind, view.number, bytes(view.payload)))
+        self.sent.set()
 
     async def _began(self, event: AnswerBegan) -> None:
         self.began.append(event)
 
     async def until(self, condition) -> None:
-        async with self.sent:
-            await self.sent.wait_for(condition)
+        while not condition():
+            self.sent.clear()
+            await self.sent.wait()
 
     @property
     def kinds(self) -> str:

@@ -96,10 +96,10 @@ async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(
 ) -> None:
     pass_on = Relay._pass_on
 
-    async def fails(self, chunk: bytes) -> None:
+    def fails(self, chunk: bytes) -> None:
         if b"poison" in chunk:
             raise RuntimeError("a bug of ours")
-        await pass_on(self, chunk)
+        pass_on(self, chunk)
 
     monkeypatch.setattr(Relay, "_pass_on", fails)
     gate = Gate()

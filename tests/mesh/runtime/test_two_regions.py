@@ -13,6 +13,7 @@ from schemas import exchange, subjects
 from schemas.exchange import Frame
 from schemas.state import decode_heartbeat, encode_state
 from tests.support.flushed import flushed
+from tests.support.frames import frames_of
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, say, scripted_engine
 from tests.support.small_mesh import chat, client, post, small_mesh
@@ -85,8 +86,7 @@ async def test_tokens_never_pass_the_other_router(two, servers):
     spy = await connect(BusAddress(servers["us"].url), name="spy", inbox_prefix="_INBOX.spy")
 
     async def see(msg) -> None:
-        if exchange.unpack_frame(msg.data).kind is Frame.DATA:
-            inboxes.append(msg.subject)
+        inboxes.extend(inbox for inbox, frame in frames_of(msg) if frame.kind is Frame.DATA)
 
     await spy.subscribe("_INBOX.us.>", cb=see)
     eu_inbox = await spy.subscribe("_INBOX.eu.>")

@@ -1,0 +1,87 @@
+"""Frames on their way out: what there is for one router at one moment goes as one message.
+
+Engines answer in step, so tokens come in bursts, one for every stream of a batch. The first of a
+burst goes at once; those behind it GATHER_S later, together (`schemas.parcels`). So a stream whose
+tokens are further apart is never held, in a full batch a token is held for a millisecond of the
+twenty and more that it took, and what a bus has to carry does not grow with the batch. Beginnings
+and ends wait for nothing, and take along what was waiting.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+
+import nats.errors
+
+from schemas.parcels import PARCEL, Post, pack_parcels
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 0.001
+
+Publish = Callable[[str, bytes], Awaitable[None]]
+
+
+class Outbox:
+    """`post` from anywhere while `run` runs in a task. The answers' windows bound what waits."""
+
+    def __init__(self, publish: Publish) -> None:
+        """`publish` raises nats.errors.Error while the bus is away and its own buffer full."""
+        self._publish = publish
+        self._posts: dict[str, list[Post]] = {}  # by what the inboxes of one router begin with
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._go = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
+        """Send this frame after those before it: as soon as may be, or at once."""
+        router, _, stream = inbox.rpartition(".")
+        if (posts := self._posts.get(router)) is not None:
+            posts.append((stream, frame))
+        else:
+            self._posts[router] = [(stream, frame)]
+            self._empty.clear()
+        if urgent:
+            self._go.set()
+        elif self._timer is None:
+            # A time that has passed means at once.
+            self._timer = self._loop.call_at(self._sent_at + GATHER_S, self._go.set)
+
+    async def run(self) -> None:
+        """Send what is posted. Runs for ever; once cancelled, posts stay where they are."""
+        while True:
+            await self._go.wait()
+            self._go.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._sent_at = self._loop.time()
+            await self._send()
+            if not self._posts:
+                self._empty.set()
+
+    async def sent(self) -> None:
+        """Wait until everything posted was given to the bus."""
+        await self._empty.wait()
+
+    async def _send(self) -> None:
+        posted, self._posts = self._posts, {}
+        for router, posts in posted.items():
+            for subject, message in _messages(router, posts):
+                try:
+                    await self._publish(subject, message)
+                except nats.errors.Error as problem:  # the numbering tells the router
+                    log.warning("%s: frames are lost: %s", subject, type(problem).__name__)
+
+
+def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:
+    """Subjects and payloads."""
+    if len(posts) == 1:
+        [(stream, frame)] = posts
+        yield f"{router}.{stream}", frame
+        return
+    for parcel in pack_parcels(posts):
+        yield f"{router}.{PARCEL}", parcel

@@ -1,0 +1,64 @@
+"""Frames of several answers in one bus message.
+
+Engines answer in step: at one moment there is a token for every stream of a batch. As messages of
+their own these cost the bus and the router more to carry than the bytes in them are worth, so what
+an agent has for one router at one moment goes out as one message, to that router's inbox named
+`PARCEL`. A frame that is alone then goes to its answer's own inbox, as it does from anyone else.
+
+A parcel is frames one after the other, each behind its answer's place:
+
+    byte 0       length of the stream, the last token of the answer's inbox
+    bytes 1..4   length of the frame, big-endian
+    then         the stream in ASCII, and the frame
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from schemas.wire import WireError
+
+PARCEL = "parcel"  # no stream has this name: those of answers begin with a number
+PARCEL_BYTES_MAX = 256 * 1024  # far below any max_payload
+STREAM_CHARS_MAX = 255
+_NO_STREAM = (PARCEL, "*", ">")
+_PLACE = struct.Struct(">BI")
+
+Post = tuple[str, bytes]  # a stream and a frame for it
+
+
+def is_stream(token: str) -> bool:
+    """Whether an answer's inbox may end so."""
+    return token.isascii() and 0 < len(token) <= STREAM_CHARS_MAX and token not in _NO_STREAM
+
+
+def pack_parcels(posts: Iterable[Post]) -> Iterator[bytes]:
+    """The frames in their order, in as few messages as PARCEL_BYTES_MAX allows.
+
+    Streams are as `is_stream` wants them. A frame that is larger is alone in its message.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for stream, frame in posts:
+        more = _PLACE.size + len(stream) + len(frame)
+        if parts and size + more > PARCEL_BYTES_MAX:
+            yield b"".join(parts)
+            parts, size = [], 0
+        parts += (_PLACE.pack(len(stream), len(frame)), stream.encode("ascii"), frame)
+        size += more
+    if parts:
+        yield b"".join(parts)
+
+
+def unpack_parcel(data: bytes) -> Iterator[tuple[str, memoryview]]:
+    """Stream and frame, one after the other. Raises WireError where it is none, at that place."""
+    view, at = memoryview(data), 0
+    while at < len(data):
+        frame_at = at + _PLACE.size
+        if frame_at > len(data):
+            raise WireError("a parcel ends inside a place")
+        stream_chars, frame_bytes = _PLACE.unpack_from(data, at)
+        stream_at, frame_at = frame_at, frame_at + stream_chars
+        at = frame_at + frame_bytes
+        if at > len(data):
+            raise WireError(f"a parcel of {len(data)} bytes has a frame up to {at}")
+        yield data[stream_at:frame_at].decode("ascii", "replace"), view[frame_at:at]

@@ -1,0 +1,131 @@
+"""A router hears frames of several answers in one message; damage harms no more than it must.
+
+The replica is played by the test.
+"""
+
+import asyncio
+
+import pytest
+
+from infra.bus import BusAddress, connect
+from schemas import exchange, state, subjects, wire
+from schemas.exchange import Frame, pack_frame
+from schemas.parcels import PARCEL, pack_parcels
+from schemas.state import Heartbeat, ReplicaState
+from tests.support.flushed import flushed
+from tests.support.small_mesh import chat, post, small_mesh
+
+pytestmark = pytest.mark.timeout(90)
+EVENT = b'data: {"choices": []}\n\n'
+
+
+class Replica:
+    """us-0 as the bus knows it: it beats, and keeps the work that it is given."""
+
+    def __init__(self, bus):
+        self._bus = bus
+        self._taken = 0
+        self.inboxes = asyncio.Queue()
+
+    async def open(self):
+        await self._bus.subscribe(subjects.work("us", "us-0"), cb=self._on_work)
+        await flushed(self._bus)
+
+    async def beat(self):
+        for seq in range(1, 100_000):
+            beat = Heartbeat(
+                region="us", replica="us-0", epoch=1, seq=seq, state=ReplicaState.READY,
+                engine="vllm", models=("tiny",), full=False, pending=0, running=0,
+                outstanding=0, outstanding_max=64, kv_used_ratio=0.0,
+                kv_capacity_tokens=100_000, prefill_queued_tokens=0,
+                prefill_s_per_token=0.0001, taken={"r1": self._taken},
+            )  # fmt: skip
+            await self._bus.publish(subjects.heartbeat("us", "us-0"), state.encode_state(beat))
+            await asyncio.sleep(0.05)
+
+    async def _on_work(self, msg):
+        self._taken = max(self._taken, int(msg.headers[exchange.H_HANDOFF]))
+        await self.inboxes.put(msg.reply)
+
+    async def say(self, *posts, cut=0):
+        """Frames of answers as one message, its last bytes cut off."""
+        [parcel] = pack_parcels([(inbox.rpartition(".")[2], frame) for inbox, frame in posts])
+        whole = len(parcel) - cut
+        await self._bus.publish(subjects.inbox("us", "r1", PARCEL), parcel[:whole])
+
+
+def answer(inbox, text=EVENT):
+    """All frames of a short stream."""
+    kinds = [
+        (Frame.HEAD, wire.encode(exchange.Head(200, "text/event-stream", "us", "us-0"))),
+        (Frame.DATA, text),
+        (Frame.END, wire.encode(exchange.End("done", "", 10, 0, 1, 0.01))),
+    ]
+    return [(inbox, pack_frame(kind, number, data)) for number, (kind, data) in enumerate(kinds)]
+
+
+def mixed(one, other):
+    """Frames of two answers in turns."""
+    return [post for pair in zip(one, other, strict=True) for post in pair]
+
+
+@pytest.fixture
+async def mesh(nats_server):
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", failures_max=1)
+        bus = await connect(BusAddress(nats_server.url), name="us-0", inbox_prefix="_INBOX.us.g")
+        mesh.replica = Replica(bus)
+        await mesh.replica.open()
+        beats = asyncio.create_task(mesh.replica.beat())
+        try:
+            await mesh.until_ready("us", 1)
+            yield mesh
+        finally:
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
+            await bus.close()
+
+
+async def asked(mesh):
+    """Two requests under way, and the inboxes of their answers."""
+    clients = [asyncio.create_task(post(mesh, chat(stream=True))) for _ in range(2)]
+    inboxes = [await asyncio.wait_for(mesh.replica.inboxes.get(), 20) for _ in clients]
+    return clients, inboxes
+
+
+async def told(clients):
+    """Status and body of each answer, as many as there are of a kind."""
+    return sorted((status, body) for status, body, _ in await asyncio.gather(*clients))
+
+
+async def test_answers_in_one_message_reach_their_own_clients(mesh):
+    clients, (one, other) = await asked(mesh)
+    await mesh.replica.say(*mixed(answer(one, b"data: 1\n\n"), answer(other, b"data: 2\n\n")))
+    assert await told(clients) == [(200, b"data: 1\n\n"), (200, b"data: 2\n\n")]
+
+
+async def test_a_frame_that_can_not_be_read_fails_its_own_answer(mesh):
+    clients, (one, other) = await asked(mesh)
+    head, _, *_ = answer(other)
+    bad = [head, (other, b"?"), (other, b"?")]
+    await mesh.replica.say(*mixed(answer(one), bad))
+    (status, body), (failed, _) = await told(clients)
+    assert (status, body, failed) == (200, EVENT, 502)
+
+
+async def test_what_a_cut_parcel_lost_is_missed_by_its_number(mesh):
+    clients, (one, other) = await asked(mesh)
+    first, *rest = answer(other)
+    await mesh.replica.say(*answer(one), first, rest[0], cut=1)
+    await mesh.replica.say(rest[1], (other, b""))
+    (status, body), (failed, said) = await told(clients)
+    assert (status, body, failed) == (200, EVENT, 502)
+    assert b"frame 1 of the answer was lost" in said
+
+
+async def test_a_parcel_for_nobody_and_bytes_that_are_none_change_nothing(mesh):
+    clients, (one, other) = await asked(mesh)
+    await mesh.replica.say(*answer(subjects.inbox("us", "r1", "nobody")))
+    await mesh.replica._bus.publish(subjects.inbox("us", "r1", PARCEL), b"\xff" * 7)
+    await mesh.replica.say(*answer(one), *answer(other))
+    assert await told(clients) == [(200, EVENT)] * 2
