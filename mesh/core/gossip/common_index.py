@@ -14,6 +14,7 @@ Times are those of hearing: milliseconds late, and no clocks are compared.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
+from mesh.core.gossip.shelf import Put
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import DELTA_BLOCKS_MAX, SIBLING_PARTS_MAX, TrieDelta, TriePart
 
@@ -59,13 +60,21 @@ class CommonIndex:
                 index.enter(delta.replica, delta.gained, now)
         return True
 
-    def put(self, parts: Sequence[TriePart], now: float) -> bool:
-        """All that a sibling knows of: what is younger here stays."""
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> Put:
+        """All that a sibling knows of: what is younger here stays.
+
+        A replica that has lost its memory since the question is left out: the sibling may have
+        told of it before it heard.
+        """
+        put = Put.TAKEN
         for index in self.indexes:
             for replica, told in groupby(parts, lambda part: part.replica):
-                if self._has_room(index, replica):
+                missed_at = index.missed_at(replica)
+                if missed_at is not None and missed_at >= asked_at - SKEW_S:
+                    put = Put.IN_PART
+                elif self._has_room(index, replica):
                     _merge(index, replica, tuple(told), now)
-        return True
+        return put
 
     def trust(self, whole: bool) -> None:
         """With a hole or without: what was placed there is there."""

@@ -9,10 +9,9 @@ that starts anew knows nothing of what it once told.
 Where the set is kept, and what becomes of one that is not whole, is the shelf's affair.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from mesh.core.gossip.shelf import Put, Shelf
 from mesh.core.gossip.told import Origin
 from schemas.gossip import (
     DELTA_BLOCKS_MAX,
@@ -36,22 +35,6 @@ PART_LIMITS = {  # how many parts a set may have, and each how many blocks
     PEERS: (PARTS_MAX, PART_BLOCKS_MAX),
     SIBLINGS: (SIBLING_PARTS_MAX, DELTA_BLOCKS_MAX),
 }
-
-
-class Shelf(Protocol):
-    """Where one origin's set is kept."""
-
-    def take(self, delta: TrieDelta, now: float) -> bool:
-        """What it gained and lost; False if that is more than an origin may have."""
-
-    def put(self, parts: Sequence[TriePart], now: float) -> bool:
-        """Its whole set, in order; False likewise."""
-
-    def trust(self, whole: bool) -> None:
-        """Let the set count, or not."""
-
-    def forget(self) -> None:
-        """The set is no more."""
 
 
 @dataclass(slots=True)
@@ -85,6 +68,7 @@ class Mirror:
         self._is_too_large = False
         self._hole_since: float | None = None
         self._tried_at = float("-inf")  # asked, or answered in part
+        self._asked_at: float | None = None  # first, for what was not answered in full
         self._heard_at = float("-inf")
 
     @property
@@ -152,6 +136,8 @@ class Mirror:
     def question(self, now: float) -> TrieAsk:
         """What to ask it, whether it is time or not."""
         self._tried_at = now
+        if self._asked_at is None:
+            self._asked_at = now
         # What is missing first: nobody tells everything while he knows of a hole of his own.
         after = self._seq if self.has_hole or not self._wants_all else EVERYTHING
         return TrieAsk(self._origin.router, self._epoch, after, self._stream)
@@ -205,10 +191,11 @@ class Mirror:
         if len(snapshot.there) < snapshot.parts:
             return False
         parts = [snapshot.there[number] for number in range(snapshot.parts)]
-        if not self._shelf.put(parts, now):
+        put = self._shelf.put(parts, now if self._asked_at is None else self._asked_at, now)
+        if put is Put.TOO_LARGE:
             self._is_too_large = True
-        self._seq, self._snapshot = max(self._seq, snapshot.seq), None
-        self._wants_all = self._wants_all and not part.is_all
+        self._seq, self._snapshot, self._asked_at = max(self._seq, snapshot.seq), None, None
+        self._wants_all = put is Put.IN_PART or (self._wants_all and not part.is_all)
         self._ahead = {seq: delta for seq, delta in self._ahead.items() if seq > self._seq}
         self._catch_up(now)
         return bool(part.is_all)

@@ -17,6 +17,7 @@ what this router saw of a region itself, by forwarding to it, it goes on believi
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from mesh.core.gossip.shelf import Put
 from schemas.gossip import BLOCKS_MAX, DELTA_BLOCKS_MAX, TrieDelta, TriePart
 from schemas.ids import RegionId, RouterId
 
@@ -152,12 +153,12 @@ class ToldShelf:
         self._told.remove(self._origin, delta.lost)
         return self._add(delta.gained)
 
-    def put(self, parts: Sequence[TriePart], now: float) -> bool:
-        """Its whole set; False likewise."""
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> Put:
+        """Its whole set."""
         wanted = {block: None for part in parts for block in part.blocks}
         known = self._told.blocks(self._origin)
         self._told.remove(self._origin, [block for block in known if block not in wanted])
-        return self._add(tuple(wanted))
+        return Put.TAKEN if self._add(tuple(wanted)) else Put.TOO_LARGE
 
     def trust(self, whole: bool) -> None:
         """Let the set count, or not."""

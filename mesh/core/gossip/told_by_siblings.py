@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 
 from mesh.core.gossip.news import News
+from mesh.core.gossip.shelf import Put
 from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
 from schemas.gossip import TrieDelta, TriePart
 from schemas.ids import RouterId
@@ -37,11 +38,11 @@ class ToldBySibling(ToldShelf):
         self._news.told_elsewhere(delta.gained)
         return super().take(delta, now)
 
-    def put(self, parts: Sequence[TriePart], now: float) -> bool:
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> Put:
         """Its whole set."""
         for part in parts:
             self._news.told_elsewhere(part.blocks)
-        return super().put(parts, now)
+        return super().put(parts, asked_at, now)
 
     def forget(self) -> None:
         """It is gone, or starts anew with nothing told."""

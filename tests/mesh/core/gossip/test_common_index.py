@@ -1,6 +1,7 @@
 """One index of all routers of a region: entered, passed on, and merged in order of use."""
 
 from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, CommonIndex
+from mesh.core.gossip.shelf import Put
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
 
@@ -15,8 +16,9 @@ def delta(replica, gained=(), lost=(), missed_ms=-1):
     return TrieDelta("us", "r2", 1, 1, tuple(gained), tuple(lost), replica, missed_ms)
 
 
-def passed_on(source, to, now, about=None):
-    parts = source.parts(about, now)
+def passed_on(source, to, now, about=None, *, asked_at=None):
+    """All, or a part, as it is sent when it is asked for; what became of it."""
+    parts = source.parts(about, now if asked_at is None else asked_at)
     messages = [
         TriePart(
             *("us", "r2", 1, 1, number, len(parts), blocks, replica, round((now - at) * 1000)),
@@ -24,7 +26,7 @@ def passed_on(source, to, now, about=None):
         )
         for number, (replica, at, blocks, missed_at) in enumerate(parts)
     ]
-    assert to.put(messages, now)
+    return to.put(messages, now if asked_at is None else asked_at, now)
 
 
 def order(index, replica):
@@ -35,7 +37,7 @@ def test_a_snapshot_keeps_the_order_of_use():
     one, other = common(), common()
     for at, path in enumerate(((1, 2, 3), (1, 2, 4), (9,))):
         one.take(delta("us-0", path), 10.0 * at)
-    passed_on(one, other, 30.0)
+    assert passed_on(one, other, 30.0) is Put.TAKEN
     assert order(one, "us-0") == order(other, "us-0") == [3, 4, 2, 1, 9]
 
 
@@ -67,6 +69,21 @@ def test_what_was_missed_does_not_come_back_with_an_old_snapshot():
     passed_on(other, one, 6.0)  # it has nothing of that replica to tell
     one.take(delta("us-0", missed_ms=2000), 6.0)
     assert order(one, "us-0") == []
+
+
+def test_a_replica_that_was_lost_while_a_snapshot_came_is_left_out_of_it():
+    """Its sender had not heard of that yet: only the next one says what is there since then."""
+    one, other = common(), common()
+    one.take(delta("us-0", (1, 2)), 0.9)
+    one.take(delta("us-1", (3, 4)), 0.9)
+    other.indexes[0].expire(1.4)
+    other.indexes[0].forget("us-0")  # asked at 1.0, heard at 1.5: as if it had been placed at 1.4
+    assert passed_on(one, other, 1.5, asked_at=1.0) is Put.IN_PART
+    assert other.indexes[0].owners == ("us-1",)
+    one.indexes[0].forget("us-0")
+    one.take(delta("us-0", (5,)), 1.5)
+    assert passed_on(one, other, 2.0) is Put.TAKEN
+    assert order(other, "us-0") == [5]
 
 
 def test_parts_have_a_limit_however_much_there_is():

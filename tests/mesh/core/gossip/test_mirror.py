@@ -3,6 +3,7 @@
 import pytest
 
 from mesh.core.gossip.mirror import AHEAD_MAX, GONE_S, GRACE_S, RETRY_S, SILENT_S, Mirror
+from mesh.core.gossip.shelf import Put
 from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
 from schemas.gossip import (
     BLOCKS_MAX,
@@ -202,3 +203,32 @@ def test_parts_that_can_not_be_are_ignored(part, parts):
     ear.hear(9)
     ear.part(9, part, parts, (1,))
     assert (ear.blocks, ear.is_whole) == ([], False)
+
+
+class Choosy(ToldShelf):
+    """Takes the first snapshot in part, as an index does that has lost a replica meanwhile."""
+
+    asked = ()
+
+    def put(self, parts, asked_at, now):
+        self.asked += (asked_at,)
+        taken = super().put(parts, asked_at, now)
+        return Put.IN_PART if len(self.asked) == 1 else taken
+
+
+def test_a_snapshot_that_was_taken_in_part_is_asked_for_again():
+    shelf = Choosy(ToldPrefixes(), EU)
+    mirror = Mirror(EU, shelf)
+    mirror.want_all(0.0)
+    assert mirror.wants(GRACE_S) is None  # not heard of yet: it may be silent
+    mirror.hear(TrieDelta("eu", "r1", 1, 0, (), ()), 1.0)
+    assert mirror.wants(1.0 + GRACE_S) is not None
+    assert mirror.wants(1.0 + GRACE_S + RETRY_S) is not None
+    mirror.hear_part(TriePart("eu", "r1", 1, 0, 0, 1, (1,), is_all=1), 2.0)
+    assert not mirror.is_whole
+    again_at = 2.0 + RETRY_S + GRACE_S
+    assert mirror.wants(again_at) is not None
+    mirror.hear_part(TriePart("eu", "r1", 1, 0, 0, 1, (1,), is_all=1), 3.0)
+    assert mirror.is_whole
+    # What was asked twice may be the answer to the first question.
+    assert shelf.asked == (1.0 + GRACE_S, again_at)

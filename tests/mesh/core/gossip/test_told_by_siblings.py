@@ -27,7 +27,7 @@ def test_what_waits_here_and_was_told_there_waits_no_more():
 
 def test_a_doubted_siblings_word_does_not_silence_us():
     shelf, news = scene()
-    shelf.put([TriePart("us", "r2", 1, 1, 0, 1, (1, 2))], 0.0)
+    shelf.put([TriePart("us", "r2", 1, 1, 0, 1, (1, 2))], 0.0, 0.0)
     shelf.trust(False)
     news.used((1, 2), 0.0)
     assert news.take(10) == ((1, 2), ())
