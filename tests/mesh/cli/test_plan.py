@@ -171,15 +171,15 @@ def test_fleets_of_many_regions_fit_80_columns_and_none_is_cut(tmp_path: Path) -
 
 BAD = {
     "no target": (TRACE, "Missing option '--ttft-p90'"),
-    "target 0": ((*TRACE, "--ttft-p90", "0"), "--ttft-p90: Input should be greater than 0"),
-    "throughput": ((*QUICK, "--throughput", "-1"), "--throughput: Input should be greater than 0"),
+    "target 0": ((*TRACE, "--ttft-p90", "0"), "--ttft-p90: must be more than 0, not 0"),
+    "throughput": ((*QUICK, "--throughput", "-1"), "--throughput: must be more than 0, not -1"),
     "no source": (("--ttft-p90", "1"), "give either --trace or --workload"),
     "region": ((*QUICK, "--central", "ap"), "topology: ap is none of us, eu"),
     "regions": ((*TRACE, "--ttft-p90", "1", "--regions", "us,us"), "us is named twice"),
     "policy": ((*QUICK, "--policy", "best"), "--policy: unknown policy 'best'"),
     "price": (
         (*QUICK, "--gpu-hour-price", "0"),
-        "--gpu-hour-price: Input should be greater than 0",
+        "--gpu-hour-price: must be more than 0, not 0",
     ),
     "clients": (("--workload", "chat", "--ttft-p90", "1", "--regions", "us"), "clients in ap"),
     "out": ((*QUICK, "--out", "nowhere/plan.json"), "--out: nowhere/plan.json: give a file"),
