@@ -27,9 +27,9 @@ ABOUT_STREAM = (
 
 REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: (
-        "Names the request in answers, logs and traces. One is made when it is missing, and instead "
-        "of one that does not match the pattern, which is no error: the answer's header of this "
-        "name says which holds.",
+        "Names the request in answers, logs and traces. One is made when it is missing, and "
+        "instead of one that does not match the pattern, which is no error: the answer's header "
+        "of this name says which holds.",
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
