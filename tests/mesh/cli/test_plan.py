@@ -70,6 +70,8 @@ def test_a_target_that_no_fleet_meets_ends_with_1() -> None:
     assert ended.exit_code == 1
     assert "region-local: 2 replicas miss the target: us TTFT p90" in ended.stdout
     assert "mesh: 4 replicas miss the target" in ended.stdout
+    told = [line.split(" replicas miss")[0] for line in ended.stderr.splitlines()]
+    assert told == ["region-local: no fleet: 2", "mesh: no fleet: 4"]
 
 
 def test_simulations_are_bounded() -> None:
