@@ -20,6 +20,7 @@ START_TIMEOUT_S = 10.0  # a server may start beside us; longer than that is a mi
 CONNECT_TIMEOUT_S = 3
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
+TURNED_AWAY = "authorization violation"  # in what nats-server says, lower-cased
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
 
@@ -49,7 +50,7 @@ async def connect(
     on_back: Callable[[], None] = _nothing,
     on_error: Callable[[Exception], None] | None = None,
 ) -> Client:
-    """Connect, trying for START_TIMEOUT_S, or raise BusUnreachable.
+    """Connect, trying for START_TIMEOUT_S, or raise BusUnreachable; at once if turned away.
 
     `name` shows in `nats server report connections`. `on_lost` and `on_back` are called at each
     loss and return of the connection; `on_error` gets what the server complains of (permissions).
@@ -78,11 +79,8 @@ async def connect(
             )
     except (OSError, nats.errors.Error) as problem:
         await client.close()
-        cause = ears.last_problem or problem
-        raise BusUnreachable(
-            f"no bus at {address.url}: {str(cause) or type(cause).__name__}; is nats-server "
-            "running there, and are NATS_USER and NATS_PASSWORD the rendered ones?"
-        ) from cause
+        cause = ears.turned_away or ears.last_problem or problem
+        raise BusUnreachable(ears.why_not(cause)) from cause
     ears.client = client
     return client
 
@@ -107,6 +105,20 @@ class _Ears:
     on_error: Callable[[Exception], None] | None
     client: Client | None = None  # once it was connected
     last_problem: Exception | None = None
+    turned_away: Exception | None = None  # before it was: asking again would not help
+
+    def why_not(self, cause: Exception) -> str:
+        """What to check when there was no first connection."""
+        url, user = self.address.url, self.address.user
+        if self.turned_away is None:
+            said = str(cause) or type(cause).__name__
+            return f"no bus at {url}: {said}; is nats-server running there?"
+        if user is None:
+            return f"the bus at {url} wants a user: set NATS_USER and NATS_PASSWORD as rendered"
+        return (
+            f"the bus at {url} turned user {user!r} away: are NATS_USER and NATS_PASSWORD the "
+            "rendered ones, and does nats-server run with the files rendered with them?"
+        )
 
     async def lost(self) -> None:
         if self.client is None or self.client.is_closed:  # we left ourselves, or never were in
@@ -119,7 +131,22 @@ class _Ears:
         self.on_back()
 
     async def error(self, problem: Exception) -> None:
-        self.last_problem = problem
-        log.warning("%s: bus: %s", self.name, problem or type(problem).__name__)
+        is_first, self.last_problem = self.last_problem is None, problem
+        if self.client is None:
+            self._not_yet(problem, is_first=is_first)
+        else:
+            log.warning("%s: bus: %s", self.name, problem or type(problem).__name__)
         if self.on_error is not None:
             self.on_error(problem)
+
+    def _not_yet(self, problem: Exception, *, is_first: bool) -> None:
+        """A try for the first connection has failed; each says the same, four times a second."""
+        if TURNED_AWAY in str(problem).lower():
+            self.turned_away = problem
+            raise problem  # nats-py lets it through, and tries no more
+        if is_first:
+            said = str(problem) or type(problem).__name__
+            log.warning(
+                "%s: no bus at %s yet (%s); trying for %g s",
+                *(self.name, self.address.url, said, START_TIMEOUT_S),
+            )

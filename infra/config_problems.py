@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from schemas.plain_words import what_it_must_be
+
 Location = tuple[int | str, ...]
 KnownKeys = Callable[[Location], Collection[str]]
 
@@ -45,7 +47,7 @@ def _is_name(details: ErrorDetails) -> bool:
 def _explain(details: ErrorDetails, known_keys: KnownKeys) -> Iterator[str]:
     loc, kind, found = details["loc"], details["type"], details["input"]
     key = ".".join(str(part) for part in loc if part != "[key]")
-    message = details["msg"].removeprefix("Value error, ")
+    message = what_it_must_be(details)
     if kind == "extra_forbidden":
         yield f"{key}: unknown key{did_you_mean(str(loc[-1]), known_keys(loc))}"
     elif kind == "missing":

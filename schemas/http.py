@@ -305,7 +305,8 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         REGIONS,
         "listRegions",
-        "The regions as this router sees them, nearest first: to itself, or to `near`.",
+        "The regions as this router sees them, nearest first: to itself, or to `near`. A query of "
+        "another name is a 400.",
         None,
         RegionList,
         (Fault.INVALID,),

@@ -27,7 +27,9 @@ ABOUT_STREAM = (
 
 REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: (
-        "Names the request in answers, logs and traces; one is made when it is missing.",
+        "Names the request in answers, logs and traces. One is made when it is missing, and "
+        "instead of one that does not match the pattern, which is no error: the answer's header "
+        "of this name says which holds.",
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
@@ -70,7 +72,10 @@ NEAR_PARAMETERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    http.H_REQUEST_ID: ("Name of the request.", {"type": "string", "pattern": REQUEST_ID_PATTERN}),
+    http.H_REQUEST_ID: (
+        "Name of the request: the client's own where it matches the pattern, else a new one.",
+        {"type": "string", "pattern": REQUEST_ID_PATTERN},
+    ),
     http.H_REGION: (
         "Region whose replica answered; where none did, the region asked.",
         {"type": "string", "pattern": NAME_PATTERN},

@@ -18,6 +18,7 @@ from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
 from infra.garbage import look_seldom
+from schemas.plain_words import what_it_must_be_instead
 
 
 @click.command("run", context_settings={"show_default": True})
@@ -96,5 +97,5 @@ def _checked(options: dict[str, Any]) -> AgentConfig:
         first = error.errors(include_url=False)[0]
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
         field = str(first["loc"][0]) if first["loc"] else ""
-        message = first["msg"].removeprefix("Value error, ")
+        message = what_it_must_be_instead(first)
         raise click.UsageError(f"{flags.get(field, field)}: {message}".lstrip(": ")) from error

@@ -166,7 +166,7 @@ class Answer:
         if frame.kind is Frame.HELD:
             if self.replica is not None:  # it waits no more: from here on its replica must speak
                 return None
-            return ev.AttemptProgressed(self.key, self.attempt)
+            return ev.AttemptProgressed(self.key, self.attempt, max(1, frame.number))
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)
             return self._failed(f"replica {lost.replica} of region {lost.region} was lost")

@@ -1,14 +1,25 @@
-"""Where a client says that it is, or a proxy says of it: a query or a header, `lat,lon`."""
+"""Where a client says that it is, or a proxy says of it: a query or a header, `lat,lon`.
+
+A query that is misspelt would be no query, and the nearest region another one than was asked for.
+"""
 
 from aiohttp import web
 
+from infra.config_problems import did_you_mean
 from mesh.adapters.problem import Problem
 from mesh.core.federation.geo import Location, parse_location
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 
 
 def read_near(request: web.BaseRequest) -> Location | None:
-    """The location; the query goes before the header. Raises Problem for one that is none."""
+    """The location; the query goes before the header.
+
+    Raises Problem for one that is none, and for a query of another name.
+    """
+    for name in request.query:
+        if name != NEAR:
+            words = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
+            raise Problem(Fault.INVALID, words, name[:60])
     for given, name in (
         (request.query.get(NEAR), NEAR),
         (request.headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),

@@ -10,6 +10,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from mesh.cli.unusable import Unusable
+from schemas.plain_words import what_it_must_be_instead
 
 Model = TypeVar("Model", bound=BaseModel)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,7 +44,6 @@ def validated(model: type[Model], options: Mapping[str, object]) -> Model:
         return model.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
-        # Our own ValueErrors come with a prefix of pydantic's, and name what they are about.
-        message = first["msg"].removeprefix("Value error, ")
+        message = what_it_must_be_instead(first)
         option = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
         raise Unusable(f"{option}{message}") from error

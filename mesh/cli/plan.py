@@ -84,6 +84,8 @@ def command(ctx: click.Context, /, **options: object) -> None:
     was played whole and met the target. A smaller fleet may still answer fewer requests a second
     than a larger one; the plan says so, and --throughput sets how many it must.
 
+    A target that no fleet meets is given up once the most replicas have missed it, too.
+
     Exit code 0: a fleet was found for every topology; 1: no fleet meets the target, or the file
     can't be written; 2: bad input, nothing was played.
     """
@@ -130,7 +132,15 @@ def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
             regions,
             replicas_max=settings.replicas_max,
         )
-        return [planner.plan(topology) for topology in topologies], simulations.count
+        plans = [_told(planner.plan(topology), console) for topology in topologies]
+        return plans, simulations.count
+
+
+def _told(plan: Plan, console: Console) -> Plan:
+    """The plan; that there is none is said at once, for the others may take long."""
+    if plan.replicas is None:
+        console.print(f"{plan.topology}: no fleet: {plan.why_not}", soft_wrap=True, markup=False)
+    return plan
 
 
 def _show(status: Status, number: int, what: str) -> None:

@@ -182,6 +182,7 @@ def command(
         http_host=address.host,
         http_port=address.port,
         metrics=page and page.listen,
+        by_option=_given(http=http, metrics=metrics),
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
         settings=_settings(topology, RegionId(region), given, bool(prefix_key), **limits),
         hash_key=prefix_key or topology.mesh.name,
@@ -207,7 +208,7 @@ def _run(config: RouterConfig, workers: int) -> int:
     try:
         reserved = reserve(door)
     except OSError as error:
-        _refuse(str(PortTaken.at(door, "http", config.region, error)))
+        _refuse(str(PortTaken.at(door, "http", config, error)))
     with reserved:
         return Workers(names, lambda n, orders: _serve(_worker(config, names, n), orders)).run()
 
@@ -232,6 +233,10 @@ def _worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> Rou
         record=record,
         **_of_this_start(),
     )
+
+
+def _given(**options: str | None) -> frozenset[str]:
+    return frozenset(name for name, text in options.items() if text is not None)
 
 
 class _Start(TypedDict):

@@ -64,9 +64,10 @@ class RefusePeer:
 
 @dataclass(frozen=True, slots=True)
 class TellHeld:
-    """Tell the asking peer that its request waits in this region's line."""
+    """Tell the asking peer that its request waits in this region's line, after so many hops."""
 
     answer_inbox: str
+    hops: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,14 @@ class AttemptRefused:
 
 @dataclass(frozen=True, slots=True)
 class AttemptProgressed:
-    """Frames of the answer arrive: the replica lives, whatever its heartbeats say."""
+    """Frames of the answer arrive: the replica lives, whatever its heartbeats say.
+
+    `hops`: regions that the request had passed where it waits in a line, if that is the news.
+    """
 
     key: int
     attempt: int
+    hops: int = 1
 
 
 @dataclass(frozen=True, slots=True)

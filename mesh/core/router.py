@@ -36,7 +36,7 @@ from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import Admission
 from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.waiting.line import Line
-from schemas.exchange import Refusal
+from schemas.exchange import HOPS_MAX, Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId
 
@@ -267,6 +267,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is not None:
             record.heard_at = now
+            record.lines = max(record.lines, min(event.hops, HOPS_MAX))
 
     def _on_started(self, event: ev.AnswerStarted, now: float) -> None:
         record = self._current(event.key, event.attempt)

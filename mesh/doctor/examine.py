@@ -17,6 +17,7 @@ from infra.topology import Topology
 from mesh.doctor import keeping, listening, trying
 from mesh.doctor.findings import Chart, Finding, Verdict, verdict_if
 from mesh.doctor.logins import Logins
+from mesh.doctor.times import as_ms, go_duration_s
 from schemas import subjects
 from schemas.ids import RegionId
 
@@ -91,7 +92,7 @@ async def _as(
 async def _bus(chart: Chart, client: Client, clock: Clock) -> None:
     asked_at = clock()
     await client.flush()
-    took_ms = round((clock() - asked_at) * 1000, 1)
+    took_ms = as_ms(clock() - asked_at)
     version = client.connected_server_version
     detail = f"nats-server {version.major}.{version.minor}.{version.patch}"
     chart.note("bus", "server", Verdict.OK, detail, took_ms, "ms")
@@ -103,5 +104,7 @@ async def _links(chart: Chart, topology: Topology, client: Client) -> None:
     up = {leaf.get("account"): leaf for leaf in json.loads(reply.data)["data"].get("leafs") or ()}
     for peer in topology.peers(chart.region):
         leaf = up.get(link_account(peer))
-        detail = "down" if leaf is None else f"up, round trip {leaf.get('rtt', 'unknown')}"
-        chart.note("server link", peer, verdict_if(leaf is not None), detail)
+        rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")
+        measure = (None, None) if rtt_s is None else (as_ms(rtt_s), "ms")
+        detail = "down" if leaf is None else "up, round trip between the servers"
+        chart.note("server link", peer, verdict_if(leaf is not None), detail, *measure)

@@ -22,6 +22,7 @@ from infra.nats.pattern import covers
 from infra.topology import Topology
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.doctor.findings import Chart, Verdict, verdict_if
+from mesh.doctor.times import as_ms
 from schemas import subjects
 from schemas.ids import RegionId
 from schemas.residency import labels_text
@@ -201,7 +202,7 @@ async def round_trips(chart: Chart, topology: Topology, session: Complaints, clo
             continue
         told = topology.link(region, peer).rtt_ms
         detail = f"median of {len(seconds)}; the file says {told:g} ms"
-        chart.note("round trip", peer, Verdict.OK, detail, round(median(seconds) * 1000, 1), "ms")
+        chart.note("round trip", peer, Verdict.OK, detail, as_ms(median(seconds)), "ms")
 
 
 async def _pings(client: Client, subject: str, inbox: str, clock: Clock) -> list[float]:

@@ -31,6 +31,7 @@ class RouterConfig:
     http_port: int
     shares_port: bool = False  # with other workers of this router: the kernel spreads connections
     metrics: Address | None = None  # a page of this process's own, besides
+    by_option: frozenset[str] = frozenset()  # of these two, what mesh.toml did not say: for errors
     bus: BusAddress
     settings: RouterSettings
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing

@@ -281,7 +281,7 @@ class Ingress:
 
     def tell_held(self, effect: fx.TellHeld) -> None:
         """Tell the asking router that its request waits here."""
-        self._bus.publish(effect.answer_inbox, exchange.pack_frame(Frame.HELD, 0))
+        self._bus.publish(effect.answer_inbox, exchange.pack_frame(Frame.HELD, effect.hops))
 
     def tell_lost(self, effect: fx.TellLost) -> None:
         """Tell an asking router that the replica that was answering is gone."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import struct
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,7 +28,6 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
 from schemas import http, subjects
-from schemas.ids import RegionId
 from schemas.parcels import PARCEL
 
 log = logging.getLogger(__name__)
@@ -49,15 +49,16 @@ class NameTaken(RuntimeError):
 
 
 class PortTaken(OSError):
-    """The HTTP address can't be had; the message names it and the key in mesh.toml."""
+    """The HTTP address can't be had; the message names it, and where it was given."""
 
     @classmethod
-    def at(cls, where: Address, key: str, region: RegionId, error: OSError) -> Self:
-        """Of that address, which stands under that key in the region's table."""
-        return cls(
-            f"can't listen on {where} ({error.strerror}); "
-            f"free it, or change {key} of [regions.{region}] in mesh.toml"
-        )
+    def at(cls, where: Address, key: str, config: RouterConfig, error: OSError) -> Self:
+        """Of that address, given by that key of the region's table or by the option of its name."""
+        in_file = f"change {key} of [regions.{config.region}] in mesh.toml"
+        remedy = f"choose another for --{key}" if key in config.by_option else in_file
+        number = error.errno or 0  # negative where a name could not be looked up
+        why = os.strerror(number) if number > 0 else error.strerror
+        return cls(f"can't listen on {where} ({why}); free it, or {remedy}")
 
 
 async def run(
@@ -123,7 +124,7 @@ async def _serve(
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise PortTaken.at(where, key, config.region, error) from error
+        raise PortTaken.at(where, key, config, error) from error
     return runner
 
 

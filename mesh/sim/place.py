@@ -62,8 +62,8 @@ class Asker(Protocol):
     def hear_placed(self, inbox: str, replica: Worker) -> None:
         """PLACED: a peer found who will answer."""
 
-    def hear_held(self, inbox: str) -> None:
-        """HELD: a peer has it in its line."""
+    def hear_held(self, inbox: str, hops: int) -> None:
+        """HELD: a peer has it in its line, after so many hops."""
 
     def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
         """LOST: a peer lost who was answering."""

@@ -228,10 +228,10 @@ class SimRouter:
         if (ticket := self._wanted(inbox, replica)) is not None:
             self.feed(ev.PlacedByPeer(ticket.key, ticket.attempt, replica.name))
 
-    def hear_held(self, inbox: str) -> None:
+    def hear_held(self, inbox: str, hops: int) -> None:
         """A peer has it in its line."""
         if (ticket := self._tickets.answering(inbox)) is not None:
-            self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
+            self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt, hops))
 
     def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
         """A peer lost who was answering."""
@@ -362,7 +362,7 @@ class SimRouter:
 
     def _tell_held(self, effect: fx.TellHeld) -> None:
         asker = self._asker(effect.answer_inbox)
-        self._send(asker.site, asker.hear_held, effect.answer_inbox)
+        self._send(asker.site, asker.hear_held, effect.answer_inbox, effect.hops)
 
     def _tell_lost(self, effect: fx.TellLost) -> None:
         asker = self._asker(effect.answer_inbox)

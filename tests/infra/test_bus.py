@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from infra import bus
+from infra.topology import parse
 from tests.support.flushed import flushed
+from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.nats_server import NatsServer
 
 
@@ -42,3 +44,31 @@ async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
         await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "says"),
+    [
+        (None, None, "wants a user: set NATS_USER and NATS_PASSWORD"),
+        ("router", "wrong", "turned user 'router' away: are NATS_USER"),
+    ],
+)
+async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, user, password, says):
+    regions = NatsRegions(parse(mesh_toml(("us", "eu"), replicas=1), "mesh.toml"), tmp_path)
+    try:
+        await regions.start()
+        address = bus.BusAddress(regions.address("us", "router").url, user, password)
+        async with asyncio.timeout(bus.START_TIMEOUT_S / 2):
+            with pytest.raises(bus.BusUnreachable, match=says):
+                await bus.connect(address, name="t", inbox_prefix="_INBOX.us.r1")
+    finally:
+        await regions.stop()
+    assert not [record for record in caplog.records if record.name == "infra.bus"]
+
+
+async def test_a_server_that_is_not_there_yet_is_told_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
+    with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
+        await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
+    [said] = [record.getMessage() for record in caplog.records if record.name == "infra.bus"]
+    assert said.startswith("t: no bus at nats://127.0.0.1:1 yet (")

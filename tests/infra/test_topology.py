@@ -123,17 +123,17 @@ MISTAKES = {
     "bad number": (
         "rtt_ms = 80",
         'rtt_ms = "fast"',
-        "links.0.rtt_ms: input should be a valid number (there is 'fast')",
+        "links.0.rtt_ms: must be a number (there is 'fast')",
     ),
     "infinite number": (
         "rtt_ms = 80",
         "rtt_ms = inf",
-        "links.0.rtt_ms: input should be a finite number (there is inf)",
+        "links.0.rtt_ms: must be a finite number (there is inf)",
     ),
     "negative number": (
         "rtt_ms = 80",
         "rtt_ms = -1",
-        "links.0.rtt_ms: input should be greater than or equal to 0 (there is -1)",
+        "links.0.rtt_ms: must be at least 0 (there is -1)",
     ),
     "negative replicas": (
         "replicas = 2",

@@ -3,7 +3,8 @@
 A request goes to the region where its first token is expected soonest, and that may be one where
 it must wait as well, because its prefix is there or because the line is shorter. It waits there as
 those of the region's own clients do and is told from them only by where its end is said: its own
-router keeps the client, and hears HELD at once and every HELD_S, or PLACED, or REFUSED.
+router keeps the client, and hears HELD at once and every HELD_S, or PLACED, or REFUSED. HELD says
+how many regions the request has passed, so that its router knows in how many lines it has waited.
 
 Rejected: refusing at once whoever can't be placed, and letting its own region ask again. News of a
 free place reaches that region half a round trip later than those who wait beside the replica, so
@@ -50,4 +51,4 @@ class Guests:
     def _say_held(self, request: Request, now: float) -> None:
         assert request.answer_inbox is not None
         self._said_at[request.key] = now
-        self._effects.append(fx.TellHeld(request.answer_inbox))
+        self._effects.append(fx.TellHeld(request.answer_inbox, request.hops))

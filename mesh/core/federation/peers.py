@@ -30,6 +30,11 @@ class Peer:
     pings: RoundTrips = field(default_factory=RoundTrips)
     forwarded_at: deque[float] = field(default_factory=deque)
     refused_at: float | None = None
+    within: frozenset[Label] | None = None  # only replicas that carry one of these count
+
+    def seen_within(self, labels: frozenset[Label] | None) -> "Peer":
+        """The peer as a request sees it that wants one of these labels; for one decision."""
+        return self if labels is None else replace(self, within=labels)
 
     @property
     def rtt_s(self) -> float | None:
@@ -87,6 +92,7 @@ class Peer:
 
     def _told(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
         kinds = [digest.models for digest in self.digests.values()]
+        labels = self.within if labels is None else labels
         if labels is not None:
             kinds = [
                 digest.models_by_label.get(label, digest.models)

@@ -325,7 +325,8 @@ class Placer:
                     peer, request.model, now, busy_too=busy_too, labels=wanted
                 )
             load = peer.queue + len(peer.forwarded_at)
-            target = Target(region, load, layer.kind, rtt_s, None, peer, peer.queue)
+            seen = peer.seen_within(wanted)
+            target = Target(region, load, layer.kind, rtt_s, None, seen, peer.queue)
             if why is None and region not in avoid:
                 layer.free.append(target)
             else:

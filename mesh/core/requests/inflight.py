@@ -30,6 +30,7 @@ class Inflight:
     handoff: int | None = None  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     heard_at: float = 0.0  # last frame of this attempt
+    lines: int = 1  # of other regions in which this attempt may have waited, by what they say
     held_since: float | None = None
     held_s: float = 0.0
     place: Place | None = None  # what was last said of where it could go, while held
@@ -84,3 +85,4 @@ class Inflight:
         self.held_s, self.held_since, self.place = self.waited_s(now), None, None
         self.attempt += 1
         self.attempted_at = self.heard_at = now
+        self.lines = 1

@@ -74,12 +74,12 @@ class Outlook:
     def is_kept_too_long(self, record: Inflight, now: float) -> bool:
         """Whether a peer says that it waits there when nobody may wait for so long any more.
 
-        A peer that keeps to this refuses it first; so this one lies, or is stuck.
+        A peer that keeps to this refuses it first; so this one lies, or is stuck. Each region that
+        a peer has sent it on to, by that region's own word, may keep it waiting anew.
         """
         if record.peer is None or not record.waited_abroad:
             return False
-        lines = max(1, self._settings.hops_max)  # it may have been sent on, and wait there anew
-        patience_s = lines * self._settings.hold_s_max + self._reply_s(record.peer)
+        patience_s = record.lines * self._settings.hold_s_max + self._reply_s(record.peer)
         return now - record.attempted_at > patience_s
 
     def is_left_waiting(self, record: Inflight, now: float) -> bool:

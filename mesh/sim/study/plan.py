@@ -114,7 +114,7 @@ class Planner:
         try:
             search(fits, topology)
         except SimulationsSpent:
-            is_least, why_not = False, f"no fleet did in {self._simulations.count} simulations"
+            is_least, why_not = False, self._spent(topology)
         except NothingFits as error:
             why_not = str(error)
         if not best:
@@ -179,6 +179,13 @@ class Planner:
     def _all(self, replicas: Replicas) -> dict[RegionId, int]:
         """With a 0 for regions that need none: they are there, and may ask next time."""
         return {region: replicas.get(region, 0) for region in self._regions}
+
+    def _spent(self, topology: str) -> str:
+        words = f"no fleet did in {self._simulations.count} simulations"
+        largest = self._simulations.largest(topology)
+        if largest is None or self._target.met(largest[1]):  # one region's alone, perhaps
+            return words
+        return f"{words}; the largest: {self._why_not(*largest)}"
 
     def _why_not(self, replicas: int, report: Report) -> str:
         reasons = [f"{region} {why}" for region, why in self._target.missed(report).items()]

@@ -31,6 +31,7 @@ from mesh.sim.twin_policies import checked_twin_policy
 from mesh.sim.workloads import WORKLOADS
 from mesh.sim.workloads.from_trace import TRACE_FORMATS
 from schemas.ids import RegionId
+from schemas.plain_words import what_it_must_be
 
 DEFAULT_RTT = "default"
 DEFAULT_PROFILE = "l4-llama3.1-8b"
@@ -217,5 +218,6 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
         try:
             typed[name] = TypeAdapter(known[name]).validate_python(value)
         except ValidationError as error:
-            raise ValueError(f"--setting {name}={value}: {error.errors()[0]['msg']}") from error
+            words = what_it_must_be(error.errors()[0])
+            raise ValueError(f"--setting {name}={value}: {words}") from error
     return typed

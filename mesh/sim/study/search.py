@@ -5,7 +5,8 @@ miss it. It holds for the mesh's policies but for noise at the very edge, so an 
 inferred: the fleet that comes out was itself played, and so was every one with a replica less.
 
 - `least`: one number. It gallops from a guess, by doubling or halving, and bisects the last
-  step: about 2·log2 of the distance to the guess.
+  step: about 2·log2 of the distance to the guess. A target that nothing meets is found out early:
+  when twice the guess does not do, the most that there may be is played next.
 - `taken_away`: several numbers that depend on each other. From a fleet that fits, a replica is
   taken where the order says, as long as what is left fits; when no region can spare one more, the
   fleet is a local minimum. Rejected: trying all fleets of a size, which is exact and costs
@@ -77,9 +78,14 @@ def _gallop_down(fits: Callable[[int], bool], above: int) -> tuple[int, int]:
 
 
 def _gallop_up(fits: Callable[[int], bool], below: int, most: int) -> tuple[int, int] | None:
-    while below < most:
-        above = min(2 * below, most)
-        if fits(above):
+    if below == most:
+        return None
+    above = min(2 * below, most)
+    if fits(above):
+        return below, above
+    if above == most or not fits(most):
+        return None
+    while True:
+        below, above = above, min(2 * above, most)
+        if above == most or fits(above):
             return below, above
-        below = above
-    return None

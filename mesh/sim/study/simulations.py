@@ -47,6 +47,15 @@ class Simulations:
         """One region with its own clients and nobody else. Raises SimulationsSpent."""
         return self._report(REGION_LOCAL, {region: replicas}, lambda: only(self._make(), region))
 
+    def largest(self, topology: str) -> tuple[int, Report] | None:
+        """Of the fleets that were played, the one with most replicas, and what it did."""
+        found = [
+            (sum(count for _, count in fleet), report)
+            for (played, fleet), report in self._known.items()
+            if played == topology
+        ]
+        return max(found, key=lambda one: one[0], default=None)
+
     def _report(self, topology: str, replicas: Replicas, make: Callable[[], Workload]) -> Report:
         key = topology, tuple(replicas.items())
         if key not in self._known:

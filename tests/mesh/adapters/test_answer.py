@@ -136,6 +136,10 @@ def test_a_payload_that_is_no_such_message_is_the_sender_s_fault(kind, payload) 
 def test_a_peer_says_who_will_answer(headed) -> None:
     sender = Sender(EVENTS if headed else None)  # the agent may be quicker than its router
     assert (sender.send(Frame.HELD, b"", 0) is None) is headed, "who is known waits no more"
+    if not headed:  # by its number, how many regions had passed it on; 0 where nobody says
+        for number, hops in ((0, 1), (1, 1), (2, 2)):
+            progressed = ev.AttemptProgressed(KEY, ATTEMPT, hops)
+            assert sender.send(Frame.HELD, b"", number) == progressed
     placed = wire.encode(exchange.Placed("eu", "g1"))
     assert sender.send(Frame.PLACED, placed, 0) == ev.PlacedByPeer(KEY, ATTEMPT, "g1")
     assert (sender.answer.region, sender.answer.replica) == ("eu", "g1")

@@ -26,3 +26,12 @@ def test_a_mistake_names_the_place_it_was_made_in():
     with pytest.raises(Problem, match="latitude is from") as problem:
         near(x_mesh_client_location="100,0")
     assert problem.value.param == "x-mesh-client-location"
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [("nera=1,2", 'did you mean "near"'), ("near=1,2&limit=3", "'limit'; there are near")],
+)
+def test_a_query_of_another_name_is_refused_with_the_one_there_is(query, says):
+    with pytest.raises(Problem, match=says):
+        near(f"/v1/regions?{query}")

@@ -70,6 +70,8 @@ def test_a_target_that_no_fleet_meets_ends_with_1() -> None:
     assert ended.exit_code == 1
     assert "region-local: 2 replicas miss the target: us TTFT p90" in ended.stdout
     assert "mesh: 4 replicas miss the target" in ended.stdout
+    told = [line.split(" replicas miss")[0] for line in ended.stderr.splitlines()]
+    assert told == ["region-local: no fleet: 2", "mesh: no fleet: 4"]
 
 
 def test_simulations_are_bounded() -> None:
@@ -171,15 +173,15 @@ def test_fleets_of_many_regions_fit_80_columns_and_none_is_cut(tmp_path: Path) -
 
 BAD = {
     "no target": (TRACE, "Missing option '--ttft-p90'"),
-    "target 0": ((*TRACE, "--ttft-p90", "0"), "--ttft-p90: Input should be greater than 0"),
-    "throughput": ((*QUICK, "--throughput", "-1"), "--throughput: Input should be greater than 0"),
+    "target 0": ((*TRACE, "--ttft-p90", "0"), "--ttft-p90: must be more than 0, not 0"),
+    "throughput": ((*QUICK, "--throughput", "-1"), "--throughput: must be more than 0, not -1"),
     "no source": (("--ttft-p90", "1"), "give either --trace or --workload"),
     "region": ((*QUICK, "--central", "ap"), "topology: ap is none of us, eu"),
     "regions": ((*TRACE, "--ttft-p90", "1", "--regions", "us,us"), "us is named twice"),
     "policy": ((*QUICK, "--policy", "best"), "--policy: unknown policy 'best'"),
     "price": (
         (*QUICK, "--gpu-hour-price", "0"),
-        "--gpu-hour-price: Input should be greater than 0",
+        "--gpu-hour-price: must be more than 0, not 0",
     ),
     "clients": (("--workload", "chat", "--ttft-p90", "1", "--regions", "us"), "clients in ap"),
     "out": ((*QUICK, "--out", "nowhere/plan.json"), "--out: nowhere/plan.json: give a file"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -17,10 +18,14 @@ READY_S = 30.0
 
 
 async def router(
-    directory: Path, nats_url: str, *options: str, regions: tuple[str, ...] = ("us",)
+    directory: Path,
+    nats_url: str,
+    *options: str,
+    regions: tuple[str, ...] = ("us",),
+    more: str = "",
 ) -> asyncio.subprocess.Process:
     config = directory / "mesh.toml"
-    config.write_text(mesh_toml(regions))
+    config.write_text(mesh_toml(regions, more={"us": more}))
     [port] = free_ports(1)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "router", "--region", "us"),
@@ -68,6 +73,35 @@ async def test_a_file_that_cannot_be_had_is_said_before_anything_is_served(tmp_p
             await process.wait()
     assert (process.returncode, said) == (2, b"")
     assert why == f"mesh router: can't record to {file}: No such file or directory\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("in_file", "remedy"),
+    [
+        (True, "change metrics of [regions.us] in mesh.toml"),
+        (False, "choose another for --metrics"),
+    ],
+)
+async def test_a_page_that_cannot_be_had_is_named_where_it_was_given(
+    tmp_path, nats_server, in_file, remedy
+):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        page = f"127.0.0.1:{taken.getsockname()[1]}"
+        more, options = (f'metrics = "{page}"', ()) if in_file else ("", ("--metrics", page))
+        process = await router(tmp_path, nats_server.url, *options, more=more)
+        try:
+            async with asyncio.timeout(READY_S):
+                said, why = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert (process.returncode, said) == (2, b"")
+    assert why.decode() == (
+        f"mesh router: can't listen on {page} (Address already in use); free it, or {remedy}\n"
+    )
 
 
 @pytest.mark.parametrize("key", ["", "a secret"])

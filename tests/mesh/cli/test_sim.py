@@ -146,7 +146,7 @@ BAD = {
         "--weight goes with --trace",
     ),
     "weight": ((*QUICK, "--weight", "ap=1"), "--weight names ap, which is not in --regions"),
-    "load 0": ((*QUICK, "--load", "0"), "--load: Input should be greater than 0"),
+    "load 0": ((*QUICK, "--load", "0"), "--load: must be more than 0, not 0"),
     "load and speed": (
         (*QUICK, "--load", "1", "--speed", "2"),
         "--load sets the speed: leave --speed",
@@ -158,15 +158,15 @@ BAD = {
         (*TRACE, "--regions", "us=1,sa=1"),
         "--rtt: no round trip between us and sa: write a file",
     ),
-    "loss": ((*QUICK, "--loss", "1"), "--loss: Input should be less than 1"),
-    "seed": ((*QUICK, "--seed", "x"), "--seed: Input should be a valid integer"),
+    "loss": ((*QUICK, "--loss", "1"), "--loss: must be less than 1, not 1"),
+    "seed": ((*QUICK, "--seed", "x"), "--seed: must be a whole number, not x"),
     "setting": (
         (*QUICK, "--setting", "speed=1"),
         "unknown setting 'speed': use one of peer_queue_max",
     ),
     "setting's value": (
         (*QUICK, "--setting", "hold_max=many"),
-        "--setting hold_max=many: Input should be",
+        "--setting hold_max=many: must be a whole number",
     ),
     "setting's range": ((*QUICK, "--setting", "explore_below=2"), "explore_below is a part of one"),
     "out": (
@@ -177,7 +177,7 @@ BAD = {
         (*QUICK, "--pictures", "nowhere/at/all"),
         "--pictures: nowhere/at/all: give a folder",
     ),
-    "jobs": ((*QUICK, "--jobs", "0"), "--jobs: Input should be greater than or equal to 1"),
+    "jobs": ((*QUICK, "--jobs", "0"), "--jobs: must be at least 1, not 0"),
     "replay and more": (("--replay", "x", *TRACE), "--trace does not go with --replay"),
     "no recording": (("--replay", "nowhere"), "--replay nowhere: No such file"),
     "recording": (("--replay", "pyproject.toml"), "pyproject.toml: line 1"),

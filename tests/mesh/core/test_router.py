@@ -10,7 +10,7 @@ from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.region.models import KEPT_S
 from schemas.decision import Placement
-from schemas.exchange import Refusal
+from schemas.exchange import HOPS_MAX, Refusal
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import AP, EU, US, beat, core, digest, foreign, request
@@ -168,6 +168,22 @@ def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
     fed(router, ev.DigestSeen(digest("ap", 2)), now=NOW + 3.0)
     again = fed(router, ev.Tick(), now=NOW + 3.1)
     assert [effect.peer for effect in of(fx.Forward, again)] == ["ap"]
+
+
+@pytest.mark.parametrize(("hops", "lines"), [(1, 1), (2, 2), (HOPS_MAX, 4), (2**32 - 1, 4)])
+def test_each_region_that_it_was_sent_on_to_may_keep_it_waiting_anew(hops, lines):
+    """By HELD's own word, whatever this router's `hops_max`; a lie is bounded by HOPS_MAX."""
+    router = core(hold_s_max=1.0)
+    fed(router, ev.DigestSeen(digest("eu")))
+    fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
+    given_up_at = None
+    for tenths in range(1, 100):
+        now = NOW + tenths / 10
+        told = ev.DigestSeen(digest("eu", tenths + 1)), ev.AttemptProgressed(1, 1, hops), ev.Tick()
+        if of(fx.CancelAttempt, fed(router, *told, now=now)):
+            given_up_at = now
+            break
+    assert given_up_at == pytest.approx(NOW + lines * 1.0 + 2.1)
 
 
 def test_who_refuses_what_it_was_sent_on_rests_and_who_sent_it_on_does_not():

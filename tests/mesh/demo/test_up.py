@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.timeout(120)
 
 
+README = Path(__file__).parents[3] / "README.md"
 DEADLINE_S = 30.0
 # New enough by its own words, and unable to serve.
 FAILING_SERVER = """#!/bin/sh
@@ -260,3 +262,24 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
 async def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
     output = await refused("--state", str(tmp_path), *arguments)
     assert said in " ".join(output.split())
+
+
+async def test_the_readme_kills_a_regions_routers_of_this_mesh_alone(tmp_path):
+    [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", README.read_text(), re.MULTILINE)
+    stranger = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "input()", "mesh.cli.main", "router", "--region", "us"),
+        stdin=subprocess.PIPE,
+    )
+    try:
+        async with mesh_up(tmp_path) as mesh:
+            processes = mesh.record["processes"]
+            killing = await asyncio.create_subprocess_shell(kill, cwd=tmp_path)
+            assert await killing.wait() == 0
+            await until(lambda: "router-us-r1 is back" in mesh.output, deadline_s=DEADLINE_S)
+            again = mesh.record["processes"]
+            assert again.keys() == processes.keys()
+            assert {name for name in again if again[name] != processes[name]} == {"router-us-r1"}
+        assert stranger.returncode is None, "another mesh's router"
+    finally:
+        stranger.kill()
+        await stranger.wait()

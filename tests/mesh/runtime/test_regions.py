@@ -111,6 +111,7 @@ async def test_errors_too_say_which_region_they_are_of(nats_server):
                 ("POST", "/v1/chat/completions", orjson.dumps(chat()), 503),
                 ("GET", "/ready", None, 503),
                 ("GET", "/v1/regions?near=x", None, 400),
+                ("GET", "/v1/regions?nera=52.5,13.4", None, 400),
             ):
                 async with session.request(method, url + path, data=body) as answer:
                     assert (answer.status, answer.headers["x-mesh-region"]) == (status, "us"), path

@@ -212,7 +212,7 @@ async def test_a_taken_door_is_said_once(tmp_path, nats_server):
     assert (status, out) == (2, "")
     assert said == (
         f"mesh router: can't listen on 127.0.0.1:{port} (Address already in use); "
-        "free it, or change http of [regions.us] in mesh.toml\n"
+        "free it, or choose another for --http\n"
     )
 
 

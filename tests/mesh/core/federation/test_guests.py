@@ -49,13 +49,17 @@ def placed(effects):
 
 
 def test_whoever_has_to_wait_is_told_so_until_it_is_placed(region):
-    assert of(fx.TellHeld, region.ask(foreign(1))) == [fx.TellHeld("inbox-1")]
+    assert of(fx.TellHeld, region.ask(foreign(1))) == [fx.TellHeld("inbox-1", 1)]
     assert not of(fx.TellHeld, region.tick(HELD_S / 2))
     region.hear(HELD_S, **BUSY)
-    assert of(fx.TellHeld, region.tick(HELD_S)) == [fx.TellHeld("inbox-1")]
+    assert of(fx.TellHeld, region.tick(HELD_S)) == [fx.TellHeld("inbox-1", 1)]
     assert placed(region.hear(HELD_S + 0.1, **IDLE)) == [(1, "inbox-1")]
     assert not region.core.inflight
     assert not of(fx.TellHeld, region.tick(3 * HELD_S))
+
+
+def test_its_router_is_told_how_many_regions_it_has_passed(region):
+    assert of(fx.TellHeld, region.ask(foreign(1, hops=2))) == [fx.TellHeld("inbox-1", 2)]
 
 
 def test_it_stands_in_the_one_line_by_its_arrival(region):

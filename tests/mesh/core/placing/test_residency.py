@@ -14,6 +14,7 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.residency import ground
+from schemas.state import ModelCapacity
 from tests.mesh.core import build
 from tests.mesh.core.build import AP, EU, MODEL, US, beat, core, digest, foreign, request
 from tests.mesh.core.labelled_chaos import LabelledChaos
@@ -191,6 +192,26 @@ def test_a_peer_with_few_replicas_on_that_ground_counts_those_alone():
     made = router(policy="skywalker")
     made.handle(ev.DigestSeen(digest("eu", 2, residency=("eu",), models_by_label=few)), 0.1)
     assert not of(fx.Forward, arrive(made, "eu"))
+
+
+def capacity(**fields):
+    idle = {"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0}
+    return {MODEL: ModelCapacity(**(idle | fields))}
+
+
+@pytest.mark.parametrize(("labels", "goes_to"), [(("eu",), AP), ((), EU), (("eu", "hr"), EU)])
+def test_what_a_peer_costs_is_what_its_replicas_on_that_ground_cost(labels, goes_to):
+    """eu's only replica that carries eu is busy for 9 s, its others are idle."""
+    made = router(ground({US: ("us",), EU: ("eu", "hr"), AP: ("eu",)}), policy="mesh")
+    made.handle(ev.HeartbeatSeen(beat("us-0", 2, prefill_queued_tokens=200_000)), 0.1)
+    few = {"eu": capacity(ready=1, free=0, wait_s=9.0, running=8.0), "hr": capacity(ready=3)}
+    told = {
+        "eu": {"models": capacity(), "residency": ("eu", "hr"), "models_by_label": few},
+        "ap": {"models": capacity(wait_s=1.0, running=1.0), "residency": ("eu",)},
+    }
+    for region, fields in told.items():
+        made.handle(ev.DigestSeen(digest(region, 2, **fields)), 0.1)
+    assert [forward.peer for forward in of(fx.Forward, arrive(made, *labels))] == [goes_to]
 
 
 def test_after_a_failure_it_is_placed_again_inside_or_not_at_all():

@@ -45,7 +45,7 @@ def test_a_peers_request_that_fails_is_refused_with_this_regions_state():
     waiting = {"prefill_queued_tokens": 20_000, "pending": 4, "running": 8}
     core.handle(ev.HeartbeatSeen(build.beat("us-0", **waiting)), 10.0)
     effects = core.handle(ev.RequestArrived(build.foreign(1, arrived_at=10.0, deadline=11.0)), 10.0)
-    assert fx.TellHeld("inbox-1") in effects
+    assert fx.TellHeld("inbox-1", 1) in effects
     effects = core.handle(ev.Tick(), 11.0)
     [refused] = [effect for effect in effects if isinstance(effect, fx.RefusePeer)]
     assert (refused.key, refused.answer_inbox) == (1, "inbox-1")

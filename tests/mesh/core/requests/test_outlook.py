@@ -19,8 +19,8 @@ A = ReplicaId("a")
 class View:
     """An outlook on one replica and one peer, both seen at 0."""
 
-    def __init__(self):
-        settings = RouterSettings()
+    def __init__(self, **fields):
+        settings = RouterSettings(**fields)
         self.replicas = ReplicaTable(ROUTER, settings)
         self.peers = PeerTable(settings)
         self.outlook = Outlook(self.replicas, self.peers, settings, Residency(US, settings.ground))
@@ -94,6 +94,18 @@ def test_a_peer_that_says_held_for_ever_is_believed_as_long_as_anybody_may_wait(
     assert "kept the request waiting" in view.outlook.lost_because(record, last + 0.1)
     record.replica = ReplicaId("eu-0")
     assert not view.outlook.is_kept_too_long(record, last + 0.1)
+
+
+@pytest.mark.parametrize("hops_max", [0, 1, 4])
+def test_it_is_believed_for_each_line_that_it_waits_in_whatever_this_region_does(hops_max):
+    """By what peers say of its way, and not by how far this router would let a request go."""
+    outlook = View(hops_max=hops_max).outlook
+    for lines in (1, 2, 3):
+        record = tried(None, EU)
+        last = lines * 60.0 + 2.0 + 0.5
+        record.heard_at, record.lines = last, lines
+        assert not outlook.is_kept_too_long(record, last - 0.1)
+        assert outlook.is_kept_too_long(record, last + 0.1)
 
 
 def test_a_cut_off_peer_is_given_up_when_even_its_agents_fall_silent(view):

@@ -73,6 +73,15 @@ def test_shifted_peaks_need_two_and_two_alone_and_three_together() -> None:
     assert len(heard) == len(set(heard)) == simulations.count, "no simulation twice"
 
 
+def test_a_target_that_nothing_meets_is_given_up_soon() -> None:
+    simulations = simulated()
+    planning = planner(simulations, Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=32)
+    local, mesh = planning.plan("region-local"), planning.plan("mesh")
+    assert simulations.count == 3 + 3, "of each: the guess, twice as many, and the most"
+    assert local.why_not.startswith("32 replicas miss the target: us TTFT p90 0.")
+    assert mesh.why_not.startswith("64 replicas miss the target: us TTFT p90 0.")
+
+
 def test_a_target_that_nothing_meets_is_said_to_be_so() -> None:
     planning = planner(simulated(), Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=2)
     plan = planning.plan("region-local")
@@ -90,7 +99,10 @@ def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
     assert not plan.is_least
     none = planner(simulated(limit=1), target, shifted_peaks()).plan("region-local")
     assert none.replicas is None
-    assert none.why_not == "no fleet did in 1 simulations"
+    assert none.why_not == "no fleet did in 1 simulations", "two replicas do for us alone"
+    tight = planner(simulated(limit=1), Target(ttft_p90_s=0.1), shifted_peaks())
+    missed = tight.plan("region-local").why_not
+    assert "in 1 simulations; the largest: 2 replicas miss the target: us TTFT p90 0." in missed
 
 
 def figures(requests: int, ok: int, p90_s: float) -> Report:

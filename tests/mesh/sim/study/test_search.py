@@ -23,12 +23,17 @@ def test_least_finds_the_need_and_asks_little(need: int, guess: int) -> None:
     assert least(fits, guess=guess, most=MOST) == need
     assert len(asked) == len(set(asked)), "no question twice"
     assert need in asked
-    assert len(asked) <= 2 * log2(MOST) + 2
+    assert len(asked) <= 2 * log2(MOST) + 3
     assert need == 1 or need - 1 in asked, "the one below was tried too"
 
 
-def test_least_says_when_nothing_fits() -> None:
-    assert least(lambda count: False, guess=3, most=10) is None
+@pytest.mark.parametrize(
+    ("guess", "asked"), [(3, [3, 6, 512]), (300, [300, 512]), (256, [256, 512]), (512, [512])]
+)
+def test_least_says_soon_when_nothing_fits(guess: int, asked: list[int]) -> None:
+    heard: list[int] = []
+    assert least(lambda count: bool(heard.append(count)), guess=guess, most=MOST) is None
+    assert heard == asked
 
 
 def test_a_replica_is_taken_where_the_order_says_first() -> None:
