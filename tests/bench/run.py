@@ -15,7 +15,7 @@ from tests.bench.measure import Figures, Meter, machine
 from tests.bench.processes import Absent, Processes
 from tests.bench.results import Results
 from tests.bench.systems.direct import direct
-from tests.bench.systems.dynamo import dynamo
+from tests.bench.systems.dynamo import dynamo, mesh_dynamo
 from tests.bench.systems.mesh import forwarded, mesh
 from tests.bench.systems.rust_routers import sglang_router, vllm_router
 from tests.bench.systems.system import Place, System
@@ -48,6 +48,7 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
         "sglang-router": partial(sglang_router, environments=environments),
         "vllm-router": partial(vllm_router, environments=environments),
         "dynamo": partial(dynamo, environments=environments),
+        "mesh-dynamo": partial(mesh_dynamo, environments=environments),
     }
 
 
