@@ -58,7 +58,7 @@ async def run(settings: Settings, say: Say) -> Results:
     found = Results(machine=machine() | {"rounds": settings.rounds, "engines": ENGINES})
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         async with Processes(Path(name) / "logs") as processes:
-            place = Place(processes, await _engines(processes), Path(name))
+            place = Place(processes, await engines(processes, ENGINES), Path(name))
             up = await _start_all(place, settings, found, say)
             meter = Meter(place.directory, settings.environments)
             turns = itertools.count()
@@ -101,7 +101,9 @@ async def _other(place: Place, tree: Path) -> System:
     return await mesh(place, name=f"mesh of {tree.name}", tree=tree)
 
 
-async def _engines(processes: Processes) -> list[str]:
+async def engines(processes: Processes, count: int) -> list[str]:
+    """Start so many scripted ones; their addresses."""
+
     async def one(port: int) -> str:
         url = f"http://127.0.0.1:{port}"
         command = (sys.executable, "-m", "tests.bench.engine", str(port))
@@ -109,7 +111,7 @@ async def _engines(processes: Processes) -> list[str]:
         await processes.start(f"engine-{port}", command, ready=look)
         return url
 
-    return list(await asyncio.gather(*map(one, free_ports(ENGINES))))
+    return list(await asyncio.gather(*map(one, free_ports(count))))
 
 
 def _allow_files() -> None:
