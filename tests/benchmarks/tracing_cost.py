@@ -6,6 +6,7 @@ Four meshes over one scripted engine, each a router, a nats-server and an agent 
 OpenTelemetry's standard variables alone; spans go by OTLP to collectors in this process. Figures
 are CPU time of the two processes for a request, ratios are to `off` of the same round. All four are
 asked at once: in turns, two meshes without tracing were 14 % apart on a machine with other work.
+Every round has new processes, since each keeps some percent that it was born with.
 Spans leave every 5 s: a round must be some times as long, so that it pays for as many as it makes.
 
 What tracing costs that is off can't be seen from outside: there is no router without it. So the
@@ -16,8 +17,8 @@ import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,20 @@ class Side:
 async def play(rounds: int, seconds: float, say: Callable[[str], None]) -> Results:
     """Figures by cell and setting, one a round. Raises Absent without wrk."""
     found = Results()
+    warm, _ = cells(1.2 * EXPORT_EVERY_S)
+    for number in range(rounds):
+        async with _raised() as sides:
+            await _turns(sides, warm, 0)  # connections, imports and first exports: left out
+            for turn, cell in enumerate(cells(seconds), 1):
+                for setting, figures in (await _turns(sides, cell, turn)).items():
+                    found.add(cell.name, setting, figures)
+                    say(f"round {number + 1}, {cell.name}, {setting}: {_line(figures)}")
+    return found
+
+
+@asynccontextmanager
+async def _raised() -> AsyncIterator[Mapping[str, Side]]:
+    """All meshes, running, by setting."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = await stack.enter_async_context(Processes(directory / "logs"))
@@ -100,16 +115,10 @@ async def play(rounds: int, seconds: float, say: Callable[[str], None]) -> Resul
             variables = environment(sampled, collector.url)
             system = await mesh(place, name=f"mesh-{number}", environment=variables)
             sides[setting] = Side(system, collector, meter)
-        warm, _ = cells(1.5 * EXPORT_EVERY_S)
-        await _round(sides, warm, 0)  # connections, imports and first exports: left out
-        for number, cell in enumerate([each for each in cells(seconds) for _ in range(rounds)], 1):
-            for setting, figures in (await _round(sides, cell, number)).items():
-                found.add(cell.name, setting, figures)
-                say(f"{cell.name}, {setting}: " + _line(figures))
-    return found
+        yield sides
 
 
-async def _round(sides: Mapping[str, Side], cell: Cell, number: int) -> Mapping[str, Figures]:
+async def _turns(sides: Mapping[str, Side], cell: Cell, number: int) -> Mapping[str, Figures]:
     turns = [side.turn(cell, number * len(sides) + n) for n, side in enumerate(sides.values())]
     return dict(zip(sides, await asyncio.gather(*turns), strict=True))
 
@@ -155,7 +164,7 @@ def _row(found: Results, cell: str, figure: str, setting: str) -> Sequence[str]:
 
 @click.command()
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
-@click.option("--seconds", type=click.FloatRange(0.5), default=15.0, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True)
 def main(rounds: int, seconds: float) -> None:
     """Measure and print tables: medians with the lowest and the highest."""
     try:
