@@ -7,6 +7,7 @@ W3C context travels in NATS headers and HTTP headers by the same two functions.
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Mapping, MutableMapping
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+_HEADERS = ("traceparent", "tracestate")
+_UNSAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")  # W3C Trace Context
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -70,6 +73,32 @@ def tracer(name: str) -> trace.Tracer:
 def inject(carrier: MutableMapping[str, str], context: Context | None = None) -> None:
     """Write `traceparent` (and `tracestate`) of the context into headers, if there is a trace."""
     _PROPAGATOR.inject(carrier, context)
+
+
+def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> None:
+    """The same for a span that records nothing, if it is in a trace at all.
+
+    That a trace is not sampled must travel too: who hears of no trace draws again. Nearly every
+    request comes here where few are sampled, and a context made for the propagator and taken apart
+    by it would be a third of what that costs.
+    """
+    of = span.get_span_context()
+    if not of.is_valid:
+        return
+    carrier["traceparent"] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
+    if of.trace_state:
+        carrier["tracestate"] = of.trace_state.to_header()
+
+
+def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a trace that whoever asks has not sampled; none if it has, or without one.
+
+    They can be passed on as they are, without a span: samplers follow the one who asks, unless
+    somebody sets one that does not, and a trace with holes is of no use to anybody.
+    """
+    if not _UNSAMPLED.fullmatch(carrier.get("traceparent", "")):
+        return {}
+    return {name: carrier[name] for name in _HEADERS if name in carrier}
 
 
 def extract(carrier: Mapping[str, str]) -> Context | None:

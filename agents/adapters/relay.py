@@ -33,7 +33,6 @@ _tracer = tracing.tracer(__name__)
 
 EVENT_STREAM = "text/event-stream"
 TEXT_MAX = 500
-_TRACE = ("traceparent", "tracestate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,8 @@ class Relay:
         self._handed_at = clock()
         self._first_byte_at: float | None = None
         self._streamed = False
-        self._is_traced = False
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
         self._credited = asyncio.Event()
@@ -97,23 +97,24 @@ class Relay:
 
     async def run(self) -> AnswerEnded:
         """Relay the answer to its END frame; what came of it."""
-        span = _tracer.start_span(
+        if self._passed_on:
+            return await self._run()
+        self._span = span = _tracer.start_span(
             "agent.answer",
             context=tracing.extract(self._headers),
             kind=trace.SpanKind.CONSUMER,
             attributes={"mesh.region": self._region, "mesh.replica": self._replica},
         )
-        self._is_traced = span.get_span_context().is_valid
-        if not self._is_traced:  # contexts cost more than all else that is done here
-            return await self._run(span)
+        if not span.is_recording():  # contexts cost more than all else that is done here
+            return await self._run()
         with trace.use_span(span, end_on_exit=True):
-            return await self._run(span)
+            return await self._run()
 
-    async def _run(self, span: trace.Span) -> AnswerEnded:
+    async def _run(self) -> AnswerEnded:
         verdict = await self._outcome()
         usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
-        if self._is_traced:
-            span.set_attributes(_attributes(verdict, usage, self._ttft_s))
+        if self._span.is_recording():
+            self._span.set_attributes(_attributes(verdict, usage, self._ttft_s))
         self._frames.say(Frame.END, self._end(verdict, usage))
         return AnswerEnded(
             inbox=self._inbox,
@@ -152,7 +153,7 @@ class Relay:
         return self._aborted
 
     async def _converse(self) -> Verdict:
-        if not self._is_traced:
+        if not self._span.is_recording():
             return await self._called()
         with _tracer.start_as_current_span("engine.call", kind=trace.SpanKind.CLIENT):
             return await self._called()
@@ -168,13 +169,14 @@ class Relay:
             return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
 
     def _request_headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self._passed_on}
         if self._request_id:
             headers["X-Request-Id"] = self._request_id
-        if self._is_traced:
-            # The asker's trace reaches the engine even where this process sends no spans.
-            headers |= {name: self._headers[name] for name in _TRACE if name in self._headers}
+        if self._span.is_recording():
             tracing.inject(headers)
+        else:
+            # The asker's trace reaches the engine even where this process sends no spans.
+            tracing.inject_unrecorded(headers, self._span)
         return headers
 
     async def _exchange(self, headers: dict[str, str]) -> Verdict:

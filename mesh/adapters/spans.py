@@ -6,8 +6,8 @@
       mesh.dispatch         one an attempt, until its first byte; its context travels on the bus
     mesh.ingress            the peer's router, under the asking router's mesh.dispatch
 
-With tracing off every span is the API's shared no-op. A request that is in no trace, ours or its
-client's, has nothing to tell and nothing to pass on, so then only the first one is asked for.
+With tracing off every span is the API's shared no-op. A request that is not sampled has nothing to
+tell, and one in no trace nothing to pass on either, so then only the first span is asked for.
 """
 
 from opentelemetry import trace
@@ -31,14 +31,14 @@ class RequestSpans:
             kind=SpanKind.SERVER,
             attributes={"mesh.request_id": request_id, "gen_ai.request.model": model},
         )
-        self._is_traced = self._root.get_span_context().is_valid
-        self._context = trace.set_span_in_context(self._root) if self._is_traced else None
+        self._is_recording = self._root.is_recording()
+        self._context = trace.set_span_in_context(self._root) if self._is_recording else None
         self._hold: Span | None = None
         self._dispatch: Span | None = None
 
     def decided(self, decision: Decision) -> None:
         """A placement was made: a point in time with its receipt."""
-        if not self._is_traced:
+        if not self._is_recording:
             return
         self._end_hold()
         span = _TRACER.start_span("mesh.decide", self._context)
@@ -50,7 +50,8 @@ class RequestSpans:
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus: its context goes into the message's headers."""
-        if not self._is_traced:
+        if not self._is_recording:
+            tracing.inject_unrecorded(headers, self._root)
             return
         self._end_dispatch("placed again")
         self._dispatch = _TRACER.start_span(
@@ -67,7 +68,7 @@ class RequestSpans:
 
     def end(self, status: int, error: str | None = None) -> None:
         """The client has its answer or its error."""
-        if not self._is_traced:
+        if not self._is_recording:
             return
         self._end_hold()
         self._end_dispatch(error)
@@ -99,12 +100,12 @@ class IngressSpan:
             kind=SpanKind.CONSUMER,
             attributes={"mesh.request_id": request_id, "mesh.origin": origin},
         )
-        self._is_traced = self._span.get_span_context().is_valid
-        self._context = trace.set_span_in_context(self._span) if self._is_traced else None
+        self._is_recording = self._span.is_recording()
+        self._context = trace.set_span_in_context(self._span) if self._is_recording else None
 
     def decided(self, decision: Decision) -> None:
         """A replica was found."""
-        if not self._is_traced:
+        if not self._is_recording:
             return
         span = _TRACER.start_span("mesh.decide", self._context)
         if span.is_recording():
@@ -113,11 +114,13 @@ class IngressSpan:
 
     def dispatched(self, headers: dict[str, str]) -> None:
         """The request leaves for the agent."""
-        if self._is_traced:
+        if self._is_recording:
             tracing.inject(headers, self._context)
+        else:
+            tracing.inject_unrecorded(headers, self._span)
 
     def end(self, refused: str | None = None) -> None:
         """Placed, or refused for this reason."""
-        if refused is not None:
+        if refused is not None and self._is_recording:
             self._span.set_status(Status(StatusCode.ERROR, f"refused: {refused}"))
         self._span.end()

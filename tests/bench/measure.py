@@ -115,10 +115,11 @@ class Meter:
 
 def _cpu(system: System) -> Mapping[str, float]:
     """By part, of the router that clients talk to (`front`), and of all (`path`); read once."""
-    used = {pid: proc.cpu_s([pid]) for pids in system.path.values() for pid in pids}
-    parts = {part: sum(used[pid] for pid in pids) for part, pids in system.path.items()}
+    groups = {**system.path, **system.beside}
+    used = {pid: proc.cpu_s([pid]) for pids in groups.values() for pid in pids}
+    parts = {part: sum(used[pid] for pid in pids) for part, pids in groups.items()}
     front = sum(used[pid] for pid in system.router)
-    return parts | {"front": front, "path": sum(used.values())}
+    return parts | {"front": front, "path": sum(parts[part] for part in system.path)}
 
 
 def machine() -> dict[str, object]:

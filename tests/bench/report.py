@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 from tests.bench.results import Results
 from tests.bench.spread import Spread, differences, ratios, spread
+from tests.bench.systems import dynamo
 from tests.bench.targets import DIRECT, OURS, Standing, lost_share, standings
 from tests.benchmarks.study.markdown import table, times
 
+CPU = ("front_cpu_us", "path_cpu_us")
 TIMES = ("ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms")
 NAMES = {
     "requests_per_s": "requests/s",
@@ -17,6 +19,7 @@ NAMES = {
     "bus_cpu_us": "bus CPU, µs",
     "agents_cpu_us": "agents' CPU, µs",
     "path_cpu_us": "whole path's CPU, µs",
+    "frontends_cpu_us": "engines' frontends' CPU, µs",
     "ttft_p50_ms": "TTFT p50, ms",
     "ttft_p99_ms": "TTFT p99, ms",
     "gap_p50_ms": "inter-token p50, ms",
@@ -24,6 +27,8 @@ NAMES = {
     "router_peak_mb": "router's peak memory, MB",
     "path_peak_mb": "whole path's peak memory, MB",
 }
+# What can be compared of two systems over engines that are alike, though others' are not.
+OVER_SAME = (*CPU, "latency_p50_ms", "latency_p99_ms", "ttft_p50_ms", "ttft_p99_ms")
 
 
 def markdown(found: Results) -> str:
@@ -63,11 +68,8 @@ def _cell(found: Results, cell: str) -> str:
         [NAMES[f], *(shown(spread(found.values(cell, s, f))) for s in systems)] for f in figures
     ]
     rows += [row for f in figures if f in TIMES for row in _added(found, cell, f, systems)]
-    rows += [
-        [f"{NAMES[f]}: mesh to this", *ratios_to]
-        for f in ("front_cpu_us", "path_cpu_us")
-        if any(ratios_to := [_ratio(found, cell, f, s) for s in systems])
-    ]
+    rows += _ratios(found, cell, CPU, OURS, systems)
+    rows += _ratios(found, cell, OVER_SAME, dynamo.OVER_SAME, systems)
     if any(lost_share(found, cell, s) for s in systems):
         rows.append(["failed", *(f"{lost_share(found, cell, s):.2%}" for s in systems)])
     return f"**{found.cells[cell]}**\n\n{table(('', *systems), rows)}"
@@ -86,11 +88,24 @@ def _added(found: Results, cell: str, figure: str, systems: Sequence[str]) -> li
     return [[f"{NAMES[figure]}: added", *map(of, systems)]]
 
 
-def _ratio(found: Results, cell: str, figure: str, system: str) -> str:
-    """Ours to the system's; said to be inconclusive if one lies inside the spread."""
-    theirs, ours = found.values(cell, system, figure), found.values(cell, OURS, figure)
+def _ratios(
+    found: Results, cell: str, figures: Sequence[str], of: str, systems: Sequence[str]
+) -> list[list[str]]:
+    """Rows of one of ours; over Dynamo's engines it stands beside Dynamo alone."""
+    beside = {dynamo.NAME} if of == dynamo.OVER_SAME else {*systems} - {of, dynamo.OVER_SAME}
+    rows = []
+    for figure in figures:
+        shown_to = [_ratio(found, cell, figure, of, s) if s in beside else "" for s in systems]
+        if any(shown_to):
+            rows.append([f"{NAMES[figure]}: {of} to this", *shown_to])
+    return rows
+
+
+def _ratio(found: Results, cell: str, figure: str, of: str, system: str) -> str:
+    """One to the system's; said to be inconclusive if 1 lies inside the spread."""
+    theirs, ours = found.values(cell, system, figure), found.values(cell, of, figure)
     seen = spread(ratios(ours, theirs)) if len(ours) == len(theirs) else None
-    if seen is None or system == OURS:
+    if seen is None:
         return ""
     known = f"{times(seen.median)} ({seen.low:.2f}–{seen.high:.2f})"
     return f"{known}, inconclusive" if seen.low <= 1.0 <= seen.high else known

@@ -15,7 +15,7 @@ from tests.bench.measure import Figures, Meter, machine
 from tests.bench.processes import Absent, Processes
 from tests.bench.results import Results
 from tests.bench.systems.direct import direct
-from tests.bench.systems.dynamo import dynamo
+from tests.bench.systems.dynamo import dynamo, mesh_dynamo
 from tests.bench.systems.mesh import forwarded, mesh
 from tests.bench.systems.rust_routers import sglang_router, vllm_router
 from tests.bench.systems.system import Place, System
@@ -48,6 +48,7 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
         "sglang-router": partial(sglang_router, environments=environments),
         "vllm-router": partial(vllm_router, environments=environments),
         "dynamo": partial(dynamo, environments=environments),
+        "mesh-dynamo": partial(mesh_dynamo, environments=environments),
     }
 
 
@@ -57,7 +58,7 @@ async def run(settings: Settings, say: Say) -> Results:
     found = Results(machine=machine() | {"rounds": settings.rounds, "engines": ENGINES})
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         async with Processes(Path(name) / "logs") as processes:
-            place = Place(processes, await _engines(processes), Path(name))
+            place = Place(processes, await engines(processes, ENGINES), Path(name))
             up = await _start_all(place, settings, found, say)
             meter = Meter(place.directory, settings.environments)
             turns = itertools.count()
@@ -100,7 +101,9 @@ async def _other(place: Place, tree: Path) -> System:
     return await mesh(place, name=f"mesh of {tree.name}", tree=tree)
 
 
-async def _engines(processes: Processes) -> list[str]:
+async def engines(processes: Processes, count: int) -> list[str]:
+    """Start so many scripted ones; their addresses."""
+
     async def one(port: int) -> str:
         url = f"http://127.0.0.1:{port}"
         command = (sys.executable, "-m", "tests.bench.engine", str(port))
@@ -108,7 +111,7 @@ async def _engines(processes: Processes) -> list[str]:
         await processes.start(f"engine-{port}", command, ready=look)
         return url
 
-    return list(await asyncio.gather(*map(one, free_ports(ENGINES))))
+    return list(await asyncio.gather(*map(one, free_ports(count))))
 
 
 def _allow_files() -> None:

@@ -60,3 +60,18 @@ def test_numbers_have_three_digits(value, text):
 def test_a_spread_is_shown_with_its_ends():
     assert shown(Spread(2.0, 1.0, 3.0), " ms") == "2.00 ms (1.00–3.00)"
     assert shown(None) == "–"
+
+
+def test_the_mesh_over_dynamo_s_engines_stands_beside_dynamo_alone():
+    found = played()
+    found.apart += ["dynamo", "mesh-dynamo"]
+    found.settings |= dict.fromkeys(found.apart, "as they are")
+    for name, times_s in (("dynamo", 8.0), ("mesh-dynamo", 12.0)):
+        for _ in range(2):
+            found.add("many", name, {"front_cpu_us": 50.0, "ttft_p50_ms": times_s})
+    text = markdown(found).split("**many: ")[1].split("**")[1]
+    over_same = row(text, "TTFT p50, ms: mesh-dynamo to this")[1:]
+    assert over_same == ["", "", "", "", "1.50× (1.50–1.50)", ""]
+    assert row(text, "router CPU, µs: mesh to this")[-2:] == ["2.00× (2.00–2.00)", ""]
+    assert row(text, "TTFT p50, ms: added")[-2:] == ["", ""]
+    assert "mesh-dynamo to this" not in markdown(found).split("**plain: ")[1].split("**many: ")[0]

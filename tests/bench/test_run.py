@@ -1,9 +1,12 @@
 """Runs that don't go well, with real engines and a real client."""
 
+import pytest
+
+from tests.bench import installs
 from tests.bench.cells import Cell, Client
 from tests.bench.processes import Absent
 from tests.bench.report import markdown
-from tests.bench.run import Settings, run
+from tests.bench.run import Settings, run, systems
 from tests.bench.systems.direct import direct
 from tests.bench.systems.system import System
 from tests.support.ports import free_ports
@@ -49,3 +52,15 @@ async def test_who_takes_no_long_prompts_is_not_asked_for_them(tmp_path):
     assert found.absent == {"short: long": "prompts of at most 1,000 tokens"}
     assert found.has("small", "short")
     assert found.apart == ["short"]
+
+
+@pytest.mark.parametrize("name", ["dynamo", "mesh-dynamo"])
+async def test_what_needs_dynamo_is_absent_where_that_can_not_be_installed(
+    tmp_path, monkeypatch, name
+):
+    wrong = tmp_path / "pyproject.toml"
+    wrong.write_text('[dependency-groups]\nbench-dynamo = ["./nowhere-at-all"]\n')
+    monkeypatch.setattr(installs, "PYPROJECT", wrong)
+    start = systems(tmp_path / "environments", ())[name]
+    found, _ = await played(tmp_path, {name: start}, SMALL)
+    assert "can't be installed" in found.absent[name]

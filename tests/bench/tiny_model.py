@@ -3,7 +3,8 @@
     python tiny_model.py FOLDER TEXT…
 
 Run by the Python of an environment that has `tokenizers`. The tokenizer is trained on the texts
-that are given: nothing is downloaded.
+that are given: nothing is downloaded. It knows whole ASCII characters alone, because an engine
+that makes up tokens would else cut one in two, and hold back an event until it has the rest.
 """
 
 import json
@@ -49,14 +50,18 @@ def write(folder: Path, texts: list[str]) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=[char for char in pre_tokenizers.ByteLevel.alphabet() if char.isascii()],
         show_progress=False,
     )
-    tokenizer.train(texts, trainer)
+    tokenizer.train_from_iterator(map(_ascii, texts), trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
+
+
+def _ascii(file: str) -> str:
+    return Path(file).read_bytes().decode("ascii", errors="ignore")
 
 
 if __name__ == "__main__":

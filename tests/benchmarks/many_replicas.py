@@ -7,7 +7,10 @@ of each ten times a second and answers requests at once, clients another; the ro
 a million blocks in its index. First nobody asks anything, then requests come, of 64 blocks each.
 CPU time and memory are those of the router's process. What a heartbeat costs is its CPU time over
 those heard, so that it is true on a machine that has other things to do too; there the router may
-hear fewer in a second than it could. A heartbeat is missed when its number was never heard.
+hear fewer in a second than it could. A heartbeat is missed when its number was never heard. The
+time of a decision is the router's own: from a request's arrival in its core to the effects. The
+last rows say whether the router was what is measured: clients that are late, and what the others
+took of the machine.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from tests.support.ports import free_ports
 
 PROMPT_BLOCKS = 64
 CONNECTIONS = 200
+SHED = ("429", "503")
 READY_S = 60.0
 END_S = 30.0
 
@@ -75,7 +79,8 @@ async def _play(
             first = await watch.told()  # after the start, when last values of the stream come too
             rows = await _quiet(watch, quiet_s, replicas * each_per_s)
             load = {"connections": CONNECTIONS, "rate": rate, "prompt_blocks": PROMPT_BLOCKS}
-            rows |= await _busy(watch, port, busy_s, load)
+            others = {"nats-server": server.pid, "replicas": fleet.pid}
+            rows |= await _busy(watch, port, busy_s, load, others)
             await programs.told(fleet)
             seen = await watch.at_last()
             os.kill(router.pid, signal.SIGTERM)
@@ -91,6 +96,7 @@ class Watched:
 
     def __init__(self, pid: int, file: Path) -> None:
         self.pid, self._file = pid, file
+        self.beat_s = 0.0  # of CPU time for a heartbeat, once `_quiet` knows it
 
     async def told(self) -> dict[str, float]:
         """What it has seen so far."""
@@ -117,7 +123,7 @@ async def _quiet(watch: Watched, seconds: float, beats_per_s: float) -> dict[str
     before, spent_s = (await watch.told())["beats"], cpu_s(watch.pid)
     await asyncio.sleep(seconds)
     heard, spent_s = (await watch.told())["beats"] - before, cpu_s(watch.pid) - spent_s
-    each_s = spent_s / heard
+    each_s = watch.beat_s = spent_s / heard
     return {
         "heartbeats heard": f"{heard / seconds:.0f}/s, in {spent_s / seconds:.2f} cores",
         "a heartbeat": f"{1e6 * each_s:.1f} us",
@@ -126,19 +132,37 @@ async def _quiet(watch: Watched, seconds: float, beats_per_s: float) -> dict[str
     }
 
 
-async def _busy(watch: Watched, port: int, seconds: float, load: dict[str, Any]) -> dict[str, str]:
-    """Requests besides."""
+async def _busy(
+    watch: Watched, port: int, seconds: float, load: dict[str, Any], others: Mapping[str, int]
+) -> dict[str, str]:
+    """Requests besides. `others`: processes by what they are."""
     before, spent_s = (await watch.told())["beats"], cpu_s(watch.pid)
+    others_s = {name: cpu_s(pid) for name, pid in others.items()}
     said = await programs.ask(port, seconds=seconds, seed=2, **load)
+    others_s = {name: cpu_s(pid) - others_s[name] for name, pid in others.items()}
     seen, spent_s = await watch.told(), cpu_s(watch.pid) - spent_s
-    statuses = ", ".join(f"{status}: {count}" for status, count in said["statuses"].items())
     p10, p50, p90 = (1e6 * seen[name] for name in ("p10_s", "p50_s", "p90_s"))
+    cores = {**others_s, "clients": said["cpu_s"]}
+    beats, asked = seen["beats"] - before, sum(said["statuses"].values())
     return {
-        "requests": f"{statuses}; p50 {said['p50_s']:.3f} s, p99 {said['p99_s']:.3f} s",
-        "CPU for them and heartbeats": f"{spent_s:.1f} s, {seen['beats'] - before} heartbeats",
+        "requests": what_became(said["statuses"]),
+        "latency": f"p50 {said['p50_s']:.3f} s, p99 {said['p99_s']:.3f} s",
+        "CPU for them and heartbeats": f"{spent_s:.1f} s, {spent_s / seconds:.2f} cores, "
+        f"{beats:.0f} heartbeats",
+        "so a request": f"{1e6 * (spent_s - beats * watch.beat_s) / asked:.0f} us",
         "a decision": f"{p50:.0f} us ({p10:.0f}-{p90:.0f})",
         "memory with blocks": f"{rss_mib(watch.pid):.0f} MiB",
+        "clients were late by": f"p99 {1000 * said['late_p99_s']:.1f} ms",
+        "cores of": ", ".join(f"{name} {used / seconds:.2f}" for name, used in cores.items()),
     }
+
+
+def what_became(statuses: Mapping[str, int]) -> str:
+    """Of requests, by HTTP status: answered, shed, and gone wrong."""
+    shed = sum(statuses.get(status, 0) for status in SHED)
+    answered = statuses.get("200", 0)
+    other = sum(statuses.values()) - answered - shed
+    return f"{answered} answered, {shed} shed, {other} failed"
 
 
 @contextlib.asynccontextmanager

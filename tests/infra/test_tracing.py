@@ -6,7 +6,13 @@ import socket
 import sys
 import time
 
+import pytest
+from opentelemetry import trace
+
+from infra import tracing
 from tests.support.otlp_collector import otlp_collector
+
+TRACE = f"00-{'1' * 32}-{'2' * 16}"
 
 ONE_SPAN = """
 import logging, time
@@ -55,3 +61,34 @@ async def test_an_endpoint_that_never_answers_does_not_keep_the_process() -> Non
     assert whole_s - shutting_s < 8.0  # the interpreter's end does not wait for it either
     assert "the last spans are lost" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("carrier", "passed_on"),
+    [
+        ({}, {}),
+        ({"traceparent": f"{TRACE}-01"}, {}),
+        ({"traceparent": f"{TRACE}-03", "tracestate": "a=b"}, {}),
+        ({"traceparent": f"{TRACE}-00"}, {"traceparent": f"{TRACE}-00"}),
+        ({"traceparent": f"{TRACE}-02", "x": "y"}, {"traceparent": f"{TRACE}-02"}),
+        (
+            {"traceparent": f"{TRACE}-00", "tracestate": "a=b"},
+            {"traceparent": f"{TRACE}-00", "tracestate": "a=b"},
+        ),
+        ({"traceparent": "00-nonsense-00"}, {}),
+        ({"traceparent": f"{TRACE}-00-more"}, {}),
+        ({"tracestate": "a=b"}, {}),
+    ],
+)
+def test_only_what_is_surely_not_sampled_is_passed_on_as_it_is(carrier, passed_on) -> None:
+    assert tracing.unsampled(carrier) == passed_on
+
+
+def test_a_span_that_records_nothing_says_what_the_propagator_would() -> None:
+    came = {"traceparent": f"{TRACE}-02", "tracestate": "a=b,c=d"}
+    span = trace.get_current_span(tracing.extract(came))
+    told: dict[str, str] = {}
+    tracing.inject_unrecorded(told, span)
+    assert told == came
+    tracing.inject_unrecorded(nothing := {}, trace.INVALID_SPAN)
+    assert nothing == {}

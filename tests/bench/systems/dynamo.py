@@ -1,19 +1,27 @@
-"""NVIDIA Dynamo: its frontend in KV mode over its own mockers.
+"""NVIDIA Dynamo: its frontend in KV mode over its own mockers, and the mesh over the same ones.
 
 Its frontend speaks to workers of Dynamo's alone, so these are its mockers and not the scripted
 engines: its CPU can stand beside the others', its times to first token can't. The frontend
 tokenizes prompts and answers, which no other system here does.
+
+For `mesh-dynamo` each of as many such mockers has a frontend of its own, with nothing to choose,
+which makes an OpenAI engine of it: agents stand beside those. Thus times of both can be compared,
+though a request of the mesh's passes one process more; and CPU as each row says, since those
+frontends' work (HTTP, tokens) is in Dynamo's router and in none of the mesh's processes.
 """
 
 import asyncio
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.installs import installed, tiny_model, version_of
+from tests.bench.systems.mesh import mesh
 from tests.bench.systems.system import Place, System, until_it_answers
 from tests.bench.tiny_model import CONTEXT_TOKENS
 from tests.support.ports import free_ports
 
-NAME, MODEL = "dynamo", "tiny"
+NAME, OVER_SAME, MODEL = "dynamo", "mesh-dynamo", "tiny"
 MOCKERS = 2
 BLOCK_TOKENS, BLOCKS = 16, 65_536
 # As much at once as any cell asks, and so fast that the frontend is what is measured.
@@ -23,46 +31,16 @@ MOCKER = (
     *("--max-num-batched-tokens", "8192", "--speedup-ratio", "10"),
 )
 FRONTEND = ("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK_TOKENS))
+LONE_FRONTEND = ("--router-mode", "round-robin")
+PROMPT_TOKENS_MAX = CONTEXT_TOKENS // 2
 
 
 async def dynamo(place: Place, environments: Path) -> System:
     """Raises Absent."""
     programs = await installed(NAME, environments)
-    folder = await tiny_model(programs, place.directory / NAME / "model")
-    python = str(programs / "python")
-    [http] = free_ports(1)
-    # They fit the 16 bits with a sign in which Dynamo keeps one of them: PORTS end below.
-    ports = free_ports(MOCKERS)
-    shared = {
-        "DYN_FILE_KV": str(place.directory / NAME / "discovery"),
-        "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",
-        "DYN_TCP_RPC_HOST": "127.0.0.1",
-        "DYN_SYSTEM_HOST": "127.0.0.1",
-        "DYN_EVENT_PLANE_HOST": "127.0.0.1",
-        "DYN_LOG": "error",
-        "HF_HUB_OFFLINE": "1",
-    }
-    files = ("--discovery-backend", "file")
-    model = ("--model-path", str(folder), "--model-name", MODEL)
-    await asyncio.gather(
-        *(
-            place.processes.start(
-                f"mocker-{port}",
-                (python, "-m", "dynamo.mocker", *model, *files, *MOCKER),
-                ready=place.processes.answers(f"http://127.0.0.1:{port}/health"),
-                environment=shared | {"DYN_SYSTEM_PORT": str(port)},
-            )
-            for port in ports
-        )
-    )
-    url = f"http://127.0.0.1:{http}"
-    where = ("--http-host", "127.0.0.1", "--http-port", str(http))
-    pid = await place.processes.start(
-        "dynamo-frontend",
-        (python, "-m", "dynamo.frontend", *where, *files, *FRONTEND),
-        ready=place.processes.answers(f"{url}/v1/models"),
-        environment=shared,
-    )
+    group = await _group(place, programs, NAME)
+    await asyncio.gather(*(group.mocker(port) for port in free_ports(MOCKERS)))
+    pid, url = await group.frontend(*FRONTEND)
     version = await version_of("ai-dynamo", programs)
     system = System(
         name=NAME,
@@ -71,7 +49,82 @@ async def dynamo(place: Place, environments: Path) -> System:
         router=(pid,),
         path={"router": (pid,)},
         model=MODEL,
-        prompt_tokens_max=CONTEXT_TOKENS // 2,
+        prompt_tokens_max=PROMPT_TOKENS_MAX,
         has_own_engines=True,
     )
     return await until_it_answers(place, system)
+
+
+async def mesh_dynamo(place: Place, environments: Path) -> System:
+    """Our mesh over such mockers, each behind a frontend of its own. Raises Absent."""
+    programs = await installed(NAME, environments)
+    groups = [await _group(place, programs, f"{OVER_SAME}-{n}") for n in range(MOCKERS)]
+    await asyncio.gather(*map(_Group.mocker, groups, free_ports(MOCKERS)))
+    frontends = await asyncio.gather(*(group.frontend(*LONE_FRONTEND) for group in groups))
+    engines = [url for _, url in frontends]
+    over = dataclasses.replace(place, engines=engines)
+    await asyncio.gather(  # agents ask engines for their models when they start
+        *(until_it_answers(place, System(OVER_SAME, (url,), "")) for url in engines)
+    )
+    system = await mesh(over, name=OVER_SAME)
+    version = await version_of("ai-dynamo", programs)
+    return dataclasses.replace(
+        system,
+        settings=f"{system.settings}; engines: {MOCKERS} times a mocker of {version} behind a "
+        f"frontend, {' '.join(LONE_FRONTEND)}",
+        beside={"frontends": tuple(pid for pid, _ in frontends)},
+        prompt_tokens_max=PROMPT_TOKENS_MAX,
+        has_own_engines=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Processes of Dynamo's that find each other, and no others, by files in one folder."""
+
+    place: Place
+    name: str
+    python: str
+    model: Path
+
+    async def mocker(self, port: int) -> None:
+        """`port`: of its health page; it fits 16 bits with a sign, as Dynamo keeps one of them."""
+        model = ("--model-path", str(self.model), "--model-name", MODEL)
+        await self._start(
+            f"mocker-{port}",
+            ("dynamo.mocker", *model, *MOCKER),
+            f"http://127.0.0.1:{port}/health",
+            {"DYN_SYSTEM_PORT": str(port)},
+        )
+
+    async def frontend(self, *options: str) -> tuple[int, str]:
+        """Its process id and address."""
+        [port] = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        where = ("--http-host", "127.0.0.1", "--http-port", str(port))
+        command = ("dynamo.frontend", *where, *options)
+        return await self._start(f"frontend-{port}", command, f"{url}/v1/models", {}), url
+
+    async def _start(
+        self, name: str, module: tuple[str, ...], page: str, environment: dict[str, str]
+    ) -> int:
+        shared = {
+            "DYN_FILE_KV": str(self.place.directory / self.name / "discovery"),
+            "DYN_SYSTEM_STARTING_HEALTH_STATUS": "ready",
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_SYSTEM_HOST": "127.0.0.1",
+            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+            "DYN_LOG": "error",
+            "HF_HUB_OFFLINE": "1",
+        }
+        return await self.place.processes.start(
+            f"{self.name}-{name}",
+            (self.python, "-m", *module, "--discovery-backend", "file"),
+            ready=self.place.processes.answers(page),
+            environment=shared | environment,
+        )
+
+
+async def _group(place: Place, programs: Path, name: str) -> _Group:
+    model = await tiny_model(programs, place.directory / name / "model")
+    return _Group(place, name, str(programs / "python"), model)

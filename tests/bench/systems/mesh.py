@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from infra import topology
 from infra.nats import bundle, server
@@ -17,9 +18,15 @@ OUTSTANDING_MAX = 1024
 ROOT = Path(__file__).parents[3]
 
 
-async def mesh(place: Place, *, name: str = "mesh", tree: Path = ROOT) -> System:
+async def mesh(
+    place: Place,
+    *,
+    name: str = "mesh",
+    tree: Path = ROOT,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> System:
     """One region: router, nats-server, agents. `tree`: the checkout that runs."""
-    return await Mesh(place, name, ("us",), tree).start()
+    return await Mesh(place, name, ("us",), tree, environment).start()
 
 
 async def forwarded(place: Place, *, name: str = "forwarded", tree: Path = ROOT) -> System:
@@ -30,8 +37,12 @@ async def forwarded(place: Place, *, name: str = "forwarded", tree: Path = ROOT)
 class Mesh:
     """Starts one; clients ask the first region, engines are in the last."""
 
-    def __init__(self, place: Place, name: str, regions: tuple[str, ...], tree: Path) -> None:
+    def __init__(
+        self, place: Place, name: str, regions: tuple[str, ...], tree: Path,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._place, self._name, self._regions, self._tree = place, name, regions, tree
+        self._environment = environment
         self._directory = place.directory / name.replace(" ", "-")
         self._pids: dict[str, list[int]] = {"router": [], "bus": [], "agents": []}
 
@@ -92,7 +103,7 @@ class Mesh:
             f"{self._directory.name}-{name}",
             command,
             ready=ready,
-            environment=dict(read_environment(credentials)),
+            environment={**read_environment(credentials), **self._environment},
             directory=self._tree,
         )
         if part == "router" and region == self._regions[0]:

@@ -27,6 +27,7 @@ class System:
     settings: str  # for the report: version, options
     router: tuple[int, ...] = ()  # the process that clients talk to
     path: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # all between client, engine
+    beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # measured, not of the path
     model: str = MODEL
     prompt_tokens_max: int | None = None
     has_own_engines: bool = False  # times of its answers say nothing beside the others'

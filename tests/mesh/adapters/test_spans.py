@@ -4,13 +4,32 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.sdk.trace.sampling import Decision as Sampled
+from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
+from opentelemetry.trace import StatusCode, get_current_span
 
 from infra import tracing
 from mesh.adapters.spans import IngressSpan, RequestSpans
 from schemas.decision import Decision, Placement
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+
+UNSAMPLED = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-00", "tracestate": "vendor=1"}
+
+
+class Drawn(Sampler):
+    """Samples nothing, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def should_sample(self, parent_context, trace_id, name, *_, **others) -> SamplingResult:
+        self.asked.append(name)
+        state = get_current_span(parent_context).get_span_context().trace_state
+        return SamplingResult(Sampled.DROP, trace_state=state)
+
+    def get_description(self) -> str:
+        return "none"
 
 
 @pytest.fixture
@@ -83,3 +102,32 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
     assert ingress.status.description == told
     if refused is None:
         assert headers["traceparent"].split("-")[2] == f"{ingress.context.span_id:016x}"
+
+
+@pytest.mark.parametrize("parent", [None, UNSAMPLED])
+def test_a_request_that_is_not_sampled_makes_no_more_spans_and_says_so_to_others(
+    monkeypatch, parent
+):
+    sampler = Drawn()
+    provider = TracerProvider(sampler=sampler)
+    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
+    spans = RequestSpans("q-1", "tiny", None if parent is None else tracing.extract(parent))
+    headers: dict[str, str] = {}
+    spans.decided(decision(Placement.HOLD))
+    spans.decided(decision(Placement.LOCAL, replica="us-0"))
+    spans.dispatched("us-0", 1, headers)
+    spans.first_byte()
+    spans.end(200)
+    ingress = IngressSpan("q-1", "us", tracing.extract(headers))
+    to_agent: dict[str, str] = {}
+    ingress.decided(decision(Placement.LOCAL, replica="eu-0"))
+    ingress.dispatched(to_agent)
+    ingress.end("no_replica")
+    assert sampler.asked == ["mesh.request", "mesh.ingress"]
+    for told in (headers, to_agent):
+        assert tracing.unsampled(told) == told != {}
+        assert told.get("tracestate") == (parent or {}).get("tracestate")
+    traces = {told["traceparent"].split("-")[1] for told in (headers, to_agent)}
+    assert len(traces) == 1
+    if parent is not None:
+        assert traces == {parent["traceparent"].split("-")[1]}
