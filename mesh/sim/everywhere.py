@@ -20,7 +20,7 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Ageing, Choice, Policy, Spot, Target, least_loaded
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Request, Served
 from mesh.sim.ask import number_of
 from schemas.decision import CandidateKind

@@ -23,7 +23,8 @@ from mesh.core import events as ev
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Policy, Spot, Target
 from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replicas import Replica, ReplicaTable
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.settings import RouterSettings

@@ -23,7 +23,8 @@ limit on foreign requests (says nothing of how long they are).
 
 from mesh.core.federation.guests import Guests
 from mesh.core.placing.placement import Place, Placer
-from mesh.core.region.replicas import Replica, ReplicaTable
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.line import Line

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from mesh.core.region.names import known_as
-from mesh.core.region.replicas import Owed, Replica
+from mesh.core.region.replica import Owed, Replica
 from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState

@@ -76,9 +76,10 @@ class News:
             for block in blocks:
                 waiting[block] = waiting.pop(block, 0.0) + weight
         if len(waiting) > WAITING_MAX:
-            for block in _first(waiting, len(waiting) - WAITING_MAX):
+            oldest = _first(waiting, len(waiting) - WAITING_MAX)
+            for block in oldest:
                 del waiting[block]
-                self.dropped += 1
+            self.dropped += len(oldest)
 
     def _weight(self, now: float) -> float:
         """Of a use now."""

@@ -6,13 +6,14 @@ to hold. A receipt of those considered comes with every answer. It lists the fir
 counts all: listing a thousand replicas for every request would cost more than placing it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
 from mesh.core.federation.peers import PeerTable
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
+from mesh.core.placing.local_layer import LocalLayers
 from mesh.core.placing.receipt import Layer, receipt
 from mesh.core.placing.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, Makers, make_policy
@@ -28,24 +29,18 @@ from mesh.core.policies.base import (
 )
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.region.pushing import PushingKind
-from mesh.core.region.replicas import Replica, ReplicaTable
-from mesh.core.region.roster import ALL_MAX, HOLDERS_MAX
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import OTHER_MODEL, ReplicaTable
 from mesh.core.requests.request import Request, Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import Candidate, CandidateKind, Placement
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
-from schemas.residency import Label
 
 NOWHERE = RegionId("")  # home of a placer that nobody told where it is
-OTHER_MODEL = "other model"
 NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL})  # of whoever is listed in a receipt
 BEEN_THERE = "been there"
 NO_WAY = "no known way to its origin"
-
-Free = list[Replica]
-Others = list[tuple[Replica, str]]
-Sorted = tuple[Free, Others]
 
 PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
 
@@ -97,7 +92,7 @@ class Placer:
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
         self._replicas = replicas
         self._peers = peers
-        self._dice = dice
+        self._locals = LocalLayers(replicas, peers, self.residency, dice, settings.heartbeat_late_s)
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
         self._brains = {
             name: Brain(name, settings, dice, POLICIES if makers is None else makers)
@@ -241,73 +236,10 @@ class Placer:
     def _local_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> Layer:
-        """Of a large fleet some, if the policy says whom it wants to see and any is available.
-
-        Who wants certain ground sees everybody: few may stand there, and a sample hold none.
-        """
-        everybody = self._replicas
-        anywhere = self.residency.wanted(request) is None
-        if brain.sampling is not None and anywhere and len(everybody) > ALL_MAX:
-            some = serving = everybody.serving(request.model)
-            if len(serving) > ALL_MAX:
-                holders = brain.sampling.holders(request, HOLDERS_MAX)
-                some = everybody.some_serving(request.model, holders, self._dice)
-            # The line is everybody's: to those few comes their part of it.
-            share = ahead * len(some) / max(1, len(serving))
-            layer = self._layer_of(some, brain, request, avoid, now, share)
-            if layer.free:
-                return layer
-        return self._layer_of(everybody, brain, request, avoid, now, ahead)
-
-    def _layer_of(
-        self,
-        replicas: Iterable[Replica],
-        brain: Brain,
-        request: Request,
-        avoid: Collection[str],
-        now: float,
-        ahead: float,
-    ) -> Layer:
-        layer = Layer(kind := CandidateKind.REPLICA)
-        free, others = self._replicas.sorted_out(
-            request.model, now, busy_too=brain.local.judges_load, among=replicas
+        judges_load, sampling = brain.local.judges_load, brain.sampling
+        return self._locals.layer(
+            request, avoid, now, ahead, sampling=sampling, busy_too=judges_load
         )
-        if (wanted := self.residency.wanted(request)) is not None:
-            free, others = self._sorted_by_label(wanted, free, others)
-        rtt_s: dict[RegionId, float | None] = {}
-        free_targets = layer.free
-        for replica in free:
-            beat = replica.heartbeat
-            name, region = beat.replica, beat.region
-            if region not in rtt_s:
-                rtt_s[region] = self._peers.rtt_s(region)
-            if name not in avoid:
-                load = replica.inside + replica.on_the_way.count
-                # Made past its own `__new__`, which takes twice as long, for everybody.
-                told = (name, load, kind, rtt_s[region], replica, None, ahead)
-                free_targets.append(tuple.__new__(Target, told))
-            else:
-                others.append((replica, "failed before"))
-        for replica, why in others:
-            if why != OTHER_MODEL:
-                target = Target(replica.heartbeat.replica, replica.load, kind, None, replica)
-                layer.busy.append((target, why))
-        return layer
-
-    def _sorted_by_label(self, wanted: frozenset[Label], free: Free, others: Others) -> Sorted:
-        """Before anything else: those outside are none of the candidates, whatever they are."""
-        inside: Free = []
-        outside: Others = []
-        for replica in free:
-            if self.residency.takes_replica(wanted, replica):
-                inside.append(replica)
-            else:
-                outside.append((replica, EXCLUDED))
-        for replica, why in others:
-            if why != OTHER_MODEL and not self.residency.takes_replica(wanted, replica):
-                why = EXCLUDED
-            outside.append((replica, why))
-        return inside, outside
 
     def _peer_layer(
         self, brain: Brain, request: Request, avoid: Collection[str], now: float

@@ -16,7 +16,8 @@ and clients don't try again after one).
 """
 
 from mesh.core.federation.peers import Peer
-from mesh.core.region.replicas import Replica, ReplicaTable
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.request import Request
 from schemas.exchange import Refusal
 from schemas.ids import RegionId

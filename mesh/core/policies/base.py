@@ -21,7 +21,7 @@ from mesh.core.gossip.news import News
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Request, Served
 from schemas.decision import CandidateKind
 

@@ -28,7 +28,7 @@ from typing import ClassVar
 from mesh.core.policies.base import Choice, Score, Spot, Target
 from mesh.core.policies.indexed import Indexed, part
 from mesh.core.policies.power_of_two import sample_two
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Request
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId

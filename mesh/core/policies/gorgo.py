@@ -25,7 +25,7 @@ from mesh.core.policies.base import Choice, Layered, Score, Spot, Target
 from mesh.core.policies.gorgo_weights import FixedWeights, Terms, Weights
 from mesh.core.policies.speed import speed_of
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Request
 from schemas.ids import ModelId
 

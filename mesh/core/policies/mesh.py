@@ -49,7 +49,7 @@ from mesh.core.gossip.told import ToldPrefixes
 from mesh.core.policies.base import Choice, Spot, Target
 from mesh.core.policies.mesh_holdings import Belief, Holdings
 from mesh.core.policies.mesh_lessons import Courses
-from mesh.core.policies.mesh_prices import Price, Prices
+from mesh.core.policies.mesh_prices import Price, Prices, score
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.requests.request import Request, Served
 from mesh.core.settings import RouterSettings
@@ -93,14 +93,14 @@ class Mesh:
         lessons = self._courses.of(request.model)
         rows = Prices(lessons, request, now).rows(targets, self._holdings.of(request, targets))
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
-        best_s = cheapest[0][0]
-        good_s = best_s + max(TIE_S, TIE_RATIO * best_s)
-        ties = [row for row in rows if row[0] <= good_s]
-        picked = ties[0] if len(ties) == 1 else self._dice.choice(ties)
-        if len(ties) > SCORES_MAX and all(row is not picked for row in cheapest):
-            cheapest[-1] = picked  # its price is the one that must be told
+        picked = cheapest[0]
+        good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
+        if len(cheapest) > 1 and cheapest[1][0] <= good_s:
+            picked = self._dice.choice([row for row in rows if row[0] <= good_s])
+            if all(row is not picked for row in cheapest):
+                cheapest[-1] = picked  # its price is the one that must be told
         best = Price._make(picked)
-        scores = [Price._make(row).score() for row in cheapest]
+        scores = [score(row) for row in cheapest]
         waited_s, is_guess = now - request.arrived_at, not lessons.knows(best.target)
         if best.target.peer is not None or _is_open(best) or _starves(best, waited_s):
             self._chosen = request.key, best

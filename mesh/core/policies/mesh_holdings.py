@@ -15,7 +15,7 @@ Rejected: taking out the missed prompt alone. It is there again, just computed; 
 neighbours of the same age that would each cost another miss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -42,6 +42,13 @@ class Held(NamedTuple):
 
     blocks: int
     tokens: int
+
+
+class Known(NamedTuple):
+    """Who holds something of a prompt, by name; others hold nothing of it."""
+
+    here: Mapping[str, Held]  # replicas
+    there: Mapping[str, Held]  # peers
 
 
 class Belief(NamedTuple):
@@ -122,17 +129,15 @@ class Holdings:
         """Keep the replicas' shelf in common with the region's other routers."""
         siblings.join(self._replicas.index)
 
-    def of(self, request: Request, targets: Sequence[Target]) -> Sequence[Held]:
-        """What each target holds of the prompt, in their order."""
+    def of(self, request: Request, targets: Sequence[Target]) -> Known:
+        """What each target holds of the prompt."""
         here = self._replicas.of(request, targets)
         peers = [target.name for target in targets if target.peer is not None]
         if not peers:
-            return [here.get(target.name, NOTHING) for target in targets]
+            return Known(here, {})
         there = self._peers.of(request, targets)
         self._deepen(there, request, peers)
-        return [
-            (here if target.peer is None else there).get(target.name, NOTHING) for target in targets
-        ]
+        return Known(here, there)
 
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""

@@ -141,11 +141,31 @@ class Lesson:
 UNKNOWN = Lesson()
 
 
+@dataclass(slots=True)  # not frozen: that takes three times as long to make
+class Standing:
+    """What a replica's last word comes to at its speed, whatever it is asked: `mesh_prices`.
+
+    Kept because a busy router decides many times between two heartbeats of a replica.
+    """
+
+    heartbeat: Heartbeat
+    s_per_token: float
+    running: float
+    base_s: float
+    batch_s: float  # what all that run there pay for one more
+    stalled: float  # decodes that a prefill stalls, by their weight
+    kv_told_tokens: float  # infinite where nobody tells
+    queued_tokens: int | None  # told to be
+
+
 class Lessons:
     """Of one model: by candidate, and of all of them together."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, Lesson] = {}  # to be read
+        # To be read, for as long as the heartbeat is the replica's last; gone with its speed.
+        self.standings: dict[str, Standing] = {}
+        self._leaning: set[str] = set()  # those of them that follow the fleet's speed
         self._peers: dict[str, Lesson] = {}
         self._fleet = Fit()
         self.fleet_speed = SPEED_START
@@ -164,6 +184,14 @@ class Lessons:
     def speed(self, target: Target) -> Speed:
         """Its own; until it has answered, what its agent or its region tells; else the fleet's."""
         return self.of(target).speed or self.told(target) or self.fleet_speed
+
+    def speed_to_stand(self, beat: Heartbeat) -> Speed:
+        """The same for a replica whose standing is going to be kept."""
+        own = self.replicas.get(beat.replica, UNKNOWN).speed
+        if own is not None:
+            return own
+        self._leaning.add(beat.replica)
+        return self.told_by(beat) or self.fleet_speed
 
     def told(self, target: Target) -> Speed | None:
         """By its heartbeat or digest; None if that tells no speed."""
@@ -195,6 +223,9 @@ class Lessons:
         lesson = self._known(spot)
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
+        for name in (*self._leaning, spot.name):
+            self.standings.pop(name, None)
+        self._leaning.clear()
 
     @property
     def returns(self) -> float:
@@ -214,6 +245,7 @@ class Lessons:
     def forget(self, spot: Spot) -> None:
         """Whoever comes back under that name is another."""
         self._layer(spot).pop(spot.name, None)
+        self.standings.pop(spot.name, None)
 
     def _known(self, spot: Spot) -> Lesson:
         """The lesson of that candidate, from now on."""

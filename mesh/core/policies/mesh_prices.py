@@ -5,14 +5,15 @@ from earlier answers (`mesh_lessons`). What nobody told is reckoned from what is
 (a queue from the requests in it), never taken for zero.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Score, Target
-from mesh.core.policies.mesh_holdings import Held
-from mesh.core.policies.mesh_lessons import UNKNOWN, Lessons
-from mesh.core.region.replicas import Replica
+from mesh.core.policies.mesh_holdings import NOTHING, Held, Known
+from mesh.core.policies.mesh_lessons import Lessons, Standing
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Request
 
 STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
@@ -46,19 +47,25 @@ class Price(NamedTuple):
 
     def score(self) -> Score:
         """For the receipt."""
-        terms = {
-            "rtt_s": self.rtt_s,
-            "line_s": self.line_s,
-            "queue_s": self.queue_s,
-            "prefill_s": self.prefill_s,
-            "base_s": self.base_s,
-            "memory_s": self.memory_s,
-            "others_s": self.others_s,
-        }
-        return Score(self.target, self.seconds, terms, self.held.blocks)
+        return score(self)
 
 
 Row = tuple[float, Target, Held, float, float, float, float, float, float, float, float, float]
+
+
+def score(row: Row) -> Score:
+    """For the receipt: what `Price.seconds` adds up from."""
+    seconds, target, held, _, _, rtt_s, line_s, queue_s, prefill_s, base_s, memory_s, others_s = row
+    terms = {
+        "rtt_s": rtt_s,
+        "line_s": line_s,
+        "queue_s": queue_s,
+        "prefill_s": prefill_s,
+        "base_s": base_s,
+        "memory_s": memory_s,
+        "others_s": others_s,
+    }
+    return Score(target, seconds, terms, held.blocks)
 
 
 class Prices:
@@ -75,60 +82,70 @@ class Prices:
         self._prompt_tokens = request.prompt.tokens
         self._needed_tokens = request.prompt.tokens + lessons.output_tokens
 
-    def rows(self, targets: Sequence[Target], held: Sequence[Held]) -> list[Row]:
-        """The price of each target; `held`: what each holds of the prompt."""
-        rows = []
-        self._ready = max(1, sum([target.replica is not None for target in targets]))
-        for target, has in zip(targets, held, strict=True):
-            if target.replica is not None:
-                rows.append(self._local(target, target.replica, has))
-            elif target.peer is not None:
-                rows.append(self._remote(target, target.peer, has))
+    def rows(self, targets: Sequence[Target], known: Known) -> list[Row]:
+        """The price of each target; `known`: what they hold of the prompt."""
+        # Half of what a decision takes, times the fleet: nothing is asked twice, or by a call.
+        rows: list[Row] = []
+        lessons, standings, now, ready = self._lessons, self._lessons.standings, self._now, 0
+        prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
+        here, there = known
+        for target in targets:
+            name, _, _, rtt_s, replica, peer, ahead = target
+            if replica is None:
+                if peer is not None:
+                    rows.append(self._remote(target, peer, there.get(name, NOTHING)))
+                continue
+            has = here.get(name, NOTHING)
+            stands, way = standings.get(name), replica.on_the_way
+            if stands is None or stands.heartbeat is not replica.heartbeat:
+                stands = self._stand(replica)
+            s_per_token, base_s = stands.s_per_token, stands.base_s
+            queued_tokens = stands.queued_tokens
+            if queued_tokens is None:  # its agent doesn't say: count requests instead
+                waiting = replica.load if replica.pending is None else replica.pending
+                queued = waiting * lessons.prefill_tokens
+            else:  # `Replica.prefill_queue_tokens`, without the call
+                done = (now - replica.seen_at) / s_per_token if s_per_token else 0.0
+                left = queued_tokens - done
+                queued = (left if left > 0.0 else 0.0) + way.prefill_tokens
+            stalled, line_s, memory_s = stands.stalled, 0.0, 0.0
+            if ahead:
+                ready = ready or _replicas_among(targets)
+                line_s = ahead * lessons.prefill_tokens * s_per_token / ready
+                stalled += ahead / ready
+            free_tokens = stands.kv_told_tokens - way.tokens
+            if free_tokens < needed_tokens and replica.load:
+                memory_s = self._memory_s(target, free_tokens, stands.running)
+            if rtt_s is None:
+                rtt_s = RTT_START_S
+            tokens = prompt_tokens - has.tokens
+            queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
+            others_s = stalled * prefill_s + stands.batch_s
+            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+            rows.append((
+                seconds, target, has, tokens + queued, stands.running, rtt_s, line_s, queue_s,
+                prefill_s, base_s, memory_s, others_s,
+            ))  # fmt: skip
         return rows
 
-    def _local(self, target: Target, replica: Replica, held: Held) -> Row:
-        # Half of what a decision takes, times the fleet: nothing is asked twice, or by a call.
-        name, _, _, rtt_s, _, _, ahead = target
-        beat, way, lessons = replica.heartbeat, replica.on_the_way, self._lessons
-        speed = lessons.replicas.get(name, UNKNOWN).speed
-        if speed is None:
-            speed = lessons.told_by(beat) or lessons.fleet_speed
-        base_s, s_per_token, s_per_decode = speed
-        load, running = replica.inside + way.count, beat.running
-        if running is None:
-            running = load
-        queued = replica.prefill_queue_tokens(self._now, s_per_token)
-        if queued is None:  # its agent doesn't say: count requests instead
-            queued = (load if replica.pending is None else replica.pending) * lessons.prefill_tokens
-        memory_s = 0.0
-        if load and replica.kv_told_tokens is not None:
-            free_tokens = replica.kv_told_tokens - way.tokens
-            if free_tokens < self._needed_tokens:
-                memory_s = self._memory_s(target, free_tokens, running)
-        if rtt_s is None:
-            rtt_s = RTT_START_S
-        prefill_tokens = self._prompt_tokens - held.tokens
-        queue_s, prefill_s = queued * s_per_token, prefill_tokens * s_per_token
-        batch_s = BATCH_WEIGHT * running * base_s
-        base_s += s_per_decode * running
-        line_s = ahead * lessons.prefill_tokens * s_per_token / self._ready
-        others_s = (running * STALL_WEIGHT + ahead / self._ready) * prefill_s + batch_s
-        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
-        tokens = prefill_tokens + queued
-        return (
-            seconds,
-            target,
-            held,
-            tokens,
+    def _stand(self, replica: Replica) -> Standing:
+        """What its last word comes to; kept, but where it doesn't tell how many run there."""
+        beat, kv_told_tokens = replica.heartbeat, replica.kv_told_tokens
+        running = replica.load if beat.running is None else beat.running
+        base_s, s_per_token, s_per_decode = self._lessons.speed_to_stand(beat)
+        standing = Standing(
+            beat,
+            s_per_token,
             running,
-            rtt_s,
-            line_s,
-            queue_s,
-            prefill_s,
-            base_s,
-            memory_s,
-            others_s,
+            base_s + s_per_decode * running,
+            BATCH_WEIGHT * running * base_s,
+            running * STALL_WEIGHT,
+            math.inf if kv_told_tokens is None else kv_told_tokens,
+            beat.prefill_queued_tokens,
         )
+        if beat.running is not None:
+            self._lessons.standings[beat.replica] = standing
+        return standing
 
     def _memory_s(self, target: Target, free_tokens: float | None, running: float) -> float:
         """Until answers that run there have given back the memory that this request lacks."""
@@ -185,3 +202,7 @@ class Prices:
         unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
         unseen_s = max(0.0, unseen - peer.free(model)) * typical_s
         return (typical_s * max(1, peer.ready(model)) if told_s is None else told_s) + unseen_s
+
+
+def _replicas_among(targets: Sequence[Target]) -> int:
+    return sum(target.replica is not None for target in targets)

@@ -262,20 +262,16 @@ class PrefixIndex(Generic[Owner]):
         `among`: these alone; else whoever it is, available or not.
         """
         found: list[tuple[int, Sequence[Owner]]] = []
-        depth, before = 0, 0
-        mask = ALL if among is None else self._mask(among)
+        depth, before = 0, ALL if among is None else self._mask(among)
+        last: int | None = ALL
         for owners in map(self._owners_of.get, hashes):
-            here = 0 if owners is None else owners if mask == ALL else owners & mask
-            if here != before:
-                if depth:
-                    here &= before  # a gap stays one, whatever lies behind it
-                    if left := before & ~here:
-                        found.append((depth, self._names(left)))
+            if owners != last:  # mostly they are those of the block before
+                last, here = owners, before & (owners or 0)  # a gap stays one, whatever follows it
+                if depth and (left := before & ~here):
+                    found.append((depth, self._names(left)))
                 if not here:
                     return found
                 before = here
-            elif not here:
-                return found
             depth += 1
         if depth:
             found.append((depth, self._names(before)))

@@ -5,7 +5,8 @@ from statistics import median
 from types import MappingProxyType
 
 from mesh.core.placing.residency import Residency
-from mesh.core.region.replicas import Replica, ReplicaTable
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.waiting.rate import Rate

@@ -11,15 +11,13 @@ What a heartbeat does not say is None and is never taken for zero: an engine tha
 its batch size gets a small fixed number of hand-offs per heartbeat instead of "room for all".
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.region.handoffs import Handoffs
 from mesh.core.region.names import is_adopted
 from mesh.core.region.pushing import PushingKind
+from mesh.core.region.replica import Owed, Replica
 from mesh.core.region.roster import Roster
 from mesh.core.region.sight import REST_S, Sight
 from mesh.core.settings import RouterSettings
@@ -27,72 +25,8 @@ from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat, ReplicaState
 
 REPLICAS_MAX = 16_384  # with those adopted; heartbeats of more are not listened to
+OTHER_MODEL = "other model"
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
-
-
-class Owed(NamedTuple):
-    """An answer that a replica sends to a peer's client."""
-
-    inbox: str
-    deadline: float
-
-
-@dataclass(slots=True)
-class Replica:
-    """One replica: its last heartbeat and what was handed to it since."""
-
-    heartbeat: Heartbeat
-    seen_at: float
-    on_the_way: Handoffs = field(default_factory=Handoffs)
-    refused_at: float | None = None  # an agent's word is newer than its last heartbeat
-    relayed: deque[Owed] = field(default_factory=deque)  # what it owes to peers, oldest first
-    # By its last heartbeat: requests in it, and KV memory that no request was promised.
-    inside: int = field(init=False)
-    kv_told_tokens: float | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.hear(self.heartbeat, self.seen_at)
-
-    def hear(self, beat: Heartbeat, now: float) -> None:
-        """Its last word.
-
-        The agent's own count of requests never misses; the engine's may include work of others.
-        """
-        self.heartbeat, self.seen_at, self.refused_at = beat, now, None
-        self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
-        self.kv_told_tokens = None
-        if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
-            free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
-            self.kv_told_tokens = free - (beat.prefill_queued_tokens or 0)
-
-    @property
-    def pending(self) -> int | None:
-        """Requests waiting in the engine or on their way there; None if the engine won't say."""
-        known = self.heartbeat.pending
-        return None if known is None else known + self.on_the_way.waiting
-
-    @property
-    def load(self) -> int:
-        """Requests in or on their way into this replica: what "least load" compares."""
-        return self.inside + self.on_the_way.count
-
-    @property
-    def kv_free_tokens(self) -> float | None:
-        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
-        told = self.kv_told_tokens
-        return None if told is None else told - self.on_the_way.tokens
-
-    def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
-        """Prompt tokens this replica still has to compute; None if unknown.
-
-        What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
-        and what was handed off since.
-        """
-        queued = self.heartbeat.prefill_queued_tokens
-        if queued is None:
-            return None
-        old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
-        return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens
 
 
 class Lost(NamedTuple):
@@ -127,6 +61,8 @@ class ReplicaTable:
         self._lost: dict[ReplicaId, Lost] = {}
         self._sights: dict[RegionId, Sight] = {}
         self.lent = False
+        self.roll = 0  # rises when one comes or goes, begins to take work or ceases to
+        self._stirred: set[ReplicaId] = set()
         self._last_handoff = 0  # over all replicas: it must outlive each of them
 
     def __iter__(self) -> Iterator[Replica]:
@@ -166,6 +102,8 @@ class ReplicaTable:
         if last.models != beat.models:
             self._roster.leave(beat.replica, last.models)
             self._roster.enter(beat.replica, beat.models, known)
+        if (last.state, last.models) != (beat.state, beat.models):
+            self.roll += 1
         self._settle(known)
         if not beat.outstanding and not known.on_the_way:
             known.relayed.clear()
@@ -177,6 +115,7 @@ class ReplicaTable:
         if beat.state is ReplicaState.GONE or crowd >= REPLICAS_MAX:
             return False
         self._replicas[beat.replica] = replica = Replica(beat, now)
+        self.roll += 1
         self._sights[beat.region].known += 1
         self._roster.enter(beat.replica, beat.models, replica)
         self._settle(replica)
@@ -187,11 +126,24 @@ class ReplicaTable:
         del self._replicas[beat.replica]
         self._sights[beat.region].known -= 1
         self._roster.leave(beat.replica, beat.models)
+        self._stirred.discard(beat.replica)
+        self.roll += 1
 
     def _settle(self, replica: Replica) -> None:
-        beat = replica.heartbeat
+        """What it has in work, or whether it takes more, may have changed."""
+        beat, takes = replica.heartbeat, replica.takes
         is_idle = beat.state is ReplicaState.READY and not replica.load
         self._roster.settle(beat.replica, beat.models, is_idle=is_idle)
+        self._stirred.add(beat.replica)
+        if takes is not replica.took:
+            replica.took = takes
+            self.roll += 1
+
+    def stirred(self) -> list[Replica]:
+        """Those settled anew since this was last asked; for one who keeps what was so before."""
+        stirred = [self._replicas[name] for name in self._stirred]
+        self._stirred.clear()
+        return stirred
 
     def remove(self, name: ReplicaId) -> None:
         """It is not ours any more, though it is not lost."""
@@ -233,6 +185,7 @@ class ReplicaTable:
         replica = self._replicas.get(name)
         if replica is not None:
             replica.refused_at = now
+            self._settle(replica)
 
     def relay(self, name: ReplicaId, inbox: str, deadline: float) -> None:
         """Remember that a peer awaits this replica's answer, until `deadline` at most."""
@@ -281,6 +234,10 @@ class ReplicaTable:
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 
+    def regions(self) -> Collection[RegionId]:
+        """Whose replicas were heard of."""
+        return self._sights.keys()
+
     def models(self) -> tuple[ModelId, ...]:
         """Models that somebody serves, or would if it were ready."""
         return tuple(self._roster.models())
@@ -310,16 +267,13 @@ class ReplicaTable:
         late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
         any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
         for replica in self._replicas.values() if among is None else among:
-            beat = replica.heartbeat
-            on_the_way, most = replica.on_the_way.count, beat.outstanding_max
+            beat, on_the_way = replica.heartbeat, replica.on_the_way.count
             if (
-                not lent
+                on_the_way < replica.room
                 and now - replica.seen_at <= late_s
                 and replica.refused_at is None
-                and beat.state is ReplicaState.READY
                 and model in beat.models
-                and most is not None
-                and beat.outstanding + on_the_way < most
+                and not lent
                 and (any_load or (until_pending and not (beat.full or beat.pending or on_the_way)))
             ):
                 free.append(replica)
@@ -343,7 +297,7 @@ class ReplicaTable:
         if beat.state is not ReplicaState.READY:
             return beat.state.value
         if model not in beat.models:
-            return "other model"
+            return OTHER_MODEL
         if now - replica.seen_at > self._settings.heartbeat_late_s:
             is_blind = self.is_blind_to(replica, now)
             return self._blind_because(replica, now) if is_blind else "heartbeat late"

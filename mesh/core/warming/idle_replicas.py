@@ -11,7 +11,8 @@ from statistics import median
 from mesh.core.placing.placement import Place, Placer
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from mesh.core.region.names import is_adopted
-from mesh.core.region.replicas import REPLICAS_MAX, Replica, ReplicaTable
+from mesh.core.region.replica import Replica
+from mesh.core.region.replicas import REPLICAS_MAX, ReplicaTable
 from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
 from mesh.core.warming.idle_budget import IdleBudget

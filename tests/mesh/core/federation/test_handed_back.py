@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.federation.handed_back import WATCH_S_MAX, Gone, HandedBack, Ours
-from mesh.core.region.replicas import Owed, Replica
+from mesh.core.region.replica import Owed, Replica
 from mesh.core.settings import RouterSettings
 from schemas.ids import ReplicaId
 from schemas.state import ReplicaState

@@ -10,7 +10,7 @@ from mesh.core import events as ev
 from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions, occupancy
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from schemas.decision import CandidateKind, Placement
 from tests.mesh.core.build import MODEL, beat, core, digest, foreign, request, spot
 

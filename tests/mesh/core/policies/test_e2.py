@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mesh.core.policies.base import Target
 from mesh.core.policies.e2 import E2
 from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Served
 from tests.mesh.core.build import beat, foreign, prompt, request, spot
 

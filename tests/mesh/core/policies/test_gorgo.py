@@ -12,7 +12,7 @@ from mesh.core.policies.base import Spot, Target
 from mesh.core.policies.gorgo import Gorgo
 from mesh.core.policies.gorgo_weights import Terms, TunedWeights
 from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.state import ModelCapacity

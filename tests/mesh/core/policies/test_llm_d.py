@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.llm_d import SCORES_MAX, LlmD, LlmDOptions
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import beat, digest, request, spot
 

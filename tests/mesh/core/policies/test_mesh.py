@@ -20,7 +20,7 @@ from mesh.core.policies.mesh_lessons import (
 )
 from mesh.core.policies.mesh_prices import BATCH_WEIGHT, STALL_WEIGHT
 from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Served
 from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind

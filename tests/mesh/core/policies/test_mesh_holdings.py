@@ -25,7 +25,8 @@ def asked(key, text, more_tokens=0):
 
 
 def held(holdings, one, *names):
-    return holdings.of(one, [Target(name, 0) for name in names])
+    here, _ = holdings.of(one, [Target(name, 0) for name in names])
+    return [here.get(name, NOTHING) for name in names]
 
 
 def serve(holdings, one, now, cached_blocks, name="a", **said):
@@ -61,7 +62,7 @@ def test_the_last_token_is_always_computed(holdings):
 def test_a_region_is_not_the_replica_of_its_name(holdings):
     holdings.computed(asked(1, "AB"), EU, 0.0)
     here, there = Target("eu", 0), Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert holdings.of(asked(2, "ABC"), [there, here]) == [Held(2, 200), NOTHING]
+    assert holdings.of(asked(2, "ABC"), [there, here]) == ({}, {"eu": Held(2, 200)})
     assert holdings.hit_ratio(asked(2, "ABC")) == 0.0
 
 
@@ -163,7 +164,7 @@ def test_a_miss_at_a_region_is_not_its_replicas_eviction(holdings):
     belief = holdings.belief(one, EU, 1.0 + OLD)
     holdings.served(one, EU, Served(one.prompt.tokens, 0, 1), belief)
     there = Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert holdings.of(asked(3, "OLDER"), [there]) == [Held(3, 300)]
+    assert holdings.of(asked(3, "OLDER"), [there]).there == {"eu": Held(3, 300)}
 
 
 def test_room_shrinks_by_misses_and_grows_back_by_hits(holdings):

@@ -1,5 +1,6 @@
 """What first tokens teach: speeds that are found, priors that are leant on, models kept apart."""
 
+import math
 from random import Random
 
 import pytest
@@ -8,10 +9,19 @@ from hypothesis import strategies as st
 
 from mesh.core.policies import mesh_lessons as module
 from mesh.core.policies.base import Spot, Target
-from mesh.core.policies.mesh_lessons import MEMORY, RIDGE, SPEED_START, Courses, Fit, Lessons, Speed
+from mesh.core.policies.mesh_lessons import (
+    MEMORY,
+    RIDGE,
+    SPEED_START,
+    Courses,
+    Fit,
+    Lessons,
+    Speed,
+    Standing,
+)
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
-from tests.mesh.core.build import spot
+from tests.mesh.core.build import beat, spot
 
 TRUE = Speed(base_s=0.03, s_per_token=2e-4, s_per_decode=0.001)
 PRIOR = Speed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
@@ -185,3 +195,33 @@ def test_no_answers_make_a_speed_that_can_not_be(seen):
     assert speed.base_s >= 0.1 * PRIOR.base_s
     assert speed.s_per_token >= 0.0999 * PRIOR.s_per_token
     assert speed.s_per_decode >= 0.0
+
+
+def test_a_standing_is_kept_until_its_replica_has_another_speed():
+    """Its own, or the fleet's as long as it has none."""
+    lessons = Lessons()
+    lessons.began(spot("taught"), 1000, 4, 0.2)
+
+    def stand(*names):
+        for name in names:
+            base_s, s_per_token, _ = lessons.speed_to_stand(beat(name))
+            standing = Standing(beat(name), s_per_token, 0, base_s, 0.0, 0.0, math.inf, None)
+            lessons.standings[name] = standing
+
+    stand("taught", "other", "leans")
+    lessons.began(spot("other"), 1000, 4, 0.2)
+    assert lessons.standings.keys() == {"taught"}
+    stand("other", "leans")
+    lessons.began(Spot(CandidateKind.PEER, "eu"), 1000, 4, 0.2)  # the fleet's speed is another
+    assert lessons.standings.keys() == {"taught", "other"}
+    lessons.forget(spot("taught"))
+    assert lessons.standings.keys() == {"other"}
+
+
+def test_a_replica_has_its_own_speed_or_the_one_it_told_or_the_fleets():
+    lessons = Lessons()
+    told = beat("a", prefill_s_per_token=3e-4, prefill_base_s=0.07)
+    assert lessons.speed_to_stand(told) == Speed(0.07, 3e-4, 0.0)
+    lessons.began(spot("b"), 1000, 4, 0.9)
+    assert lessons.speed_to_stand(beat("a")) == lessons.fleet_speed
+    assert lessons.speed_to_stand(beat("b")) == lessons.speed(target("b"))

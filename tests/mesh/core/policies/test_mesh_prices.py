@@ -1,13 +1,15 @@
 """Prices by hand: each term alone, and what is not known."""
 
+from random import Random
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.federation.peers import Peer
 from mesh.core.federation.round_trips import RoundTrips
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_holdings import NOTHING, Held
+from mesh.core.policies.mesh_holdings import NOTHING, Held, Known
 from mesh.core.policies.mesh_lessons import (
     RESIDENCE_START_S,
     RUNNING_START,
@@ -17,7 +19,7 @@ from mesh.core.policies.mesh_lessons import (
 )
 from mesh.core.policies.mesh_prices import BATCH_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
 from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RouterId
 from schemas.state import ModelCapacity
@@ -25,6 +27,8 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 
 BASE_S, S_PER_TOKEN, _ = SPEED_START
 IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
+
+NOBODY = Known({}, {})  # holds anything
 
 
 def replica(name="a", rtt_s=0.0, sent=(), **fields):
@@ -48,7 +52,8 @@ def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **ha
 
 def price(target, tokens=1000, held=NOTHING, now=100.0, lessons=None, model=MODEL):
     asked = request(1, prompt=Prompt(tokens, ()), model=model)
-    rows = Prices(lessons or Lessons(), asked, now).rows([target], [held])
+    known = Known({target.name: held}, {target.name: held})
+    rows = Prices(lessons or Lessons(), asked, now).rows([target], known)
     return Price._make(rows[0])
 
 
@@ -234,3 +239,41 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
     one = price(replica(**said), tokens, now=now)
     assert one.seconds == pytest.approx(sum(one.score().terms.values()))
     assert all(0.0 <= term < float("inf") for term in one.score().terms.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_is_kept_of_replicas_changes_no_price(seed):
+    """Whatever they say, are sent and teach between two prices."""
+    dice, lessons, now = Random(seed), Lessons(), 100.0
+    targets = [replica(name) for name in "abcd"]
+    for seq in range(2, 40):
+        one = dice.choice(targets)
+        told = {
+            "running": dice.choice([None, 0, 3, 12]),
+            "prefill_queued_tokens": dice.choice([None, 0, 2000]),
+            "kv_used_ratio": dice.choice([None, 0.0, 0.97]),
+            "prefill_s_per_token": dice.choice([None, 0.0, 2e-4]),
+        }
+        kind = dice.randrange(4)
+        if kind == 0:
+            one.replica.hear(beat(one.name, seq, **(IDLE | told)), now)
+        elif kind == 1:
+            one.replica.on_the_way.add(seq, 700, 500, now)
+        elif kind == 2:
+            lessons.began(spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random())
+        else:
+            lessons.forget(spot(one.name))
+        now += dice.choice([0.0, 0.004, 0.3])
+        ahead = dice.choice([0, 0, 5])
+        shown = [one._replace(ahead=ahead, load=one.replica.load) for one in targets]
+        asked = request(1, prompt=Prompt(1000, ()))
+        kept = Prices(lessons, asked, now).rows(shown, NOBODY)
+        lessons.standings.clear()
+        assert kept == Prices(lessons, asked, now).rows(shown, NOBODY)
+        for row in map(Price._make, kept):
+            own = row.target.replica
+            s_per_token = lessons.speed(row.target).s_per_token
+            queued = own.prefill_queue_tokens(now, s_per_token)
+            if queued is not None:
+                assert row.queue_s == queued * s_per_token

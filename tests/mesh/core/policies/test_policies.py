@@ -6,7 +6,7 @@ import pytest
 
 from mesh.core.policies import POLICIES, make_policy
 from mesh.core.policies.base import Spot, Target
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from mesh.core.settings import RouterSettings
 from tests.mesh.core.build import beat, request
 

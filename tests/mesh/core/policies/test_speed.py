@@ -5,7 +5,7 @@ import pytest
 from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.speed import DECODE_S_PER_TOKEN, PREFILL_S_PER_TOKEN, TYPICAL, speed_of
-from mesh.core.region.replicas import Replica
+from mesh.core.region.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import RouterId
 from tests.mesh.core.build import beat, digest

@@ -277,3 +277,39 @@ def test_the_prefill_queue_is_worked_off_and_added_to(table):
     assert replica.prefill_queue_tokens(12.0, 0.001) == 0
     table.see(beat("a", 2), 12.0)
     assert replica.prefill_queue_tokens(12.0, 0.001) is None
+
+
+def test_those_whose_work_has_changed_are_told_once(table):
+    for name in "abc":
+        table.see(beat(name), 0.0)
+    assert {one.heartbeat.replica for one in table.stirred()} == {"a", "b", "c"}
+    assert table.stirred() == []
+    number = table.hand_off(A, 10, 10, 0.0)
+    table.over(A, number)
+    table.see(beat("b", 2), 0.1)
+    table.remove(ReplicaId("b"))
+    assert [one.heartbeat.replica for one in table.stirred()] == ["a"]
+
+
+def test_the_roll_is_called_again_when_one_comes_goes_or_has_no_more_room(table):
+    rolls = [table.roll]
+
+    def is_new():
+        rolls.append(table.roll)
+        return rolls[-1] > rolls[-2]
+
+    table.see(beat("a", outstanding_max=2), 0.0)
+    assert is_new()
+    number = table.hand_off(A, 10, 10, 0.0)
+    table.see(beat("a", 2, outstanding_max=2, outstanding=1, taken={ROUTER: number}), 0.1)
+    assert not is_new()
+    table.hand_off(A, 10, 10, 0.1)
+    assert is_new()
+    table.see(beat("a", 3, outstanding_max=4, outstanding=2), 0.2)
+    assert is_new()
+    table.refused(A, 0.3)
+    assert is_new()
+    table.see(beat("a", 4, state=ReplicaState.DRAINING, outstanding=2), 0.4)
+    assert is_new()
+    table.remove(A)
+    assert is_new()

@@ -1,0 +1,87 @@
+"""One replica as a router knows it: its last heartbeat, and what was handed to it since.
+
+What is read of everybody for every request is worked out once a heartbeat, or counted with every
+hand-off, and is an attribute.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mesh.core.region.handoffs import Handoffs
+from schemas.state import Heartbeat, ReplicaState
+
+
+class Owed(NamedTuple):
+    """An answer that a replica sends to a peer's client."""
+
+    inbox: str
+    deadline: float
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica: its last heartbeat and what was handed to it since."""
+
+    heartbeat: Heartbeat
+    seen_at: float
+    on_the_way: Handoffs = field(default_factory=Handoffs)
+    refused_at: float | None = None  # an agent's word is newer than its last heartbeat
+    relayed: deque[Owed] = field(default_factory=deque)  # what it owes to peers, oldest first
+    # By its last heartbeat: requests in it, how many more its agent takes (none if it isn't ready,
+    # or doesn't say), and KV memory that no request was promised.
+    inside: int = field(init=False)
+    room: int = field(init=False)
+    kv_told_tokens: float | None = field(init=False)
+    took: bool = False  # `takes`, when it was last settled
+
+    def __post_init__(self) -> None:
+        self.hear(self.heartbeat, self.seen_at)
+
+    def hear(self, beat: Heartbeat, now: float) -> None:
+        """Its last word.
+
+        The agent's own count of requests never misses; the engine's may include work of others.
+        """
+        self.heartbeat, self.seen_at, self.refused_at = beat, now, None
+        self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
+        is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
+        self.room = most - beat.outstanding if is_ready and most is not None else 0
+        self.kv_told_tokens = None
+        if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
+            free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+            self.kv_told_tokens = free - (beat.prefill_queued_tokens or 0)
+
+    @property
+    def pending(self) -> int | None:
+        """Requests waiting in the engine or on their way there; None if the engine won't say."""
+        known = self.heartbeat.pending
+        return None if known is None else known + self.on_the_way.waiting
+
+    @property
+    def load(self) -> int:
+        """Requests in or on their way into this replica: what "least load" compares."""
+        return self.inside + self.on_the_way.count
+
+    @property
+    def takes(self) -> bool:
+        """Whether its agent is known to take more work."""
+        return self.on_the_way.count < self.room and self.refused_at is None
+
+    @property
+    def kv_free_tokens(self) -> float | None:
+        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
+        told = self.kv_told_tokens
+        return None if told is None else told - self.on_the_way.tokens
+
+    def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
+        """Prompt tokens this replica still has to compute; None if unknown.
+
+        What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
+        and what was handed off since.
+        """
+        queued = self.heartbeat.prefill_queued_tokens
+        if queued is None:
+            return None
+        old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
+        return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens
