@@ -14,9 +14,9 @@ A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the
 a body too large for one message). REFUSED ends it at once: place the request elsewhere.
 WORKING, without payload, breaks a silence of WORKING_S at any point: a router that hears nothing
 for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold a client.
-PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering (number
-0): who will answer a forwarded request, that it waits there (again every HELD_S), that nobody
-will, or that the one who answered is gone.
+PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: who will
+answer a forwarded request, that it waits there (again every HELD_S), that nobody will, or that the
+one who answered is gone. Their number is 0; HELD's is how many regions the request has passed.
 The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an
 agent has for several answers of one router at one moment share a message: `schemas.parcels`.
 """

@@ -4,10 +4,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.fixture

@@ -325,6 +325,8 @@ class Warming:
         takes = max((one.warm_tokens or 0 for one in peer.digests.values()), default=0)
         if not takes or any(record.peer == region for record in self._under_way.values()):
             return
+        if not self._settings.hops_max:  # nothing of our clients leaves the region
+            return
         for kept in hottest:
             offered_at = self._offered.get((region, kept.name), float("-inf"))
             if (

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mesh.core.policies import POLICIES, make_policy
@@ -19,7 +19,7 @@ from tests.mesh.core.chaos import PEERS, Chaos, fingerprint
 
 ROOT = Path(__file__).parents[3]
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=25)
 
 # Joint policies may let a request wait though there is room; their own tests say when.
 LAYERED = [name for name in POLICIES if not make_policy(name, RouterSettings(), Random(1)).joint]

@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.core.federation.peers import Peer
@@ -328,7 +328,6 @@ REPLICAS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(REPLICAS, st.integers(1, 50_000))
 def test_it_decides_what_the_plain_arithmetic_says(fleet, tokens):
     targets = []

@@ -241,7 +241,7 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
     assert all(0.0 <= term < float("inf") for term in one.score().terms.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32))
 def test_what_is_kept_of_replicas_changes_no_price(seed):
     """Whatever they say, are sent and teach between two prices."""

@@ -134,7 +134,6 @@ def test_what_never_came_is_retracted_and_what_came_since_stays():
     assert index.match(chain("xyz"), ("a",)).blocks == 2
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 2**32))
 def test_many_owners_need_no_more_bits_than_owners(count, seed):
     index = PrefixIndex(10)
@@ -200,7 +199,7 @@ class AgainstSets(RuleBasedStateMachine):
 
 
 TestAgainstSets = AgainstSets.TestCase
-TestAgainstSets.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgainstSets.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7])

@@ -206,6 +206,18 @@ def test_no_more_are_under_way_than_may_be_here_or_abroad(monkeypatch):
     assert len(under_way(world)) == 2 < len(world.sent()), "the next has its turn"
 
 
+def test_nothing_of_clients_leaves_a_region_that_forwards_nothing():
+    for hops_max in (1, 0):
+        world = World(hops_max=hops_max)
+        world.pass_time(5.0)
+        world.core.gossip.told.add(Origin(EU, "r1"), (123,))
+        world.core.gossip.told.trust(Origin(EU, "r1"), True)
+        world.share()
+        asked_by(world, EU)
+        sent = [effect for effect in world.sent(fx.Forward) if effect.key < 0]
+        assert bool(sent) == bool(hops_max)
+
+
 def test_a_drain_and_a_deadline_end_it():
     for end in ("drain", "deadline"):
         world = warm_world()

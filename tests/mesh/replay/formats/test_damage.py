@@ -36,7 +36,7 @@ def sound(trace: Trace) -> bool:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_trace_is_sound_or_refused_by_line(name: str, data: st.DataObject) -> None:
     parse: Callable[[Iterable[bytes]], Trace] = FORMATS[name]
@@ -49,7 +49,7 @@ def test_a_damaged_trace_is_sound_or_refused_by_line(name: str, data: st.DataObj
         assert sound(trace)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lines=damaged(SESSIONS))
 def test_damaged_sessions_are_sound_or_refused_by_line(lines: list[bytes]) -> None:
     try:
