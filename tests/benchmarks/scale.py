@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import click
 
+from infra.garbage import look_seldom
 from mesh.core.settings import RouterSettings
 from mesh.replay.report import Report
 from mesh.sim.config import WorldConfig
@@ -141,6 +142,7 @@ def play(policy: str, size: Size) -> Cost:
     began_at = time.perf_counter()
     asked = workload(size)
     made_s = time.perf_counter() - began_at
+    look_seldom()  # all that a world keeps is alive
     watch = Watch(policy, size)
     began_at, cpu_s = time.perf_counter(), time.process_time()
     report = run(asked, world(policy, size), progress=watch.progress)
