@@ -105,8 +105,8 @@ def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
     return FRAME_HEADER.pack(kind, number) + payload
 
 
-def unpack_frame(data: bytes | memoryview) -> FrameView:
-    """The frame in a bus message, or a part of one. Raises WireError if it is none."""
+def unpack_frame(data: bytes) -> FrameView:
+    """The frame in a bus message. Raises WireError if it is none."""
     if len(data) < FRAME_HEADER.size:
         raise WireError(f"a frame has at least {FRAME_HEADER.size} bytes, got {len(data)}")
     code, number = FRAME_HEADER.unpack_from(data)

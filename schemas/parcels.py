@@ -4,6 +4,7 @@ Engines answer in step: at one moment there is a token for every stream of a bat
 their own these cost the bus and the router more to carry than the bytes in them are worth, so what
 an agent has for one router at one moment goes out as one message, to that router's inbox named
 `PARCEL`. A frame that is alone then goes to its answer's own inbox, as it does from anyone else.
+Routers that read parcels say so with the streams that they ask answers on: `parcelled`.
 
 A parcel is frames one after the other, each behind its answer's place:
 
@@ -15,15 +16,28 @@ A parcel is frames one after the other, each behind its answer's place:
 import struct
 from collections.abc import Iterable, Iterator
 
+from schemas.exchange import FRAME_HEADER
 from schemas.wire import WireError
 
-PARCEL = "parcel"  # no stream has this name: those of answers begin with a number
-PARCEL_BYTES_MAX = 256 * 1024  # far below any max_payload
+PARCEL = "parcel"
+PARCEL_BYTES_MAX = 256 * 1024  # far below any max_payload; frames are at most half of it
+PARCEL_FRAMES_MAX = 2048  # twice what an agent usually has under way
 STREAM_CHARS_MAX = 255
+_MARK = "p-"  # other streams begin with a number
 _NO_STREAM = (PARCEL, "*", ">")
 _PLACE = struct.Struct(">BI")
 
 Post = tuple[str, bytes]  # a stream and a frame for it
+
+
+def parcelled(stream: str) -> str:
+    """That stream's name for a router that reads parcels."""
+    return _MARK + stream
+
+
+def is_parcelled(stream: str) -> bool:
+    """Whether the stream's router reads parcels."""
+    return stream.startswith(_MARK)
 
 
 def is_stream(token: str) -> bool:
@@ -32,15 +46,15 @@ def is_stream(token: str) -> bool:
 
 
 def pack_parcels(posts: Iterable[Post]) -> Iterator[bytes]:
-    """The frames in their order, in as few messages as PARCEL_BYTES_MAX allows.
+    """The frames in their order, in as few messages as the limits allow.
 
-    Streams are as `is_stream` wants them. A frame that is larger is alone in its message.
+    Streams are as `is_stream` wants them.
     """
     parts: list[bytes] = []
     size = 0
     for stream, frame in posts:
         more = _PLACE.size + len(stream) + len(frame)
-        if parts and size + more > PARCEL_BYTES_MAX:
+        if parts and (size + more > PARCEL_BYTES_MAX or len(parts) >= 3 * PARCEL_FRAMES_MAX):
             yield b"".join(parts)
             parts, size = [], 0
         parts += (_PLACE.pack(len(stream), len(frame)), stream.encode("ascii"), frame)
@@ -49,9 +63,14 @@ def pack_parcels(posts: Iterable[Post]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def unpack_parcel(data: bytes) -> Iterator[tuple[str, memoryview]]:
-    """Stream and frame, one after the other. Raises WireError where it is none, at that place."""
-    view, at = memoryview(data), 0
+def unpack_parcel(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Stream and frame, one after the other. Raises WireError where it is none, at that place.
+
+    Frames are copies: a view would keep all of the parcel in memory while its client is slow.
+    """
+    if len(data) > PARCEL_BYTES_MAX:
+        raise WireError(f"a parcel of {len(data)} bytes; at most {PARCEL_BYTES_MAX} are read")
+    at = frames = 0
     while at < len(data):
         frame_at = at + _PLACE.size
         if frame_at > len(data):
@@ -61,4 +80,7 @@ def unpack_parcel(data: bytes) -> Iterator[tuple[str, memoryview]]:
         at = frame_at + frame_bytes
         if at > len(data):
             raise WireError(f"a parcel of {len(data)} bytes has a frame up to {at}")
-        yield data[stream_at:frame_at].decode("ascii", "replace"), view[frame_at:at]
+        frames += 1
+        if not stream_chars or frame_bytes < FRAME_HEADER.size or frames > PARCEL_FRAMES_MAX:
+            raise WireError("a parcel has a frame without a stream or a head, or too many of them")
+        yield data[stream_at:frame_at].decode("ascii", "replace"), data[frame_at:at]

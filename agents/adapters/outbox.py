@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import nats.errors
 
-from schemas.parcels import PARCEL, Post, pack_parcels
+from schemas.parcels import PARCEL, Post, is_parcelled, pack_parcels
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,10 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 
 
 class Outbox:
-    """`post` from anywhere while `run` runs in a task. The answers' windows bound what waits."""
+    """`post` from anywhere while `run` runs in a task.
+
+    Refusals are few bytes; what else waits is bounded by the answers' windows.
+    """
 
     def __init__(self, publish: Publish) -> None:
         """`publish` raises nats.errors.Error while the bus is away and its own buffer full."""
@@ -51,7 +54,7 @@ class Outbox:
             self._timer = self._loop.call_at(self._sent_at + GATHER_S, self._go.set)
 
     async def run(self) -> None:
-        """Send what is posted. Runs for ever; once cancelled, posts stay where they are."""
+        """Send what is posted. Runs for ever; nothing is sent once it was cancelled."""
         while True:
             await self._go.wait()
             self._go.clear()
@@ -73,15 +76,16 @@ class Outbox:
             for subject, message in _messages(router, posts):
                 try:
                     await self._publish(subject, message)
-                except nats.errors.Error as problem:  # the numbering tells the router
+                except (nats.errors.Error, OSError) as problem:  # the numbering tells the router
                     log.warning("%s: frames are lost: %s", subject, type(problem).__name__)
 
 
 def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:
-    """Subjects and payloads."""
-    if len(posts) == 1:
-        [(stream, frame)] = posts
+    """Subjects and payloads. A router that reads no parcels has none of its streams in one."""
+    together = [post for post in posts if is_parcelled(post[0])] if len(posts) > 1 else []
+    if len(together) > 1:
+        for parcel in pack_parcels(together):
+            yield f"{router}.{PARCEL}", parcel
+        posts = [post for post in posts if not is_parcelled(post[0])]
+    for stream, frame in posts:
         yield f"{router}.{stream}", frame
-        return
-    for parcel in pack_parcels(posts):
-        yield f"{router}.{PARCEL}", parcel

@@ -140,6 +140,7 @@ class Agent:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._quiet.wait()
         await self.cut()
+        await self._bus.flush()  # GONE, said before the last END, would fail a whole answer
         await self.feed(Left())
         await self._bus.flush()
 

@@ -27,6 +27,7 @@ STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
+LAST_EVENTS = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 _ABOUT_PLACE = frozenset((Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST))
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
@@ -60,6 +61,7 @@ class Answer:
         self._credited_bytes = 0
         self._next_number = 0
         self._given_out_whole = True
+        self.has_said_all = False  # its last event was given out; clients may leave on it
         self._progress_told_at = float("-inf")
 
     @property
@@ -102,6 +104,7 @@ class Answer:
         self._buffered_bytes -= whole
         if data:
             self._given_out_whole = data.endswith(EVENT_ENDS)
+            self.has_said_all = self.is_event_stream and data.endswith(LAST_EVENTS)
         return data
 
     def _whole_bytes(self) -> int:

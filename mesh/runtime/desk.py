@@ -5,6 +5,7 @@ The HTTP face calls the desk (`admit` to `finished`, `failed` or `leave`), the b
 `feed` asks is given as `decide`: the core, or a recorder that asks the core.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
@@ -40,6 +41,7 @@ from schemas.residency import Labels
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+END_S = 1.0  # from the last event of an answer to its end
 STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
 
 
@@ -225,10 +227,23 @@ class Desk:
 
     def leave(self, ticket: Ticket) -> None:
         """Its client is gone, unless it had its answer already."""
-        if self._tickets.get(ticket.key) is ticket:
+        answer = ticket.answer
+        if self._tickets.get(ticket.key) is not ticket:
+            return
+        if answer is None or not answer.has_said_all or ticket.failure is not None:
             self.feed(ev.ClientGone(ticket.key))
             self._close(ticket, "client_gone")
             ticket.spans.end(STATUS_CLIENT_GONE, "the client hung up")
+        elif answer.is_complete:
+            self.finished(ticket)
+        else:
+            # OpenAI's clients hang up on [DONE]. The end of the answer, with its counts of tokens,
+            # is still on its way, and a cancel would cost what is learned from it.
+            asyncio.get_running_loop().call_later(END_S, self._said_all, ticket)
+
+    def _said_all(self, ticket: Ticket) -> None:
+        self.feed(ev.ClientGone(ticket.key))  # without effect if the end came
+        self.finished(ticket)
 
     def _new_key(self) -> int:
         self._last_key += 1

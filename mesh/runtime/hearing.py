@@ -95,10 +95,11 @@ class Hearing:
                     heard[ticket.key] = ticket
         except wire.WireError as error:  # what was in the rest is missed by its numbers
             log.warning("parcel on %s: %s", msg.subject, error)
-        for ticket in heard.values():
-            ticket.wake()
+        finally:
+            for ticket in heard.values():
+                ticket.wake()
 
-    def _hear_frame(self, inbox: str, data: bytes | memoryview) -> Ticket | None:
+    def _hear_frame(self, inbox: str, data: bytes) -> Ticket | None:
         """Who is to be woken."""
         ticket = self._tickets.answering(inbox)
         answer = ticket.answer if ticket is not None else None

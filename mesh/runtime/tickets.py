@@ -7,6 +7,7 @@ from mesh.adapters.answer import Answer
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.ticket import Ticket
 from mesh.core.requests.request import Request
+from schemas.parcels import parcelled
 
 INBOX_SECRET_BYTES = 12
 
@@ -56,7 +57,7 @@ class Tickets:
         ticket = self._tickets[key]
         self.stop_listening(ticket)
         # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
-        token = f"{key:x}-{attempt}-{secrets.token_hex(INBOX_SECRET_BYTES)}"
+        token = parcelled(f"{key:x}-{attempt}-{secrets.token_hex(INBOX_SECRET_BYTES)}")
         inbox = self._inbox_of(token)
         answer = ticket.answer = Answer(key, attempt, inbox)
         self._streams[inbox] = ticket

@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 
 from schemas import exchange, subjects
 from schemas.exchange import Frame
+from schemas.parcels import parcelled
 from tests.benchmarks.load.fleet import MODEL, REGION
 from tests.benchmarks.load.usage import cpu_s
 from tests.support.frames import frames_of
@@ -59,7 +60,7 @@ class Driver:
     async def ask(self, body: bytes) -> None:
         """One piece of work, to its end."""
         self._number += 1
-        inbox = subjects.inbox(REGION, ROUTER, str(self._number))
+        inbox = subjects.inbox(REGION, ROUTER, parcelled(str(self._number)))
         answered = self._waiting[inbox] = asyncio.get_running_loop().create_future()
         headers = {
             exchange.H_REQUEST: str(self._number), exchange.H_MODEL: MODEL,

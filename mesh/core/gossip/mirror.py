@@ -163,12 +163,13 @@ class Mirror:
             self._epoch, self._seq, self._latest = epoch, 0, 0
             self._ahead.clear()
             self._snapshot, self._hole_since, self._is_too_large = None, None, False
+            self._asked_at = None
         return True
 
     def _judge(self, now: float) -> None:
         self._shelf.trust(self.is_whole)
         if self.is_whole:
-            self._hole_since = None
+            self._hole_since = self._asked_at = None
         elif self._hole_since is None:
             self._hole_since = now
 

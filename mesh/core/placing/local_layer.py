@@ -105,10 +105,12 @@ class LocalLayers:
         layer = self._made(model, self._replicas, None, (), now, 0, busy_too=True)
         # Who doesn't say how much it takes may cease to with any hand-off.
         if len(layer) and all(one.heartbeat.outstanding_max is not None for one in self._replicas):
+            silent_since = min(one.seen_at for one in self._replicas)
+            if now - silent_since > self._late_s:  # it would be of no use
+                return layer
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
             places = {ReplicaId(target.name): place for place, target in enumerate(layer.free)}
-            silent_since = min(one.seen_at for one in self._replicas)
             busy = frozenset(target.name for target, _ in layer.busy)
             self._kept[model] = Kept(layer, places, busy, rtt_s, silent_since)
         return layer

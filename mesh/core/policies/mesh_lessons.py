@@ -246,6 +246,7 @@ class Lessons:
         """Whoever comes back under that name is another."""
         self._layer(spot).pop(spot.name, None)
         self.standings.pop(spot.name, None)
+        self._leaning.discard(spot.name)
 
     def _known(self, spot: Spot) -> Lesson:
         """The lesson of that candidate, from now on."""

@@ -75,6 +75,52 @@ async def test_a_client_that_hangs_up_inside_its_answer_frees_the_engine(one):
     await until_nothing_is_left(one)
 
 
+async def test_a_client_that_leaves_on_the_last_event_had_its_answer(one):
+    """As OpenAI's clients do; what the engine counted is still learned."""
+    router, may_end = one.routers["us"], asyncio.Event()
+
+    async def says_done(request, body):
+        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await stream.prepare(request)
+        usage = b'{"choices": [], "usage": {"prompt_tokens": 70, "completion_tokens": 1}}'
+        await stream.write(b"data: " + usage + b"\n\ndata: [DONE]\n\n")
+        await may_end.wait()
+        return stream
+
+    set_all(one, says_done)
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            while b"[DONE]" not in await answer.content.readany():
+                pass
+            answer.close()
+        [ticket] = router.desk._tickets._tickets.values()
+        await one.until(lambda: ticket.answer.has_said_all, "the last event to be given out")
+        may_end.set()
+        await until_nothing_is_left(one)
+    text = await page(one)
+    assert 'mesh_requests_total{outcome="ok"} 1.0' in text
+    assert 'outcome="client_gone"} 1' not in text
+    assert "mesh_prompt_tokens_total 70.0" in text
+
+
+async def test_a_client_that_leaves_on_the_last_event_waits_for_no_engine(one):
+    set_all(one, hang(b"data: [DONE]\n\n"))
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            await answer.content.readany()
+            answer.close()
+        await until_nothing_is_left(one)
+    await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to see it")
+    assert 'mesh_requests_total{outcome="ok"} 1.0' in await page(one)
+
+
+async def page(mesh) -> str:
+    async with client() as session, session.get(mesh.urls["us"] + "/metrics") as answer:
+        return await answer.text()
+
+
 async def test_a_client_that_hangs_up_after_a_second_placement_frees_the_second_engine(one):
     broken: list[ScriptedEngine] = []
 

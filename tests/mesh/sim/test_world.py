@@ -255,9 +255,9 @@ def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
     for router in world.crews[US]:
         hear_held, hear_lost = router.hear_held, router.hear_lost
 
-        def held(inbox, *, name=router.name, hear=hear_held):
+        def held(inbox, hops, *, name=router.name, hear=hear_held):
             heard[name, "held"] += parse_inbox(inbox).router == name
-            hear(inbox)
+            hear(inbox, hops)
 
         def lost(inbox, replica, *, name=router.name, hear=hear_lost):
             heard[name, "lost"] += parse_inbox(inbox).router == name
