@@ -26,12 +26,18 @@ _WORDS = {
     "bool_type": _TRUTH,
     "string_type": "must be a text",
 }
+_SIZES = {  # what was given says no more about these
+    "too_short": "must have at least {min_length}",
+    "too_long": "must have at most {max_length}",
+    "string_too_short": "must have at least {min_length} character(s)",
+    "string_too_long": "must have at most {max_length} character(s)",
+}
 _GIVEN_CHARS_MAX = 60
 
 
 def what_it_must_be(details: ErrorDetails) -> str:
     """One problem; our own ValueErrors in their own words, without pydantic's prefix."""
-    words = _WORDS.get(details["type"])
+    words = _WORDS.get(details["type"]) or _SIZES.get(details["type"])
     if words is not None:
         return words.format(**_short(details.get("ctx", {})))
     message = details["msg"].removeprefix("Value error, ")

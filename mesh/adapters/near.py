@@ -20,6 +20,8 @@ def read_near(request: web.BaseRequest) -> Location | None:
         if name != NEAR:
             words = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
             raise Problem(Fault.INVALID, words, name[:60])
+    if len(request.query.getall(NEAR, ())) > 1:
+        raise Problem(Fault.INVALID, f"{NEAR} is given more than once", NEAR)
     for given, name in (
         (request.query.get(NEAR), NEAR),
         (request.headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),

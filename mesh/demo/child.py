@@ -66,6 +66,7 @@ class Child:
         self._settled = asyncio.Event()  # ready, or given up
         self._ending = asyncio.Event()
         self._death: Died | None = None
+        self._log_from = 0  # of the process that runs, or ran last
 
     async def wait_ready(self) -> None:
         """Return when it has become ready once. Raises GaveUp if it ended instead."""
@@ -82,7 +83,8 @@ class Child:
             if self._ending.is_set():
                 return
             wait_s = self._restarts.after_death(loop.time() - started, was_ready=self._was_ready)
-            self._death = Died(self.program, how, self._log, _tail(self._log), wait_s)
+            last_words = _tail(self._log, self._log_from)
+            self._death = Died(self.program, how, self._log, last_words, wait_s)
             self._report(self._death)
             if wait_s is None:
                 self._settled.set()
@@ -121,6 +123,7 @@ class Child:
 
     async def _spawn(self) -> Process:
         with self._log.open("ab") as log:
+            self._log_from = log.tell()
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
                 *self.program.command,
@@ -156,8 +159,9 @@ def _how(status: int) -> str:
         return f"was ended by signal {-status}"
 
 
-def _tail(log: Path) -> str:
+def _tail(log: Path, since: int) -> str:
+    """What was written last, of what was written from that byte on."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        file.seek(max(since, log.stat().st_size - TAIL_BYTES))
         text = file.read(TAIL_BYTES).decode("utf-8", "replace")
     return "\n".join(text.splitlines()[-TAIL_LINES:])

@@ -51,7 +51,7 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
     [
         ('polcy = "mesh"', 'polcy: unknown key; did you mean "policy"?'),
         ("policy = 1", "policy: must be a text (there is 1)"),
-        ('policy = ""', "policy: string should have at least 1 character (there is '')"),
+        ('policy = ""', "policy: must have at least 1 character(s) (there is '')"),
         ('pushing = "soon"', 'pushing: write "blind", "pending" or "outstanding:N"'),
         ('pushing = "outstanding:x"', 'pushing: write "blind", "pending" or "outstanding:N"'),
         ('hold_order = "last"', 'hold_order: write "first-come" or "hit-ratio"'),

@@ -30,6 +30,8 @@ def own_words(value: int) -> int:
         (int, "9" * 5000, "must be a whole number", f", not {'9' * 60}"),
         (bool, "perhaps", "must be true or false", ", not perhaps"),
         (str, 1, "must be a text", ", not 1"),
+        (Annotated[tuple[int, ...], Field(min_length=1)], [], "must have at least 1", ""),
+        (Annotated[str, Field(max_length=2)], "abc", "must have at most 2 character(s)", ""),
         (dict[str, int], 1, "must be a valid dictionary", ""),
         (Annotated[int, AfterValidator(own_words)], 3, "3 is odd: give an even one", ""),
     ],

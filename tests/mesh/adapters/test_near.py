@@ -30,8 +30,12 @@ def test_a_mistake_names_the_place_it_was_made_in():
 
 @pytest.mark.parametrize(
     ("query", "says"),
-    [("nera=1,2", 'did you mean "near"'), ("near=1,2&limit=3", "'limit'; there are near")],
+    [
+        ("nera=1,2", 'did you mean "near"'),
+        ("near=1,2&limit=3", "'limit'; there are near"),
+        ("near=1,2&near=3,4", "near is given more than once"),
+    ],
 )
-def test_a_query_of_another_name_is_refused_with_the_one_there_is(query, says):
+def test_a_query_that_is_none_is_refused(query, says):
     with pytest.raises(Problem, match=says):
         near(f"/v1/regions?{query}")

@@ -147,6 +147,18 @@ async def test_a_program_that_dies_is_reported_and_started_again(stage):
     await until(lambda: isinstance(stage.reports[-1], Ready) and stage.reports[-1].again)
 
 
+async def test_a_death_is_told_with_the_words_of_that_process_alone(stage):
+    child = await stage.supervisor.start(stage.program("brittle", DIES_ONCE_READY))
+    first = stage.supervisor.pids["brittle"]
+    child.program = stage.program("brittle", DEAF)  # says nothing
+    (stage.directory / "die").touch()
+    await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
+    await until(lambda: isinstance(stage.reports[-1], Ready) and stage.reports[-1].again)
+    os.kill(stage.supervisor.pids["brittle"], signal.SIGKILL)
+    await until(lambda: len(stage.deaths()) == 2)
+    assert [death.tail for death in stage.deaths()] == ["out of memory", ""]
+
+
 async def test_a_killed_program_is_started_again_as_its_child_now_says(stage):
     child = await stage.supervisor.start(stage.program("engine", WELL_BEHAVED))
     child.program = stage.program("engine", "open(ENDED, 'w').write('second'); READY.touch()")
