@@ -101,9 +101,10 @@ async def test_cancelling_ends_the_program_too(tmp_path):
 async def test_ctrl_c_ends_everything(tmp_path):
     """A bench in a process of its own, as a terminal has it."""
     code = f"""
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from tests.bench.processes import Processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 async def main():
     async with Processes(Path({str(tmp_path)!r}) / "logs") as processes:
         pid = await processes.start("x", (sys.executable, "-c", "import time; time.sleep(600)"))
