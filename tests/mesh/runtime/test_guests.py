@@ -68,12 +68,14 @@ async def test_whose_client_leaves_meanwhile_costs_no_answer(two):
 
 
 async def test_when_the_peer_is_gone_it_is_placed_anew(two):
-    """Here: nowhere, until eu's router is back. Its client waits, and is answered."""
+    """Its client waits, and is answered by the replica that its own region has by then."""
     async with scripted_engine() as near:
         task = asyncio.create_task(post(two, chat(stream=True)))
         await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
-        await two.routers["eu"].close()
+        # Before eu is lost: later, eu's replica, adopted, might be the only one, and it is busy.
         await two.agent("us", "us-0", near)
+        await two.until_ready("us", 1)
+        await two.routers["eu"].close()
         status, body, headers = await task
         assert (status, headers["x-mesh-region"]) == (200, "us")
         assert b"hello" in body
