@@ -5,12 +5,12 @@ line, an unknown key comes with the nearest known one, and what is wrong only be
 already said is left out.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterator
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from schemas.near_words import did_you_mean
 from schemas.plain_words import what_it_must_be
 
 Location = tuple[int | str, ...]
@@ -22,12 +22,6 @@ def problem_lines(error: ValidationError, known_keys: KnownKeys) -> list[str]:
     return [
         line for details in _told_once(error.errors()) for line in _explain(details, known_keys)
     ]
-
-
-def did_you_mean(wrong: str, known: Collection[str]) -> str:
-    """The end of an error line: the known word nearest to `wrong`, or all there are."""
-    near = difflib.get_close_matches(wrong, known, n=1)
-    return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(known) or 'none'}"
 
 
 def _told_once(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:

@@ -12,9 +12,9 @@ from typing import Annotated, Protocol
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from infra.config_problems import did_you_mean
 from infra.table import Table
 from schemas.ids import NAME_PATTERN, RegionId
+from schemas.near_words import did_you_mean
 from schemas.residency import LABELS_MAX, Ground, Label, Labels, checked_labels, ground
 
 TENANTS_MAX = 4096

@@ -17,16 +17,24 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from infra import residency
 from infra.address import Address, parse_address
-from infra.config_problems import Location, did_you_mean, problem_lines
+from infra.config_problems import Location, problem_lines
 from infra.residency import LabelList, Tenant
 from infra.routing import Proactive, Routing, Shape
 from infra.table import Table
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId, RouterId, checked_name
+from schemas.near_words import did_you_mean
 from schemas.residency import Ground, Labels
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
@@ -190,6 +198,11 @@ class Topology(Table):
         default_factory=dict
     )
     nats: NatsLimits = NatsLimits()
+    _source: str = PrivateAttr("")
+
+    def error(self, key: str, problem: str) -> TopologyError:
+        """What to raise for a value that is found to be wrong only later."""
+        return TopologyError(f"{self._source}: {key}: {problem}")
 
     def region(self, name: str) -> Region:
         """The region of that name. Raises TopologyError that lists those there are."""
@@ -270,10 +283,12 @@ def parse(text: str, source: str) -> Topology:
     except tomllib.TOMLDecodeError as error:
         raise TopologyError(f"{source}: not TOML: {error}; correct the file there") from error
     try:
-        return Topology.model_validate(_with_replica_names(tables))
+        topology = Topology.model_validate(_with_replica_names(tables))
     except ValidationError as error:
         lines = problem_lines(error, _known_keys)
         raise TopologyError("\n".join(f"{source}: {line}" for line in lines)) from error
+    topology._source = source
+    return topology
 
 
 def _with_replica_names(tables: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ A query that is misspelt would be no query, and the nearest region another one t
 
 from aiohttp import web
 
-from infra.config_problems import did_you_mean
 from mesh.adapters.problem import Problem
 from mesh.core.federation.geo import Location, parse_location
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
+from schemas.near_words import did_you_mean
 
 
 def read_near(request: web.BaseRequest) -> Location | None:

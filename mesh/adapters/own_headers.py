@@ -12,9 +12,9 @@ request can't know that).
 
 from aiohttp import web
 
-from infra.config_problems import did_you_mean
 from mesh.adapters.problem import Problem
 from schemas.http import OWN_PREFIX, SAID_ONCE, Fault
+from schemas.near_words import did_you_mean
 
 _KNOWN = frozenset(name for name in SAID_ONCE if name.startswith(OWN_PREFIX))
 

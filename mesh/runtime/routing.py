@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from infra.routing import Routing
-from infra.topology import Topology, TopologyError
+from infra.topology import Topology
 from mesh.core.federation.geo import Location
 from mesh.core.policies import find_maker, make_policy
 from mesh.core.policies.base import Following
@@ -67,9 +67,10 @@ def router_settings(
         make_policy(settings.policy, settings, Random(0)), Following
     ):
         table = _table_of(topology, region, "proactive")
-        raise TopologyError(
-            f"{table}.proactive: policy {settings.policy!r} doesn't know what replicas hold; "
-            "leave idle_share 0, or take a policy that follows prefixes"
+        raise topology.error(
+            f"{table}.proactive",
+            f"policy {settings.policy!r} doesn't know what replicas hold; "
+            "leave idle_share 0, or take a policy that follows prefixes",
         )
     return settings
 
@@ -131,7 +132,7 @@ def _known(
         return read(text)
     except ValueError as error:
         table = _table_of(topology, region, key)
-        raise TopologyError(f"{table}.{key}: {error}") from error
+        raise topology.error(f"{table}.{key}", str(error)) from error
 
 
 def _table_of(topology: Topology, region: RegionId, key: str) -> str:

@@ -23,6 +23,7 @@ from mesh.core.policies.round_robin import RoundRobin
 from mesh.core.policies.skywalker import SkyWalker
 from mesh.core.policies.skywalker_ch import SkyWalkerCH, SkyWalkerCHOptions
 from mesh.core.settings import RouterSettings
+from schemas.near_words import did_you_mean
 
 Maker = Callable[[RouterSettings, Random], Policy]
 Makers = Mapping[str, Maker]
@@ -78,12 +79,12 @@ POLICIES: Makers = {
 def find_maker(name: str, makers: Makers = POLICIES) -> Maker:
     """What makes the policy of that name, options and all.
 
-    Raises ValueError that names the known ones, or says which options fit.
+    Raises ValueError that names the nearest or all known ones, or says which options fit.
     """
     plain, colon, options = name.partition(":")
     maker = makers.get(plain)
     if maker is None:
-        raise ValueError(f"unknown policy {plain!r}; one of {', '.join(makers)}")
+        raise ValueError(f"unknown policy {plain!r}{did_you_mean(plain, makers)}")
     if not colon:
         return maker
     if not isinstance(maker, Tunable):

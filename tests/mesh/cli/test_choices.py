@@ -10,7 +10,8 @@ from mesh.cli.main import main
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fast", "unknown policy 'fast'; one of round-robin"),
+        ("fast", "unknown policy 'fast'; there are round-robin"),
+        ("skywalkerch", "unknown policy 'skywalkerch'; did you mean \"skywalker-ch\"?"),
         ("cache-aware:x", "cache_threshold must be a number"),
         ("round-robin:1", "has no options"),
     ],

@@ -105,7 +105,7 @@ BAD = {
     "two sources": ((*QUICK, "--workload", "chat"), "give either --trace or --workload"),
     "policy": (
         (*QUICK, "--policy", "best"),
-        "--policy: unknown policy 'best'; one of round-robin",
+        "--policy: unknown policy 'best'; there are round-robin",
     ),
     "policy twice": ((*QUICK, "--policy", "round-robin,round-robin"), "round-robin is named twice"),
     "workload": (("--workload", "chats"), "--workload: unknown workload 'chats': use one of chat"),

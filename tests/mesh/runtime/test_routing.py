@@ -68,7 +68,11 @@ def test_the_command_line_goes_before_both():
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"whole": 'policy = "fast"'}, "routing.policy: unknown policy 'fast'"),
+        ({"whole": 'policy = "fast"'}, "routing.policy: unknown policy 'fast'; there are "),
+        (
+            {"us": 'policy = "leastload"'},
+            "regions.us.routing.policy: unknown policy 'leastload'; did you mean \"least-load\"?",
+        ),
         ({"us": 'policy = "round-robin:1"'}, "regions.us.routing.policy: policy 'round-robin' has"),
         ({"us": 'policy_by_priority = {low = "x"}'}, "regions.us.routing.policy_by_priority: un"),
         ({"whole": 'pushing = "outstanding:0"'}, "routing.pushing: pushing is blind, pending or"),
@@ -77,7 +81,7 @@ def test_the_command_line_goes_before_both():
 def test_what_only_a_router_knows_is_checked_before_one_starts(tables, said):
     with pytest.raises(TopologyError) as caught:
         check(topology(**tables))
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(f"mesh.toml: {said}")
 
 
 def test_hops_and_the_own_goal_are_the_operators():
@@ -114,6 +118,6 @@ def test_warming_is_off_unless_said_and_a_regions_table_goes_before_the_meshs():
 def test_warming_needs_a_policy_that_follows_prefixes():
     chosen = topology(whole='policy = "least-load"', us="proactive = { idle_share = 0.1 }")
     with pytest.raises(
-        TopologyError, match=r"regions\.us\.routing\.proactive: policy 'least-load'"
+        TopologyError, match=r"^mesh\.toml: regions\.us\.routing\.proactive: policy 'least-load'"
     ):
         router_settings(chosen, US)

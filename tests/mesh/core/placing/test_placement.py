@@ -159,7 +159,7 @@ def test_placing_changes_nothing(fleet):
 
 
 def test_an_unknown_policy_is_refused_by_name():
-    with pytest.raises(ValueError, match="unknown policy 'fastest'; one of round-robin, least-"):
+    with pytest.raises(ValueError, match="unknown policy 'fastest'; there are round-robin, least-"):
         Fleet(policy="fastest")
 
 

@@ -79,5 +79,5 @@ def test_other_makers_may_have_options_too():
     makers = {"odd": Tunable(Knobs(), lambda settings, dice, knobs: made.append(knobs))}
     make_policy("odd:7", RouterSettings(), Random(1), makers)
     assert made == [Knobs(7)]
-    with pytest.raises(ValueError, match="one of odd"):
+    with pytest.raises(ValueError, match="there are odd"):
         make_policy("cache-aware:1", RouterSettings(), Random(1), makers)
