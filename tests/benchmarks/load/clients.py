@@ -24,6 +24,9 @@ SYSTEM_PROMPTS = 32
 STATUS = re.compile(rb"^HTTP/1.1 (\d+) ")
 FAILED = "failed"
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+AGAIN_S = 0.01  # after a failure: where nobody listens, to fail takes no time at all
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Asks:
@@ -71,26 +74,24 @@ class Load:
 
     async def _again(self, end: float) -> None:
         loop = asyncio.get_running_loop()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        connection: Connection | None = await self._connect()
         while loop.time() < end:
-            if not await self._one(reader, writer, loop.time()):
-                writer.close()
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        writer.close()
+            connection = await self._one(connection, loop.time())
+            if connection is None:
+                await asyncio.sleep(AGAIN_S)
+        if connection is not None:
+            connection[1].close()
 
     async def open(self, connections: int, seconds: float, rate: float) -> None:
         """Requests leave on time; latency counts from when they should have left."""
-        loop, free = asyncio.get_running_loop(), asyncio.LifoQueue()
+        loop = asyncio.get_running_loop()
+        free: asyncio.LifoQueue[Connection | None] = asyncio.LifoQueue()
         for _ in range(connections):
-            free.put_nowait(await asyncio.open_connection("127.0.0.1", self._port))
+            free.put_nowait(await self._connect())
         began = loop.time()
 
         async def ask(due: float) -> None:
-            reader, writer = await free.get()
-            if not await self._one(reader, writer, due):
-                writer.close()
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            free.put_nowait((reader, writer))
+            free.put_nowait(await self._one(await free.get(), due))
 
         async with asyncio.TaskGroup() as group:
             for number in range(int(seconds * rate)):
@@ -99,13 +100,19 @@ class Load:
                 self.late_s.append(loop.time() - due)
                 group.create_task(ask(due))
         while not free.empty():
-            free.get_nowait()[1].close()
+            if (connection := free.get_nowait()) is not None:
+                connection[1].close()
 
-    async def _one(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, due: float
-    ) -> bool:
-        """Whether it was answered, with whatever status; else the connection is of no more use."""
+    async def _connect(self) -> Connection:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def _one(self, connection: Connection | None, due: float) -> Connection | None:
+        """Ask once, over a new connection if there is none.
+
+        Returns the one that it was answered over, with whatever status; None if it was not.
+        """
         try:
+            reader, writer = connection = connection or await self._connect()
             writer.write(self._asks.next())
             head = await reader.readuntil(b"\r\n\r\n")
             status = STATUS.search(head)
@@ -116,9 +123,12 @@ class Load:
                 await reader.readexactly(int(length[1]))
         except (OSError, asyncio.IncompleteReadError):
             status = None
+        if status is None and connection is not None:
+            connection[1].close()
+            connection = None
         self.statuses[FAILED if status is None else status[1].decode()] += 1
         self.took_s.append(asyncio.get_running_loop().time() - due)
-        return status is not None
+        return connection
 
 
 @click.command()

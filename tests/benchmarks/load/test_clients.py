@@ -44,3 +44,24 @@ async def test_what_is_cut_off_has_failed_and_the_rest_goes_on(rate):
     assert load.statuses["200"] == faulty.asked - faulty.asked // 3
     assert len(load.took_s) == load.statuses.total()
     assert len(load.late_s) == (60 if rate else 0)
+
+
+@pytest.mark.parametrize("rate", [None, 300.0])
+async def test_where_nobody_listens_any_more_requests_fail_and_the_clients_go_on(rate):
+    server: asyncio.Server
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.close()
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.rpartition(b"content-length: ")[2]))
+        writer.write(ANSWER)
+        writer.close()
+
+    server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    load = Load(port, Asks(port, 2, 1, seed=1))
+    async with asyncio.timeout(20):
+        await (load.open(1, 0.2, rate) if rate else load.closed(1, 0.2))
+    assert load.statuses["200"] == 1
+    assert load.statuses["failed"] == (59 if rate else pytest.approx(20, abs=19))
+    assert len(load.took_s) == load.statuses.total()
