@@ -7,15 +7,19 @@ import time
 import aiohttp
 import orjson
 import pytest
+from nats.aio.msg import Msg
 
+from agents.adapters.bus import AgentBus
+from agents.adapters.outbox import Outbox
 from agents.adapters.own_name import NameTaken
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
 from agents.runtime.agent import FAULT_OF_OURS, Agent
 from agents.runtime.process import Stop, run
 from infra.bus import BusUnreachable
-from schemas.exchange import Outcome, Refusal
-from schemas.state import ReplicaState
+from schemas import subjects
+from schemas.exchange import Frame, Outcome, Refusal
+from schemas.state import ReplicaState, decode_heartbeat
 from tests.agents.asker import REGION, REPLICA
 from tests.agents.scene import Gate, hello, scene
 from tests.agents.scripted_engine import (
@@ -23,6 +27,8 @@ from tests.agents.scripted_engine import (
     Conversation,
     chunk,
 )
+from tests.support.flushed import flushed
+from tests.support.frames import frames_of
 
 
 async def test_an_engine_that_dies_and_returns_with_another_model(nats_server) -> None:
@@ -89,6 +95,50 @@ async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatie
         await gate.hung_up.wait()
         await on.task
         await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+async def test_every_answers_end_leaves_before_the_agents_own(
+    nats_server, monkeypatch, finished
+) -> None:
+    """Even where frames wait for their turn on the bus until the agent waits for them."""
+    send, flush = Outbox._send, AgentBus.flush
+    their_turn, gone = asyncio.Event(), asyncio.Event()
+    their_turn.set()
+    gate, numbers = Gate(), range(1, 11)
+    heartbeats = subjects.heartbeat(REGION, REPLICA)
+    said: list[str] = []
+
+    async def send_late(self) -> None:
+        await their_turn.wait()
+        await send(self)
+
+    async def flush_late(self) -> None:
+        their_turn.set()
+        await flush(self)
+
+    monkeypatch.setattr(Outbox, "_send", send_late)
+    monkeypatch.setattr(AgentBus, "flush", flush_late)
+
+    async def hear(msg: Msg) -> None:  # by one subscription, or there would be no order to see
+        if msg.subject.startswith(subjects.INBOX_ROOT):
+            said.extend("end" for _, frame in frames_of(msg) if frame.kind is Frame.END)
+        elif msg.subject == heartbeats and decode_heartbeat(msg.data).state is ReplicaState.GONE:
+            said.append("gone")
+            gone.set()
+
+    async with scene(nats_server, gate) as on:
+        inboxes = [await on.asker.ask(number) for number in numbers]
+        await on.asker.until(lambda: all(map(on.asker.text, inboxes)))
+        await on.asker.client.subscribe(">", cb=hear)
+        await flushed(on.asker.client)
+        on.stop.ask()
+        await on.asker.state(state=ReplicaState.DRAINING)
+        their_turn.clear()
+        gate.open.set() if finished else on.stop.ask()
+        async with asyncio.timeout(20):
+            await gone.wait()
+        assert said == ["end"] * len(numbers) + ["gone"]
 
 
 async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(

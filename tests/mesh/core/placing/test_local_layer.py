@@ -10,8 +10,10 @@ from mesh.core.federation.peers import PeerTable
 from mesh.core.placing import local_layer as module
 from mesh.core.placing.local_layer import LocalLayers
 from mesh.core.placing.residency import Residency
+from mesh.core.policies.base import Target
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.settings import RouterSettings
+from schemas.decision import CandidateKind
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, MODEL, ROUTER, US, beat, digest, request
@@ -104,6 +106,25 @@ def test_of_those_who_have_more_in_work_the_targets_are_made_anew(region):
     after = region.layer().free
     assert [one.load for one in after] == [0, 1, 0]
     assert [one is two for one, two in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_targets_have_every_field_at_its_place(region):
+    """They are made past the constructor, which would see to that."""
+    region.peers.measured(EU, 0.25)
+    region.says("b", region=EU, outstanding=3)
+    region.sends("b")
+    [target] = [one for one in region.layer(ahead=7).free if one.name == "b"]
+    replica = region.replicas.get(ReplicaId("b"))
+    assert target._asdict() == {
+        "name": "b",
+        "load": 4,
+        "kind": CandidateKind.REPLICA,
+        "rtt_s": 0.25,
+        "replica": replica,
+        "peer": None,
+        "ahead": 7,
+    }
+    assert Target(**target._asdict()) == target
 
 
 def test_those_of_another_model_change_nothing(region):

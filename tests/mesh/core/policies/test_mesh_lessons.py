@@ -52,6 +52,15 @@ def test_one_answer_by_hand():
     assert (speed.s_per_token, speed.s_per_decode) == (pytest.approx(1e-4), 0.0)
 
 
+def test_a_speed_that_is_told_has_every_field_at_its_place():
+    """It is made past the constructor, which would see to that."""
+    lessons = Lessons()
+    told = lessons.told_by(beat("a", prefill_s_per_token=2e-4, prefill_base_s=0.03))
+    assert told == Speed(
+        base_s=0.03, s_per_token=2e-4, s_per_decode=lessons.fleet_speed.s_per_decode
+    )
+
+
 def test_what_agrees_with_the_prior_changes_nothing():
     fit = Fit()
     for tokens, running, ttft_s in answers(Random(1), 50, PRIOR):
