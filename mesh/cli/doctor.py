@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from rich.table import Table
 
 from infra import topology
 from mesh.cli.unusable import Unusable
+from mesh.demo.running import running_with
+from mesh.demo.state_directory import DEFAULT_STATE
 from mesh.doctor.examine import examine
 from mesh.doctor.findings import Finding, Verdict, is_healthy
 from mesh.doctor.logins import Logins, NoCredentials, read_logins
@@ -32,14 +35,16 @@ COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold re
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=topology.DEFAULT_FILE,
-    help="The mesh.toml of the mesh. Without it: the three regions of the demo.",
+    show_default="that of the `mesh up` with these credentials, or the demo's",
+    help="The mesh.toml of the mesh.",
 )
 @click.option(
     "--credentials",
     type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="The directory that `mesh infra nats --out` wrote, or one with some regions' part of it.",
+    default=DEFAULT_STATE / "config",
+    show_default=True,
+    help="The directory that `mesh infra nats --out` wrote, or one with some regions' part of it. "
+    "`mesh up` keeps them in its state directory.",
 )
 @click.option(
     "--listen-s",
@@ -48,8 +53,11 @@ COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold re
     show_default=True,
     help="How long to listen in each region, in seconds.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Findings as JSON instead of a table.")
-def command(config: Path, credentials: Path, listen_s: float, as_json: bool) -> None:
+@click.option("--verbose", is_flag=True, help="What is well in full, too, not only how much.")
+@click.option("--json", "as_json", is_flag=True, help="All findings, as JSON.")
+def command(
+    config: Path | None, credentials: Path, listen_s: float, verbose: bool, as_json: bool
+) -> None:
     """Examine a running mesh: servers, streams, heartbeats, leases, links, permissions, residency.
 
     Examines every region whose credentials are there, with those of the operator, the routers and
@@ -57,22 +65,28 @@ def command(config: Path, credentials: Path, listen_s: float, as_json: bool) -> 
     refused. Exits with 0 if nothing is bad, 1 if something is, 2 if it could not begin.
     """
     logging.basicConfig(level=logging.CRITICAL)  # what servers forbid is what we are here for
-    of_demo = config == topology.DEFAULT_FILE
+    running = running_with(credentials)
+    file = config or (topology.DEFAULT_FILE if running is None else running.config)
     try:
-        mesh = topology.load(config)
+        mesh = topology.load(file)
+        if running is not None:
+            mesh = running.fitted(mesh)
         logins = read_logins(mesh, credentials)
         if not as_json:
-            _say_what(config, list(logins), of_demo=of_demo)
+            which = str(file) if running is None else f"{file} as `mesh up` runs it"
+            if file == topology.DEFAULT_FILE:
+                which = f"the demo's {file.name}; --config names another"
+            click.echo(f"Examining {', '.join(logins)} of {which}.")
         findings = asyncio.run(_examine(mesh, logins, listen_s))
     except NothingRuns as error:
-        demo = "`mesh up` starts the demo; of another mesh, " if of_demo else ""
+        demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
         raise Unusable(f"{error}; {demo}give its file as --config, and start it first") from error
     except (topology.TopologyError, NoCredentials) as error:
         raise Unusable(str(error)) from error
     if as_json:
-        click.echo(_json(config, list(logins), findings))
+        click.echo(_json(file, list(logins), findings))
     else:
-        _print(findings)
+        _print(findings, verbose=verbose)
     if not is_healthy(findings):
         sys.exit(EXIT_ILL)
 
@@ -82,11 +96,6 @@ async def _examine(
 ) -> list[Finding]:
     await must_run(logins)
     return await examine(mesh, logins, listen_s, time.monotonic)
-
-
-def _say_what(config: Path, regions: list[RegionId], *, of_demo: bool) -> None:
-    which = f"the demo's {config.name}; --config names another" if of_demo else str(config)
-    click.echo(f"Examining {', '.join(regions)} of {which}.")
 
 
 def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str:
@@ -99,10 +108,23 @@ def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str
     return orjson.dumps(plain, option=orjson.OPT_INDENT_2).decode()
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[Finding], *, verbose: bool) -> None:
+    """What somebody has to look at in full; of what is well, how much of each kind."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_COLUMNS, color_system=None)
+    well = Counter(each.check for each in findings if each.verdict is Verdict.OK and not verbose)
+    shown = [each for each in findings if verbose or each.verdict is not Verdict.OK]
+    if shown:
+        console.print(_table(shown))
+    if well:
+        kinds = ", ".join(f"{check} {count}" for check, count in well.items())
+        console.print(f"well: {kinds} (--verbose shows them)", highlight=False, soft_wrap=True)
+    counts = Counter(each.verdict for each in findings)
+    console.print(", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each]))
+
+
+def _table(findings: list[Finding]) -> Table:
     table = Table("region", "check", "of", "verdict", "measure", "what was found")
     last = ""
     for each in findings:
@@ -119,6 +141,4 @@ def _print(findings: list[Finding]) -> None:
             measure,
             escape(each.detail),
         )
-    console.print(table)
-    counts = {verdict: sum(each.verdict is verdict for each in findings) for verdict in Verdict}
-    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+    return table

@@ -26,7 +26,7 @@ from mesh.core.region.pushing import Pushing
 from mesh.demo.child import GaveUp
 from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
 from mesh.demo.session import PortsUnusable, run
-from mesh.demo.state_directory import StateInUse
+from mesh.demo.state_directory import DEFAULT_STATE, StateInUse
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -117,7 +117,7 @@ def _given_engine(text: str) -> GivenEngine:
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(".mesh"),
+    default=DEFAULT_STATE,
     show_default=True,
     help="Where configuration, secrets and logs are kept; one mesh at a time.",
 )

@@ -62,6 +62,7 @@ class Session:
         self, topology: Topology, options: Options, state: StateDirectory, console: Console
     ) -> None:
         self._topology = topology
+        self._config = options.config
         self._records = [state.running, *([options.ready_file] if options.ready_file else [])]
         self._state = state
         self._mesh = LocalMesh(topology, options, state, self._happened)
@@ -110,6 +111,7 @@ class Session:
                 "nats": f"nats://{region.nats}",
                 "credentials": str(self._mesh.credentials(name)),
                 "replicas": region.replicas,
+                "workers": region.workers,
                 "routers": {
                     router: f"http://{address}"
                     for router, address in self._mesh.endpoints[name].items()
@@ -121,6 +123,7 @@ class Session:
         record = {
             "pid": os.getpid(),
             "state": str(self._state.path),
+            "config": str(self._config),
             "models": self._models,
             "regions": regions,
             "processes": self._mesh.pids,

@@ -5,7 +5,7 @@
     logs/<program>.log      all that a process printed since the demo started
     run/<program>.json      ready files of processes
     jetstream/<region>/     what the nats-servers store
-    mesh.json               the running demo: endpoints, processes
+    mesh.json               the running demo: what it was asked for, endpoints, processes
 
 Everything in it may be stale: a start writes anew what it reads, and keeps only the secrets.
 The lock is the kernel's (`flock`), so a supervisor that was killed leaves none behind; a file of
@@ -17,6 +17,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+DEFAULT_STATE = Path(".mesh")
 
 
 class StateInUse(RuntimeError):

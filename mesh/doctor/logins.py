@@ -38,8 +38,9 @@ def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins
             found[region] = logins
     if not found:
         raise NoCredentials(
-            f"no credentials of {', '.join(topology.regions)} below {directory}; give the "
-            "directory that `mesh infra nats --out` wrote, or a part of it"
+            f"no credentials of {', '.join(topology.regions)} below {directory}; give as "
+            "--credentials the directory that `mesh infra nats --out` wrote, or a part of it; "
+            "a plain `mesh up` keeps them in .mesh/config"
         )
     return found
 

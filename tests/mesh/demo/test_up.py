@@ -128,6 +128,17 @@ async def refused(*arguments: str, status: int = 2, **environment: str) -> str:
     return output.decode()
 
 
+async def examined(credentials: Path) -> str:
+    """What `mesh doctor` says of a mesh, by its credentials alone."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "doctor", "--credentials", str(credentials)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    return output.decode()
+
+
 async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path):
     config = write_config(tmp_path)
     async with mesh_up(tmp_path, config=config) as mesh:
@@ -203,7 +214,8 @@ async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
 
 async def test_a_router_may_be_several_processes(tmp_path):
     config = write_config(tmp_path, regions=("us",), rtt_ms={})
-    async with mesh_up(tmp_path, "--workers", "2", config=config) as mesh:
+    options = ("--workers", "2", "--replicas", "2")
+    async with mesh_up(tmp_path, *options, config=config) as mesh:
         assert await streamed(mesh.endpoint("us"), mesh.model)
         pages = mesh.record["regions"]["us"]["metrics"]
         assert list(pages) == ["r1-0", "r1-1"]
@@ -211,6 +223,9 @@ async def test_a_router_may_be_several_processes(tmp_path):
             page = await asyncio.to_thread(urllib.request.urlopen, url)
             with page:
                 assert f'mesh_router{{router="{router}"}} 1.0'.encode() in page.read()
+        said = await examined(tmp_path / ".mesh" / "config")
+        assert f"of {config} as `mesh up` runs it" in said
+        assert "heartbeat 2" in said and "warning" not in said and "bad" not in said
 
 
 async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_path):

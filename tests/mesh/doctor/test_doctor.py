@@ -13,12 +13,14 @@ from typing import Any
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
 from infra.address import parse_address
 from infra.bus import connect
 from infra.nats.region_config import ACCOUNT
 from infra.topology import parse
 from mesh.adapters.streams import lease
+from mesh.cli.doctor import command as doctor
 from mesh.doctor.examine import examine
 from mesh.doctor.findings import Verdict, is_healthy
 from mesh.doctor.logins import NoCredentials, read_logins
@@ -118,13 +120,23 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
             took_ms = found["us", way, "eu"]["value"]
             assert 0 < took_ms < 10_000 and took_ms == float(f"{took_ms:.3g}"), way
 
+        status, out, _ = await command(tmp_path)
+        first, well, counts = out.splitlines()
+        assert (status, first) == (0, f"Examining us, eu of {tmp_path / 'mesh.toml'}.")
+        assert well.startswith("well: ") and well.endswith(" (--verbose shows them)")
+        assert "stream 4" in well and "heartbeat 2" in well
+        assert counts == f"{len(found)} ok"
+
         await mesh.kill_agent("eu-0")
         status, out, _ = await command(tmp_path)
         assert status == 1
-        [line] = [line for line in out.splitlines() if "heartbeat" in line and "eu-0" in line]
-        assert "bad" in line and "silent" in line
-        assert "1 bad" in out
-        assert out.startswith(f"Examining us, eu of {tmp_path / 'mesh.toml'}.")
+        [line] = [line for line in out.splitlines() if line.startswith("│ eu ")]
+        assert all(word in line for word in ("heartbeat", "eu-0", "bad", "silent"))
+        assert "heartbeat 1" in out and "1 bad" in out
+        _, whole, _ = await command(tmp_path, "--verbose")
+        lines = [line for line in whole.splitlines() if "heartbeat" in line and "-0" in line]
+        assert [" ok " in line for line in lines] == [True, False]
+        assert "well:" not in whole
 
 
 async def test_a_router_may_be_several_processes(tmp_path):
@@ -278,3 +290,12 @@ async def test_the_command_says_so_with_its_status(tmp_path):
     status, out, err = await command(tmp_path)
     assert (status, out) == (2, "")
     assert "no credentials of us" in err
+
+
+def test_without_the_option_it_looks_where_mesh_up_keeps_credentials(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(doctor, [])
+    assert ended.exit_code == 2
+    said = " ".join(ended.output.split())
+    assert "no credentials of us, eu, ap below .mesh/config; give as --credentials" in said
+    assert "a plain `mesh up` keeps them in .mesh/config" in said

@@ -1,0 +1,42 @@
+"""What a running demo says of itself in `mesh.json`, as other commands read it."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from infra.topology import Topology
+from mesh.demo.state_directory import StateDirectory
+from schemas.ids import RegionId, ReplicaId
+
+
+class RunningRegion(BaseModel):
+    """What runs of one region. `workers`: processes of each of its routers."""
+
+    replicas: tuple[ReplicaId, ...]
+    workers: int
+
+
+class Running(BaseModel):
+    """What was asked of `mesh up`, by its file and by its options."""
+
+    config: Path
+    regions: dict[RegionId, RunningRegion]
+
+    def fitted(self, topology: Topology) -> Topology:
+        """The topology with the replicas and workers that run, whatever the file says."""
+        regions = {
+            name: region.model_copy(update=dict(self.regions.get(name, ())))
+            for name, region in topology.regions.items()
+        }
+        return topology.model_copy(update={"regions": regions})
+
+
+def running_with(credentials: Path) -> Running | None:
+    """The demo whose credentials these are, or the last one if it was killed; else None."""
+    state = StateDirectory(credentials.parent)
+    if credentials.absolute() != state.config:
+        return None
+    try:
+        return Running.model_validate_json(state.running.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,41 @@
+"""What a running demo says of itself is read, and what says nothing changes nothing."""
+
+import json
+
+import pytest
+
+from infra.topology import DEFAULT_FILE, load
+from mesh.demo.running import running_with
+
+
+@pytest.fixture
+def state(tmp_path):
+    (tmp_path / "config").mkdir()
+    return tmp_path
+
+
+def test_replicas_and_workers_that_run_go_before_the_file(state):
+    us = {"replicas": ["us-0", "us-1"], "workers": 3, "endpoint": "http://127.0.0.1:1"}
+    said = {"config": str(DEFAULT_FILE), "regions": {"us": us, "mars": us}, "pid": 1}
+    (state / "mesh.json").write_text(json.dumps(said))
+    running = running_with(state / "config")
+    assert running.config == DEFAULT_FILE
+    known, found = load(DEFAULT_FILE), running.fitted(load(DEFAULT_FILE))
+    assert (found.regions["us"].replicas, found.regions["us"].workers) == (("us-0", "us-1"), 3)
+    assert found.regions["us"].http == known.regions["us"].http
+    assert found.regions["eu"] == known.regions["eu"]
+    assert found.regions.keys() == known.regions.keys()
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"regions": 3}', '{"config": "x"}'])
+def test_where_no_demo_says_so_none_runs(state, text):
+    if text is not None:
+        (state / "mesh.json").write_text(text)
+    assert running_with(state / "config") is None
+
+
+def test_other_credentials_are_no_demo_s(state):
+    said = {"config": str(DEFAULT_FILE), "regions": {}}
+    (state / "mesh.json").write_text(json.dumps(said))
+    assert running_with(state / "config") is not None
+    assert running_with(state / "rendered") is None
