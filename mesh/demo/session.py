@@ -21,6 +21,8 @@ from mesh.demo.state_directory import StateDirectory, write_atomically
 from mesh.runtime import routing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# `make` hands a SIGTERM on that its whole group got: twice so soon is asked once.
+ASKED_ONCE_S = 0.5
 MODELS_WITHIN_S = 5.0
 
 
@@ -69,7 +71,7 @@ class Session:
         self._screen = Screen(console, self._mesh.sizes(), state.logs)
         self._models: list[str] = []
         self._up = False
-        self._interrupted = False
+        self._ending_since: float | None = None
 
     async def run(self) -> None:
         """Start, show, and wait for a signal; then end every process."""
@@ -79,7 +81,7 @@ class Session:
                     await self._start()
                     await asyncio.Event().wait()
             except asyncio.CancelledError:
-                if not self._interrupted:
+                if self._ending_since is None:
                     raise
 
     def forget(self) -> None:
@@ -138,10 +140,12 @@ class Session:
         assert task is not None
 
         def interrupt() -> None:
-            if self._interrupted:
-                self._mesh.hurry()
+            now = loop.time()
+            if self._ending_since is not None:
+                if now - self._ending_since > ASKED_ONCE_S:
+                    self._mesh.hurry()
                 return
-            self._interrupted = True
+            self._ending_since = now
             task.cancel()
             self._screen.ending()  # last: a terminal that was closed can't be written to
 

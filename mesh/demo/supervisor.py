@@ -79,7 +79,8 @@ class Supervisor:
         await self._unless_hurried(keepers, GRACE_S[kind])
         for child in children:
             if not self._keepers[child.program.name].done():
-                logger.warning("%s did not end in time and is killed", child.program.name)
+                if not self._hurry.is_set():
+                    logger.warning("%s did not end in time and is killed", child.program.name)
                 child.kill()
         await asyncio.wait(keepers, timeout=KILLED_WITHIN_S)
 

@@ -98,16 +98,17 @@ async def test_parts_end_routers_first_and_the_bus_last(stage):
     assert stage.deaths() == []
 
 
-async def test_what_does_not_end_in_its_grace_is_killed(stage, monkeypatch):
+async def test_what_does_not_end_in_its_grace_is_killed(stage, monkeypatch, caplog):
     monkeypatch.setitem(GRACE_S, Kind.ENGINE, 0.2)
     await stage.supervisor.start(stage.program("deaf", DEAF))
     pid = stage.supervisor.pids["deaf"]
     async with asyncio.timeout(10):
         await stage.supervisor.stop()
     assert not alive(pid)
+    assert caplog.messages == ["deaf did not end in time and is killed"]
 
 
-async def test_a_hurry_cuts_the_grace_short(stage, monkeypatch):
+async def test_a_hurry_cuts_the_grace_short_and_blames_nobody(stage, monkeypatch, caplog):
     monkeypatch.setitem(GRACE_S, Kind.ENGINE, 1000.0)
     await stage.supervisor.start(stage.program("deaf", DEAF))
     pid = stage.supervisor.pids["deaf"]
@@ -116,6 +117,7 @@ async def test_a_hurry_cuts_the_grace_short(stage, monkeypatch):
     async with asyncio.timeout(10):
         await stopping
     assert not alive(pid)
+    assert caplog.messages == []
 
 
 async def test_what_never_becomes_ready_is_given_up_with_the_end_of_its_log(stage):

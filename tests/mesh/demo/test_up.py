@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import openai
@@ -42,16 +43,23 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def streamed(endpoint: str, model: str) -> str:
-    """One streamed answer by the official client."""
+async def streaming(endpoint: str, model: str, *, tokens: int) -> AsyncIterator[str]:
+    """The parts of one streamed answer by the official client."""
     async with openai.AsyncOpenAI(base_url=f"{endpoint}/v1", api_key="none") as client:
         stream = await client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "Say something short."}],
-            max_tokens=12,
+            max_tokens=tokens,
             stream=True,
         )
-        return "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+        async for chunk in stream:
+            if chunk.choices:
+                yield chunk.choices[0].delta.content or ""
+
+
+async def streamed(endpoint: str, model: str) -> str:
+    """One streamed answer."""
+    return "".join([part async for part in streaming(endpoint, model, tokens=12)])
 
 
 async def round_trip_s(mesh: MeshUp, here: str, there: str) -> float:
@@ -199,6 +207,46 @@ async def test_an_engine_without_metrics_is_named_and_does_not_keep_the_others_a
             assert "HTTP 404; if that server has no metrics, use --engine-kind openai" in said
             assert "0 of 1" in said
             assert await mesh.stop() == 0
+
+
+async def test_a_signal_that_comes_twice_at_once_is_one_and_answers_are_finished(tmp_path):
+    """As of `make up` when its whole group is sent one."""
+    config = write_config(tmp_path, regions=("us",), rtt_ms={})
+    async with mesh_up(tmp_path, config=config, time_scale=1) as mesh:
+        parts = streaming(mesh.endpoint("us"), mesh.model, tokens=100)
+        await anext(parts)
+        mesh.process.send_signal(signal.SIGTERM)
+        mesh.process.send_signal(signal.SIGINT)
+        assert len([part async for part in parts]) > 90
+        assert await mesh.process.wait() == 0
+        assert "killed" not in mesh.output
+
+
+async def test_a_signal_during_the_start_ends_it_as_after_it(tmp_path):
+    config, output = write_config(tmp_path), tmp_path / "up.out"
+    with output.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mesh.cli.main", "up", "--config", str(config)),
+            *("--state", str(tmp_path / ".mesh")),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        logs = tmp_path / ".mesh" / "logs"
+        await until(lambda: (logs / "router-us-r1.log").exists(), deadline_s=DEADLINE_S)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    said = output.read_text()
+    assert said.splitlines()[-1].startswith("ending: ") and "killed" not in said
+    assert not (tmp_path / ".mesh" / "mesh.json").exists()
+    assert children and not any(map(alive, map(int, children)))
 
 
 async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
