@@ -1,4 +1,6 @@
-"""What pydantic finds wrong with a value that a person gave, in words that say what it must be.
+"""What is said to people in words of theirs.
+
+Most of it is what pydantic finds wrong with a value that a person gave: what it must be.
 
 Its own speak of inputs, types and parsers; who gave an option or a key of a file wants to read
 "must be more than 0".
@@ -48,6 +50,11 @@ def what_it_must_be_instead(details: ErrorDetails) -> str:
     """The same, with what was given where the words don't say."""
     words = what_it_must_be(details)
     return f"{words}, not {details['input']!s:.{_GIVEN_CHARS_MAX}}" if _is_known(details) else words
+
+
+def counted(number: int, noun: str) -> str:
+    """How many of them: `1 replica`, `2 replicas`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_known(details: ErrorDetails) -> bool:

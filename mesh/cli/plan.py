@@ -132,15 +132,12 @@ def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
             regions,
             replicas_max=settings.replicas_max,
         )
-        plans = [_told(planner.plan(topology), console) for topology in topologies]
+        plans: list[Plan] = []
+        for topology in topologies:
+            if plans and plans[-1].replicas is None:  # at once, for the others may take long
+                console.print(f"{plans[-1].topology}: no fleet; going on with {topology}")
+            plans.append(planner.plan(topology))
         return plans, simulations.count
-
-
-def _told(plan: Plan, console: Console) -> Plan:
-    """The plan; that there is none is said at once, for the others may take long."""
-    if plan.replicas is None:
-        console.print(f"{plan.topology}: no fleet: {plan.why_not}", soft_wrap=True, markup=False)
-    return plan
 
 
 def _show(status: Status, number: int, what: str) -> None:

@@ -30,6 +30,7 @@ from mesh.sim.topology import REGION_LOCAL
 from mesh.sim.workload import Workload
 from mesh.sim.workloads.capacity import offered
 from schemas.ids import RegionId
+from schemas.plain_words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ class Planner:
         return {region: replicas.get(region, 0) for region in self._regions}
 
     def _spent(self, topology: str) -> str:
-        words = f"no fleet did in {self._simulations.count} simulations"
+        words = f"no fleet did in {counted(self._simulations.count, 'simulation')}"
         largest = self._simulations.largest(topology)
         if largest is None or self._target.met(largest[1]):  # one region's alone, perhaps
             return words
@@ -191,7 +192,7 @@ class Planner:
         reasons = [f"{region} {why}" for region, why in self._target.missed(report).items()]
         if self._target.is_slow(report):
             reasons.append(f"{throughput_per_s(report):.2f} answers/s")
-        return f"{replicas} replicas miss the target: {', '.join(reasons)}"
+        return f"{counted(replicas, 'replica')} can't meet the target: {', '.join(reasons)}"
 
 
 def _guess(workload: Workload, profile: Profile) -> int:

@@ -5,9 +5,9 @@ for throughput, users of a closed loop wait a little longer and so ask less. Tha
 the option that plans for as many.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import floor
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 
@@ -17,10 +17,21 @@ from mesh.sim.study.plan import Plan
 from mesh.sim.study.plan_settings import PlanSettings
 from mesh.sim.study.target import throughput_per_s
 from mesh.sim.topology import MESH
+from schemas.plain_words import counted
 
 HOURS_A_YEAR = 8766  # 365.25 days
 FEWER_ANSWERS = 0.99  # of another fleet's answers a second: less is worth a word
 _NOT_ABOUT_RESULTS = {"out"}
+
+
+class Saved(TypedDict):
+    """What the mesh's fleet has less than another's, below 0 where it has more; prices if known."""
+
+    replicas: int
+    share: float  # of the other's replicas
+    per_hour: float | None
+    per_year: float | None
+    throughput_ratio: float | None  # answers a second, ours by theirs
 
 
 def plan_file(settings: PlanSettings, plans: Sequence[Plan], simulations: int) -> dict[str, Any]:
@@ -40,9 +51,7 @@ def plan_file(settings: PlanSettings, plans: Sequence[Plan], simulations: int) -
     }
 
 
-def saving(
-    settings: PlanSettings, plans: Sequence[Plan], other: Plan
-) -> dict[str, float | int | None] | None:
+def saving(settings: PlanSettings, plans: Sequence[Plan], other: Plan) -> Saved | None:
     """What the mesh's fleet saves against another's; None where there is nothing to compare."""
     mesh = next((plan for plan in plans if plan.topology == MESH), None)
     if mesh is None or mesh is other or mesh.report is None or other.report is None:
@@ -115,9 +124,14 @@ def _cells(settings: PlanSettings, plan: Plan) -> list[str]:
         str(plan.total),
         " ".join(f"{region}={count}" for region, count in plan.replicas.items()),
         seconds(worst_ttft_p90_s(plan.report)),
-        f"{throughput_per_s(plan.report):.2f}",
+        _rate(throughput_per_s(plan.report)),
         known(_per_hour(settings, plan.total), "{:.2f}"),
     ]
+
+
+def _rate(per_s: float) -> str:
+    """Two digits at least that say something: small loads are planned, too."""
+    return f"{per_s:.2f}" if per_s >= 1 else f"{per_s:.3g}"
 
 
 def _remarks(settings: PlanSettings, plans: Sequence[Plan], simulations: int) -> list[str]:
@@ -134,22 +148,22 @@ def _remarks(settings: PlanSettings, plans: Sequence[Plan], simulations: int) ->
         if saved is not None and plan.report is not None:
             lines.append(_saved_line(plan, saved))
             lines += _fewer_answers(settings, plan.topology, plan.report, saved)
-    return [*lines, f"{simulations} simulations"]
+    return [*lines, counted(simulations, "simulation")]
 
 
 def _fewer_answers(
     settings: PlanSettings,
     other: str,
     report: Report,
-    saved: Mapping[str, float | int | None],
+    saved: Saved,
 ) -> list[str]:
     ratio = saved["throughput_ratio"]
     if ratio is None or ratio >= FEWER_ANSWERS:
         return []
     per_s = throughput_per_s(report)
     line = (
-        f"note: the mesh's fleet answers {ratio * per_s:.2f} requests a second, "
-        f"{1 - ratio:.1%} fewer than {other}'s {per_s:.2f}"
+        f"note: the mesh's fleet answers {_rate(ratio * per_s)} requests a second, "
+        f"{1 - ratio:.1%} fewer than {other}'s {_rate(per_s)}"
     )
     if settings.throughput is None:
         asked = floor(1000 * per_s) / 1000  # rounded up, its own fleet would miss it
@@ -157,11 +171,17 @@ def _fewer_answers(
     return [f"{line}; both reach the target of {settings.throughput:g}"]
 
 
-def _saved_line(other: Plan, saved: Mapping[str, float | int | None]) -> str:
-    line = (
-        f"against {other.topology} the mesh saves {saved['replicas']} of {other.total} replicas "
-        f"({saved['share']:.1%})"
-    )
-    if saved["per_hour"] is not None:
-        line += f", {saved['per_hour']:.2f} an hour, {saved['per_year']:,.0f} a year"
+def _saved_line(other: Plan, saved: Saved) -> str:
+    assert other.total is not None, "a fleet that was played"
+    fewer, share = saved["replicas"], abs(saved["share"])
+    if not fewer:
+        enough = counted(other.total, "replica")
+        return f"against {other.topology} the mesh saves nothing: {enough} will do for either"
+    if fewer > 0:
+        words = f"saves {fewer} of {counted(other.total, 'replica')}"
+    else:
+        words = f"needs {counted(-fewer, 'replica')} more than {other.total}"
+    line = f"against {other.topology} the mesh {words} ({share:.1%})"
+    if saved["per_hour"] is not None and saved["per_year"] is not None:
+        line += f", {abs(saved['per_hour']):.2f} an hour, {abs(saved['per_year']):,.0f} a year"
     return line

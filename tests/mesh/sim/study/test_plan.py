@@ -78,15 +78,15 @@ def test_a_target_that_nothing_meets_is_given_up_soon() -> None:
     planning = planner(simulations, Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=32)
     local, mesh = planning.plan("region-local"), planning.plan("mesh")
     assert simulations.count == 3 + 3, "of each: the guess, twice as many, and the most"
-    assert local.why_not.startswith("32 replicas miss the target: us TTFT p90 0.")
-    assert mesh.why_not.startswith("64 replicas miss the target: us TTFT p90 0.")
+    assert local.why_not.startswith("32 replicas can't meet the target: us TTFT p90 0.")
+    assert mesh.why_not.startswith("64 replicas can't meet the target: us TTFT p90 0.")
 
 
 def test_a_target_that_nothing_meets_is_said_to_be_so() -> None:
     planning = planner(simulated(), Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=2)
     plan = planning.plan("region-local")
     assert plan.replicas is None
-    assert plan.why_not.startswith("2 replicas miss the target: us TTFT p90 0.")
+    assert plan.why_not.startswith("2 replicas can't meet the target: us TTFT p90 0.")
 
 
 def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
@@ -99,10 +99,10 @@ def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
     assert not plan.is_least
     none = planner(simulated(limit=1), target, shifted_peaks()).plan("region-local")
     assert none.replicas is None
-    assert none.why_not == "no fleet did in 1 simulations", "two replicas do for us alone"
+    assert none.why_not == "no fleet did in 1 simulation", "two replicas do for us alone"
     tight = planner(simulated(limit=1), Target(ttft_p90_s=0.1), shifted_peaks())
     missed = tight.plan("region-local").why_not
-    assert "in 1 simulations; the largest: 2 replicas miss the target: us TTFT p90 0." in missed
+    assert "in 1 simulation; the largest: 2 replicas can't meet the target: us TTFT" in missed
 
 
 def figures(requests: int, ok: int, p90_s: float) -> Report:
