@@ -52,6 +52,7 @@ class Profile:
     kv_tokens: int  # memory for KV
     max_seqs: int  # sequences in the running batch
     long_prefill: LongPrefill | None = None
+    model: str = ""  # the name that its engine serves; empty: the profile's own
 
     def __post_init__(self) -> None:
         if not self.knots or self.token_s <= 0 or self.knots[0][1] <= 0:

@@ -16,6 +16,7 @@ _MS = 1e-3
 # tokens: 20 requests of 1,900 tokens or 50 of 760, which is the range the paper saw.
 L4_LLAMA = Profile(
     name="l4-llama3.1-8b",
+    model="meta-llama/Llama-3.1-8B-Instruct",
     knots=((0, 45.0 * _MS),),
     token_s=0.5 * _MS,
     sequence_s=0.2 * _MS,
@@ -41,6 +42,7 @@ _A100_CONTEXT_S = 1.86e-4 / 0.85 * _MS
 _A100_TOKEN_S = 0.0938 * _MS - _A100_CONTEXT_S
 A100_MISTRAL = Profile(
     name="a100-mistral-7b",
+    model="mistralai/Mistral-7B-Instruct-v0.3",
     knots=((_A100_FLAT_TOKENS, _A100_FLOOR_S),),
     token_s=_A100_TOKEN_S,
     sequence_s=0.0,
@@ -62,6 +64,7 @@ A100_MISTRAL = Profile(
 _A6000 = _MS / 0.9
 A6000_MISTRAL = Profile(
     name="a6000-mistral-7b",
+    model="mistralai/Mistral-7B-Instruct-v0.3",
     knots=(
         (192, (22.0 + 0.159) * _A6000),
         (384, (0.10842571 * 384 + 4.209777 + 0.159) * _A6000),
@@ -95,6 +98,7 @@ _H100_FLOOR_S = 16.06e9 / _H100_BYTES_S + 1.0 * _MS
 _H100_TOKEN_S = 2 * 8.03e9 / _H100_FLOAT_S
 H100_LLAMA = Profile(
     name="h100-llama3.1-8b",
+    model="meta-llama/Llama-3.1-8B-Instruct",
     knots=((round(_H100_FLOOR_S / _H100_TOKEN_S), _H100_FLOOR_S),),
     token_s=_H100_TOKEN_S,
     sequence_s=0.0,

@@ -13,7 +13,6 @@ from agents.simserver.profile_file import ProfileInvalid, find_profile
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
 _PROFILE = A100_MISTRAL.name
-_MODEL = "mistralai/Mistral-7B-Instruct-v0.3"
 _TOKENS = click.IntRange(min=32)
 
 
@@ -44,8 +43,7 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     "--model",
     "models",
     multiple=True,
-    default=(_MODEL,),
-    show_default=True,
+    show_default="the profile's",
     help="A name that the one model answers to; repeat for more.",
 )
 @click.option(
@@ -53,7 +51,7 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     default=_PROFILE,
     show_default=True,
     callback=_profile,
-    help=f"How long things take: {', '.join(PROFILES)}, or a .toml file of your own.",
+    help=f"Which GPU and model it is: {', '.join(PROFILES)}, or a .toml file of your own.",
 )
 @click.option(
     "--time-scale",
@@ -128,6 +126,7 @@ def command(
         raise click.UsageError(
             "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
         )
+    models = models or (profile.model or profile.name,)
     config = SimConfig(
         models=models,
         profile=profile,

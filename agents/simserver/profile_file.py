@@ -9,6 +9,7 @@ arrival_s = 0.0
 batch_tokens = 2048
 kv_tokens = 120000
 max_seqs = 256
+model = "my/model"         # the name that it serves; without it, the profile's
 """
 
 import dataclasses

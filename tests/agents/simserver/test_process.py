@@ -18,11 +18,13 @@ from tests.agents.simserver.support import MODEL, chat
 
 
 @contextlib.asynccontextmanager
-async def engine_process(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Process, str]]:
+async def engine_process(
+    tmp_path: Path, *options: str, model: tuple[str, ...] = ("--model", MODEL)
+) -> AsyncIterator[tuple[Process, str]]:
     ready = tmp_path / "ready.json"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agents.cli", "engine-sim"),
-        *("--model", MODEL, "--time-scale", "20", "--ready-file", str(ready), *options),
+        *(*model, "--time-scale", "20", "--ready-file", str(ready), *options),
         stdout=PIPE,
     )
     try:
@@ -52,6 +54,19 @@ async def test_it_serves_on_a_free_port_and_ends_at_sigterm_even_with_open_strea
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(5):
             assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "model"),
+    [("l4-llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"), ("chapter-23.2", "chapter-23.2")],
+)
+async def test_it_serves_the_model_of_its_profile(tmp_path, profile, model):
+    async with (
+        engine_process(tmp_path, "--profile", profile, model=()) as (_, url),
+        aiohttp.ClientSession() as http,
+        http.get(f"{url}/v1/models") as response,
+    ):
+        assert [each["id"] for each in (await response.json())["data"]] == [model]
 
 
 async def test_a_crash_takes_the_process_away_after_that_many_tokens(tmp_path):

@@ -27,7 +27,7 @@ def test_a_named_profile():
 
 def test_the_documented_example_is_a_profile(tmp_path):
     profile = find_profile(written(tmp_path, example()))
-    assert profile.name == "my-gpu"
+    assert (profile.name, profile.model) == ("my-gpu", "my/model")
     assert profile.iteration_s(((1000, 1000),), 0, 0) == pytest.approx(0.112)
 
 

@@ -251,7 +251,9 @@ async def test_a_signal_during_the_start_ends_it_as_after_it(tmp_path):
 
 async def test_a_region_may_have_more_routers_and_a_mesh_one_region(tmp_path):
     config = write_config(tmp_path, regions=("us",), routers=("r1", "r2"))
-    async with mesh_up(tmp_path, "--log-level", "INFO", config=config) as mesh:
+    options = ("--log-level", "INFO", "--profile", "l4-llama3.1-8b")
+    async with mesh_up(tmp_path, *options, config=config) as mesh:
+        assert mesh.model == "meta-llama/Llama-3.1-8B-Instruct"
         assert mesh.endpoint("us", "r1") != mesh.endpoint("us", "r2")
         assert await streamed(mesh.endpoint("us", "r1"), mesh.model)
         assert await streamed(mesh.endpoint("us", "r2"), mesh.model)
