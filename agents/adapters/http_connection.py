@@ -45,6 +45,8 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._is_asked = False
+        self._body: list[bytes] = []  # came, and was not given out
+        self.on_body = self._body.append  # the parser calls it for each chunk
         self._forget()
 
     def _forget(self) -> None:
@@ -54,8 +56,7 @@ class Connection(asyncio.Protocol):
         self._content_type = b""
         self._has_length = False  # or is chunked: its end does not depend on the connection's
         self._keeps = False
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body.clear()
         self._is_ended = False
         self._problem: HttpLost | HttpBroken | None = None
         self._sink: Callable[[bytes], None] | None = None
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._steer()
 
     def _steer(self) -> None:
-        pause = self._is_held or (self._sink is None and self._body_bytes > BUFFERED_BYTES)
+        pause = self._is_held or self._is_full()
         if pause is self._paused or self._transport is None or self._transport.is_closing():
             return
         self._paused = pause
@@ -131,12 +132,15 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
+    def _is_full(self) -> bool:
+        return self._sink is None and sum(map(len, self._body)) > BUFFERED_BYTES
+
     def _taken(self) -> bytes:
         body = self._body
         data = body[0] if len(body) == 1 else b"".join(body)
         body.clear()
-        self._body_bytes = 0
-        self._steer()
+        if self._paused:
+            self._steer()
         return data
 
     async def _more(self) -> None:
@@ -225,10 +229,6 @@ class Connection(asyncio.Protocol):
             return
         self._head = Head(status, self._content_type.decode("utf-8", "replace"))
         self._keeps = self._parser.should_keep_alive()
-
-    def on_body(self, data: bytes) -> None:
-        self._body.append(data)
-        self._body_bytes += len(data)
 
     def on_message_complete(self) -> None:
         self._is_ended = self._head is not None

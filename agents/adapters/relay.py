@@ -13,6 +13,7 @@ that aborts the generation.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry import trace
 
@@ -80,7 +81,7 @@ class Relay:
         self._tail = Tail()
         self._window = Window()
         self._answer: Connection | None = None  # on which the engine answers
-        self._conversation: asyncio.Task[Verdict] | None = None
+        self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
 
     def credit(self, consumed_bytes: int) -> None:
@@ -93,8 +94,8 @@ class Relay:
         """Cut the conversation at once. Without effect when it is over already."""
         if self._aborted is None:
             self._aborted = Verdict(outcome, detail)
-            if self._conversation is not None:
-                self._conversation.cancel()
+            if self._talking is not None:
+                self._talking.cancel()
 
     async def run(self) -> AnswerEnded:
         """Relay the answer to its END frame; what came of it."""
@@ -139,16 +140,20 @@ class Relay:
         )
 
     async def _outcome(self) -> Verdict:
-        # A task of its own: cancelling it can't hit the END frame, nor a task not yet begun.
         if (cut := self._cut()) is not None:
             return cut
-        self._conversation = asyncio.create_task(self._converse())
+        self._talking = task = asyncio.current_task()
+        assert task is not None
         try:
-            return await self._conversation
+            return await self._converse()
         except asyncio.CancelledError:
-            if (cut := self._cut()) is not None:
-                return cut
-            raise  # the whole agent is being cancelled, and the conversation with it
+            # Our own cancel, or the whole agent is being cancelled.
+            cut = self._cut()
+            if cut is None or task.uncancel() > 0:
+                raise
+            return cut
+        finally:
+            self._talking = None  # from here on a cancel would hit the END frame
 
     def _cut(self) -> Verdict | None:
         return self._aborted
