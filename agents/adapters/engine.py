@@ -1,33 +1,28 @@
 """The engine beside this agent, over HTTP: its models, its metrics, its answers.
 
-One session for everything, with connections kept for less time than engines keep them: uvicorn,
-under vLLM and SGLang, closes an idle one after 5 s, and a POST that meets the closing can't be
-told from an engine that died.
+Connections are kept for less time than engines keep them: uvicorn, under vLLM and SGLang, closes
+an idle one after 5 s, and a POST that meets the closing can't be told from an engine that died.
 """
 
-import io
-from collections.abc import Callable
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping
 
-import aiohttp
 import orjson
 
+from agents.adapters.http_client import HttpClient
+from agents.adapters.http_connection import Connection, HttpBroken
 from agents.adapters.kinds import EngineKind
 from agents.adapters.page import Page
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 
-KEEPALIVE_S = 2.0
-CONNECT_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
 MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 PAGE_BYTES_MAX = 8 * 1024 * 1024
-WHOLE_BYTES_MAX = 512 * 1024
-READ_BUFFER_BYTES = 32 * 1024  # aiohttp stops reading the socket at twice this
-
-_AUTOMATIC = ("Accept-Encoding", "User-Agent")  # answers must pass as they come: uncompressed
+MODELS_PATH = "/v1/models"
+STATUS_OK = 200
 
 
 class EngineOdd(ValueError):
@@ -46,32 +41,28 @@ class Engine:
         clock: Callable[[], float],
         look_timeout_s: float = LOOK_TIMEOUT_S,
     ) -> None:
-        self._api_url = api_url
-        self._metrics_url = metrics_url
         self._kind = kind
         self._clock = clock
-        self._look_timeout = aiohttp.ClientTimeout(total=look_timeout_s)
+        self._look_timeout_s = look_timeout_s
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),  # requests of many people share this session
-            auto_decompress=False,
-            skip_auto_headers=_AUTOMATIC,
-            read_bufsize=READ_BUFFER_BYTES,
-        )
+        self._models_url, self._page_url = api_url + MODELS_PATH, metrics_url
+        self._api = HttpClient(api_url, clock)
+        self._page = HttpClient(metrics_url, clock) if kind.has_metrics else None
 
-    async def close(self) -> None:
-        await self._http.close()
+    def close(self) -> None:
+        """Close the connections that no answer uses."""
+        self._api.close()
+        if self._page is not None:
+            self._page.close()
 
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
-        """An async context manager with the engine's response; its body is not read yet."""
-        # aiohttp warns of large bytes, which it would write in one go; it streams a file in pieces.
-        data = body if len(body) <= WHOLE_BYTES_MAX else io.BytesIO(body)
-        return self._http.post(
-            self._api_url + path, data=data, headers=headers, allow_redirects=False
-        )
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Connection:
+        """The connection on which the engine answers. `release` it. Raises OSError, ValueError."""
+        return await self._api.ask("POST", path, headers, body)
+
+    def release(self, answered: Connection) -> None:
+        """Nobody reads that answer any more."""
+        self._api.release(answered)
 
     def want_models(self) -> None:
         """Read the models with the next look."""
@@ -88,8 +79,8 @@ class Engine:
             models = await self._models() if began_at >= self._models_due_at else None
             return EngineRead(began_at, await self._reading(), models)
         except TimeoutError:
-            timed_out, detail = True, f"no answer within {self._look_timeout.total:g} s"
-        except (aiohttp.ClientError, OSError, EngineOdd) as problem:
+            timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
+        except (OSError, HttpBroken, EngineOdd) as problem:
             detail = str(problem) or type(problem).__name__
         self.want_models()  # what comes back may be another engine
         return EngineFailed(
@@ -97,29 +88,36 @@ class Engine:
         )
 
     async def _models(self) -> tuple[ModelId, ...]:
-        url = self._api_url + "/v1/models"
-        models = model_ids(await self._get(url), url)
+        page = await self._get(self._api, MODELS_PATH, self._models_url)
+        models = model_ids(page, self._models_url)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         return models
 
     async def _reading(self) -> EngineReading:
-        if not self._kind.has_metrics:
+        if self._page is None:
             return NOTHING_KNOWN
-        page = await self._get(self._metrics_url)
+        page = await self._get(self._page, "", self._page_url)
         return self._kind.read(Page(page.decode("utf-8", "replace")))
 
-    async def _get(self, url: str) -> bytes:
-        async with self._http.get(
-            url, timeout=self._look_timeout, allow_redirects=False
-        ) as response:
-            if response.status != 200:
-                raise EngineOdd(f"{url} answers HTTP {response.status}")
-            page = bytearray()
-            while chunk := await response.content.readany():
-                page += chunk
-                if len(page) > PAGE_BYTES_MAX:
-                    raise EngineOdd(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
-            return bytes(page)
+    async def _get(self, client: HttpClient, path: str, url: str) -> bytes:
+        async with asyncio.timeout(self._look_timeout_s):
+            answer = await client.ask("GET", path, {})
+            try:
+                return await _page(answer, url)
+            finally:
+                client.release(answer)
+
+
+async def _page(answer: Connection, url: str) -> bytes:
+    head = await answer.until_head()
+    if head.status != STATUS_OK:
+        raise EngineOdd(f"{url} answers HTTP {head.status}")
+    page = bytearray()
+    while chunk := await answer.read():
+        page += chunk
+        if len(page) > PAGE_BYTES_MAX:
+            raise EngineOdd(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
+    return bytes(page)
 
 
 def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:

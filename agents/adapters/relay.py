@@ -13,12 +13,14 @@ that aborts the generation.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
-import aiohttp
 from opentelemetry import trace
 
 from agents.adapters.engine import Engine
 from agents.adapters.frames import FrameWriter
+from agents.adapters.http_connection import Connection, HttpBroken
+from agents.adapters.http_connection import Head as HttpHead
 from agents.core.effects import Hand
 from agents.core.events import AnswerBegan, AnswerEnded
 from agents.core.reading import NO_USAGE, Usage
@@ -78,22 +80,22 @@ class Relay:
         self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
-        self._credited = asyncio.Event()
-        self._conversation: asyncio.Task[Verdict] | None = None
+        self._answer: Connection | None = None  # on which the engine answers
+        self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
 
     def credit(self, consumed_bytes: int) -> None:
         """The client is so far."""
         self._window.credit(consumed_bytes)
-        if self._window.open:
-            self._credited.set()
+        if self._window.open and self._answer is not None:
+            self._answer.go_on()
 
     def abort(self, outcome: Outcome, detail: str) -> None:
         """Cut the conversation at once. Without effect when it is over already."""
         if self._aborted is None:
             self._aborted = Verdict(outcome, detail)
-            if self._conversation is not None:
-                self._conversation.cancel()
+            if self._talking is not None:
+                self._talking.cancel()
 
     async def run(self) -> AnswerEnded:
         """Relay the answer to its END frame; what came of it."""
@@ -138,16 +140,20 @@ class Relay:
         )
 
     async def _outcome(self) -> Verdict:
-        # A task of its own: cancelling it can't hit the END frame, nor a task not yet begun.
         if (cut := self._cut()) is not None:
             return cut
-        self._conversation = asyncio.create_task(self._converse())
+        self._talking = task = asyncio.current_task()
+        assert task is not None
         try:
-            return await self._conversation
+            return await self._converse()
         except asyncio.CancelledError:
-            if (cut := self._cut()) is not None:
-                return cut
-            raise  # the whole agent is being cancelled, and the conversation with it
+            # Our own cancel, or the whole agent is being cancelled.
+            cut = self._cut()
+            if cut is None or task.uncancel() > 0:
+                raise
+            return cut
+        finally:
+            self._talking = None  # from here on a cancel would hit the END frame
 
     def _cut(self) -> Verdict | None:
         return self._aborted
@@ -161,11 +167,9 @@ class Relay:
     async def _called(self) -> Verdict:
         try:
             return await self._exchange(self._request_headers())
-        except (aiohttp.ServerTimeoutError, aiohttp.ClientOSError, OSError) as problem:
+        except OSError as problem:
             return Verdict(Outcome.ENGINE_LOST, _described(problem))
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as problem:
-            return Verdict(Outcome.ENGINE_LOST, _described(problem))
-        except aiohttp.ClientError as problem:
+        except HttpBroken as problem:
             return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
 
     def _request_headers(self) -> dict[str, str]:
@@ -180,52 +184,49 @@ class Relay:
         return headers
 
     async def _exchange(self, headers: dict[str, str]) -> Verdict:
-        async with self._engine.post(self._path, self._body, headers) as response:
-            self._body = b""  # up to 32 MiB that nobody needs during a long answer
-            try:
-                verdict = await self._relay(response)
-            except BaseException:
-                response.close()
-                raise
-            if not response.content.at_eof():
-                response.close()
-            return verdict
+        self._answer = answer = await self._engine.post(self._path, self._body, headers)
+        self._body = b""  # up to 32 MiB that nobody needs during a long answer
+        try:
+            return await self._relay(answer)
+        finally:
+            self._answer = None
+            self._engine.release(answer)
 
-    async def _relay(self, response: aiohttp.ClientResponse) -> Verdict:
-        good = 200 <= response.status < 300
-        self._streamed = good and response.content_type == EVENT_STREAM
-        first = await self._first_bytes(response.content)
+    async def _relay(self, answer: Connection) -> Verdict:
+        head = await answer.until_head()
+        good = 200 <= head.status < 300
+        self._streamed = good and _media_type(head) == EVENT_STREAM
+        first = await self._first_bytes(answer)
         if self._streamed and not starts_events(first):
             return Verdict(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
         if good and not first:
-            return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {response.status} with an empty body")
-        await self._head(response)
+            return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {head.status} with an empty body")
+        await self._head(head)
         if first:
             self._pass_on(first)
-        while chunk := await self._next(response.content):
-            self._pass_on(chunk)
+        await answer.pour(self._pass_on)
         problem = ends_events(self._tail) if self._streamed else None
         return _DONE if problem is None else Verdict(Outcome.ENGINE_BROKEN, problem)
 
-    async def _first_bytes(self, content: aiohttp.StreamReader) -> bytes:
+    async def _first_bytes(self, answer: Connection) -> bytes:
         """The first chunk; of a stream as many as it takes to tell whether it is one."""
-        first = await content.readany()
+        first = await answer.read()
         while first and self._streamed and starts_events(first) is None:
-            chunk = await content.readany()
+            chunk = await answer.read()
             if not chunk:
                 break
             first += chunk
         return first
 
-    async def _head(self, response: aiohttp.ClientResponse) -> None:
+    async def _head(self, head: HttpHead) -> None:
         self._first_byte_at = self._clock()
-        head = Head(
-            status=response.status,
-            content_type=_text(response.headers.get("Content-Type", "")),
+        said = Head(
+            status=head.status,
+            content_type=head.content_type[:TEXT_MAX],
             region=self._region,
             replica=self._replica,
         )
-        self._frames.say(Frame.HEAD, head)
+        self._frames.say(Frame.HEAD, said)
         await self._began(AnswerBegan(self._inbox))
 
     def _pass_on(self, chunk: bytes) -> None:
@@ -233,21 +234,17 @@ class Relay:
         self._tail.add(chunk)
         self._window.send(len(chunk))
         self._frames.data(chunk)
+        if not self._window.open and self._answer is not None:
+            self._answer.hold()
 
-    async def _next(self, content: aiohttp.StreamReader) -> bytes:
-        while not self._window.open:
-            self._credited.clear()
-            await self._credited.wait()
-        return await content.readany()
+
+def _media_type(head: HttpHead) -> str:
+    return head.content_type.partition(";")[0].strip().lower()
 
 
 def _described(problem: BaseException) -> str:
-    return _text(str(problem) or type(problem).__name__)
-
-
-def _text(text: str) -> str:
-    """An engine's text, fit for the wire: aiohttp keeps bytes that are no UTF-8 as surrogates."""
-    return text[:TEXT_MAX].encode("utf-8", "replace").decode()
+    words = str(problem) or type(problem).__name__
+    return words[:TEXT_MAX].encode("utf-8", "replace").decode()
 
 
 def _attributes(verdict: Verdict, usage: Usage, ttft_s: float) -> dict[str, str | int | float]:

@@ -163,7 +163,7 @@ class AgentCore:
 
     def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
         answer.unqueued = self._engine.is_unqueued(self._answers)
-        answer.handed_at = now
+        self._answers.hand(answer, now)
         work = answer.work
         return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
 
@@ -212,8 +212,8 @@ class AgentCore:
         return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
 
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
-        self._engine.read(event, now)
-        self._answers.forget_settled(event.began_at)
+        self._engine.read(event)
+        self._answers.look(event.began_at, now)
         return []
 
     def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:

@@ -1,16 +1,15 @@
 """The answers this agent owes: taken from the bus and not finished."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from agents.core.routers import RouterName
+from agents.core.since_look import SinceLook
 from agents.core.work import Work
 
 # Bodies of answers without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
-SETTLED_MAX = 4096  # remembered between two looks at the engine
 
 
 @dataclass(slots=True)
@@ -37,15 +36,23 @@ class Answer:
 class AnswerTable:
     """Answers by inbox. The caller bounds their number with `full`."""
 
-    __slots__ = ("_by_inbox", "_due_at", "_settled", "_unsettled", "held_bytes", "settled_at")
+    __slots__ = (
+        "_by_inbox",
+        "_due_at",
+        "_unsettled",
+        "handed",
+        "held_bytes",
+        "settled_at",
+        "since_look",
+    )
 
     def __init__(self) -> None:
         self._by_inbox: dict[str, Answer] = {}
         # Beside the whole table, because they are few and every event asks for them.
         self._unsettled: dict[str, Answer] = {}
-        # When answers that no longer wait were handed over, and when they ceased to wait.
-        self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
+        self.since_look = SinceLook()
         self.held_bytes = 0
+        self.handed = 0  # how many the engine has
         self.settled_at = -inf  # when one last ceased to wait
         self._due_at = inf  # no deadline passes before it
 
@@ -74,6 +81,17 @@ class AnswerTable:
     def get(self, inbox: str) -> Answer | None:
         return self._by_inbox.get(inbox)
 
+    def hand(self, answer: Answer, now: float) -> None:
+        """The engine is given it."""
+        answer.handed_at = now
+        self.handed += 1
+        self.since_look.hand(now)
+
+    def look(self, began_at: float, now: float) -> None:
+        """A look at the engine that began then is here."""
+        handed = (answer.handed_at for answer in self._unsettled.values())
+        self.since_look.look(began_at, now, (at for at in handed if at is not None))
+
     def begin(self, answer: Answer, now: float) -> None:
         """Its first byte came."""
         if answer.began_at is None:
@@ -88,38 +106,16 @@ class AnswerTable:
         del self._unsettled[answer.inbox]
         self.held_bytes -= answer.body_bytes
         if answer.handed_at is not None:
-            self._settled.append((answer.handed_at, now))
+            self.since_look.settle(answer.handed_at, now)
 
     def remove(self, answer: Answer) -> None:
         del self._by_inbox[answer.inbox]
+        self.handed -= answer.handed_at is not None
         if self._unsettled.pop(answer.inbox, None) is not None:
             self.held_bytes -= answer.body_bytes
-
-    @property
-    def all_settled_long_ago(self) -> bool:
-        """Whether `unbegun` and `settled` are 0 whatever they are asked."""
-        return not self._unsettled and not self._settled
-
-    def unbegun(self, *, after: float = -inf, until: float = inf) -> int:
-        """How many were handed over in that time and have no first byte."""
-        return sum(
-            answer.handed_at is not None and after < answer.handed_at <= until
-            for answer in self._unsettled.values()
-        )
-
-    def settled(self, *, until: float, since: float) -> int:
-        """How many handed over until then had a first byte or an end only since then."""
-        return sum(handed <= until and at > since for handed, at in self._settled)
+            if answer.handed_at is not None:
+                self.since_look.drop(answer.handed_at)
 
     def waiting(self) -> Iterator[Answer]:
         """Those without a first byte, in the order they were taken."""
         return iter(self._unsettled.values())
-
-    def forget_settled(self, before: float) -> None:
-        """Nobody will ask `settled` about earlier times any more."""
-        while self._settled and self._settled[0][1] <= before:
-            self._settled.popleft()
-
-    def handed(self) -> int:
-        """How many the engine has."""
-        return sum(answer.handed_at is not None for answer in self._by_inbox.values())

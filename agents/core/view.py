@@ -37,7 +37,6 @@ class EngineView:
         self.served = Served()
         self.reading: EngineReading = NOTHING_KNOWN
         self.read_at: float | None = None  # when the last reading began
-        self._seen_at = 0.0  # and when it was here
         self.models: tuple[ModelId, ...] = ()
 
     @property
@@ -50,13 +49,12 @@ class EngineView:
         ours = self.served.prefix_hit_ratio
         return self.reading.prefix_hit_ratio if ours is None else ours
 
-    def read(self, event: EngineRead, now: float) -> None:
+    def read(self, event: EngineRead) -> None:
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)
         self.reading = reading
         self.read_at = event.began_at
-        self._seen_at = now
         if event.models is not None:
             self.models = event.models
         self.health.succeeded()
@@ -67,17 +65,14 @@ class EngineView:
     def load(self, answers: AnswerTable) -> Load:
         """Pending and running by the rules in `load`."""
         pending = load.pending(self.reading, self._handed(answers), self.served.tokens_per_answer)
-        running = answers.handed() if self._counts_own else self.reading.running
+        running = answers.handed if self._counts_own else self.reading.running
         return Load(pending, running)
 
     def _handed(self, answers: AnswerTable) -> Handed:
-        if self.reading.waiting is None or self.read_at is None or answers.all_settled_long_ago:
+        if self.reading.waiting is None or self.read_at is None:
             return NOBODY_HANDED
-        return Handed(
-            still=answers.unbegun(until=self._seen_at),
-            settled=answers.settled(until=self._seen_at, since=self.read_at),
-            since=answers.unbegun(after=self.read_at),
-        )
+        counted = answers.since_look
+        return Handed(counted.still, counted.settled, counted.since)
 
     def is_unqueued(self, answers: AnswerTable) -> bool:
         """Whether an answer handed over now has the engine's prefill to itself.
@@ -85,7 +80,7 @@ class EngineView:
         All that can stand before it is what was handed over and has no first byte: work is taken
         while nothing waits, or by the word of a router that knows what does.
         """
-        return answers.unbegun() == 0
+        return answers.since_look.unbegun == 0
 
     def learn(self, answer: Answer, event: AnswerEnded, now: float) -> None:
         """Take what a finished answer teaches; partial and unstreamed ones teach less."""

@@ -55,7 +55,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             kind=KINDS[config.engine_kind],
             clock=clock,
         )
-        opened.push_async_callback(engine.close)
+        opened.callback(engine.close)
         ears = AgentBus(client, config.region, config.replica)
         async with asyncio.TaskGroup() as tasks:
             agent = Agent(config, AgentCore(_replica(config, epoch)), ears, engine, clock, tasks)

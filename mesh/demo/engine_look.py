@@ -34,4 +34,4 @@ async def _look(given: GivenEngine, kind: EngineKind) -> EngineRead | EngineFail
     try:
         return await engine.look()
     finally:
-        await engine.close()
+        engine.close()

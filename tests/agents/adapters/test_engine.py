@@ -32,7 +32,7 @@ async def looking(
         try:
             yield client, server
         finally:
-            await client.close()
+            client.close()
 
 
 async def test_a_look_brings_models_and_metrics() -> None:

@@ -51,7 +51,7 @@ async def engine_at(url: str) -> AsyncIterator[Engine]:
     try:
         yield engine
     finally:
-        await engine.close()
+        engine.close()
 
 
 async def test_garbage_ends_each_answer_exactly_once() -> None:

@@ -97,7 +97,7 @@ async def calling(script: Script, **headers: str) -> AsyncIterator[tuple[Call, S
         try:
             yield Call(engine, client, headers), engine
         finally:
-            await client.close()
+            client.close()
 
 
 async def call(script: Script, **headers: str) -> tuple[Call, AnswerEnded, ScriptedEngine]:

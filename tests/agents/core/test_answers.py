@@ -25,28 +25,17 @@ def test_bodies_are_held_until_the_first_byte() -> None:
     assert (table.held_bytes, len(table)) == (0, 0)
 
 
-def test_unbegun_counts_what_was_handed_later_and_has_no_byte() -> None:
+def test_what_the_engine_has() -> None:
     table = AnswerTable()
-    for inbox, handed_at in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", None)):
-        entry = answer(inbox, 1)
-        entry.handed_at = handed_at
-        table.add(entry)
+    for inbox in "abcd":
+        table.add(answer(inbox, 1))
+    for inbox, at in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+        table.hand(table.get(inbox), at)
     table.begin(table.get("c"), 4.0)
-    assert table.unbegun() == 2
-    assert table.unbegun(after=1.0) == 1
-    assert table.unbegun(until=1.0) == 1
-    assert table.handed() == 3
-
-
-def test_settled_is_remembered_for_a_while() -> None:
-    table = AnswerTable()
-    for inbox, handed_at, settled_at in (("a", 1.0, 2.0), ("b", 1.5, 4.0), ("c", 3.5, 5.0)):
-        entry = answer(inbox, 1)
-        entry.handed_at = handed_at
-        table.add(entry)
-        table.settle(entry, settled_at)
-        table.settle(entry, settled_at + 9.0)
-    assert table.settled(until=3.0, since=1.0) == 2
-    assert table.settled(until=3.0, since=3.0) == 1
-    table.forget_settled(4.0)
-    assert table.settled(until=9.0, since=0.0) == 1
+    assert (table.handed, table.since_look.unbegun) == (3, 2)
+    table.look(1.0, 1.5)
+    assert (table.since_look.still, table.since_look.since) == (1, 1)
+    table.remove(table.get("a"))
+    table.remove(table.get("c"))
+    table.remove(table.get("d"))
+    assert (table.handed, table.since_look.unbegun, table.since_look.still) == (1, 1, 0)

@@ -40,7 +40,7 @@ def test_of_an_engine_never_seen() -> None:
 def test_of_an_engine_well_known() -> None:
     view = EngineView(batch_max=8, counts_own=False)
     reading = EngineReading(waiting=1, running=6, kv_used_ratio=0.5, kv_capacity_tokens=1000)
-    view.read(EngineRead(11.5, reading, ("m",)), 11.5)
+    view.read(EngineRead(11.5, reading, ("m",)))
     view.served.add(Usage(10, 5, 11), 2.0)
     made = beat(view)
     assert (made.models, made.pending, made.running) == (("m",), 1, 6)

@@ -16,8 +16,8 @@ def table(*estimates: int | None, handed_at: float = 10.0) -> AnswerTable:
     for number, estimate in enumerate(estimates):
         work = Work("m", "/v1/completions", "", 10.0, None, estimate)
         entry = Answer(str(number), RouterName("us", "r1"), work, {}, 1, 0.0)
-        entry.handed_at = handed_at
         answers.add(entry)
+        answers.hand(entry, handed_at)
     return answers
 
 

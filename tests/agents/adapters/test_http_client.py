@@ -1,0 +1,154 @@
+"""Connections that are kept, and requests as an engine sees them."""
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agents.adapters import http_client
+from agents.adapters.http_client import HttpClient
+from agents.adapters.http_connection import HttpLost
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    Conversation,
+    Script,
+    ScriptedEngine,
+    chunk,
+    plain,
+    running,
+)
+
+
+async def answers(talk: Conversation) -> None:
+    await talk.send(plain(200, b"{}"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    script: Script, clock=time.monotonic, prefix: str = "", login: str = ""
+) -> AsyncIterator[tuple[HttpClient, ScriptedEngine]]:
+    async with running(script) as engine:
+        client = HttpClient(f"http://{login}127.0.0.1:{engine.port}{prefix}", clock)
+        try:
+            yield client, engine
+        finally:
+            client.close()
+
+
+async def ask(client: HttpClient, body: bytes = b"{}", **headers: str) -> object:
+    """Ask, read it all, and release. The connection, to be told from others."""
+    connection = await client.ask("POST", "/v1/completions", headers, body)
+    try:
+        await connection.until_head()
+        while await connection.read():
+            pass
+    finally:
+        client.release(connection)
+    return connection
+
+
+async def test_what_the_engine_sees() -> None:
+    async with client_of(answers, prefix="/a b", login="me%40x:s%3Ay@") as (client, engine):
+        await ask(client, **{"X-Request-Id": "q-1"})
+    request = engine.requests[0]
+    assert (request.method, request.path) == ("POST", "/a%20b/v1/completions")
+    assert request.headers == {
+        "host": f"127.0.0.1:{engine.port}",
+        "authorization": "Basic " + base64.b64encode(b"me@x:s:y").decode(),
+        "x-request-id": "q-1",
+        "content-length": "2",
+    }
+    assert request.body == b"{}"
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    body = bytes(range(256)) * 64 * 1024
+    async with client_of(answers) as (client, engine):
+        await ask(client, body)
+    assert engine.requests[0].body == body
+
+
+async def test_one_after_the_other_shares_a_connection_and_two_at_once_do_not() -> None:
+    async with client_of(answers) as (client, _):
+        first = await ask(client)
+        assert await ask(client) is first
+        both = await asyncio.gather(ask(client), ask(client))
+        assert both[0] is not both[1]
+        assert await ask(client) in both
+
+
+async def test_one_that_rested_too_long_is_not_used_again() -> None:
+    clock = Clock()
+    async with client_of(answers, clock) as (client, _):
+        first = await ask(client)
+        clock.now += http_client.KEEPALIVE_S
+        second = await ask(client)
+        assert second is not first
+        assert first.is_closing
+
+
+async def test_one_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "KEEPALIVE_S", 0.05)
+    closed = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, b"{}"))
+        await talk.hung_up()
+        closed.set()
+
+    async with client_of(script) as (client, _):
+        await ask(client)
+        await closed.wait()
+
+
+async def test_one_that_the_engine_closed_is_not_used_again() -> None:
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, b"{}"))
+        talk.close()
+
+    async with client_of(script) as (client, _):
+        first = await ask(client)
+        while not first.is_closing:
+            await asyncio.sleep(0)
+        assert await ask(client) is not first
+
+
+async def test_an_answer_that_is_left_closes_its_connection() -> None:
+    gone = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
+        await talk.hung_up()
+        gone.set()
+
+    async with client_of(script) as (client, _):
+        connection = await client.ask("POST", "/v1/completions", {}, b"{}")
+        await connection.read()
+        client.release(connection)
+        await gone.wait()
+
+
+async def test_nobody_there() -> None:
+    async with client_of(answers) as (client, engine):
+        await engine.stop()
+        with pytest.raises(HttpLost, match=rf"no connection to 127.0.0.1:{engine.port}: ."):
+            await ask(client)
+
+
+@pytest.mark.parametrize("value", ["a\r\nX: y", "a\nb", "a\0"])
+async def test_a_header_ends_where_its_line_does(value) -> None:
+    async with client_of(answers) as (client, engine):
+        with pytest.raises(ValueError, match="line end"):
+            await ask(client, odd=value)
+    assert engine.requests == []

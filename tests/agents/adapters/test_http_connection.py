@@ -1,0 +1,303 @@
+"""One connection over real HTTP, and any answer in any pieces."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.adapters.http_connection import (
+    BUFFERED_BYTES,
+    HEAD_BYTES_MAX,
+    Connection,
+    Head,
+    HttpBroken,
+    HttpLost,
+)
+from tests.agents.scripted_engine import (
+    CHUNKED,
+    LAST_CHUNK,
+    Conversation,
+    Script,
+    chunk,
+    plain,
+    running,
+)
+
+ASK = (b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\n", b"{}")
+UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\nContent-Length: 7\r\n\r\n"
+EARLY_HINTS = b"HTTP/1.1 103 Early Hints\r\nContent-Type: text/odd\r\n\r\n"
+
+
+def sends(*pieces: bytes, then: str = "stays") -> Script:
+    async def script(talk: Conversation) -> None:
+        for piece in pieces:
+            await talk.send(piece)
+        if then == "cuts":
+            talk.cut()
+        elif then == "closes":
+            talk.close()
+
+    return script
+
+
+@contextlib.asynccontextmanager
+async def asked(script: Script) -> AsyncIterator[Connection]:
+    async with running(script) as engine:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(Connection, "127.0.0.1", engine.port)
+        try:
+            connection.ask(ASK)
+            yield connection
+        finally:
+            connection.close()
+
+
+async def whole(connection: Connection) -> tuple[Head, bytes]:
+    head, parts = await connection.until_head(), []
+    while part := await connection.read():
+        parts.append(part)
+    return head, b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("script", "head", "body", "usable"),
+    [
+        (sends(plain(200, b"hello")), Head(200, "application/json"), b"hello", True),
+        (sends(plain(404, b"")), Head(404, "application/json"), b"", True),
+        (
+            sends(CHUNKED, chunk(b"a") + chunk(b"b"), LAST_CHUNK),
+            Head(200, "text/event-stream"),
+            b"ab",
+            True,
+        ),
+        (
+            sends(CHUNKED + chunk(b"a") + b"0\r\nContent-Type: trailer\r\n\r\n"),
+            Head(200, "text/event-stream"),
+            b"a",
+            True,
+        ),
+        (sends(UNTIL_CLOSE, b"abc", then="closes"), Head(200, "text/plain"), b"abc", False),
+        (
+            sends(CONTINUE + EARLY_HINTS + plain(200, b"x", "text/plain")),
+            Head(200, "text/plain"),
+            b"x",
+            True,
+        ),
+        (
+            sends(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"),
+            Head(200, ""),
+            b"x",
+            False,
+        ),
+        (sends(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx"), Head(200, ""), b"x", False),
+        (sends(b"HTTP/1.1 204 No\r\n\r\n"), Head(204, ""), b"", True),
+        (sends(plain(200, b"a") * 2), Head(200, "application/json"), b"a", False),
+        (sends(plain(200, b"a") + b"odd"), Head(200, "application/json"), b"a", False),
+        # Engines of many makes: what they get wrong here misleads nobody.
+        (sends(CHUNKED + b"1 \r\na\r\n" + LAST_CHUNK), Head(200, "text/event-stream"), b"a", True),
+    ],
+)
+async def test_answers(script, head, body, usable) -> None:
+    async with asked(script) as connection:
+        assert await whole(connection) == (head, body)
+        assert connection.is_usable is usable
+
+
+@pytest.mark.parametrize(
+    ("script", "problem", "words"),
+    [
+        (sends(then="cuts"), HttpLost, "before its answer"),
+        (sends(then="closes"), HttpLost, "before its answer"),
+        (sends(b"HTTP/1.1 200 OK\r\nContent-", then="closes"), HttpLost, "before its answer"),
+        (sends(CHUNKED + chunk(b"a"), then="closes"), HttpLost, "inside its answer"),
+        (sends(plain(200, b"abc")[:-1], then="closes"), HttpLost, "inside its answer"),
+        (sends(b"SSH-2.0-OpenSSH\r\n"), HttpBroken, "no answer in HTTP/1.1"),
+        (sends(CHUNKED + b"zz\r\n"), HttpBroken, "no answer in HTTP/1.1"),
+        (sends(b"HTTP/1.1 101 Up\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), HttpBroken, "no"),
+        (sends(b"HTTP/1.1 200 OK\r\nA: " + b"a" * HEAD_BYTES_MAX), HttpBroken, "head has more"),
+        (sends(EARLY_HINTS * 2_000), HttpBroken, "head has more"),
+    ],
+)
+async def test_what_is_no_whole_answer(script, problem, words) -> None:
+    async with asked(script) as connection:
+        with pytest.raises(problem, match=words):
+            await whole(connection)
+        assert not connection.is_usable
+
+
+async def test_bytes_before_a_cut_are_given_out() -> None:
+    async with asked(sends(CHUNKED + chunk(b"a"), then="cuts")) as connection:
+        await connection.until_head()
+        got: list[bytes] = []
+        with pytest.raises(HttpLost):
+            await connection.pour(got.append)
+    assert b"".join(got) in (b"", b"a")  # a reset may overtake what came before it
+
+
+async def test_one_connection_carries_one_answer_after_the_other() -> None:
+    async with asked(sends(plain(200, b"x"))) as connection:
+        for _ in range(3):
+            assert (await whole(connection))[1] == b"x"
+            assert connection.is_usable
+            connection.rest()
+            connection.ask(ASK)
+        got: list[bytes] = []
+        await connection.until_head()
+        await connection.pour(got.append)
+        assert b"".join(got) == b"x"
+
+
+async def test_nobody_is_asked_on_a_closed_connection() -> None:
+    async with asked(sends(plain(200, b"x"), then="closes")) as connection:
+        await whole(connection)
+        while not connection.is_closing:
+            await asyncio.sleep(0)
+        with pytest.raises(HttpLost, match="has closed"):
+            connection.ask(ASK)
+
+
+async def test_an_engine_that_speaks_unasked_is_cut_off() -> None:
+    late = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, b"x"))
+        await late.wait()
+        await talk.send(plain(408, b"too late"))
+
+    async with asked(script) as connection:
+        await whole(connection)
+        connection.rest()
+        late.set()
+        while not connection.is_closing:
+            await asyncio.sleep(0)
+
+
+async def _holds() -> None:
+    """What is poured stops while it is held, and what nobody reads fills no memory."""
+    piece, count = b"x" * 65_536, 200
+    sent = 0
+
+    async def script(talk: Conversation) -> None:
+        nonlocal sent
+        await talk.send(CHUNKED)
+        for _ in range(count):
+            await talk.send(chunk(piece))
+            sent += 1
+        await talk.send(LAST_CHUNK)
+
+    async def stalled() -> None:
+        """Until the engine has sent nothing for a while."""
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.1)
+
+    async with asked(script) as connection:
+        await connection.until_head()
+        await stalled()  # nobody reads
+        assert sent < count
+        first = await connection.read()
+        assert 0 < len(first) < BUFFERED_BYTES + 512 * 1024
+        got = bytearray()
+
+        def sink(data: bytes) -> None:
+            got.extend(data)
+            if len(got) < 1_000_000:
+                connection.hold()
+
+        poured = asyncio.ensure_future(connection.pour(sink))
+        await asyncio.sleep(0)
+        while len(got) < 1_000_000:
+            await stalled()
+            held = len(got)
+            await asyncio.sleep(0.05)
+            assert len(got) == held
+            connection.go_on()
+            while len(got) == held:
+                await asyncio.sleep(0)
+        connection.go_on()
+        await poured
+        assert first + got == piece * count
+
+
+def test_what_is_held_stays_in_the_socket_under_uvloop() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_holds())
+
+
+async def test_what_is_held_stays_in_the_socket() -> None:
+    await _holds()
+
+
+class Wire(asyncio.Transport):
+    """Where a connection writes, when a test brings the answer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cut = False
+
+    def writelines(self, list_of_data) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@given(
+    parts=st.lists(st.binary(min_size=1, max_size=300), max_size=8),
+    cuts=st.lists(st.integers(1, 3_000), max_size=20),
+    informed=st.booleans(),
+)
+def test_an_answer_is_the_same_in_any_pieces(parts, cuts, informed) -> None:
+    answer = CHUNKED + b"".join(map(chunk, parts)) + LAST_CHUNK
+    answer = EARLY_HINTS + answer if informed else answer
+    got: list[bytes] = []
+
+    async def play() -> None:
+        connection = Connection()
+        connection.connection_made(Wire())
+        connection.ask(ASK)
+        poured = asyncio.ensure_future(connection.pour(got.append))
+        await asyncio.sleep(0)
+        begins = [0, *sorted({cut for cut in cuts if cut < len(answer)})]
+        for begin, end in zip(begins, [*begins[1:], len(answer)], strict=True):
+            before = len(got)
+            connection.data_received(answer[begin:end])
+            assert len(got) <= before + 1
+        await poured
+        assert await connection.until_head() == Head(200, "text/event-stream")
+        assert connection.is_usable
+
+    asyncio.run(play())
+    assert b"".join(got) == b"".join(parts)
+
+
+@given(junk=st.binary(max_size=200), at=st.integers(0, 200))
+def test_no_bytes_hurt_it(junk, at) -> None:
+    answer = CHUNKED + chunk(b"data: 1\n\n") + LAST_CHUNK
+    spoilt = answer[:at] + junk + answer[at:]
+
+    async def play() -> None:
+        connection = Connection()
+        connection.connection_made(Wire())
+        connection.ask(ASK)
+        connection.data_received(spoilt)
+        connection.connection_lost(None)
+        with contextlib.suppress(HttpLost, HttpBroken):
+            await whole(connection)
+
+    asyncio.run(play())
