@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from agents.adapters.http_client import HttpClient
-from agents.adapters.http_connection import Connection, HttpBroken
+from agents.adapters.http_connection import Connection, HttpBroken, HttpLost
 from agents.adapters.kinds import EngineKind
 from agents.adapters.page import Page
 from agents.core.events import EngineFailed, EngineRead
@@ -46,7 +46,6 @@ class Engine:
         self._look_timeout_s = look_timeout_s
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
-        self._models_url, self._page_url = api_url + MODELS_PATH, metrics_url
         self._api = HttpClient(api_url, clock)
         self._page = HttpClient(metrics_url, clock) if kind.has_metrics else None
 
@@ -88,24 +87,28 @@ class Engine:
         )
 
     async def _models(self) -> tuple[ModelId, ...]:
-        page = await self._get(self._api, MODELS_PATH, self._models_url)
-        models = model_ids(page, self._models_url)
+        page = await self._get(self._api, MODELS_PATH)
+        models = model_ids(page, self._api.url + MODELS_PATH)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         return models
 
     async def _reading(self) -> EngineReading:
         if self._page is None:
             return NOTHING_KNOWN
-        page = await self._get(self._page, "", self._page_url)
+        page = await self._get(self._page, "")
         return self._kind.read(Page(page.decode("utf-8", "replace")))
 
-    async def _get(self, client: HttpClient, path: str, url: str) -> bytes:
+    async def _get(self, client: HttpClient, path: str) -> bytes:
         async with asyncio.timeout(self._look_timeout_s):
-            answer = await client.ask("GET", path, {})
-            try:
-                return await _page(answer, url)
-            finally:
-                client.release(answer)
+            while True:
+                answer = await client.ask("GET", path, {})
+                try:
+                    return await _page(answer, client.url + path)
+                except HttpLost:
+                    if not answer.had_closed:  # else it may be asked again: it changes nothing
+                        raise
+                finally:
+                    client.release(answer)
 
 
 async def _page(answer: Connection, url: str) -> bytes:

@@ -1,7 +1,9 @@
 """Connections to one engine, kept for a while and lent for one request each.
 
 Why not a whole HTTP client: every token of every answer passes here. With aiohttp's, a token cost
-the agent a buffer, a future and a task that woke up; `make bench` shows the difference.
+the agent a buffer, a future and a task that woke up.
+
+A name is resolved anew for each connection that is opened, and its addresses are tried in turn.
 """
 
 import asyncio
@@ -9,7 +11,7 @@ import base64
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from agents.adapters.http_connection import Connection, HttpLost
 
@@ -31,6 +33,7 @@ class HttpClient:
     def __init__(self, url: str, clock: Callable[[], float]) -> None:
         """`url`: http or https, with a user and a password if the engine wants them."""
         parts = urlsplit(url)
+        self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # for words
         self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
@@ -90,8 +93,8 @@ class HttpClient:
         except TimeoutError as error:
             late = f"no connection to {self._where} in {CONNECT_TIMEOUT_S:g} s"
             raise HttpLost(late) from error
-        except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
+        except (OSError, UnicodeError) as error:  # the latter of names that can be no host's
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise HttpLost(f"no connection to {self._where}: {why}") from error
         return connection
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import httptools
 
-HEAD_BYTES_MAX = 64 * 1024
+SILENT_BYTES_MAX = 64 * 1024  # of a head, or of trailers: what brings no byte of a body
 BUFFERED_BYTES = 32 * 1024  # nobody takes them yet: the socket is read no further
 _INFORMATION = range(100, 200)  # statuses before the one that counts
 
@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._is_asked = False
+        self._asked = 0
         self._body: list[bytes] = []  # came, and was not given out
         self.on_body = self._body.append  # the parser calls it for each chunk
         self._forget()
@@ -52,20 +53,27 @@ class Connection(asyncio.Protocol):
     def _forget(self) -> None:
         """As before a first request."""
         self._head: Head | None = None
-        self._head_bytes = 0
+        self._silent_bytes = 0
         self._content_type = b""
         self._has_length = False  # or is chunked: its end does not depend on the connection's
         self._keeps = False
         self._body.clear()
         self._is_ended = False
-        self._problem: HttpLost | HttpBroken | None = None
+        self._problem: Exception | None = None
         self._sink: Callable[[bytes], None] | None = None
         self._is_held = False
 
     @property
     def is_usable(self) -> bool:
-        """Whether a next request may be sent on it."""
-        return self._keeps and self._is_ended and not self.is_closing
+        """Whether a next request may be sent on it: this one was answered, and sent, to its end."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        return self._keeps and self._is_ended and not self._transport.get_write_buffer_size()
+
+    @property
+    def had_closed(self) -> bool:
+        """Whether it was kept, and was lost before it brought anything of this answer."""
+        return self._asked > 1 and self.is_closing and self._head is None and not self._silent_bytes
 
     @property
     def is_closing(self) -> bool:
@@ -77,6 +85,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise HttpLost("the engine has closed the connection")
         self._is_asked = True
+        self._asked += 1
         self._transport.writelines(request)
 
     def rest(self) -> None:
@@ -145,6 +154,9 @@ class Connection(asyncio.Protocol):
 
     async def _more(self) -> None:
         """Until something happens. Raises what went wrong."""
+        if isinstance(self._problem, HttpLost | HttpBroken):
+            # Anew: what is kept here and raised would hold all that its traceback does.
+            raise type(self._problem)(*self._problem.args)
         if self._problem is not None:
             raise self._problem
         self._waiter = asyncio.get_running_loop().create_future()
@@ -157,7 +169,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, problem: HttpLost | HttpBroken) -> None:
+    def _fail(self, problem: Exception) -> None:
         self._keeps = False
         if self._problem is None and not self._is_ended:
             self._problem = problem
@@ -179,28 +191,49 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         if not self._is_asked:  # it speaks unasked, as before closing an idle connection
             self.close()
+        if self._problem is not None or not self._is_asked:
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(HttpBroken(f"no answer in HTTP/1.1: {str(error) or type(error).__name__}"))
-        if self._head is None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._fail(HttpBroken(f"the answer's head has more than {HEAD_BYTES_MAX} bytes"))
-        elif self._sink is None:
+            self._fail(HttpBroken(f"no answer in HTTP/1.1: {_described(error)}"))
+        self._silent_bytes = 0 if self._body else self._silent_bytes + len(data)
+        if self._silent_bytes > SILENT_BYTES_MAX:
+            self._fail(HttpBroken(f"a head or a trailer has more than {SILENT_BYTES_MAX} bytes"))
+        if self._sink is not None and self._body:
+            self._pour_out(self._sink)
+        if self._sink is None:
             self._steer()
             self._wake()
-        else:
-            if self._body:
-                self._sink(self._taken())
-            if self._is_ended:
-                self._wake()
+        elif self._is_ended:
+            self._wake()
+
+    def _pour_out(self, sink: Callable[[bytes], None]) -> None:
+        try:
+            sink(self._taken())
+        except Exception as fault:  # not the engine's: whoever pours is to hear of it
+            self._is_ended = False
+            self._fail(fault)
+            self.close()
+
+    def eof_received(self) -> None:
+        """Nothing more comes, though what we send may still be on its way."""
+        self._end_of_bytes()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._parser = None  # it and its parser hold each other
-        if exc is None and self._head is not None and not self._has_length:
+        if exc is None:
+            self._end_of_bytes()
+        else:
+            self._lose()
+
+    def _end_of_bytes(self) -> None:
+        if self._head is not None and not self._has_length and self._problem is None:
             self._is_ended = True
+            self._keeps = False
+        self._lose()
+
+    def _lose(self) -> None:
         where = "before" if self._head is None else "inside"
         self._fail(HttpLost(f"the engine closed the connection {where} its answer"))
 
@@ -211,15 +244,13 @@ class Connection(asyncio.Protocol):
             raise HttpBroken("more came than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head is not None:  # a trailer
-            return
         name = name.lower()
         if name == b"content-type":
-            self._content_type = value
-        elif name == b"content-length" or (
-            name == b"transfer-encoding" and b"chunked" in value.lower()
-        ):
+            self._content_type = self._content_type or value
+        elif name == b"content-length":
             self._has_length = True
+        elif name == b"transfer-encoding":
+            self._has_length = value.lower().endswith(b"chunked")
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
@@ -227,8 +258,16 @@ class Connection(asyncio.Protocol):
         if status in _INFORMATION:
             self._content_type, self._has_length = b"", False
             return
-        self._head = Head(status, self._content_type.decode("utf-8", "replace"))
+        content_type = self._content_type.decode("utf-8", "replace")
+        if not content_type.isprintable():
+            raise HttpBroken(f"content type {content_type!r}")
+        self._head = Head(status, content_type)
         self._keeps = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
         self._is_ended = self._head is not None
+
+
+def _described(error: Exception) -> str:
+    said = error.__context__ if isinstance(error.__context__, HttpBroken) else error
+    return str(said) or type(error).__name__

@@ -202,6 +202,8 @@ class Relay:
         if good and not first:
             return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {head.status} with an empty body")
         await self._head(head)
+        if (cut := self._cut()) is not None:  # and the cancel was swallowed on the way
+            return cut
         if first:
             self._pass_on(first)
         await answer.pour(self._pass_on)

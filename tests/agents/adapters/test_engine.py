@@ -1,5 +1,6 @@
 """Looks at an engine over real HTTP."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from agents.adapters.engine import Engine, EngineOdd, model_ids
 from agents.adapters.kinds import KINDS
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN
-from tests.agents.scripted_engine import Conversation, ScriptedEngine, running
+from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
 
 
 async def _no_answers(talk: Conversation) -> None:
@@ -106,3 +107,42 @@ async def test_a_hanging_engine_times_out() -> None:
         look = await client.look()
     assert isinstance(look, EngineFailed)
     assert look.timed_out
+
+
+async def test_words_of_an_engine_hold_no_password() -> None:
+    async with running(_no_answers) as server:
+        client = Engine(
+            api_url=f"http://me:s3cret@127.0.0.1:{server.port}/elsewhere",
+            metrics_url="",
+            kind=KINDS["openai"],
+            clock=time.monotonic,
+        )
+        look = await client.look()
+        client.close()
+    assert look.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
+
+
+async def test_a_look_that_met_the_closing_of_its_connection_is_repeated() -> None:
+    asked, handlers = 0, set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        handlers.add(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(plain(200, b'{"data":[{"id":"m"}]}'))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            asked += 1
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = Engine(api_url=url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic)
+    for _ in range(3):
+        client.want_models()
+        assert isinstance(await client.look(), EngineRead)
+    client.close()
+    await asyncio.gather(*handlers)
+    server.close()
+    assert asked == 2

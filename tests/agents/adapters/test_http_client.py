@@ -139,6 +139,25 @@ async def test_an_answer_that_is_left_closes_its_connection() -> None:
         await gone.wait()
 
 
+async def test_what_rests_is_closed_with_the_client() -> None:
+    closed = asyncio.Event()
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, b"{}"))
+        await talk.hung_up()
+        closed.set()
+
+    async with client_of(script) as (client, _):
+        await ask(client)
+        client.close()
+        await closed.wait()
+
+
+async def test_no_host_has_such_a_name() -> None:
+    with pytest.raises(HttpLost, match=r"no connection to a\.\.b:80"):
+        await ask(HttpClient("http://a..b", time.monotonic))
+
+
 async def test_nobody_there() -> None:
     async with client_of(answers) as (client, engine):
         await engine.stop()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.adapters.http_connection import (
     BUFFERED_BYTES,
-    HEAD_BYTES_MAX,
+    SILENT_BYTES_MAX,
     Connection,
     Head,
     HttpBroken,
@@ -95,6 +95,34 @@ async def whole(connection: Connection) -> tuple[Head, bytes]:
             False,
         ),
         (sends(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx"), Head(200, ""), b"x", False),
+        (
+            sends(EARLY_HINTS + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"),
+            Head(200, ""),
+            b"x",
+            True,
+        ),
+        (
+            sends(CONTINUE + UNTIL_CLOSE, b"abc", then="closes"),
+            Head(200, "text/plain"),
+            b"abc",
+            False,
+        ),
+        (
+            sends(
+                UNTIL_CLOSE[:-2] + b"Transfer-Encoding: chunked, gzip\r\n\r\n",
+                b"abc",
+                then="closes",
+            ),
+            Head(200, "text/plain"),
+            b"abc",
+            False,
+        ),
+        (
+            sends(b"HTTP/1.1 204 No\r\nContent-Type: a/b\r\nContent-Type: c/d\r\n\r\n"),
+            Head(204, "a/b"),
+            b"",
+            True,
+        ),
         (sends(b"HTTP/1.1 204 No\r\n\r\n"), Head(204, ""), b"", True),
         (sends(plain(200, b"a") * 2), Head(200, "application/json"), b"a", False),
         (sends(plain(200, b"a") + b"odd"), Head(200, "application/json"), b"a", False),
@@ -119,8 +147,14 @@ async def test_answers(script, head, body, usable) -> None:
         (sends(b"SSH-2.0-OpenSSH\r\n"), HttpBroken, "no answer in HTTP/1.1"),
         (sends(CHUNKED + b"zz\r\n"), HttpBroken, "no answer in HTTP/1.1"),
         (sends(b"HTTP/1.1 101 Up\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), HttpBroken, "no"),
-        (sends(b"HTTP/1.1 200 OK\r\nA: " + b"a" * HEAD_BYTES_MAX), HttpBroken, "head has more"),
-        (sends(EARLY_HINTS * 2_000), HttpBroken, "head has more"),
+        (sends(b"HTTP/1.1 200 OK\r\nA: " + b"a" * SILENT_BYTES_MAX), HttpBroken, "has more than"),
+        (sends(plain(200, b"x", "text/plain\0x")), HttpBroken, "content type"),
+        (
+            sends(CHUNKED + b"0\r\nA: " + b"a" * 2 * SILENT_BYTES_MAX),
+            HttpBroken,
+            "has more than",
+        ),
+        (sends(EARLY_HINTS * 2_000), HttpBroken, "has more than"),
     ],
 )
 async def test_what_is_no_whole_answer(script, problem, words) -> None:
@@ -175,6 +209,65 @@ async def test_an_engine_that_speaks_unasked_is_cut_off() -> None:
         late.set()
         while not connection.is_closing:
             await asyncio.sleep(0)
+
+
+async def _early(answer: bytes, *, half_closes: bool) -> tuple[bytes, bool]:
+    """What comes of an answer that comes before the request is sent, and may more be asked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        reader.set_exception(ConnectionError("reads no further"))
+        writer.transport.pause_reading()
+        writer.write(answer)
+        if half_closes:
+            writer.write_eof()
+        await done.wait()
+        writer.transport.abort()
+
+    done = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    _, connection = await asyncio.get_running_loop().create_connection(
+        Connection, "127.0.0.1", port
+    )
+    connection.ask((ASK[0], b"x" * 32 * 1024 * 1024))
+    try:
+        return (await whole(connection))[1], connection.is_usable
+    finally:
+        connection.close()
+        done.set()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize(
+    ("answer", "half_closes"), [(plain(413, b"no"), False), (UNTIL_CLOSE + b"no", True)]
+)
+def test_nothing_is_sent_behind_half_a_request(loop, answer, half_closes) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(_early(answer, half_closes=half_closes)) == (b"no", False)
+
+
+async def test_a_fault_of_whoever_pours_is_not_the_engines() -> None:
+    def sink(data: bytes) -> None:
+        raise ZeroDivisionError
+
+    async with asked(sends(plain(200, b"x"))) as connection:
+        with pytest.raises(ZeroDivisionError):
+            await connection.pour(sink)
+        assert not connection.is_usable
+
+
+async def test_one_that_was_held_rests_ready() -> None:
+    async with asked(sends(plain(200, b"x"))) as connection:
+        connection.hold()
+        connection.go_on()
+        await connection.pour(lambda data: connection.hold())
+        assert connection.is_usable
+        connection.rest()
+        connection.ask(ASK)
+        assert (await whole(connection))[1] == b"x"
 
 
 async def _holds() -> None:
@@ -246,6 +339,9 @@ class Wire(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.is_cut
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def abort(self) -> None:
         self.is_cut = True

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -287,6 +290,60 @@ async def test_an_abort_before_the_relay_runs_still_ends_it() -> None:
     assert (ended.outcome, made.kinds, engine.requests) == (Outcome.CANCELLED, "E", [])
 
 
+async def test_an_abort_holds_though_its_cancel_was_swallowed() -> None:
+    async with calling(whole(events(b"data: 1\n\n"))) as (made, _):
+
+        async def swallows(event: AnswerBegan) -> None:
+            made.relay.abort(Outcome.DEADLINE, "too late")
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+        made.relay._began = swallows
+        ended = await made.relay.run()
+    assert (ended.outcome, made.kinds) == (Outcome.DEADLINE, "HE")
+
+
+async def _leaves_no_cycle(script: Script, *, aborts: bool) -> None:
+    """Its collector looks seldom, so that an agent may not need it."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with calling(script) as (made, _):
+            relay = weakref.ref(made.relay)
+            running_relay = asyncio.create_task(made.relay.run())
+            if aborts:
+                await made.until(lambda: made.text)
+                made.relay.abort(Outcome.CANCELLED, "gone")
+            await running_relay
+            del running_relay
+            made.relay = None
+            await asyncio.sleep(0)
+            assert relay() is None
+    finally:
+        gc.enable()
+
+
+async def _hangs(talk: Conversation) -> None:
+    await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
+    await talk.hung_up()
+
+
+@pytest.mark.parametrize(
+    ("script", "aborts"),
+    [
+        (whole(events(b"data: 1\n\n")), False),
+        (cut_after(b""), False),
+        (cut_after(CHUNKED + chunk(b"data: 1\n\n")), False),
+        (whole(b"SSH-2.0-OpenSSH\r\n\r\n"), False),
+        (whole(events(b"{}")), False),
+        (_hangs, True),
+    ],
+)
+def test_an_answer_leaves_nothing_to_the_collector(script, aborts) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_leaves_no_cycle(script, aborts=aborts))
+
+
 async def test_a_flood_stops_at_the_window_until_credit_comes() -> None:
     piece, count = b"data: " + b"x" * 8186 + b"\n\n", 400
 
@@ -298,7 +355,7 @@ async def test_a_flood_stops_at_the_window_until_credit_comes() -> None:
 
     async with calling(script) as (made, _):
         relay = asyncio.create_task(made.relay.run())
-        largest = 256 * 1024  # what aiohttp may hand over at once
+        largest = 256 * 1024  # what one read of the socket may bring
         await made.until(lambda: len(made.text) >= WINDOW_BYTES)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(relay), 0.3)
