@@ -39,6 +39,6 @@ class Feeder:
         self.ticket.wake()
 
     def _feed(self, kind: Frame, payload: bytes) -> None:
-        self.answer.feed(FrameView(kind, self._number, memoryview(payload)), 0.0)
+        self.answer.feed(FrameView(kind, self._number, payload), 0.0)
         self._number += 1
         self.ticket.wake()
