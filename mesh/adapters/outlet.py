@@ -2,8 +2,9 @@
 
 Waking the handler's task for each token costs more than writing it. So while the handler waits,
 whoever wakes it lets the outlet write first, and the handler sleeps on. It is woken for all that
-is no token: the end, a failure, a client that is gone. And for a socket that is behind: then the
-handler waits for the socket, and what comes meanwhile goes out in one piece.
+is no token: the end with what comes beside it, a failure, a client that is gone. And for a socket
+that is behind: then the handler waits for the socket, and what comes meanwhile goes out in one
+piece.
 
 This runs for every token of every client, so it makes no more calls than it must.
 """
@@ -37,7 +38,7 @@ class Outlet:
     def pour(self) -> bool:
         """Write what may be given out. False if it is the handler's turn."""
         transport, answer = self._transport, self._answer
-        if transport is None or transport.is_closing():
+        if answer.end is not None or transport is None or transport.is_closing():
             return False
         if transport.get_write_buffer_size() > BEHIND_BYTES:
             return False
@@ -46,4 +47,4 @@ class Outlet:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
             if answer.uncredited_bytes >= CREDIT_BYTES:
                 self._passed()
-        return answer.end is None
+        return True
