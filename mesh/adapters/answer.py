@@ -11,6 +11,7 @@ which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mesh.core import events as ev
 from mesh.core.requests.request import Served
@@ -30,6 +31,7 @@ LAST_EVENTS = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
 LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
+HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
 _ABOUT_PLACE = frozenset((Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST))
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
@@ -151,28 +153,26 @@ class Answer:
         if kind is _DATA:
             return self._feed_data(payload, now)
         if kind is Frame.HEAD:
-            return self._feed_head(wire.decode_as(exchange.Head, payload), now)
+            return self._feed_head(payload, now)
         if kind is Frame.END:
             return self._feed_end(wire.decode_as(exchange.End, payload))
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
-    def _feed_head(self, head: exchange.Head, now: float) -> ev.Event | None:
+    def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:
+        head, region, replica = _read_head(payload)
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
         self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
-        self._from(head.region, head.replica)
+        self.region, self.replica = region, replica
         return self._progressed(now)
-
-    def _from(self, region: str, replica: str) -> None:
-        self.region, self.replica = place_named(region, replica)
 
     def _feed_about_place(self, frame: FrameView) -> ev.Event | None:
         if frame.kind is Frame.PLACED:
             placed = wire.decode_as(exchange.Placed, frame.payload)
-            self._from(placed.region, placed.replica)
+            self.region, self.replica = place_named(placed.region, placed.replica)
             return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
         if frame.kind is Frame.HELD:
             if self.replica is not None:  # it waits no more: from here on its replica must speak
@@ -225,6 +225,16 @@ class Answer:
             return None
         self._progress_told_at = now
         return ev.AttemptProgressed(self.key, self.attempt)
+
+
+@lru_cache(HEADS_CACHED)
+def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId]:
+    """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
+
+    Raises WireError.
+    """
+    head = wire.decode_as(exchange.Head, payload)
+    return head, *place_named(head.region, head.replica)
 
 
 def _events_bytes(data: bytes) -> int:
