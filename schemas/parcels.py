@@ -26,6 +26,7 @@ STREAM_CHARS_MAX = 255
 _MARK = "p-"  # other streams begin with a number
 _NO_STREAM = (PARCEL, "*", ">")
 _PLACE = struct.Struct(">BI")
+_PLACE_BYTES, _HEADER_BYTES = _PLACE.size, FRAME_HEADER.size
 
 Post = tuple[str, bytes]  # a stream and a frame for it
 
@@ -71,16 +72,17 @@ def unpack_parcel(data: bytes) -> Iterator[tuple[str, bytes]]:
     if len(data) > PARCEL_BYTES_MAX:
         raise WireError(f"a parcel of {len(data)} bytes; at most {PARCEL_BYTES_MAX} are read")
     at = frames = 0
-    while at < len(data):
-        frame_at = at + _PLACE.size
-        if frame_at > len(data):
+    size, unpack_from = len(data), _PLACE.unpack_from
+    while at < size:
+        stream_at = at + _PLACE_BYTES
+        if stream_at > size:
             raise WireError("a parcel ends inside a place")
-        stream_chars, frame_bytes = _PLACE.unpack_from(data, at)
-        stream_at, frame_at = frame_at, frame_at + stream_chars
+        stream_chars, frame_bytes = unpack_from(data, at)
+        frame_at = stream_at + stream_chars
         at = frame_at + frame_bytes
-        if at > len(data):
-            raise WireError(f"a parcel of {len(data)} bytes has a frame up to {at}")
+        if at > size:
+            raise WireError(f"a parcel of {size} bytes has a frame up to {at}")
         frames += 1
-        if not stream_chars or frame_bytes < FRAME_HEADER.size or frames > PARCEL_FRAMES_MAX:
+        if not stream_chars or frame_bytes < _HEADER_BYTES or frames > PARCEL_FRAMES_MAX:
             raise WireError("a parcel has a frame without a stream or a head, or too many of them")
         yield data[stream_at:frame_at].decode("ascii", "replace"), data[frame_at:at]

@@ -10,8 +10,8 @@ Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited
 which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
-from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mesh.core import events as ev
 from mesh.core.requests.request import Served
@@ -28,7 +28,11 @@ STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LAST_EVENTS = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
+LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
+HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
+_DATA = Frame.DATA
 _ABOUT_PLACE = frozenset((Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST))
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
@@ -55,19 +59,23 @@ class Answer:
         self.fresh: Digest | None = None  # how the region is that refused it
         self.is_event_stream = False  # so that an error event may end it; known with the head
         self._is_error = False
-        self._chunks: deque[memoryview] = deque()
+        self._chunks: list[bytes] = []
         self._buffered_bytes = 0
         self._taken_bytes = 0
         self._credited_bytes = 0
         self._next_number = 0
-        self._given_out_whole = True
-        self.has_said_all = False  # its last event was given out; clients may leave on it
+        self._given_out_last = b""  # the end of what was given out
         self._progress_told_at = float("-inf")
 
     @property
     def is_between_events(self) -> bool:
         """Whether what was given out ends with a whole event; not inside one too long to hold."""
-        return self._given_out_whole
+        return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether its last event was given out; clients may leave on it."""
+        return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
 
     @property
     def is_complete(self) -> bool:
@@ -87,35 +95,37 @@ class Answer:
         if self.is_complete:
             return True
         if self.is_event_stream:
-            return self._whole_bytes() > 0
+            return self._whole_bytes(b"".join(self._chunks)) > 0
         return self._buffered_bytes >= PLAIN_BYTES_MAX
 
     def take(self) -> bytes:
         """The bytes that may be given out and have not been; empty when there are none."""
         if not self._chunks:
             return b""
-        whole = self._whole_bytes()
-        data = b"".join(self._chunks)
+        data = b"".join(self._chunks)  # nearly always one: then no copy
         self._chunks.clear()
-        if whole < len(data):
-            self._chunks.append(memoryview(data)[whole:])
-            data = data[:whole]
-        self._taken_bytes += whole
-        self._buffered_bytes -= whole
+        if not data.endswith(b"\n\n"):  # nearly always: engines write whole events
+            whole = self._whole_bytes(data)
+            if whole < len(data):
+                self._chunks.append(data[whole:])
+                data = data[:whole]
         if data:
-            self._given_out_whole = data.endswith(EVENT_ENDS)
-            self.has_said_all = self.is_event_stream and data.endswith(LAST_EVENTS)
+            self._taken_bytes += len(data)
+            self._buffered_bytes -= len(data)
+            self._given_out_last = data[-LAST_EVENT_BYTES:]
         return data
 
-    def _whole_bytes(self) -> int:
+    def _whole_bytes(self, data: bytes) -> int:
         """How many of the buffered bytes end with a whole event; all of them in other answers."""
-        if not self.is_event_stream or self.is_complete or not self._chunks:
-            return self._buffered_bytes
-        if bytes(self._chunks[-1][-2:]) == b"\n\n":  # nearly always: engines write whole events
-            return self._buffered_bytes
-        data = b"".join(self._chunks)
+        if not self.is_event_stream or self.is_complete or data.endswith(b"\n\n"):
+            return len(data)
         whole = _events_bytes(data)
-        return self._buffered_bytes if len(data) - whole > EVENT_BYTES_MAX else whole
+        return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
+
+    @property
+    def uncredited_bytes(self) -> int:
+        """Given out since the last credit."""
+        return self._taken_bytes - self._credited_bytes
 
     def credit_due(self) -> exchange.Credit | None:
         """What to tell the agent once the taken bytes have left for the client, if it is time.
@@ -124,7 +134,7 @@ class Answer:
         """
         waiting = 0 if self.is_event_stream else self._buffered_bytes
         passed = self._taken_bytes + min(waiting, PLAIN_BYTES_MAX)
-        if self.is_complete or passed - self._credited_bytes < WINDOW_BYTES // 2:
+        if self.is_complete or passed - self._credited_bytes < CREDIT_BYTES:
             return None
         self._credited_bytes = passed
         return exchange.Credit(self.inbox, passed)
@@ -135,36 +145,34 @@ class Answer:
         Raises WireError for frames that no sender of ours makes.
         """
         kind, number, payload = frame
-        if kind in _ABOUT_PLACE:
+        if kind is not _DATA and kind in _ABOUT_PLACE:
             return self._feed_about_place(frame)
         if number != self._next_number:
             return self._failed(f"frame {self._next_number} of the answer was lost")
-        self._next_number += 1
-        if kind is Frame.DATA:
+        self._next_number = number + 1
+        if kind is _DATA:
             return self._feed_data(payload, now)
         if kind is Frame.HEAD:
-            return self._feed_head(wire.decode_as(exchange.Head, payload), now)
+            return self._feed_head(payload, now)
         if kind is Frame.END:
             return self._feed_end(wire.decode_as(exchange.End, payload))
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
-    def _feed_head(self, head: exchange.Head, now: float) -> ev.Event | None:
+    def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:
+        head, region, replica = _read_head(payload)
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
         self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
-        self._from(head.region, head.replica)
+        self.region, self.replica = region, replica
         return self._progressed(now)
-
-    def _from(self, region: str, replica: str) -> None:
-        self.region, self.replica = place_named(region, replica)
 
     def _feed_about_place(self, frame: FrameView) -> ev.Event | None:
         if frame.kind is Frame.PLACED:
             placed = wire.decode_as(exchange.Placed, frame.payload)
-            self._from(placed.region, placed.replica)
+            self.region, self.replica = place_named(placed.region, placed.replica)
             return ev.PlacedByPeer(self.key, self.attempt, ReplicaId(placed.replica))
         if frame.kind is Frame.HELD:
             if self.replica is not None:  # it waits no more: from here on its replica must speak
@@ -185,7 +193,7 @@ class Answer:
             refused.running,
         )
 
-    def _feed_data(self, payload: memoryview, now: float) -> ev.Event | None:
+    def _feed_data(self, payload: bytes, now: float) -> ev.Event | None:
         if self.head is None:
             return self._failed("the answer began without its head")
         if self._is_error:
@@ -217,6 +225,16 @@ class Answer:
             return None
         self._progress_told_at = now
         return ev.AttemptProgressed(self.key, self.attempt)
+
+
+@lru_cache(HEADS_CACHED)
+def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId]:
+    """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
+
+    Raises WireError.
+    """
+    head = wire.decode_as(exchange.Head, payload)
+    return head, *place_named(head.region, head.replica)
 
 
 def _events_bytes(data: bytes) -> int:

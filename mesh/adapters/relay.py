@@ -46,6 +46,12 @@ class Door(Protocol):
         ...
 
 
+class _Stream(web.StreamResponse):
+    """Its headers wait for its first bytes, which are here already: one write for both."""
+
+    _send_headers_immediately = False
+
+
 async def relay(
     request: web.BaseRequest, ticket: Ticket, door: Door, headers: dict[str, str]
 ) -> web.StreamResponse:
@@ -60,9 +66,10 @@ async def relay(
         if not await _sent_at_once(request, response):
             async with asyncio.timeout_at(ticket.deadline + DEADLINE_GRACE_S):
                 await response.prepare(request)
+                rest = b""
                 if not isinstance(response, web.Response):
-                    await _pump(request, response, ticket, door)
-                await response.write_eof()
+                    rest = await _pump(request, response, ticket, door)
+                await response.write_eof(rest)
                 await _flush(request)
     except TimeoutError:
         # The core ends what an engine still sends at the deadline; this ends a client that
@@ -80,10 +87,10 @@ async def relay(
 def _response(answer: Answer, status: int, headers: dict[str, str]) -> web.StreamResponse:
     """What is complete goes out with its length; anything else as it comes."""
     if answer.is_event_stream:
-        return web.StreamResponse(status=status, headers=headers | {"cache-control": "no-cache"})
+        return _Stream(status=status, headers=headers | {"cache-control": "no-cache"})
     if answer.is_complete:
         return web.Response(status=status, headers=headers, body=answer.take())
-    return web.StreamResponse(status=status, headers=headers)
+    return _Stream(status=status, headers=headers)
 
 
 async def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) -> bool:
@@ -101,25 +108,29 @@ async def _sent_at_once(request: web.BaseRequest, response: web.StreamResponse) 
 
 async def _pump(
     request: web.BaseRequest, stream: web.StreamResponse, ticket: Ticket, door: Door
-) -> None:
-    """Write until the answer ends, well or with an error that the client can read."""
+) -> bytes:
+    """Write until the answer ends, well or with an error that the client can read.
+
+    Returns what is left to go out with the end, in one write.
+    """
     answer = ticket.answer
     assert answer is not None
     outlet = Outlet(request, stream, answer, lambda: door.passed(ticket))
     while chunk := await ticket.next_bytes(outlet.pour):
+        if answer.is_complete and ticket.failure is None:
+            return chunk
         await stream.write(chunk)
         await request.writer.drain()  # `write` counts its own bytes only
         door.passed(ticket)
     if ticket.failure is None:
-        return
+        return b""
     if answer.is_event_stream:
         if not answer.is_between_events:
             await stream.write(b"\n\n")  # the client must not read the error as part of it
-        await stream.write(error_event(ticket.failure.fault, ticket.failure.message))
-    else:
-        # A plain answer can't carry an error after its bytes: only the cut tells the client.
-        door.failed(ticket)
-        raise ConnectionAbortedError(ticket.failure.message)
+        return error_event(ticket.failure.fault, ticket.failure.message)
+    # A plain answer can't carry an error after its bytes: only the cut tells the client.
+    door.failed(ticket)
+    raise ConnectionAbortedError(ticket.failure.message)
 
 
 async def _flush(request: web.BaseRequest) -> None:

@@ -80,17 +80,17 @@ class Hearing:
             if ticket is not None and ticket.answer is not None:
                 self._attempt_over(ticket, _nobody_listens(ticket.answer, self._config.region))
         else:
-            ticket = self._hear_frame(msg.subject, msg.data)
+            ticket = self._hear_frame(msg.subject, msg.data, self._clock())
             if ticket is not None:
                 ticket.wake()
 
     def hear_parcel(self, msg: Msg) -> None:
         """Frames of several answers. Each handler is woken once, when all are heard."""
-        inboxes = msg.subject.removesuffix(PARCEL)
+        inboxes, now = msg.subject.removesuffix(PARCEL), self._clock()
         heard: dict[int, Ticket] = {}
         try:
             for stream, frame in unpack_parcel(msg.data):
-                ticket = self._hear_frame(inboxes + stream, frame)
+                ticket = self._hear_frame(inboxes + stream, frame, now)
                 if ticket is not None:
                     heard[ticket.key] = ticket
         except wire.WireError as error:  # what was in the rest is missed by its numbers
@@ -99,7 +99,7 @@ class Hearing:
             for ticket in heard.values():
                 ticket.wake()
 
-    def _hear_frame(self, inbox: str, data: bytes) -> Ticket | None:
+    def _hear_frame(self, inbox: str, data: bytes, now: float) -> Ticket | None:
         """Who is to be woken."""
         ticket = self._tickets.answering(inbox)
         answer = ticket.answer if ticket is not None else None
@@ -107,8 +107,11 @@ class Hearing:
             frame = exchange.unpack_frame(data)
             if ticket is None or answer is None:
                 self._stray(inbox, frame)
-            else:
-                self._frame(ticket, answer, frame)
+                return ticket
+            event = answer.feed(frame, now)
+            if event is None and frame.kind is Frame.DATA and answer.is_event_stream:
+                return ticket  # nearly always
+            self._heard(ticket, answer, frame, event)
         except wire.WireError as error:
             log.warning("frame on %s: %s", inbox, error)
             if ticket is not None and answer is not None:
@@ -116,12 +119,13 @@ class Hearing:
                 self._attempt_over(ticket, ev.AttemptFailed(answer.key, answer.attempt, detail))
         return ticket
 
-    def _frame(self, ticket: Ticket, answer: Answer, frame: exchange.FrameView) -> None:
+    def _heard(
+        self, ticket: Ticket, answer: Answer, frame: exchange.FrameView, event: ev.Event | None
+    ) -> None:
         if frame.kind is Frame.BODY_WANTED:
             self._send_body(ticket, wire.decode_as(exchange.BodyWanted, frame.payload))
-        event = answer.feed(frame, self._clock())
         if event is None:
-            pass  # nearly always
+            pass
         elif isinstance(event, _GOES_ON):
             if not ticket.ask.warm:
                 self._count_placed(event, answer)

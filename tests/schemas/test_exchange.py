@@ -24,7 +24,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 @given(KINDS, NUMBERS, st.binary())
 def test_a_frame_comes_back_from_its_bytes(kind, number, payload):
     view = unpack_frame(pack_frame(kind, number, payload))
-    assert (view.kind, view.number, bytes(view.payload)) == (kind, number, payload)
+    assert (view.kind, view.number, view.payload) == (kind, number, payload)
 
 
 @given(st.binary(max_size=64))
@@ -36,12 +36,12 @@ def test_any_bytes_are_a_frame_or_a_wire_error(data):
         view = unpack_frame(data)
     except WireError:
         return
-    assert pack_frame(view.kind, view.number, bytes(view.payload)) == data
+    assert pack_frame(view.kind, view.number, view.payload) == data
 
 
-def test_the_payload_is_a_view_and_no_copy():
-    message = pack_frame(Frame.DATA, 0, b"x" * 1000)
-    assert unpack_frame(message).payload.obj is message
+def test_the_payload_keeps_no_message_alive():
+    payload = unpack_frame(pack_frame(Frame.DATA, 0, b"x" * 1000)).payload
+    assert (type(payload), payload) == (bytes, b"x" * 1000)
 
 
 @pytest.mark.parametrize(

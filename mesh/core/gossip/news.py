@@ -92,19 +92,23 @@ class News:
         return float(2.0**half_lives)
 
     def _touch(self, hashes: Sequence[int]) -> None:
+        told, lost = self._told, self._lost
         # Leaf first, root last: then a parent is always younger than its children.
-        told = self._told
         for block in reversed(hashes):
             if block in told:
                 del told[block]
                 told[block] = None
-                self._lost.pop(block, None)
+        if lost:
+            for block in hashes:
+                lost.pop(block, None)
 
-    def lost(self, block: int) -> None:
-        """No replica of this region holds that block any more."""
-        self._waiting.pop(block, None)
-        if block in self._told:
-            self._lost[block] = None
+    def lost(self, blocks: Iterable[int]) -> None:
+        """No replica of this region holds these blocks any more."""
+        waiting, told, lost = self._waiting, self._told, self._lost
+        for block in blocks:
+            waiting.pop(block, None)
+            if block in told:
+                lost[block] = None
 
     def told_elsewhere(self, blocks: Iterable[int]) -> None:
         """Another router of this region has just told them: it need not be done twice."""

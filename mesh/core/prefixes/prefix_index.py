@@ -137,8 +137,7 @@ class PrefixIndex(Generic[Owner]):
                 owners_of[block] = owners_of.get(block, 0) | bit
             blocks[block] = now
         if len(blocks) > bound:
-            for block in list(islice(blocks, len(blocks) - bound)):
-                self._drop(block, owner)
+            self._drop(owner, list(islice(blocks, len(blocks) - bound)))
         if now < self._oldest_at.get(owner, now):
             self._oldest_at[owner] = now
         self._expire(owner, now)
@@ -160,8 +159,7 @@ class PrefixIndex(Generic[Owner]):
         self._blocks_of[owner] = dict(sorted(blocks.items(), key=itemgetter(1)))
         bound = self._bounds.get(owner, self._blocks_max)
         merged = self._blocks_of[owner]
-        for block in list(islice(merged, max(0, len(merged) - bound))):
-            self._drop(block, owner)
+        self._drop(owner, list(islice(merged, max(0, len(merged) - bound))))
 
     def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
         """How many leading blocks it holds, and when the deepest of them was inserted last.
@@ -186,9 +184,7 @@ class PrefixIndex(Generic[Owner]):
     def remove(self, owner: Owner, blocks: Iterable[int]) -> None:
         """`owner` does not hold these, as another index of the same owners says."""
         known = self._blocks_of.get(owner, NO_BLOCKS)
-        for block in blocks:
-            if block in known:
-                self._drop(block, owner)
+        self._drop(owner, [block for block in dict.fromkeys(blocks) if block in known])
 
     def forget_until(self, owner: Owner, at: float) -> None:
         """`owner` has evicted what was inserted last at `at` or before."""
@@ -202,8 +198,7 @@ class PrefixIndex(Generic[Owner]):
         # All in one go: a dict's iterator passes over what was deleted at its front, every time
         # anew.
         held = self._blocks_of.get(owner, NO_BLOCKS).items()
-        for block in [block for block, _ in takewhile(lambda item: item[1] <= at, held)]:
-            self._drop(block, owner)
+        self._drop(owner, [block for block, _ in takewhile(lambda item: item[1] <= at, held)])
 
     def expire(self, now: float) -> None:
         """Let go of some of what is older than `ttl_s`; call at every tick, owners take turns."""
@@ -221,8 +216,7 @@ class PrefixIndex(Generic[Owner]):
             return
         blocks = self._blocks_of[owner]
         first = islice(blocks.items(), EXPIRED_AT_ONCE)
-        for block in [block for block, at in takewhile(lambda item: item[1] < oldest, first)]:
-            self._drop(block, owner)
+        self._drop(owner, [block for block, at in takewhile(lambda item: item[1] < oldest, first)])
         self._oldest_at[owner] = next(iter(blocks.values()), now)
 
     def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
@@ -294,8 +288,7 @@ class PrefixIndex(Generic[Owner]):
             self.sayings.gone(owner)
         if owner not in self._bit_of:
             return
-        for block in list(self._blocks_of[owner]):
-            self._drop(block, owner)
+        self._drop(owner, list(self._blocks_of[owner]))
         bit = self._bit_of.pop(owner)
         del self._blocks_of[owner]
         self._bounds.pop(owner, None)
@@ -327,15 +320,21 @@ class PrefixIndex(Generic[Owner]):
             self._blocks_of[owner] = {}
         return bit
 
-    def _drop(self, block: int, owner: Owner) -> None:
-        del self._blocks_of[owner][block]
-        left = self._owners_of[block] & ~self._bit_of[owner]
-        if left:
-            self._owners_of[block] = left
-        else:
-            del self._owners_of[block]
-            if self.news is not None:
-                self.news.lost(block)
+    def _drop(self, owner: Owner, blocks: Sequence[int]) -> None:
+        """It holds all of these, and none of them any more."""
+        if not blocks:
+            return
+        held, owners_of, others = self._blocks_of[owner], self._owners_of, ~self._bit_of[owner]
+        nobodys = []
+        for block in blocks:
+            del held[block]
+            if left := owners_of[block] & others:
+                owners_of[block] = left
+            else:
+                del owners_of[block]
+                nobodys.append(block)
+        if self.news is not None:
+            self.news.lost(nobodys)
 
     def _names(self, bits: int) -> tuple[Owner, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

@@ -18,6 +18,7 @@ bytes with a ratio learned from what engines report.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,12 +95,12 @@ def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tu
     if not end:
         return ()
     chained = _chain(key, model, salt).copy()
-    view = memoryview(text)
-    hashes = []
+    update, digest = chained.update, chained.digest
+    digests = []
     for start in range(0, end, BLOCK_BYTES):
-        chained.update(view[start : start + BLOCK_BYTES])
-        hashes.append(int.from_bytes(chained.digest()))
-    return tuple(hashes)
+        update(text[start : start + BLOCK_BYTES])
+        digests.append(digest())
+    return struct.unpack(f">{len(digests)}Q", b"".join(digests))
 
 
 @lru_cache(CHAINS_CACHED)

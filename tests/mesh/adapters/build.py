@@ -31,14 +31,18 @@ class Feeder:
     def data(self, data: bytes) -> None:
         self._feed(Frame.DATA, data)
 
-    def end(self) -> None:
+    def end(self, last: bytes = b"") -> None:
+        """The end, and with it, in one parcel, what comes last."""
+        if last:
+            self._feed(Frame.DATA, last, wakes=False)
         self._feed(Frame.END, wire.encode(exchange.End(Outcome.DONE, "", 9, 4, 2, 0.1)))
 
     def fail(self, failure: Failure = LOST) -> None:
         self.ticket.failure = failure
         self.ticket.wake()
 
-    def _feed(self, kind: Frame, payload: bytes) -> None:
-        self.answer.feed(FrameView(kind, self._number, memoryview(payload)), 0.0)
+    def _feed(self, kind: Frame, payload: bytes, *, wakes: bool = True) -> None:
+        self.answer.feed(FrameView(kind, self._number, payload), 0.0)
         self._number += 1
-        self.ticket.wake()
+        if wakes:
+            self.ticket.wake()

@@ -38,7 +38,7 @@ class Sender:
     def send(self, kind: Frame, payload: bytes = b"", number: int | None = None) -> ev.Event | None:
         if number is None:
             number, self.number = self.number, self.number + 1
-        event = self.answer.feed(FrameView(kind, number, memoryview(payload)), now=0.0)
+        event = self.answer.feed(FrameView(kind, number, payload), now=0.0)
         self.heard.append(event)
         return event
 
@@ -106,8 +106,7 @@ def test_the_core_hears_of_progress_now_and_then() -> None:
     answer = Answer(KEY, ATTEMPT, INBOX)
     times = [0.0, PROGRESS_S / 2, PROGRESS_S - 0.001, PROGRESS_S, PROGRESS_S + 0.1, 10.0]
     heard = [
-        answer.feed(FrameView(Frame.WORKING, number, memoryview(b"")), now)
-        for number, now in enumerate(times)
+        answer.feed(FrameView(Frame.WORKING, number, b""), now) for number, now in enumerate(times)
     ]
     progressed = ev.AttemptProgressed(KEY, ATTEMPT)
     assert heard == [progressed, None, None, progressed, None, progressed]

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from mesh.adapters.answer import CREDIT_BYTES
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.outlet import BEHIND_BYTES, Outlet
 from tests.mesh.adapters.build import LOST, Feeder, ticket
@@ -64,26 +65,34 @@ async def test_what_comes_is_on_the_wire_before_anybody_is_woken(version, on_the
     async with pouring(version) as (poured, reader):
         poured.feeder.data(EVENT)
         assert poured.outlet.pour()
-        assert poured.passed == 1
         assert await reader.readexactly(len(on_the_wire)) == on_the_wire
+
+
+async def test_credit_is_asked_for_once_enough_has_been_written():
+    async with pouring("1.1") as (poured, _):
+        event = b"data: " + b"x" * (CREDIT_BYTES // 8 - 8) + b"\n\n"
+        for events in range(1, 9):
+            poured.feeder.data(event)
+            while not poured.outlet.pour():
+                await asyncio.sleep(0)  # the client's kernel takes it
+            assert poured.passed == (events == 8)
 
 
 async def test_half_an_event_waits_for_its_other_half():
     async with pouring("1.1") as (poured, reader):
         poured.feeder.data(EVENT[:4])
         assert poured.outlet.pour()
-        assert poured.passed == 0
+        assert poured.feeder.answer.buffered_bytes == 4
         poured.feeder.data(EVENT[4:])
         assert poured.outlet.pour()
         assert await reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
 
 
 async def test_the_end_is_the_handlers():
-    async with pouring("1.1") as (poured, reader):
-        poured.feeder.data(EVENT)
-        poured.feeder.end()
+    async with pouring("1.1") as (poured, _):
+        poured.feeder.end(last=EVENT)
         assert not poured.outlet.pour()
-        assert await reader.readexactly(14) == b"9\r\ndata: 1\n\n\r\n"
+        assert poured.feeder.answer.take() == EVENT  # to go out with the end, in one write
 
 
 async def test_a_socket_that_is_behind_is_the_handlers():
@@ -100,12 +109,12 @@ async def test_a_socket_that_is_behind_is_the_handlers():
 
 async def test_a_client_that_is_gone_is_the_handlers():
     async with pouring("1.1") as (poured, _):
-        transport = poured.outlet._request.transport
+        transport = poured.outlet._transport
         assert transport is not None
         transport.abort()
         poured.feeder.data(EVENT)
         assert not poured.outlet.pour()
-        assert poured.passed == 0
+        assert poured.feeder.answer.buffered_bytes == len(EVENT)  # nothing was taken
 
 
 async def test_a_waiting_handler_sleeps_on_while_the_outlet_pours_and_wakes_for_the_rest():

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import aiohttp
 import orjson
@@ -123,6 +123,29 @@ async def reading(home: House) -> AsyncIterator[Reader]:
         writer.transport.abort()
 
 
+class Writes(asyncio.Transport):
+    """A client's end of a connection that tells one write from the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.made.append(bytes(data))
+
+    def writelines(self, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.made.append(b"".join(chunks))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
 def answered(content_type: str, *parts: bytes, status: int = 200) -> Ticket:
     """A ticket whose whole answer is here."""
     held = ticket()
@@ -136,6 +159,25 @@ def answered(content_type: str, *parts: bytes, status: int = 200) -> Ticket:
 async def fetch(home: House) -> tuple[int, bytes, Mapping[str, str]]:
     async with aiohttp.ClientSession() as session, session.post(home.url) as answer:
         return answer.status, await answer.read(), answer.headers
+
+
+async def test_a_stream_costs_no_write_for_its_head_alone_nor_for_its_end():
+    held = ticket()
+    home, feeder, writes = House(held), Feeder(held, EVENTS), Writes()
+    feeder.data(b"data: 1\n\n")
+    protocol = HttpServer(home.handle)()
+    protocol.connection_made(writes)
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+    await until(lambda: len(writes.made) == 1)
+    feeder.data(b"data: 2\n\n")
+    feeder.end(last=b"data: 3\n\n")
+    await until(lambda: home.is_over)
+    protocol.connection_lost(None)
+    head, _, first = writes.made[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    event = b"9\r\ndata: %d\n\n\r\n"
+    assert [first, *writes.made[1:]] == [event % 1, event % 2, event % 3 + b"0\r\n\r\n"]
+    assert home.told == ["started", "passed", "finished"]
 
 
 @pytest.mark.parametrize("status", [200, 404])

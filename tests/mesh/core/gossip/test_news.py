@@ -24,9 +24,9 @@ def test_what_is_held_is_told_once_root_first():
 def test_what_is_lost_before_it_was_told_is_never_mentioned():
     told = news()
     told.used((1, 2), 0.0)
-    told.lost(2)
+    told.lost([2])
     assert told.take(ALL) == ((1,), ())
-    told.lost(9)
+    told.lost([9])
     assert told.is_quiet
 
 
@@ -34,10 +34,10 @@ def test_what_comes_back_before_its_loss_was_told_was_never_away():
     told = news()
     told.used((1, 2), 0.0)
     told.take(ALL)
-    told.lost(2)
+    told.lost([2])
     told.used((1, 2), 1.0)
     assert told.is_quiet
-    told.lost(2)
+    told.lost([2])
     assert told.take(ALL) == ((), (2,))
     assert told.told == (1,)
 
@@ -116,7 +116,7 @@ def test_a_listener_has_what_was_told(steps):
         if is_use:
             told.used(path, float(number))
         else:
-            told.lost(path[-1])
+            told.lost([path[-1]])
         gained, lost = told.take(count)
         assert len(gained) + len(lost) <= count
         listener = (listener | set(gained)) - set(lost)

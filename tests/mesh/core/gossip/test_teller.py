@@ -27,7 +27,7 @@ def test_deltas_are_numbered_and_as_far_apart_as_was_set():
     stream = Stream()
     assert stream.tell((1, 2), 0.0) == [TrieDelta("us", "r1", 7, 1, (1, 2), ())]
     assert stream.tell((1, 2, 3), 0.1) == []
-    stream.news.lost(2)
+    stream.news.lost([2])
     assert stream.teller.due(0.25) == [TrieDelta("us", "r1", 7, 2, (3,), (2,))]
 
 
