@@ -5,7 +5,7 @@ in NATS headers. The names are constants in `schemas.exchange`, next to the stor
 here each gets its meaning and its form, for the AsyncAPI document and for readers of the bus.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas import exchange
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
@@ -50,20 +50,6 @@ REQUEST = (
     Header(exchange.H_ATTEMPT, COUNT_PATTERN, "Placement attempt, 1 for the first."),
     Header(exchange.H_DEADLINE_MS, COUNT_PATTERN, "Milliseconds left when sent."),
     Header(
-        exchange.H_WAITED_MS,
-        COUNT_PATTERN,
-        "Milliseconds since it arrived at its client's router; 0 when missing.",
-        required=False,
-    ),
-    Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
-    Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
-    Header(
-        exchange.H_REGIONS,
-        REGIONS_PATTERN,
-        "The regions passed, the origin first; the origin alone when missing. It never goes back.",
-        required=False,
-    ),
-    Header(
         exchange.H_BODY_BYTES,
         COUNT_PATTERN,
         "Size of a body that is to be fetched in parts; the message's own payload is not the body.",
@@ -101,10 +87,29 @@ REQUEST = (
     ),
 )
 
+# Of requests that come from another region, and to it.
+WAY = (
+    Header(
+        exchange.H_WAITED_MS,
+        COUNT_PATTERN,
+        "Milliseconds since it arrived at its client's router; 0 when missing.",
+        required=False,
+    ),
+    Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
+    Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
+    Header(
+        exchange.H_REGIONS,
+        REGIONS_PATTERN,
+        "The regions passed, the origin first; the origin alone when missing. It never goes back.",
+        required=False,
+    ),
+)
+
 # Channel name → headers of its messages.
 HEADERS: dict[str, tuple[Header, ...]] = {
     "work": (
         *REQUEST,
+        *(replace(header, required=False) for header in WAY),
         Header(exchange.H_FROM, NAME_PATTERN, "The router that handed off."),
         Header(
             exchange.H_HANDOFF,
@@ -137,7 +142,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
         ),
         *TRACE,
     ),
-    "ingress": (*REQUEST, *TRACE),
+    "ingress": (*REQUEST, *WAY, *TRACE),
     "body": (
         Header(exchange.H_BODY_INBOX, INBOX_PATTERN, "Answer inbox of the request it belongs to."),
         Header(exchange.H_BODY_OFFSET, COUNT_PATTERN, "Byte position of this part in the body."),

@@ -19,7 +19,13 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from mesh.runtime.warm_ups import WarmUps
-from mesh.runtime.work import handoff_headers, ingress_subject, request_headers, sketch
+from mesh.runtime.work import (
+    handoff_headers,
+    ingress_subject,
+    request_headers,
+    sketch,
+    way_headers,
+)
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
 from schemas.http import Fault
@@ -83,9 +89,8 @@ class Performer:
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
         region = effect.region or self._config.region
         answer.region, answer.replica = region, effect.replica
-        headers = request_headers(
-            ticket, effect.attempt, 0, self._config.region, self._clock()
-        ) | handoff_headers(self._config.region, self._config.router, effect)
+        headers = request_headers(ticket, effect.attempt, self._clock())
+        headers |= handoff_headers(self._config.region, self._config.router, effect)
         ticket.spans.dispatched(effect.replica, effect.attempt, headers)
         subject = subjects.work(region, effect.replica)
         self._send(ticket, answer, subject, headers, lambda: b"")
@@ -95,7 +100,9 @@ class Performer:
             self._ingress.send_on(effect, effect.answer_inbox, self._clock())
             return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
-        headers = request_headers(ticket, effect.attempt, 1, self._config.region, self._clock())
+        now = self._clock()
+        headers = request_headers(ticket, effect.attempt, now)
+        headers |= way_headers(ticket, self._config.region, now)
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
         prompt = self._tickets.request(effect.key).prompt
         ground, labels = self._config.settings.ground, ticket.ask.residency

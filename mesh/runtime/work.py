@@ -15,9 +15,7 @@ from schemas.residency import Ground, Labels, labels_text
 SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
 
 
-def request_headers(
-    ticket: Ticket, attempt: int, hops: int, origin: RegionId, now: float
-) -> dict[str, str]:
+def request_headers(ticket: Ticket, attempt: int, now: float) -> dict[str, str]:
     """The headers that work and ingress messages share."""
     remaining_ms = max(1, round((ticket.deadline - now) * 1000))
     return (
@@ -30,11 +28,17 @@ def request_headers(
             exchange.H_PATH: ticket.ask.path,
             exchange.H_ATTEMPT: str(attempt),
             exchange.H_DEADLINE_MS: str(remaining_ms),
-            exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
-            exchange.H_HOPS: str(hops),
-            exchange.H_ORIGIN: origin,
         }
     )
+
+
+def way_headers(ticket: Ticket, origin: RegionId, now: float) -> dict[str, str]:
+    """What a peer wants to know of the request's way so far; no agent does."""
+    return {
+        exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
+        exchange.H_HOPS: "1",
+        exchange.H_ORIGIN: origin,
+    }
 
 
 def _wishes(wishes: Wishes) -> dict[str, str]:

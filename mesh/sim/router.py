@@ -31,6 +31,7 @@ from mesh.sim.work import (
     onward_headers,
     path_of,
     request_headers,
+    way_headers,
 )
 from schemas import exchange, subjects
 from schemas.exchange import Priority, Refused
@@ -308,7 +309,7 @@ class SimRouter:
             return
         ticket = self._tickets.begin(effect.key, effect.attempt)
         ticket.replica = replica
-        headers = self._headers(ticket, hops=0) | handoff
+        headers = self._headers(ticket) | handoff
         self._send(replica.site, replica.hear_work, ticket.inbox, headers, ticket.ask, self)
 
     def _dispatch_for_peer(
@@ -329,17 +330,14 @@ class SimRouter:
             self._send(peer.site, peer.hear_ingress, inbox, headers, ask, asker)
             return
         ticket = self._tickets.begin(effect.key, effect.attempt)
-        ticket.peer, headers = effect.peer, self._headers(ticket, hops=1)
+        waited_s = self._queue.now - ticket.arrived_at
+        ticket.peer, headers = effect.peer, self._headers(ticket) | way_headers(self.site, waited_s)
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
-    def _headers(self, ticket: Ticket, hops: int) -> dict[str, str]:
+    def _headers(self, ticket: Ticket) -> dict[str, str]:
         remaining_s = ticket.deadline - self._queue.now
-        request_id = ticket.ask.request_id
-        waited_s = self._queue.now - ticket.arrived_at
         warm = {exchange.H_WARM: "1"} if ticket.key < 0 else {}
-        return warm | request_headers(
-            request_id, ticket.attempt, hops, self.site, remaining_s, waited_s
-        )
+        return warm | request_headers(ticket.ask.request_id, ticket.attempt, remaining_s)
 
     def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
         self._network.send(self.site, to, call, *args)

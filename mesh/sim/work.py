@@ -12,22 +12,21 @@ MODEL = ModelId("twin")
 _MODEL_TOKEN = subjects.encode_model(MODEL)
 
 
-def request_headers(
-    request_id: RequestId,
-    attempt: int,
-    hops: int,
-    origin: RegionId,
-    remaining_s: float,
-    waited_s: float,
-) -> dict[str, str]:
+def request_headers(request_id: RequestId, attempt: int, remaining_s: float) -> dict[str, str]:
     """What both kinds of message say of a request."""
     return deadline_header(remaining_s) | {
         exchange.H_REQUEST: request_id,
         exchange.H_MODEL: _MODEL_TOKEN,
         exchange.H_PATH: CHAT,
         exchange.H_ATTEMPT: str(attempt),
+    }
+
+
+def way_headers(origin: RegionId, waited_s: float) -> dict[str, str]:
+    """What a peer wants to know of the request's way so far."""
+    return {
         exchange.H_WAITED_MS: str(round(waited_s * 1000)),
-        exchange.H_HOPS: str(hops),
+        exchange.H_HOPS: "1",
         exchange.H_ORIGIN: origin,
     }
 

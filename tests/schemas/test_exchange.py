@@ -9,6 +9,7 @@ from schemas.exchange import (
     WINDOW_BYTES,
     End,
     Frame,
+    FrameView,
     Outcome,
     Refusal,
     Refused,
@@ -53,7 +54,11 @@ def test_the_error_says_what_is_wrong(data, says):
 
 
 def test_the_layout_of_a_frame():
-    assert pack_frame(Frame.DATA, 258, b"hi") == b"D\x00\x00\x01\x02hi"
+    data = b"D\x00\x00\x01\x02hi"
+    assert pack_frame(Frame.DATA, 258, b"hi") == data
+    view = unpack_frame(data)  # made past its constructor
+    assert (view.kind, view.number, view.payload) == (Frame.DATA, 258, b"hi")
+    assert isinstance(view, FrameView)
     assert FRAME_HEADER.size == 5
 
 
