@@ -54,7 +54,7 @@ bench-tracing: $(STAMP) ## what tracing costs, off and with 1, 10 and 100 % samp
 	$(BIN)/python -m tests.benchmarks.tracing_cost
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
-	$(BIN)/python -m tests.benchmarks.gate
+	$(BIN)/python -m tests.benchmarks.gate_renew
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))

@@ -7,17 +7,16 @@ counted instead, those that this project's own functions execute: the same under
 by nothing when the clock, the kernel or a library changes. What it can't see is time inside C and
 inside libraries; `make bench-workers` and `make decide` measure that.
 
-Four acts: a plain request and a stream of 32 chunks, from HTTP bytes in to HTTP bytes out through
+Six acts: a plain request and a stream of 32 chunks, from HTTP bytes in to HTTP bytes out through
 the real server, desk, core and a real bus, each frame of the answer heard alone; a heartbeat; and
-a decision among 64 replicas that hold 20,000 blocks. `test_gate.py` holds them to `gate.json`.
+a decision among 64 replicas that hold 20,000 blocks; and the same two requests at an agent
+(`gate_agent`). `test_gate.py` holds them to `gate.json`, which `gate_renew` writes.
 Other versions of Python compile to other bytecodes: 3.13 to a tenth fewer than 3.11. So the file
 says of which one its figures are, and any other one has more room.
 """
 
 import asyncio
-import json
 import sys
-import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +46,6 @@ from schemas.ids import RegionId, RouterId
 from schemas.wire import encode
 from tests.benchmarks import decide
 from tests.benchmarks.load.fleet import CHUNK, DONE, MODEL, PLAIN, replica
-from tests.support.nats_server import running_nats_server
 
 ROOT = Path(__file__).parents[2]
 FIGURES = Path(__file__).with_name("gate.json")
@@ -258,24 +256,3 @@ def count_decisions() -> Figures:
 def python_version() -> str:
     """The minor version that compiles here."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-async def count() -> Figures:
-    """All figures, counted now."""
-    with tempfile.TemporaryDirectory() as name:
-        async with running_nats_server(Path(name) / "nats") as server:
-            return {**await count_edge(server.url), **count_decisions()}
-
-
-def main() -> None:
-    """Keep what is counted now as what is to be."""
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"figures": {}}
-    now = asyncio.run(count())
-    for name, figure in now.items():
-        print(f"{name}: {figure:.0f} bytecodes, was {kept['figures'].get(name, 0):.0f}")
-    kept = {"python": python_version(), "figures": {name: round(now[name]) for name in sorted(now)}}
-    FIGURES.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ import json
 
 from mesh.core.policies.mesh import Mesh
 from tests.benchmarks import gate
+from tests.benchmarks.gate_renew import count
 
 DEARER_MAX = 1.15
 DEARER_ELSEWHERE_MAX = 1.3  # under another minor version than that of the figures
@@ -13,7 +14,7 @@ async def test_a_request_costs_no_more_bytecodes_than_it_did(nats_server):
     kept = json.loads(gate.FIGURES.read_text())
     was = kept["figures"]
     most = DEARER_MAX if kept["python"] == gate.python_version() else DEARER_ELSEWHERE_MAX
-    now = {**await gate.count_edge(nats_server.url), **gate.count_decisions()}
+    now = await count(nats_server.url)
     assert set(now) == set(was), "make gate-renew"
     dearer = {
         name: f"{figure:.0f} bytecodes, {figure / was[name] - 1:+.0%}"
