@@ -46,7 +46,11 @@ class FrameWriter:
     def break_silence(self) -> None:
         """Say that work goes on, if nothing was said for WORKING_S. Not after END."""
         if self._clock() - self._spoke_at >= WORKING_S:
-            self._send(Frame.WORKING, b"")
+            self.speak()
+
+    def speak(self) -> None:
+        """Say that work goes on. Not after END."""
+        self._send(Frame.WORKING, b"")
 
     def _send(self, kind: Frame, payload: bytes) -> None:
         number = self._number

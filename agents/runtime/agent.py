@@ -124,6 +124,15 @@ class Agent:
             for writer in list(self._writers.values()):
                 writer.break_silence()
 
+    async def speak_up(self, returned: asyncio.Event) -> None:
+        """Each time the bus is back, say of every answer that it goes on: the numbers of frames
+        show at once what was lost meanwhile. Runs for ever."""
+        while True:
+            await returned.wait()
+            returned.clear()
+            for writer in list(self._writers.values()):
+                writer.speak()
+
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
         await self.feed(DrainAsked())

@@ -46,7 +46,8 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
     async with AsyncExitStack() as opened:
         standing = Standing(config.region, config.replica)
         name = OwnName(config.region, config.replica, epoch, clock)
-        client = await _connected(config, standing, name)
+        returned = asyncio.Event()
+        client = await _connected(config, standing, _both(name.back, returned.set))
         opened.push_async_callback(bus.close, client)
         await name.take(client)
         engine = Engine(
@@ -71,6 +72,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
+                tasks.create_task(agent.speak_up(returned)),
                 tasks.create_task(ears.outbox.run()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]
@@ -82,7 +84,15 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 await agent.cut()
 
 
-async def _connected(config: AgentConfig, standing: Standing, name: OwnName) -> Client:
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+async def _connected(config: AgentConfig, standing: Standing, back: Callable[[], None]) -> Client:
     password = config.nats_password
     address = bus.BusAddress(
         config.nats_url,
@@ -94,7 +104,7 @@ async def _connected(config: AgentConfig, standing: Standing, name: OwnName) -> 
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
         on_error=standing.complained,
-        on_back=name.back,
+        on_back=back,
     )
 
 

@@ -184,6 +184,11 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainOver:
+    """There is no more time to finish in: whoever still waits is to be told so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: at least ten times a second."""
 
@@ -210,5 +215,6 @@ Event = (
     | PrefixKept
     | BusReturned
     | Drain
+    | DrainOver
     | Tick
 )

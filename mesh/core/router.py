@@ -28,7 +28,7 @@ from mesh.core.policies import Makers
 from mesh.core.region.fleet import Fleet
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.attempts import Attempts
-from mesh.core.requests.ends import Ends
+from mesh.core.requests.ends import SHUTTING_DOWN, Ends
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.requests.request import Request
@@ -135,6 +135,7 @@ class RouterCore:
             ev.AnswerEnded: self._on_ended,
             ev.BusReturned: self._on_bus_returned,
             ev.Drain: self._on_drain,
+            ev.DrainOver: lambda _, now: self._ends.drained(self.inflight.values(), now),
             ev.Tick: self._on_tick,
         }
 
@@ -170,7 +171,7 @@ class RouterCore:
         record = Inflight(request)
         self.inflight[request.key] = record
         if self.draining:
-            self._ends.fail(record, now, Fault.DRAINING, "this router is shutting down", 1.0)
+            self._ends.fail(record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
         elif (forbidden := self._placer.forbidden(request, now)) is not None:
             self._attempts.decided(request, forbidden)
             self._ends.fail(record, now, Fault.RESIDENCY, forbidden.reason)
@@ -346,18 +347,18 @@ class RouterCore:
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         self.gossip.siblings.bus_returned()
-        # Started answers show a loss by their numbering or their silence.
-        for record in [record for record in self.inflight.values() if record.is_tried]:
-            self._attempts.cancel(record)
-            self._back_in_line(record, now)
+        for record in list(self.inflight.values()):
+            record.bus_returned_at = now  # begun answers show a loss by their numbering or silence
+            if record.is_tried:
+                self._attempts.cancel(record)
+                self._back_in_line(record, now)
         self._line.try_all(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:
         """Own clients are served to the end; peers' who wait here are better off elsewhere."""
         self._fleet.drain(now)
-        for request in [request for request in self.held if request.answer_inbox is not None]:
-            record = self.inflight[request.key]
-            self._ends.fail(record, now, Fault.DRAINING, "this router is shutting down")
+        guests = (request for request in self.held if request.answer_inbox is not None)
+        self._ends.drained([self.inflight[request.key] for request in guests], now)
 
     # Time.
 

@@ -1,6 +1,7 @@
 """The router process as a function: bus, core, HTTP face, and what happens by the clock."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -37,6 +38,8 @@ STALL_S = 0.5
 CATCH_UP_S = 0.2
 ALIVE_S = 0.5
 DRAIN_POLL_S = 0.02
+LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
+CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
 CANCEL_AGAIN_S = 0.1
 EPOCH = struct.Struct(">Q")
 # Last tokens of this router's own inboxes, beside those of answers and pings.
@@ -117,7 +120,7 @@ def _version() -> str:
 async def _serve(
     api: HttpApi, key: str, config: RouterConfig, where: Address, *, shared: bool = False
 ) -> web.ServerRunner:
-    runner = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=1.0)
+    runner = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=CUT_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, *where, backlog=1024, reuse_port=shared or None)
@@ -202,10 +205,17 @@ class Router:
         self.desk.feed(ev.Drain())
         try:
             async with asyncio.timeout(self._config.drain_s):
-                while self.desk.open_requests:  # noqa: ASYNC110 - counts down in many places
-                    await asyncio.sleep(DRAIN_POLL_S)
+                await self._until_all_are_gone()
         except TimeoutError:
             log.warning("%d requests cut off by the drain limit", self.desk.open_requests)
+            self.desk.feed(ev.DrainOver())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await self._until_all_are_gone()
+
+    async def _until_all_are_gone(self) -> None:
+        while self.desk.open_requests:  # noqa: ASYNC110 - counts down in many places
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
         """Leave at once."""

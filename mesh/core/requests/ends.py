@@ -5,7 +5,7 @@ A peer's request has its client elsewhere: whatever would fail it here refuses i
 router, told how this region is at that moment, asks somebody else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mesh.core import effects as fx
 from mesh.core.federation.guests import Guests
@@ -19,6 +19,8 @@ from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.state import Digest
+
+SHUTTING_DOWN = "this router is shutting down"
 
 
 class Ends:
@@ -70,6 +72,14 @@ class Ends:
             self.refuse(record.request, inbox, why, now)
             return
         self._effects.append(fx.Fail(record.request.key, fault, message, retry_after_s))
+
+    def drained(self, records: Iterable[Inflight], now: float) -> None:
+        """End these because this router ends: whoever waits for them hears of it, and whoever
+        works for them."""
+        for record in list(records):
+            if record.held_since is None:
+                self._attempts.cancel(record)
+            self.fail(record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
 
     def refuse(self, request: Request, inbox: str, why: Refusal, now: float) -> None:
         """A peer's request is not taken, or not kept; `inbox` is where its router hears of it."""

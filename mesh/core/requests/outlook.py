@@ -10,6 +10,7 @@ from mesh.core.settings import RouterSettings
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, RegionId
 
+RETURN_S = WORKING_S + 3.0  # an answer that goes on is heard of after the bus's return
 DEADLINE_PASSED = "the request's deadline has passed"
 
 
@@ -91,6 +92,8 @@ class Outlook:
         silent_s = now - record.heard_at
         if silent_s > SILENCE_S_MAX:
             return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
+        if record.heard_at <= record.bus_returned_at < now - RETURN_S:
+            return "its answer was lost with the bus"
         if self.is_kept_too_long(record, now):
             return f"region {record.peer} has kept the request waiting for too long"
         if record.peer is not None:

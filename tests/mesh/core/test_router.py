@@ -11,6 +11,7 @@ from mesh.core import events as ev
 from mesh.core.region.models import KEPT_S
 from schemas.decision import Placement
 from schemas.exchange import HOPS_MAX, Refusal
+from schemas.http import Fault
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import AP, EU, US, beat, core, digest, foreign, request
@@ -89,6 +90,21 @@ def test_peers_are_told_at_once_of_what_concerns_them(event, published):
     fed(router, ev.HeartbeatSeen(beat("a")), ev.Tick())
     told = of(fx.PublishDigest, fed(router, event, now=NOW + 0.02))
     assert len(told) == published
+
+
+def test_the_end_of_a_drain_ends_what_runs_and_what_waits():
+    router = core()
+    fed(router, ev.HeartbeatSeen(beat("a")), ev.RequestArrived(request(1)))
+    fed(router, ev.AnswerStarted(1, 1), ev.RequestArrived(request(2, model=ModelId("none"))))
+    fed(router, ev.Drain())
+    ended = fed(router, ev.DrainOver())
+    assert of(fx.CancelAttempt, ended) == [fx.CancelAttempt(1, 1, US, ReplicaId("a"))]
+    assert [(told.key, told.fault) for told in of(fx.Fail, ended)] == [
+        (1, Fault.DRAINING),
+        (2, Fault.DRAINING),
+    ]
+    assert router.inflight == {}
+    assert fed(router, ev.DrainOver()) == []
 
 
 def test_a_quiet_router_publishes_every_tenth_of_a_second():

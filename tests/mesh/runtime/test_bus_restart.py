@@ -42,7 +42,7 @@ async def test_a_nats_server_restarted_under_load_loses_no_request(
 ):
     # An agent may be back before the router listens again: then the end of a started answer is
     # lost, and only its silence tells.
-    monkeypatch.setattr("mesh.core.requests.outlook.SILENCE_S_MAX", 3.0)
+    monkeypatch.setattr("mesh.core.requests.outlook.RETURN_S", 3.0)
     story = Story()
     set_all(one, story)
     desk = one.routers["us"].desk

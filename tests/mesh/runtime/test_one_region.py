@@ -294,6 +294,29 @@ async def test_drain_finishes_what_runs_and_refuses_the_new(one):
             await draining
 
 
+async def test_who_is_cut_off_by_the_end_of_a_drain_is_told_so(one, monkeypatch):
+    monkeypatch.setattr("mesh.runtime.router.LAST_WORDS_S", 20.0)
+    gate, gone = asyncio.Event(), asyncio.Event()
+
+    async def behaviour(request, body):
+        try:
+            return await hang(event("begun"), gate)(request, body)
+        finally:
+            gone.set()
+
+    set_all(one, behaviour)
+    router = one.routers["us"]
+    object.__setattr__(router._config, "drain_s", 0.2)
+    async with client() as session:
+        url = one.urls["us"] + "/v1/chat/completions"
+        async with session.post(url, json=chat(stream=True)) as answer:
+            await answer.content.readany()
+            await router.drain()
+            *_, last = (await answer.content.read()).split(b"data: ")
+            assert orjson.loads(last)["error"]["code"] == "draining"
+    await gone.wait()  # and nobody works for it any more
+
+
 async def test_a_slow_reader_stops_the_engine_not_the_router(one):
     flood = 64 * 1024 * 1024
     sent = 0

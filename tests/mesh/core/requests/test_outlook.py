@@ -6,9 +6,9 @@ from mesh.core.federation.peers import PeerTable
 from mesh.core.placing.residency import Residency
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
-from mesh.core.requests.outlook import Outlook
+from mesh.core.requests.outlook import RETURN_S, Outlook
 from mesh.core.settings import RouterSettings
-from schemas.exchange import SILENCE_S_MAX
+from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, request
@@ -66,6 +66,16 @@ def test_silence_has_a_limit_everywhere(view, record):
     record.heard_at = 10.0
     assert view.outlook.lost_because(record, 10.0 + SILENCE_S_MAX) is None
     assert "not been heard of" in view.outlook.lost_because(record, 10.1 + SILENCE_S_MAX)
+
+
+def test_an_answer_that_does_not_go_on_after_the_bus_came_back_is_lost(view):
+    record = tried(started=True, heard_at=10.0)
+    record.bus_returned_at = 11.0
+    assert view.outlook.lost_because(record, 11.0 + RETURN_S) is None
+    assert "lost with the bus" in view.outlook.lost_because(record, 11.1 + RETURN_S)
+    record.heard_at = 11.2
+    assert view.outlook.lost_because(record, 11.1 + RETURN_S) is None
+    assert WORKING_S < RETURN_S < SILENCE_S_MAX
 
 
 def test_a_replica_without_heartbeats_is_lost_unless_its_answer_comes(view):
