@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.micro.service import Service, ServiceConfig
 
+from agents.adapters.link import Link
 from agents.adapters.outbox import Outbox
 from agents.core.events import (
     AliveArrived,
@@ -50,7 +51,8 @@ M = TypeVar("M")
 class AgentBus:
     """One agent's subscriptions and what it publishes. `close` takes the ears off."""
 
-    def __init__(self, client: Client, region: RegionId, replica: ReplicaId) -> None:
+    def __init__(self, client: Client, link: Link, region: RegionId, replica: ReplicaId) -> None:
+        """`link`: told by whoever connected the client."""
         self._client = client
         self._region = region
         self._replica = replica
@@ -58,7 +60,8 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
-        self.outbox = Outbox(client.publish)  # for frames of answers; whoever opens this runs it
+        # For frames of answers; whoever opens this runs it.
+        self.outbox = Outbox(client.publish, link.is_there)
 
     async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
         """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.

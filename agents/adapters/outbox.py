@@ -28,9 +28,11 @@ class Outbox:
     Refusals are few bytes; what else waits is bounded by the answers' windows.
     """
 
-    def __init__(self, publish: Publish) -> None:
-        """`publish` raises nats.errors.Error while the bus is away and its own buffer full."""
+    def __init__(self, publish: Publish, is_there: asyncio.Event) -> None:
+        """`publish` may raise nats.errors.Error. `is_there`: set while whoever is to hear of it
+        does; while it is not, all waits."""
         self._publish = publish
+        self._is_there = is_there
         self._posts: dict[str, list[Post]] = {}  # by what the inboxes of one router begin with
         self._loop = asyncio.get_running_loop()
         self._sent_at = float("-inf")
@@ -57,6 +59,7 @@ class Outbox:
         """Send what is posted. Runs for ever; nothing is sent once it was cancelled."""
         while True:
             await self._go.wait()
+            await self._is_there.wait()
             self._go.clear()
             if self._timer is not None:
                 self._timer.cancel()

@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
 from agents.adapters.kinds import KINDS
+from agents.adapters.link import Link
 from agents.adapters.own_name import OwnName
 from agents.adapters.standing import Standing
 from agents.config import AgentConfig
@@ -46,8 +47,8 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
     async with AsyncExitStack() as opened:
         standing = Standing(config.region, config.replica)
         name = OwnName(config.region, config.replica, epoch, clock)
-        returned = asyncio.Event()
-        client = await _connected(config, standing, _both(name.back, returned.set))
+        link = Link()
+        client = await _connected(config, standing, name, link)
         opened.push_async_callback(bus.close, client)
         await name.take(client)
         engine = Engine(
@@ -57,7 +58,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             clock=clock,
         )
         opened.callback(engine.close)
-        ears = AgentBus(client, config.region, config.replica)
+        ears = AgentBus(client, link, config.region, config.replica)
         async with asyncio.TaskGroup() as tasks:
             agent = Agent(config, AgentCore(_replica(config, epoch)), ears, engine, clock, tasks)
             if config.metrics_port:
@@ -72,7 +73,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
-                tasks.create_task(agent.speak_up(returned)),
+                tasks.create_task(agent.speak_up(link.has_returned)),
                 tasks.create_task(ears.outbox.run()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]
@@ -84,15 +85,11 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 await agent.cut()
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
+async def _connected(config: AgentConfig, standing: Standing, name: OwnName, link: Link) -> Client:
+    def back() -> None:
+        name.back()
+        link.back()
 
-    return call
-
-
-async def _connected(config: AgentConfig, standing: Standing, back: Callable[[], None]) -> Client:
     password = config.nats_password
     address = bus.BusAddress(
         config.nats_url,
@@ -104,6 +101,7 @@ async def _connected(config: AgentConfig, standing: Standing, back: Callable[[],
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
         on_error=standing.complained,
+        on_lost=link.lost,
         on_back=back,
     )
 

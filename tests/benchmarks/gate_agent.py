@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
 from agents.adapters.kinds import KINDS
+from agents.adapters.link import Link
 from agents.config import AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.beat import Replica
@@ -99,7 +100,7 @@ async def _serving(url: str, engine_url: str) -> AsyncIterator[None]:
     engine = Engine(
         api_url=engine_url, metrics_url=engine_url, kind=KINDS["vllm"], clock=lambda: NOW
     )
-    ears = AgentBus(client, US, G0)
+    ears = AgentBus(client, Link(), US, G0)
     async with asyncio.TaskGroup() as tasks:
         agent = Agent(config, AgentCore(replica), ears, engine, lambda: NOW, tasks)
         await ears.listen(agent.feed, agent.credit)

@@ -19,6 +19,8 @@ class Bus:
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self.away = False
+        self.is_there = asyncio.Event()
+        self.is_there.set()
 
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.away:
@@ -53,7 +55,7 @@ def bus():
 
 @pytest.fixture
 async def outbox(bus):
-    outbox = Outbox(bus.publish)
+    outbox = Outbox(bus.publish, bus.is_there)
     running = asyncio.create_task(outbox.run())
     yield outbox
     running.cancel()
@@ -119,6 +121,18 @@ async def test_urgent_frames_take_along_what_waits(outbox, bus):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert bus.subjects[1:] == ["_INBOX.us.r1.parcel"]
+    assert [said for _, said in bus.frames()] == ["1-1", "2-1", "3-1"]
+
+
+async def test_what_waits_for_the_bus_goes_in_order(outbox, bus):
+    bus.is_there.clear()
+    post(outbox, "1-1", "2-1")
+    post(outbox, "3-1", urgent=True)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bus.heard == []
+    bus.is_there.set()
+    await sent(outbox)
     assert [said for _, said in bus.frames()] == ["1-1", "2-1", "3-1"]
 
 
