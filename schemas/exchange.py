@@ -8,7 +8,8 @@ named here and its answer inbox as reply subject. The agent streams *frames* to 
     bytes 5..    DATA: the engine's bytes as they came; other kinds: one `schemas.wire` message
 
 Frames are numbered because core NATS may drop messages when a reader is slow: a hole must end
-the answer with an error instead of handing the client a text with a gap.
+the answer with an error instead of handing the client a text with a gap. After the bus was away an
+agent says again what it sent last; a router passes over numbers that it has had.
 
 A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for
 a body too large for one message). REFUSED ends it at once: place the request elsewhere.

@@ -5,10 +5,14 @@ burst goes at once; those behind it GATHER_S later, together (`schemas.parcels`)
 tokens are further apart is never held, in a full batch a token is held for a millisecond of the
 twenty and more that it took, and what a bus has to carry does not grow with the batch. Beginnings
 and ends wait for nothing, and take along what was waiting.
+
+What a nats-server had when it died is gone. So what was sent last is kept, and said again when the
+bus is back: by their numbers routers know which frames they have.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
 import nats.errors
@@ -18,7 +22,10 @@ from schemas.parcels import PARCEL, Post, is_parcelled, pack_parcels
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.001
+KEPT_S = 1.0  # a dead server's connections end at once, on the same host or another
+KEPT_BYTES_MAX = 8 * 1024 * 1024
 
+Posts = dict[str, list[Post]]  # by what the inboxes of one router begin with
 Publish = Callable[[str, bytes], Awaitable[None]]
 
 
@@ -33,7 +40,10 @@ class Outbox:
         does; while it is not, all waits."""
         self._publish = publish
         self._is_there = is_there
-        self._posts: dict[str, list[Post]] = {}  # by what the inboxes of one router begin with
+        self._posts: Posts = {}
+        self._kept: deque[tuple[float, int, Posts]] = deque()  # when it was sent, and its bytes
+        self._kept_bytes = 0
+        self._repeats = False
         self._loop = asyncio.get_running_loop()
         self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -55,6 +65,11 @@ class Outbox:
             # A time that has passed means at once.
             self._timer = self._loop.call_at(self._sent_at + GATHER_S, self._go.set)
 
+    def repeat(self) -> None:
+        """The bus was away: before all else, say again what may have been lost with it."""
+        self._repeats = True
+        self._go.set()
+
     async def run(self) -> None:
         """Send what is posted. Runs for ever; nothing is sent once it was cancelled."""
         while True:
@@ -65,7 +80,13 @@ class Outbox:
                 self._timer.cancel()
                 self._timer = None
             self._sent_at = self._loop.time()
-            await self._send()
+            if self._repeats:
+                self._repeats = False
+                for _, _, posted in list(self._kept):
+                    await self._send(posted)
+            posted, self._posts = self._posts, {}
+            self._keep(posted)
+            await self._send(posted)
             if not self._posts:
                 self._empty.set()
 
@@ -73,8 +94,15 @@ class Outbox:
         """Wait until everything posted was given to the bus."""
         await self._empty.wait()
 
-    async def _send(self) -> None:
-        posted, self._posts = self._posts, {}
+    def _keep(self, posted: Posts) -> None:
+        size = sum(len(frame) for posts in posted.values() for _, frame in posts)
+        self._kept.append((self._sent_at, size, posted))
+        self._kept_bytes += size
+        since = self._sent_at - KEPT_S
+        while self._kept and (self._kept[0][0] < since or self._kept_bytes > KEPT_BYTES_MAX):
+            self._kept_bytes -= self._kept.popleft()[1]
+
+    async def _send(self, posted: Posts) -> None:
         for router, posts in posted.items():
             for subject, message in _messages(router, posts):
                 try:

@@ -125,11 +125,12 @@ class Agent:
                 writer.break_silence()
 
     async def speak_up(self, returned: asyncio.Event) -> None:
-        """Each time the bus is back, say of every answer that it goes on: the numbers of frames
-        show at once what was lost meanwhile. Runs for ever."""
+        """Each time the bus is back, say again what it may have lost, and of every answer that it
+        goes on: the numbers of frames show what is missing all the same. Runs for ever."""
         while True:
             await returned.wait()
             returned.clear()
+            self._bus.outbox.repeat()
             for writer in list(self._writers.values()):
                 writer.speak()
 

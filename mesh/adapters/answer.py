@@ -147,6 +147,8 @@ class Answer:
         kind, number, payload = frame
         if kind is not _DATA and kind in _ABOUT_PLACE:
             return self._feed_about_place(frame)
+        if number < self._next_number:  # said again, after the bus was away
+            return None
         if number != self._next_number:
             return self._failed(f"frame {self._next_number} of the answer was lost")
         self._next_number = number + 1

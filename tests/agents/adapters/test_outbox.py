@@ -136,6 +136,37 @@ async def test_what_waits_for_the_bus_goes_in_order(outbox, bus):
     assert [said for _, said in bus.frames()] == ["1-1", "2-1", "3-1"]
 
 
+async def test_what_was_sent_last_is_said_again_before_all_else(outbox, bus, monkeypatch):
+    post(outbox, "1-1")
+    await sent(outbox)
+    monkeypatch.setattr("agents.adapters.outbox.KEPT_S", 0.0)
+    await asyncio.sleep(GATHER_S)
+    post(outbox, "2-1", "3-1")
+    await sent(outbox)
+    bus.is_there.clear()
+    post(outbox, "4-1")
+    bus.heard.clear()
+    outbox.repeat()
+    bus.is_there.set()
+    await sent(outbox)
+    assert [said for _, said in bus.frames()] == ["2-1", "3-1", "4-1"]
+    post(outbox, "5-1")
+    await sent(outbox)
+    assert [said for _, said in bus.frames()] == ["2-1", "3-1", "4-1", "5-1"]
+
+
+async def test_only_so_many_bytes_are_kept(outbox, bus, monkeypatch):
+    monkeypatch.setattr("agents.adapters.outbox.KEPT_BYTES_MAX", 10)
+    for stream in ("1-1", "2-1" * 10, "3-1"):
+        post(outbox, stream)
+        await sent(outbox)
+    bus.heard.clear()
+    outbox.repeat()
+    post(outbox, "4-1")
+    await sent(outbox)
+    assert [said for _, said in bus.frames()] == ["3-1", "4-1"]
+
+
 async def test_a_bus_that_is_away_loses_frames_and_no_more(outbox, bus, caplog):
     bus.away = True
     post(outbox, "1-1", "2-1")

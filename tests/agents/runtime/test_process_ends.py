@@ -62,15 +62,9 @@ async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(nats_server) 
         await on.asker.state(outstanding=1)
         gate.open.set()
         assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
-        # As soon as the bus was back it said that work goes on, whether or not its asker was back:
-        # by the numbers of frames routers see what they missed.
-        kinds = [(chr(frame.kind), frame.number) for frame in on.asker.frames[inbox]]
-        assert [each for each in kinds if each[0] != "W"] == [
-            ("H", 0),
-            ("D", 1),
-            ("D", 3),
-            ("E", 4),
-        ]
+        # When the bus was back it said again what it had said last, and that work goes on.
+        kinds = {frame.number: chr(frame.kind) for frame in on.asker.frames[inbox]}
+        assert "".join(kinds[number] for number in sorted(kinds)) == "HDWDE"
 
 
 async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nats_server) -> None:
@@ -117,9 +111,9 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     heartbeats = subjects.heartbeat(REGION, REPLICA)
     said: list[str] = []
 
-    async def send_late(self) -> None:
+    async def send_late(self, posted) -> None:
         await their_turn.wait()
-        await send(self)
+        await send(self, posted)
 
     async def flush_late(self) -> None:
         their_turn.set()

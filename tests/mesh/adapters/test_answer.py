@@ -75,7 +75,20 @@ def test_an_answer_from_its_head_to_its_end() -> None:
     assert answer.end is not None and answer.end.prompt_tokens == 9
 
 
-@pytest.mark.parametrize("number", [2, 4, 0xFFFFFFFF], ids=["duplicate", "hole", "far ahead"])
+def test_what_is_said_again_is_passed_over() -> None:
+    """An agent says its last frames again when the bus is back."""
+    sender = Sender(EVENTS)
+    sender.data(b"data: 1\n\n")
+    sender.data(b"data: 2\n\n")
+    for number, data in ((0, b""), (1, b"data: 1\n\n"), (2, b"data: 2\n\n")):
+        kind = Frame.DATA if number else Frame.HEAD
+        assert sender.send(kind, data, number) is None
+    sender.number = 3
+    assert sender.data(b"data: 3\n\n") is None
+    assert sender.answer.take() == b"data: 1\n\ndata: 2\n\ndata: 3\n\n"
+
+
+@pytest.mark.parametrize("number", [4, 0xFFFFFFFF], ids=["hole", "far ahead"])
 def test_frames_out_of_order_fail_the_attempt(number) -> None:
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\n")

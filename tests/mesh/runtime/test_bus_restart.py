@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 
-import orjson
 import pytest
 
 from tests.support.scripted_engine import event, opened
@@ -40,9 +39,8 @@ class Story:
 async def test_a_nats_server_restarted_under_load_loses_no_request(
     one, nats_server, engines_end, monkeypatch
 ):
-    # An agent may be back before the router listens again: then the end of a started answer is
-    # lost, and only its silence tells.
-    monkeypatch.setattr("mesh.core.requests.outlook.RETURN_S", 3.0)
+    # However slowly a busy machine brings the router back: frames wait for it that long.
+    monkeypatch.setattr("agents.adapters.link.SETTLE_S", 2.0)
     story = Story()
     set_all(one, story)
     desk = one.routers["us"].desk
@@ -73,10 +71,5 @@ async def test_a_nats_server_restarted_under_load_loses_no_request(
         status, body, _ = await task  # not cut: that would raise
         begins = event(f"{name}, try 1 begins")
         assert (status, body[: len(begins)]) == (200, begins)
-        rest = body[len(begins) :]
-        assert rest == story.ends(name)[0] or is_error_event(rest), body
+        assert body[len(begins) :] == story.ends(name)[0]
     assert (await post(one, chat()))[0] == 200
-
-
-def is_error_event(data: bytes) -> bool:
-    return "error" in orjson.loads(data.removeprefix(b"data: "))
