@@ -33,6 +33,7 @@ H_CLIENT_LOCATION = "x-mesh-client-location"
 NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
+H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
 SAID_ONCE = (

@@ -5,6 +5,7 @@ nothing about placement. A client that hangs up cancels its handler, whatever it
 the ticket is then left, and the front door tells whoever is still working for it.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from math import ceil
 from typing import Protocol
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters.http_server import UNPARSABLE
 from mesh.adapters.near import read_near
 from mesh.adapters.own_headers import refuse_misread
 from mesh.adapters.problem import Problem
@@ -28,6 +30,8 @@ from schemas.decision import header_value
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.residency import Labels
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 
@@ -110,11 +114,22 @@ class HttpApi:
         """Answer one request, whatever it is."""
         known_id = request_id(request)
         try:
+            if UNPARSABLE in request:
+                raise request[UNPARSABLE]
             handler = self._handler(request)
             refuse_misread(request)
             return await handler(request, known_id)
         except Problem as problem:
-            return self._error(known_id, problem.fault, problem.message, param=problem.param)
+            headers = self._headers(known_id) | problem.headers
+            return _error(problem.fault, problem.message, headers, param=problem.param)
+        except Exception as error:
+            if request.writer.output_size > 0:
+                raise  # the answer had begun: the connection is cut
+            log.error("request failed inside the router", exc_info=error)
+            message = "the router failed on this request; its log says why"
+            answer = _error(Fault.INTERNAL, message, self._headers(known_id))
+            answer.force_close()
+            return answer
 
     def _handler(self, request: web.BaseRequest) -> Handler:
         prefix = http.MODEL.partition("{")[0]
@@ -127,8 +142,9 @@ class HttpApi:
             raise Problem(Fault.PATH_UNKNOWN, words)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            allowed = ", ".join(methods)
-            raise Problem(Fault.METHOD_WRONG, f"{request.path} takes {allowed}")
+            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+            message = f"{request.path} takes {allowed}"
+            raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
@@ -203,7 +219,7 @@ class HttpApi:
     async def _ready(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         problem = self._door.not_ready_because()
         if problem is not None:
-            return self._error(known_id, *problem)
+            return _error(*problem, self._headers(known_id))
         return self._json(known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
@@ -217,11 +233,12 @@ class HttpApi:
     def _json(self, known_id: RequestId, value: object) -> web.Response:
         return _json(200, orjson.dumps(value), self._headers(known_id))
 
-    def _error(
-        self, known_id: RequestId, fault: Fault, message: str, *, param: str | None = None
-    ) -> web.Response:
-        headers = self._headers(known_id) | dict(http.error_headers(fault))
-        return _json(fault.value.status, http.error_body(fault, message, param), headers)
+
+def _error(
+    fault: Fault, message: str, headers: dict[str, str], *, param: str | None = None
+) -> web.Response:
+    headers = headers | dict(http.error_headers(fault))
+    return _json(fault.value.status, http.error_body(fault, message, param), headers)
 
 
 def _json(status: int, body: bytes, headers: dict[str, str]) -> web.Response:

@@ -18,6 +18,8 @@ from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
 UPLOAD_S_MAX = 120.0  # for a client to send its body
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ID_BYTES = 16  # of one that we make
+H_CONTENT_ENCODING = "content-encoding"
+ENCODINGS = ("identity", "gzip", "deflate")  # what aiohttp decodes without further packages
 
 
 def request_id(request: web.BaseRequest) -> RequestId:
@@ -48,6 +50,9 @@ async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
 async def _read_body(request: web.BaseRequest) -> bytes:
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise _too_large()
+    encoding = request.headers.get(H_CONTENT_ENCODING)
+    if encoding is not None and encoding.lower() not in ENCODINGS:
+        raise encoding_not_taken()
     try:
         if request.content.is_eof():  # all of it came with the headers, as it mostly does
             return await request.read()
@@ -55,9 +60,18 @@ async def _read_body(request: web.BaseRequest) -> bytes:
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large() from error
+    except web.RequestPayloadError as error:
+        what = f"not {encoding}, as its {H_CONTENT_ENCODING} says" if encoding else "cut or broken"
+        raise Problem(Fault.INVALID, f"the body is {what}") from error
     except TimeoutError as error:
         message = f"the body did not arrive within {UPLOAD_S_MAX:g} s"
         raise Problem(Fault.INVALID, message) from error
+
+
+def encoding_not_taken() -> Problem:
+    """Of a body that we can't decode."""
+    message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
+    return Problem(Fault.INVALID, message, H_CONTENT_ENCODING)
 
 
 def _too_large() -> Problem:

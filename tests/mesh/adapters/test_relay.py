@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from mesh.adapters.http_server import HttpServer
+from mesh.adapters.http_server import UNPARSABLE, HttpServer
 from mesh.adapters.relay import DEADLINE_GRACE_S, relay
 from mesh.adapters.ticket import Ticket
 from schemas.http import H_REGION
@@ -34,6 +34,8 @@ class House:
         self.port = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if UNPARSABLE in request:
+            return web.Response(status=400)
         self.transport = request.transport
         try:
             return await relay(request, self.ticket, self, {"x-request-id": "q-1"})

@@ -1,6 +1,8 @@
 """What a client can do wrong: each gets a clear error in OpenAI's shape, and nothing is lost."""
 
 import asyncio
+import gzip
+import zlib
 
 import orjson
 import pytest
@@ -82,10 +84,11 @@ async def test_a_debug_header_that_says_nothing_is_no_silent_wish(mesh):
             assert "x-mesh-decision" not in answer.headers
 
 
-async def test_a_wrong_method_is_told_the_right_one(mesh):
-    async with client() as session, session.get(mesh.urls["us"] + CHAT) as answer:
-        assert answer.status == 405
-        assert "POST" in (await answer.json())["error"]["message"]
+@pytest.mark.parametrize(("path", "allowed"), [(CHAT, "POST"), ("/v1/models/tiny", "GET, HEAD")])
+async def test_a_wrong_method_is_told_the_right_one(mesh, path, allowed):
+    async with client() as session, session.delete(mesh.urls["us"] + path) as answer:
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+        assert allowed in (await answer.json())["error"]["message"]
 
 
 async def raw(mesh, data: bytes) -> bytes:
@@ -111,11 +114,53 @@ async def test_a_header_bomb_is_refused_in_our_words(mesh, head):
     answer = await raw(mesh, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
     assert b" 431 " in answer.split(b"\r\n", 1)[0]
     assert b'"code":"headers_too_large"' in answer
+    assert b"x-request-id: " in answer and b"x-mesh-region: us" in answer
 
 
-async def test_bytes_that_are_no_http_get_a_400(mesh):
-    answer = await raw(mesh, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n"]
+)
+async def test_bytes_that_are_no_http_get_a_400(mesh, data):
+    answer = await raw(mesh, data)
     assert b" 400 " in answer.split(b"\r\n", 1)[0]
+    assert b'"code":"invalid_request"' in answer
+    assert b"x-request-id: " in answer and b"x-mesh-region: us" in answer
+
+
+def encoded(encoding: str, body: bytes) -> bytes:
+    head = f"content-encoding: {encoding}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{head}".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "says"),
+    [
+        ("gzip", b"abcd", b"the body is not gzip, as its content-encoding says"),
+        ("gzip", gzip.compress(b"")[:10] + b"\xff" * 9, b"the body is not gzip"),
+        *((name, b"abcd", b"may be gzip or deflate") for name in ("br", "zstd", "zip", "gzip,br")),
+    ],
+)
+async def test_a_body_that_is_not_encoded_as_we_take_it_is_the_clients(
+    mesh, caplog, encoding, body, says
+):
+    answer = await raw(mesh, encoded(encoding, body))
+    assert b" 400 " in answer.split(b"\r\n", 1)[0]
+    assert says in answer and b'"code":"invalid_request"' in answer
+    assert b"x-request-id: " in answer and b"x-mesh-region: us" in answer
+    assert not caplog.records
+    assert mesh.routers["us"].desk.bodies.taken_bytes == 0
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "deflate", "GZip"])
+async def test_a_body_that_is_encoded_as_we_take_it_reaches_the_engine_plain(mesh, encoding):
+    codec = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[encoding.lower()]
+    data, headers = codec(orjson.dumps(chat())), {"content-encoding": encoding}
+    async with (
+        client() as session,
+        session.post(mesh.urls["us"] + CHAT, data=upload(data), headers=headers) as answer,
+    ):
+        assert answer.status == 200, await answer.read()
+    assert mesh.engine.seen == [chat()]
 
 
 @pytest.mark.parametrize("upto", [0, 10, 60, 100])

@@ -185,8 +185,9 @@ async def test_an_error_of_our_own_frees_the_engine_and_leaves_nothing(one, monk
 
     monkeypatch.setattr(http_api, "relay", fails)
     set_all(one, hang(event("begun")))
-    status, body, _ = await post(one, chat(stream=True))
+    status, body, headers = await post(one, chat(stream=True))
     assert (status, orjson.loads(body)["error"]["code"]) == (500, "internal_error")
+    assert headers["x-mesh-region"] == "us" and headers["x-request-id"]
     await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to be freed")
     assert not one.routers["us"].core.inflight
     assert one.routers["us"].desk.open_requests == 0
