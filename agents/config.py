@@ -56,18 +56,12 @@ class AgentConfig(BaseModel):
     @field_validator("engine_url")
     @classmethod
     def _engine_at(cls, value: str) -> str:
-        base = _http_url(value)
-        if urlsplit(base).path.endswith("/v1"):
-            raise ValueError("give it without /v1: the agent adds the path of each request")
-        return base
+        return checked_engine_url(value)
 
     @field_validator("metrics_url")
     @classmethod
     def _metrics_at(cls, value: str) -> str:
-        if not value:
-            return value
-        url = _http_url(value)
-        return url if urlsplit(url).path else url + "/metrics"
+        return checked_metrics_url(value) if value else value
 
     @field_validator("nats_url")
     @classmethod
@@ -85,6 +79,20 @@ class AgentConfig(BaseModel):
     @property
     def metrics_page(self) -> str:
         return self.metrics_url or self.engine_url + "/metrics"
+
+
+def checked_engine_url(value: str) -> str:
+    """Where an engine is, without a trailing slash. Raises ValueError that says what to give."""
+    base = _http_url(value)
+    if urlsplit(base).path.endswith("/v1"):
+        raise ValueError("give it without /v1: the agent adds the path of each request")
+    return base
+
+
+def checked_metrics_url(value: str) -> str:
+    """The whole URL of a page of metrics. Raises ValueError that says what to give."""
+    url = _http_url(value)
+    return url if urlsplit(url).path else url + "/metrics"
 
 
 def _http_url(value: str) -> str:

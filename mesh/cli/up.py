@@ -2,12 +2,12 @@
 
 import logging
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 import uvloop
 from rich.console import Console
 
+from agents.config import checked_engine_url, checked_metrics_url
 from agents.sim.profiles import PROFILES
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
@@ -42,12 +42,15 @@ def _given_engine(text: str) -> GivenEngine:
     region, _, urls = text.partition("=")
     url, comma, metrics_url = urls.partition(",")
     for given in (url, metrics_url) if comma else (url,):
-        if given and "://" not in given:
-            raise click.BadParameter(f"{text!r}: http:// is missing before {given}")
-        parts = urlsplit(given)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not given:
             raise click.BadParameter(f"{text!r}: write REGION=URL or REGION=URL,METRICS_URL")
-    return GivenEngine(region, url.rstrip("/"), metrics_url or None)
+        if "://" not in given:
+            raise click.BadParameter(f"{text!r}: http:// is missing before {given}")
+    try:
+        metrics = checked_metrics_url(metrics_url) if comma else None
+        return GivenEngine(region, checked_engine_url(url), metrics)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from error
 
 
 @click.command()
@@ -144,7 +147,9 @@ def command(
     simulated = {"--replicas": replicas, "--profile": profile, "--time-scale": time_scale}
     idle = [option for option, value in simulated.items() if value is not None]
     if engines and idle:
-        click.echo(f"note: {', '.join(idle)} speak of simulated engines; there are none", err=True)
+        speak = "speaks" if len(idle) == 1 else "speak"
+        said = f"note: {', '.join(idle)} {speak} of simulated engines; there are none"
+        click.echo(said, err=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = Options(
         config=config.absolute(),

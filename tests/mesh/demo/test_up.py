@@ -310,13 +310,21 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
     [
         (("--engine", "mars=http://127.0.0.1:1"), "there are us, eu, ap"),
         (("--engine", "us"), "write REGION=URL"),
-        (("--engine", "us=http://,http://127.0.0.1:1"), "write REGION=URL"),
+        (("--engine", "us=,http://127.0.0.1:1"), "write REGION=URL"),
+        (("--engine", "us=http://,http://127.0.0.1:1"), "give it as http://host:port"),
+        (("--engine", "us=ftp://127.0.0.1:1"), "give it as http://host:port"),
+        (("--engine", "mars=http://127.0.0.1:1/v1"), "give it without /v1: the agent adds"),
+        (("--engine", "mars=http://127.0.0.1:1/prefix"), "there are us, eu, ap"),
         (("--engine", "us=http://127.0.0.1:1,"), "write REGION=URL"),
         (("--engine", "us=1.2.3.4:8000"), "http:// is missing before 1.2.3.4:8000"),
         (("--engine", "us=http://127.0.0.1:1,localhost:9"), "http:// is missing before localhost"),
         (
             ("--engine", "mars=http://127.0.0.1:1", "--replicas", "2", "--time-scale", "2"),
             "note: --replicas, --time-scale speak of simulated engines",
+        ),
+        (
+            ("--engine", "mars=http://127.0.0.1:1", "--replicas", "2"),
+            "note: --replicas speaks of simulated engines",
         ),
         (("--replicas", "-1"), "-1"),
         (("--time-scale", "0"), "0"),
