@@ -127,7 +127,8 @@ class _Ears:
         self.on_lost()
 
     async def back(self) -> None:
-        log.info("%s: the bus at %s is back", self.name, self.address.url)
+        # As loud as the loss: who reads of one must not wait for the other.
+        log.warning("%s: the bus at %s is back", self.name, self.address.url)
         self.on_back()
 
     async def error(self, problem: Exception) -> None:

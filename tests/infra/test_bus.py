@@ -18,7 +18,8 @@ async def test_connects_under_its_own_inbox_prefix(nats_server: NatsServer):
     await client.close()
 
 
-async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer):
+async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, caplog):
+    caplog.set_level("WARNING")  # as routers of `mesh up` have it
     lost, back = asyncio.Event(), asyncio.Event()
     client = await bus.connect(
         bus.BusAddress(nats_server.url),
@@ -34,6 +35,12 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer):
     async with asyncio.timeout(10):
         await lost.wait()
         await back.wait()
+    said = [record.getMessage() for record in caplog.records if record.name == "infra.bus"]
+    at = f"the bus at {nats_server.url}"
+    assert [line for line in said if at in line] == [
+        f"t: lost {at}, reconnecting",
+        f"t: {at} is back",
+    ]
     await client.publish("a", b"again")
     async with asyncio.timeout(10):
         assert (await got.get()).data == b"again"
