@@ -37,7 +37,7 @@ class Died:
     program: Program
     how: str
     log: Path
-    tail: str  # the last lines of its log
+    tail: str  # the last lines of its log, where they can tell why
     restart_in_s: float | None  # None: it will not be started again
 
 
@@ -83,7 +83,8 @@ class Child:
             if self._ending.is_set():
                 return
             wait_s = self._restarts.after_death(loop.time() - started, was_ready=self._was_ready)
-            last_words = _tail(self._log, self._log_from)
+            # Who is killed has no time to say of what: its last lines are about other things.
+            last_words = "" if how == _how(-signal.SIGKILL) else _tail(self._log, self._log_from)
             self._death = Died(self.program, how, self._log, last_words, wait_s)
             self._report(self._death)
             if wait_s is None:

@@ -41,6 +41,11 @@ print("out of memory", flush=True)
 while not (READY.parent / "die").exists(): time.sleep(0.005)
 os._exit(3)
 """
+ENDS_SILENTLY = """
+READY.touch()
+while not (READY.parent / "end").exists(): time.sleep(0.005)
+os._exit(3)
+"""
 
 
 class Stage:
@@ -152,13 +157,23 @@ async def test_a_program_that_dies_is_reported_and_started_again(stage):
 async def test_a_death_is_told_with_the_words_of_that_process_alone(stage):
     child = await stage.supervisor.start(stage.program("brittle", DIES_ONCE_READY))
     first = stage.supervisor.pids["brittle"]
-    child.program = stage.program("brittle", DEAF)  # says nothing
+    child.program = stage.program("brittle", ENDS_SILENTLY)
     (stage.directory / "die").touch()
     await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
     await until(lambda: isinstance(stage.reports[-1], Ready) and stage.reports[-1].again)
-    os.kill(stage.supervisor.pids["brittle"], signal.SIGKILL)
+    (stage.directory / "end").touch()
     await until(lambda: len(stage.deaths()) == 2)
     assert [death.tail for death in stage.deaths()] == ["out of memory", ""]
+
+
+async def test_who_is_killed_from_outside_has_no_last_words(stage):
+    source = "print('an old story', flush=True)" + WELL_BEHAVED
+    await stage.supervisor.start(stage.program("engine", source))
+    os.kill(stage.supervisor.pids["engine"], signal.SIGKILL)
+    await until(stage.deaths)
+    [death] = stage.deaths()
+    assert (death.how, death.tail) == ("was ended by SIGKILL", "")
+    assert "an old story" in death.log.read_text()
 
 
 async def test_a_killed_program_is_started_again_as_its_child_now_says(stage):
