@@ -13,10 +13,11 @@ request can't know that).
 from aiohttp import web
 
 from mesh.adapters.problem import Problem
-from schemas.http import OWN_PREFIX, SAID_ONCE, Fault
+from schemas.http import H_DECISION, H_REGION, OWN_PREFIX, SAID_ONCE, Fault
 from schemas.near_words import did_you_mean
 
-_KNOWN = frozenset(name for name in SAID_ONCE if name.startswith(OWN_PREFIX))
+_KNOWN = tuple(name for name in SAID_ONCE if name.startswith(OWN_PREFIX))
+_OF_ANSWERS = frozenset({H_REGION, H_DECISION})
 
 
 def refuse_misread(request: web.BaseRequest) -> None:
@@ -24,9 +25,15 @@ def refuse_misread(request: web.BaseRequest) -> None:
     for given in request.headers:
         name = given.lower()
         if name.startswith(OWN_PREFIX) and name not in _KNOWN:
-            raise Problem(Fault.INVALID, f"unknown header{did_you_mean(name, _KNOWN)}", name)
+            raise Problem(Fault.INVALID, _unknown(name), name)
     for name in SAID_ONCE:
         times = len(request.headers.getall(name, ()))
         if times > 1:
             message = f"{name} is given {times} times; give it once"
             raise Problem(Fault.INVALID, message, name)
+
+
+def _unknown(name: str) -> str:
+    if name in _OF_ANSWERS:
+        return f"{name} is a header of answers; leave it out"
+    return f"unknown header {name:.60}{did_you_mean(name, _KNOWN, prefix=OWN_PREFIX)}"

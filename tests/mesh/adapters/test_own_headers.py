@@ -9,7 +9,7 @@ from aiohttp import web
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.own_headers import refuse_misread
 from mesh.adapters.problem import Problem
-from schemas.http import H_REQUEST_ID, SAID_ONCE, Fault
+from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, SAID_ONCE, Fault
 
 
 @asynccontextmanager
@@ -63,4 +63,17 @@ async def test_a_header_of_ours_that_nobody_knows_is_refused_with_the_nearest_na
     async with door() as session, session.get("/", headers={name: "eu"}) as answer:
         assert answer.status == 400
         text = await answer.text()
-        assert text.startswith(f"{name.lower()}: unknown header; ") and hint in text
+        assert text == f"{name.lower()}: unknown header {name.lower()}; {hint}"
+
+
+async def test_a_header_far_from_any_other_is_told_all_there_are():
+    async with door() as session, session.get("/", headers={"x-mesh-foo": "1"}) as answer:
+        text = await answer.text()
+    assert text.startswith("x-mesh-foo: unknown header x-mesh-foo; there are x-mesh-residency, ")
+
+
+@pytest.mark.parametrize("name", [H_REGION, H_DECISION])
+async def test_a_header_of_answers_is_told_to_be_one(name):
+    async with door() as session, session.get("/", headers={name: "eu"}) as answer:
+        assert answer.status == 400
+        assert await answer.text() == f"{name}: {name} is a header of answers; leave it out"
