@@ -1,0 +1,26 @@
+"""What `make` does before it does what it was asked for."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def installed(checkout: Path) -> str:
+    made = subprocess.run(
+        ["make", ".venv/.installed"], cwd=checkout, check=True, capture_output=True, text=True
+    )
+    return made.stdout
+
+
+def test_it_says_that_it_installs_and_only_then(tmp_path):
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for script in ("infra/virtual-environment", ".venv/bin/python"):  # that take no minute
+        path = tmp_path / script
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    assert installed(tmp_path).startswith("installing into .venv, which takes a minute\n")
+    assert "installing" not in installed(tmp_path)
