@@ -25,10 +25,13 @@ def problem_lines(error: ValidationError, known_keys: KnownKeys) -> list[str]:
 
 
 def _told_once(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """Leave out what is wrong only because the table around it has a wrong name."""
+    """Leave out what follows from another: in a table of a wrong name, of a list's wrong items."""
     wrong_names = {details["loc"][:-1] for details in errors if _is_name(details)}
+    lists_of_wrong = {details["loc"][:-1] for details in errors}
     for details in errors:
         loc = details["loc"]
+        if details["type"] == "too_short" and loc in lists_of_wrong:  # it counts the right ones
+            continue
         if _is_name(details) or not any(loc[: len(name)] == name for name in wrong_names):
             yield details
 

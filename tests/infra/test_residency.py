@@ -97,3 +97,10 @@ def test_a_key_written_by_mistake_is_not_repeated():
     told = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
     assert "write the key's SHA-256" in told
     assert "sk-secret" not in told
+
+
+def test_of_a_list_with_wrong_items_alone_nobody_says_that_it_is_too_short():
+    [told] = problems_of("", CARRIES, tenant(keys='["6b4c"]'))
+    assert told.startswith("mesh.toml: tenants.acme.key_sha256.0: write the key's SHA-256")
+    [told] = problems_of("", CARRIES, tenant(keys="[]"))
+    assert told == "mesh.toml: tenants.acme.key_sha256: must have at least 1"
