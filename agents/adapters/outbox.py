@@ -41,6 +41,7 @@ class Outbox:
         self._publish = publish
         self._is_there = is_there
         self._posts: Posts = {}
+        self._posts_bytes = 0
         self._kept: deque[tuple[float, int, Posts]] = deque()  # when it was sent, and its bytes
         self._kept_bytes = 0
         self._repeats = False
@@ -54,6 +55,7 @@ class Outbox:
     def post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
         """Send this frame after those before it: as soon as may be, or at once."""
         router, _, stream = inbox.rpartition(".")
+        self._posts_bytes += len(frame)
         if (posts := self._posts.get(router)) is not None:
             posts.append((stream, frame))
         else:
@@ -84,8 +86,8 @@ class Outbox:
                 self._repeats = False
                 for _, _, posted in list(self._kept):
                     await self._send(posted)
-            posted, self._posts = self._posts, {}
-            self._keep(posted)
+            self._keep()
+            posted, self._posts, self._posts_bytes = self._posts, {}, 0
             await self._send(posted)
             if not self._posts:
                 self._empty.set()
@@ -94,13 +96,13 @@ class Outbox:
         """Wait until everything posted was given to the bus."""
         await self._empty.wait()
 
-    def _keep(self, posted: Posts) -> None:
-        size = sum(len(frame) for posts in posted.values() for _, frame in posts)
-        self._kept.append((self._sent_at, size, posted))
-        self._kept_bytes += size
-        since = self._sent_at - KEPT_S
-        while self._kept and (self._kept[0][0] < since or self._kept_bytes > KEPT_BYTES_MAX):
-            self._kept_bytes -= self._kept.popleft()[1]
+    def _keep(self) -> None:
+        """What is sent next, and what was sent shortly before."""
+        kept, since = self._kept, self._sent_at - KEPT_S
+        kept.append((self._sent_at, self._posts_bytes, self._posts))
+        self._kept_bytes += self._posts_bytes
+        while kept and (kept[0][0] < since or self._kept_bytes > KEPT_BYTES_MAX):
+            self._kept_bytes -= kept.popleft()[1]
 
     async def _send(self, posted: Posts) -> None:
         for router, posts in posted.items():
