@@ -136,7 +136,7 @@ def encoded(encoding: str, body: bytes) -> bytes:
     ("encoding", "body", "says"),
     [
         ("gzip", b"abcd", b"the body is not gzip, as its content-encoding says"),
-        ("gzip", gzip.compress(b"")[:10] + b"\xff" * 9, b"the body is not gzip"),
+        ("gzip", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9, b"the body is not gzip"),
         *((name, b"abcd", b"may be gzip or deflate") for name in ("br", "zstd", "zip", "gzip,br")),
     ],
 )
