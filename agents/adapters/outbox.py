@@ -22,7 +22,7 @@ from schemas.parcels import PARCEL, Post, is_parcelled, pack_parcels
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.001
-KEPT_S = 1.0  # a dead server's connections end at once, on the same host or another
+KEPT_S = 1.0  # where only its process died, a server's connections end at once
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 
 Posts = dict[str, list[Post]]  # by what the inboxes of one router begin with
@@ -70,6 +70,7 @@ class Outbox:
     def repeat(self) -> None:
         """The bus was away: before all else, say again what may have been lost with it."""
         self._repeats = True
+        self._empty.clear()
         self._go.set()
 
     async def run(self) -> None:
@@ -84,8 +85,9 @@ class Outbox:
             self._sent_at = self._loop.time()
             if self._repeats:
                 self._repeats = False
-                for _, _, posted in list(self._kept):
-                    await self._send(posted)
+                self._kept = deque((self._sent_at, size, posts) for _, size, posts in self._kept)
+                for _, _, posts in list(self._kept):
+                    await self._send(posts)
             self._keep()
             posted, self._posts, self._posts_bytes = self._posts, {}, 0
             await self._send(posted)
@@ -110,7 +112,7 @@ class Outbox:
                 try:
                     await self._publish(subject, message)
                 except (nats.errors.Error, OSError) as problem:  # the numbering tells the router
-                    log.warning("%s: frames are lost: %s", subject, type(problem).__name__)
+                    log.warning("%s: frames may be lost: %s", subject, type(problem).__name__)
 
 
 def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:

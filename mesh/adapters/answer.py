@@ -63,6 +63,7 @@ class Answer:
         self._buffered_bytes = 0
         self._taken_bytes = 0
         self._credited_bytes = 0
+        self._credit_may_be_lost = False  # its replica waits for something
         self._next_number = 0
         self._given_out_last = b""  # the end of what was given out
         self._progress_told_at = float("-inf")
@@ -134,7 +135,8 @@ class Answer:
         """
         waiting = 0 if self.is_event_stream else self._buffered_bytes
         passed = self._taken_bytes + min(waiting, PLAIN_BYTES_MAX)
-        if self.is_complete or passed - self._credited_bytes < CREDIT_BYTES:
+        again, self._credit_may_be_lost = self._credit_may_be_lost, False
+        if self.is_complete or (passed - self._credited_bytes < CREDIT_BYTES and not again):
             return None
         self._credited_bytes = passed
         return exchange.Credit(self.inbox, passed)
@@ -158,6 +160,7 @@ class Answer:
             return self._feed_head(payload, now)
         if kind is Frame.END:
             return self._feed_end(wire.decode_as(exchange.End, payload))
+        self._credit_may_be_lost = kind is Frame.WORKING
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
     def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:

@@ -219,7 +219,8 @@ class Desk:
             outcome = "failed"
         else:
             status, message = ticket.failure.fault.value.status, ticket.failure.message
-            outcome = "shed" if ticket.failure.fault in SHED else "failed"
+            is_shed = ticket.failure.fault in SHED and ticket.first_byte_at is None
+            outcome = "shed" if is_shed else "failed"
         if self._close(ticket, outcome):
             level = logging.INFO if outcome == "shed" else logging.WARNING
             log.log(level, "%s: %d: %s", ticket.ask.request_id, status, message)

@@ -132,7 +132,7 @@ class Hearing:
             self._feed(event)
         else:
             self._attempt_over(ticket, event)
-        if not answer.is_event_stream:
+        if not answer.is_event_stream or frame.kind is Frame.WORKING:
             self._bus.give_credit(answer)
 
     def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:

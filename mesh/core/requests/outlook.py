@@ -92,7 +92,7 @@ class Outlook:
         silent_s = now - record.heard_at
         if silent_s > SILENCE_S_MAX:
             return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
-        if record.heard_at <= record.bus_returned_at < now - RETURN_S:
+        if record.heard_at < record.bus_returned_at < now - RETURN_S:
             return "its answer was lost with the bus"
         if self.is_kept_too_long(record, now):
             return f"region {record.peer} has kept the request waiting for too long"
