@@ -26,6 +26,17 @@ async def answers(talk: Conversation) -> None:
     await talk.send(plain(200, b"{}"))
 
 
+def says_and_sees(answer: bytes, hung_up: asyncio.Event) -> Script:
+    """An engine that answers so, and sees its client hang up."""
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(answer)
+        await talk.hung_up()
+        hung_up.set()
+
+    return script
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
@@ -101,13 +112,7 @@ async def test_one_that_rested_too_long_is_not_used_again() -> None:
 async def test_one_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "KEEPALIVE_S", 0.05)
     closed = asyncio.Event()
-
-    async def script(talk: Conversation) -> None:
-        await talk.send(plain(200, b"{}"))
-        await talk.hung_up()
-        closed.set()
-
-    async with client_of(script) as (client, _):
+    async with client_of(says_and_sees(plain(200, b"{}"), closed)) as (client, _):
         await ask(client)
         await closed.wait()
 
@@ -126,13 +131,7 @@ async def test_one_that_the_engine_closed_is_not_used_again() -> None:
 
 async def test_an_answer_that_is_left_closes_its_connection() -> None:
     gone = asyncio.Event()
-
-    async def script(talk: Conversation) -> None:
-        await talk.send(CHUNKED + chunk(b"data: 1\n\n"))
-        await talk.hung_up()
-        gone.set()
-
-    async with client_of(script) as (client, _):
+    async with client_of(says_and_sees(CHUNKED + chunk(b"data: 1\n\n"), gone)) as (client, _):
         connection = await client.ask("POST", "/v1/completions", {}, b"{}")
         await connection.read()
         client.release(connection)
@@ -141,13 +140,7 @@ async def test_an_answer_that_is_left_closes_its_connection() -> None:
 
 async def test_what_rests_is_closed_with_the_client() -> None:
     closed = asyncio.Event()
-
-    async def script(talk: Conversation) -> None:
-        await talk.send(plain(200, b"{}"))
-        await talk.hung_up()
-        closed.set()
-
-    async with client_of(script) as (client, _):
+    async with client_of(says_and_sees(plain(200, b"{}"), closed)) as (client, _):
         await ask(client)
         client.close()
         await closed.wait()
