@@ -41,12 +41,17 @@ def test_what_a_child_can_not_play_is_said_here() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_closing_ends_what_runs() -> None:
-    told = settings(policy="round-robin,least-load,prefix-tree", limit=60, scale_lengths=1.0)
-    runs = play_all(
-        told, told.cells(), jobs=2, perf=time.perf_counter, show=lambda number, ended, share: None
+def test_who_stops_listening_ends_what_runs() -> None:
+    class Interrupted(Exception):
+        """As Ctrl-C would be, in the midst of runs that take minutes."""
+
+    def stop(number: int, ended: int, share: float) -> None:
+        assert multiprocessing.active_children() != []
+        raise Interrupted
+
+    told = SimSettings.model_validate(
+        {"workload": "chat", "duration_s": 3600, "policy": "round-robin,least-load"}
     )
-    next(runs)
-    assert multiprocessing.active_children() != []
-    runs.close()  # type: ignore[attr-defined]
+    with pytest.raises(Interrupted):
+        list(play_all(told, told.cells(), jobs=2, perf=time.perf_counter, show=stop))
     assert multiprocessing.active_children() == []
