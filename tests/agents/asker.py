@@ -19,6 +19,7 @@ from tests.support.frames import frames_of
 REGION, REPLICA, ROUTER = "us", "g0", "r1"
 MODEL = "org/llama"
 WAIT_S = 20.0
+SIGN_S = 0.5  # between signs of life, as routers have it
 
 
 class Asker:
@@ -28,12 +29,23 @@ class Asker:
         self.client = client
         self.frames: dict[str, list[FrameView]] = defaultdict(list)
         self.beats: list[Heartbeat] = []
+        self.epoch: int | None = 1  # said with every sign of life; None: gives none
         self._news = asyncio.Condition()
 
     async def listen(self) -> None:
         await self.client.subscribe(subjects.inbox(REGION, ROUTER, "*"), cb=self._on_frame)
         await self.client.subscribe(subjects.heartbeat(REGION, "*"), cb=self._on_beat)
         await flushed(self.client)
+
+    async def keep_alive(self) -> None:
+        """Say again and again that this router lives, or a slow test loses its answers.
+
+        Runs for ever.
+        """
+        while True:
+            if self.epoch is not None and self.client.is_connected:
+                await self.say_alive()
+            await asyncio.sleep(SIGN_S)
 
     async def _on_frame(self, msg: Msg) -> None:
         async with self._news:
@@ -98,8 +110,10 @@ class Asker:
         message = encode(exchange.Credit(inbox, consumed))
         await self.client.publish(subjects.credit(REGION, REPLICA), message)
 
-    async def alive(self, epoch: int) -> None:
-        await self.client.publish(subjects.alive(REGION, ROUTER), encode(exchange.Alive(epoch)))
+    async def say_alive(self) -> None:
+        assert self.epoch is not None
+        message = encode(exchange.Alive(self.epoch))
+        await self.client.publish(subjects.alive(REGION, ROUTER), message)
 
     async def answer(self, inbox: str) -> End:
         """Wait for the END frame."""
@@ -128,7 +142,10 @@ async def asking(url: str) -> AsyncIterator[Asker]:
     client = await nats.connect(url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
     asker = Asker(client)
     await asker.listen()
+    living = asyncio.create_task(asker.keep_alive())
     try:
         yield asker
     finally:
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
         await client.close()

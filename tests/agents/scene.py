@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from agents.config import AgentConfig
@@ -33,7 +33,9 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(nats_server, script: Script, **settings) -> AsyncIterator[Scene]:
+async def scene(
+    nats_server, script: Script, *, clock: Callable[[], float] = time.monotonic, **settings
+) -> AsyncIterator[Scene]:
     async with running(script) as engine, asking(nats_server.url) as asker:
         values = {
             "region": REGION,
@@ -45,7 +47,7 @@ async def scene(nats_server, script: Script, **settings) -> AsyncIterator[Scene]
             **settings,
         }
         stop = Stop()
-        agent = run(AgentConfig(**values), time.monotonic, time.time_ns(), stop)
+        agent = run(AgentConfig(**values), clock, time.time_ns(), stop)
         task = asyncio.create_task(agent)
         try:
             await asker.state(state=ReplicaState.READY)

@@ -78,12 +78,15 @@ async def test_a_program_that_ends_by_itself_gives_its_output():
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
-    [("import sys; sys.exit('broken')", "status 1: broken"), ("input()\nwhile True: pass", "end")],
+    ("code", "within_s", "why"),
+    [
+        ("import sys; sys.exit('broken')", 30.0, "status 1: broken"),
+        ("input()\nwhile True: pass", 1.0, "end"),
+    ],
 )
-async def test_a_program_that_does_not_end_well_is_absent(code, why):
+async def test_a_program_that_does_not_end_well_is_absent(code, within_s, why):
     with pytest.raises(Absent, match=why):
-        await output_of(python(code), given=b"\n", within_s=2.0)
+        await output_of(python(code), given=b"\n", within_s=within_s)
 
 
 async def test_cancelling_ends_the_program_too(tmp_path):

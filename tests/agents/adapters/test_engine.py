@@ -20,7 +20,7 @@ async def _no_answers(talk: Conversation) -> None:
 
 @contextlib.asynccontextmanager
 async def looking(
-    kind="vllm", metrics_path="/metrics", look_timeout_s=1.0
+    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0
 ) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
     async with running(_no_answers) as server:
         client = Engine(
@@ -116,6 +116,7 @@ async def test_words_of_an_engine_hold_no_password() -> None:
             metrics_url="",
             kind=KINDS["openai"],
             clock=time.monotonic,
+            look_timeout_s=30.0,
         )
         look = await client.look()
         client.close()
@@ -138,7 +139,13 @@ async def test_a_look_that_met_the_closing_of_its_connection_is_repeated() -> No
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = Engine(api_url=url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic)
+    client = Engine(
+        api_url=url,
+        metrics_url="",
+        kind=KINDS["openai"],
+        clock=time.monotonic,
+        look_timeout_s=30.0,
+    )
     for _ in range(3):
         client.want_models()
         assert isinstance(await client.look(), EngineRead)

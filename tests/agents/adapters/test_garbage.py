@@ -46,7 +46,11 @@ def mutated(dice: random.Random, wholes: list[bytes]) -> bytes:
 @contextlib.asynccontextmanager
 async def engine_at(url: str) -> AsyncIterator[Engine]:
     engine = Engine(
-        api_url=url, metrics_url=url + "/metrics", kind=KINDS["vllm"], clock=time.monotonic
+        api_url=url,
+        metrics_url=url + "/metrics",
+        kind=KINDS["vllm"],
+        clock=time.monotonic,
+        look_timeout_s=30.0,
     )
     try:
         yield engine

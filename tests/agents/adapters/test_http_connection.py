@@ -304,7 +304,8 @@ async def _holds() -> None:
                 connection.hold()
 
         poured = asyncio.ensure_future(connection.pour(sink))
-        await asyncio.sleep(0)
+        while not got:
+            await asyncio.sleep(0)
         while len(got) < 1_000_000:
             await stalled()
             held = len(got)

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from agents.adapters import own_name
 from agents.adapters.own_name import EPOCH, NameTaken, OwnName
 from agents.core.namesake import CLAIM_S
 from infra.topology import parse
@@ -37,7 +38,10 @@ async def start(regions, epoch, clock=time.monotonic):
 
 
 @pytest.mark.parametrize("epoch", [6, 8])
-async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(regions, epoch):
+async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(
+    regions, epoch, monkeypatch
+):
+    monkeypatch.setattr(own_name, "CLAIM_S", 20.0)
     ahead_s = [0.0]
     name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
     holding = asyncio.create_task(name.hold())
@@ -49,7 +53,7 @@ async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(regions
     await client.close()
     began = time.monotonic()
     _, client = await start(regions, 9)
-    assert time.monotonic() - began < CLAIM_S
+    assert time.monotonic() - began < 20.0
     await client.close()
 
 
@@ -59,7 +63,7 @@ async def test_of_two_at_once_one_stays(regions):
     holding = [asyncio.create_task(name.hold()) for name, _ in there]
     left = sum(isinstance(one, NameTaken) for one in started)
     if len(holding) == 2:
-        done, _ = await asyncio.wait(holding, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(holding, timeout=30, return_when=asyncio.FIRST_COMPLETED)
         left += sum(isinstance(task.exception(), NameTaken) for task in done)
     assert left == 1
     for task in holding:

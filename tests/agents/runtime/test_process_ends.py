@@ -29,6 +29,7 @@ from tests.agents.scripted_engine import (
 )
 from tests.support.flushed import flushed
 from tests.support.frames import frames_of
+from tests.support.ports import free_ports
 
 
 async def test_an_engine_that_dies_and_returns_with_another_model(nats_server) -> None:
@@ -53,7 +54,10 @@ async def test_a_restarted_bus_brings_the_agent_back(nats_server) -> None:
         assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
 
 
-async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(nats_server) -> None:
+async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
+    nats_server, monkeypatch
+) -> None:
+    monkeypatch.setattr("agents.core.routers.SILENCE_S", 60.0)  # however long the server takes
     gate = Gate()
     async with scene(nats_server, gate) as on:
         inbox = await on.asker.ask(1)
@@ -195,7 +199,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
     monkeypatch.setattr(Agent, "keep_working", stubborn)
     async with scene(nats_server, hello) as on:
         on.stop.ask()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await on.task
 
 
@@ -214,7 +218,7 @@ async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, mo
             inbox = await on.asker.ask(1)
             await on.asker.until(lambda: on.asker.text(inbox))
             broken.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 await asyncio.wait([on.task])
             await gate.hung_up.wait()
     assert [str(problem) for problem in failure.value.exceptions] == ["a bug of ours"]
@@ -224,7 +228,7 @@ async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
     async with scene(nats_server, hello) as on:
 
         async def info() -> dict:
-            reply = await on.asker.client.request("$SRV.INFO.mesh-agent", b"", timeout=5)
+            reply = await on.asker.client.request("$SRV.INFO.mesh-agent", b"", timeout=20)
             return orjson.loads(reply.data)
 
         expected = {"region": "us", "replica": "g0", "engine": "vllm", "models": "org/llama"}
@@ -234,13 +238,14 @@ async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
         assert (await info())["metadata"]["models"] == "org/other"
 
 
-async def test_its_own_metrics_page(nats_server, unused_tcp_port) -> None:
+async def test_its_own_metrics_page(nats_server) -> None:
+    [port] = free_ports(1)
     async with (
-        scene(nats_server, hello, metrics_port=unused_tcp_port) as on,
+        scene(nats_server, hello, metrics_port=port) as on,
         aiohttp.ClientSession() as http,
     ):
         await on.asker.answer(await on.asker.ask(1))
-        async with http.get(f"http://127.0.0.1:{unused_tcp_port}/metrics") as response:
+        async with http.get(f"http://127.0.0.1:{port}/metrics") as response:
             page = await response.text()
     labels = 'engine="vllm",region="us",replica="g0"'
     assert f"mesh_agent_served_total{{{labels}}} 1.0" in page
@@ -248,20 +253,23 @@ async def test_its_own_metrics_page(nats_server, unused_tcp_port) -> None:
     assert "\nmesh_agent_prefill_s_per_token{" not in page  # unknown is not zero
 
 
-async def test_without_a_bus_there_is_no_agent(unused_tcp_port, monkeypatch) -> None:
+async def test_without_a_bus_there_is_no_agent(monkeypatch) -> None:
     monkeypatch.setattr("infra.bus.START_TIMEOUT_S", 0.3)
     config = AgentConfig(
         region="us",
         replica="g0",
         engine_kind="openai",
         engine_url="http://127.0.0.1:1",
-        nats_url=f"nats://127.0.0.1:{unused_tcp_port}",
+        nats_url=f"nats://127.0.0.1:{free_ports(1)[0]}",
     )
     with pytest.raises(BusUnreachable, match="no bus at"):
         await run(config, time.monotonic, 1, Stop())
 
 
-async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(nats_server) -> None:
+async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
+    nats_server, monkeypatch
+) -> None:
+    monkeypatch.setattr("agents.adapters.own_name.CLAIM_S", 20.0)  # for the first one to answer
     async with scene(nats_server, hello) as on:
         config = AgentConfig(
             region=REGION,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator
@@ -58,37 +59,47 @@ def body(dice: random.Random, tokens: int, answer_tokens: int) -> bytes:
 
 @pytest.mark.parametrize(("kind", "page"), [("vllm", PageKind.VLLM), ("sglang", PageKind.SGLANG)])
 async def test_its_metrics_are_understood(nats_server, kind, page) -> None:
-    async with beside(nats_server, kind, metrics=page, kv_tokens=8000) as asker:
+    dice = random.Random(1)
+    async with beside(nats_server, kind, metrics=page, kv_tokens=8000, time_scale=5.0) as asker:
         beat = asker.beats[-1]
         assert (beat.pending, beat.running, beat.kv_used_ratio) == (0, 0, 0.0)
         assert beat.kv_capacity_tokens == pytest.approx(8000, rel=0.01)
-        inbox = await asker.ask(1, body(random.Random(1), 200, 400), **HEADERS)
+        long = await asker.ask(1, body(dice, 200, 4000), **HEADERS)  # runs until it is cancelled
         beat = await asker.state(running=1)
         assert 0.0 < beat.kv_used_ratio < 0.2
+        await asker.cancel(long)
+        await asker.state(running=0, outstanding=0)
+        inbox = await asker.ask(2, body(dice, 200, 100), **HEADERS)
         end = await asker.answer(inbox)
-        assert (end.outcome, end.completion_tokens) == (Outcome.DONE, 400)
+        assert (end.outcome, end.completion_tokens) == (Outcome.DONE, 100)
         beat = await asker.state(running=0, outstanding=0)
         assert beat.decode_tokens_per_s is not None
 
 
 async def test_its_prefill_speed_is_learned(nats_server) -> None:
-    """The profile: 512 tokens in 300 ms, in chunks of 512; ten times faster here."""
+    """The profile: 512 tokens in 300 ms, in chunks of 512; ten times faster here.
+
+    A stall of the machine among the first samples bends the line, and is forgotten.
+    """
     seed = time.time_ns()
     print("seed", seed)
     dice = random.Random(seed)
+    expected = pytest.approx(0.300 / 512 / 10, rel=0.5)
+    numbers, learned = itertools.count(), None
     async with beside(nats_server, "vllm", time_scale=10.0) as asker:
-        for number in range(16):
-            tokens = 128 * (number % 6 + 1)
-            inbox = await asker.ask(number, body(dice, tokens, 2), **HEADERS)
-            end = await asker.answer(inbox)
-            assert end.prompt_tokens == pytest.approx(tokens, rel=0.1)
-        beat = await asker.state(outstanding=0)
-    assert beat.prefill_s_per_token == pytest.approx(0.300 / 512 / 10, rel=0.5)
+        while learned != expected:
+            for number in itertools.islice(numbers, 18):
+                tokens = 128 * (number % 6 + 1)
+                inbox = await asker.ask(number, body(dice, tokens, 2), **HEADERS)
+                end = await asker.answer(inbox)
+                assert end.prompt_tokens == pytest.approx(tokens, rel=0.1)
+            assert number < 300, learned
+            learned = (await asker.state(outstanding=0)).prefill_s_per_token
 
 
 async def test_its_queue_makes_the_agent_refuse(nats_server) -> None:
     dice = random.Random(1)
-    async with beside(nats_server, "vllm", max_seqs=2) as asker:
+    async with beside(nats_server, "vllm", max_seqs=2, time_scale=5.0) as asker:
         inboxes = [await asker.ask(n, body(dice, 50, 4000), **HEADERS) for n in range(3)]
         beat = await asker.state(full=True, running=2)
         assert beat.pending >= 1

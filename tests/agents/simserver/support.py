@@ -41,7 +41,7 @@ class Engine:
         return {name.split("{")[0]: float(value) for name, value in samples if "le=" not in name}
 
     async def until(
-        self, holds: Callable[[dict[str, float]], bool], timeout_s: float = 10.0
+        self, holds: Callable[[dict[str, float]], bool], timeout_s: float = 20.0
     ) -> dict[str, float]:
         """The metrics once `holds` says so of them."""
         async with asyncio.timeout(timeout_s):
