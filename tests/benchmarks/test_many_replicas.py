@@ -8,7 +8,7 @@ from tests.benchmarks.many_replicas import main, what_became
 
 @pytest.mark.timeout(120)
 def test_a_short_form_measures_all_and_answers_all():
-    words = ("--replicas=20", "--quiet-s=1", "--blocks=1000", "--rate=40", "--busy-s=1")
+    words = ("--replicas=20", "--quiet-s=3", "--blocks=1000", "--rate=40", "--busy-s=1")
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     rows = {

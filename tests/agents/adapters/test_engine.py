@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agents.adapters import http_client
 from agents.adapters.engine import Engine, EngineOdd, model_ids
 from agents.adapters.kinds import KINDS
 from agents.core.events import EngineFailed, EngineRead
@@ -20,14 +21,14 @@ async def _no_answers(talk: Conversation) -> None:
 
 @contextlib.asynccontextmanager
 async def looking(
-    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0
+    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0, clock=time.monotonic
 ) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
     async with running(_no_answers) as server:
         client = Engine(
             api_url=server.url,
             metrics_url=server.url + metrics_path,
             kind=KINDS[kind],
-            clock=time.monotonic,
+            clock=clock,
             look_timeout_s=look_timeout_s,
         )
         try:
@@ -45,7 +46,7 @@ async def test_a_look_brings_models_and_metrics() -> None:
 
 
 async def test_models_are_read_less_often_and_again_when_wanted() -> None:
-    async with looking() as (client, server):
+    async with looking(clock=lambda: 1000.0) as (client, server):
         await client.look()
         server.models = ["other"]
         assert (await client.look()).models is None
@@ -123,7 +124,10 @@ async def test_words_of_an_engine_hold_no_password() -> None:
     assert look.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
 
 
-async def test_a_look_that_met_the_closing_of_its_connection_is_repeated() -> None:
+async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "KEEPALIVE_S", 60.0)
     asked, handlers = 0, set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

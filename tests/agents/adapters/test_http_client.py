@@ -90,7 +90,10 @@ async def test_a_large_body_arrives_whole() -> None:
     assert engine.requests[0].body == body
 
 
-async def test_one_after_the_other_shares_a_connection_and_two_at_once_do_not() -> None:
+async def test_one_after_the_other_shares_a_connection_and_two_at_once_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "KEEPALIVE_S", 60.0)
     async with client_of(answers) as (client, _):
         first = await ask(client)
         assert await ask(client) is first
