@@ -32,6 +32,7 @@ WORDS = 8
 CHANGE_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 30.0
 POLL_S = 0.05
+HOME_TRIES = 5
 
 
 class Answer(NamedTuple):
@@ -130,11 +131,19 @@ def assert_whole(answer: Answer) -> None:
     assert (answer.chunks, answer.finish) == (WORDS, "length"), answer
 
 
+async def assert_answered_at_home(clients: Clients, region: str) -> None:
+    """In one of a few tries: a replica is passed over while its heartbeat is 0.3 s late."""
+    answers = []
+    while not answers or answers[-1].decision["placement"] != "local":
+        assert len(answers) < HOME_TRIES, answers
+        answers.append(await clients.ask(region, HOME))
+        assert_whole(answers[-1])
+    assert answers[-1].decision["hops"] == 0
+
+
 @pytest.mark.parametrize("region", MODELS)
 async def test_a_region_answers_its_own_clients(clients, region):
-    answer = await clients.ask(region, HOME)
-    assert_whole(answer)
-    assert (answer.decision["placement"], answer.decision["hops"]) == ("local", 0)
+    await assert_answered_at_home(clients, region)
 
 
 async def test_a_request_crosses_to_the_region_that_can_answer_it(clients):
@@ -162,9 +171,7 @@ async def test_a_cut_link_loses_no_request_and_heals(clients):
 
     await clients.hang("eu", "off")
     for region in MODELS:
-        answer = await clients.ask(region, HOME)
-        assert_whole(answer)
-        assert answer.decision["placement"] == "local"
+        await assert_answered_at_home(clients, region)
     assert (await clients.ask("us", ABROAD)).decision["peer"] == "ap"
 
     clients.leaf_mesh.mend("us", "eu")
