@@ -19,7 +19,7 @@ def endpoints(url):
 
 async def test_a_round_trip_is_timed_to_a_region_that_is_ready():
     async with face() as region:
-        near = await round_trip(region.url)
+        near = min([await round_trip(region.url) for _ in range(5)])
         region.delay_s = 0.1
         far = await round_trip(region.url)
         region.ready = False
