@@ -98,7 +98,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
     silent = program(tmp_path, f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
     server_process = ServerProcess(silent, tmp_path / "nats.conf", log=tmp_path / "log")
     starting = asyncio.create_task(server_process.start())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         pid = int(await asyncio.to_thread(started.read_text))
     assert runs(pid)
     starting.cancel()

@@ -32,7 +32,7 @@ async def three(monkeypatch):
 
 
 def fetch(url):
-    with urllib.request.urlopen(url + "/chat", timeout=10) as answer:
+    with urllib.request.urlopen(url + "/chat", timeout=20) as answer:
         return answer.read().decode()
 
 

@@ -101,7 +101,7 @@ async def test_the_model_is_the_one_that_all_endpoints_serve() -> None:
     async with (
         serving(Endpoint()) as us,
         serving(Endpoint()) as eu,
-        new_session(timeout_s=5) as session,
+        new_session(timeout_s=20) as session,
     ):
         both = {"us": us.url, "eu": eu.url}
         assert await choose_model(session, both, None) == "test/model"
@@ -113,7 +113,7 @@ async def test_the_model_is_the_one_that_all_endpoints_serve() -> None:
 
 
 async def test_an_endpoint_that_is_none_is_named() -> None:
-    async with serving(Endpoint()) as server, new_session(timeout_s=5) as session:
+    async with serving(Endpoint()) as server, new_session(timeout_s=20) as session:
         with pytest.raises(EndpointError, match="answered 404"):
             await choose_model(session, {"us": f"{server.url}/elsewhere"}, None)
         [port] = free_ports(1)

@@ -96,7 +96,7 @@ async def raw(mesh, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             return await reader.read(65536)
     finally:
         writer.transport.abort()
