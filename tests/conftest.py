@@ -1,5 +1,6 @@
 """Fixtures that every part of the suite shares."""
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from hypothesis import HealthCheck, settings
 from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
+
+# What is printed depends on the terminal; a test that is about one says what it is like.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm"
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

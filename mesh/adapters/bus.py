@@ -121,24 +121,18 @@ class RouterBus:
 
     async def close(self) -> None:
         """Send what is in the outbox, then leave; a bus that is gone keeps nobody."""
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._leave()
-        except (nats.errors.Error, OSError, RuntimeError, TimeoutError) as error:
-            # uvloop raises RuntimeError for a socket that was closed under it.
-            log.info("left a bus that was gone: %s", error or type(error).__name__)
+        await _soon(self._send_the_rest())
         if self._sender is not None:
             await end_all([self._sender])
+        if self._client is not None:  # also when not all could be sent
+            await _soon(close(self._client))
 
-    async def _leave(self) -> None:
-        if self._client is None:
-            return
-        if self.is_connected:
+    async def _send_the_rest(self) -> None:
+        if self._client is not None and self.is_connected:
             await self._outbox.join()
             if self._service is not None:
                 await self._service.stop()
             await self._client.flush()
-        await close(self._client)
 
     def publish(
         self,
@@ -290,3 +284,13 @@ def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
 def is_no_responders(headers: Mapping[str, str] | None) -> bool:
     """Whether the server itself answers that nobody listens on the subject asked."""
     return headers is not None and headers.get("Status") == "503"
+
+
+async def _soon(leaving: Coroutine[Any, Any, None]) -> None:
+    """Within CLOSE_S, or not at all."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await leaving
+    except (nats.errors.Error, OSError, RuntimeError, TimeoutError) as error:
+        # uvloop raises RuntimeError for a socket that was closed under it.
+        log.info("left a bus that was gone: %s", error or type(error).__name__)

@@ -113,7 +113,7 @@ class NatsRegions:
         client = await self.connect(region, "system")
         try:
             while True:
-                reply = await client.request("$SYS.REQ.SERVER.PING.LEAFZ", timeout=5)
+                reply = await client.request("$SYS.REQ.SERVER.PING.LEAFZ", timeout=LINK_TIMEOUT_S)
                 if json.loads(reply.data)["data"]["leafnodes"] == len(self.topology.peers(region)):
                     return
                 await asyncio.sleep(0.02)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
 
 
@@ -28,7 +29,8 @@ class NatsServer:
         self._process = ServerProcess(
             Path(nats_server_binary()), self._config, log=directory / "nats.log"
         )
-        self.port = -1  # any
+        # Not the kernel's choice: while a server restarts, somebody could be lent that.
+        [self.port] = free_ports(1)
 
     @property
     def url(self) -> str:
@@ -43,7 +45,6 @@ class NatsServer:
     async def start(self) -> None:
         self._config.write_text(f"listen: 127.0.0.1:{self.port}\n{self._settings}")
         await self._process.start()
-        self.port = int(self._process.ports["nats"][0].rsplit(":", 1)[1])
 
     async def stop(self) -> None:
         await self._process.stop()

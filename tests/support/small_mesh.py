@@ -26,6 +26,14 @@ from tests.support.scripted_engine import Behaviour, ScriptedEngine, scripted_en
 
 _EPOCHS = itertools.count(time.time_ns() // 1_000_000)
 WAIT_S = 20.0
+# Of a router that takes no silence for a loss: for tests of something else, that a server or a
+# process which stands still for a moment is not to disturb.
+PATIENT = {
+    "heartbeat_late_s": 20.0,
+    "heartbeat_lost_s": 20.0,
+    "digest_late_s": 20.0,
+    "digest_lost_s": 20.0,
+}
 
 
 class SmallMesh:

@@ -15,7 +15,7 @@ from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions
 
-TIMEOUT_S = 10
+TIMEOUT_S = 20
 TAP = "tap"  # a user of every test server whom nothing is forbidden
 
 

@@ -3,13 +3,15 @@
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from infra.nats import server
 from tests.support.ports import free_ports
-from tests.support.server_process import ServerNotStarted, ServerProcess
+from tests.support.server_process import READY_TIMEOUT_S, ServerNotStarted, ServerProcess
+from tests.support.until import until
 
 
 def process(folder: Path, port: int) -> ServerProcess:
@@ -96,7 +98,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
     silent = program(tmp_path, f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
     server_process = ServerProcess(silent, tmp_path / "nats.conf", log=tmp_path / "log")
     starting = asyncio.create_task(server_process.start())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         pid = int(await asyncio.to_thread(started.read_text))
     assert runs(pid)
     starting.cancel()
@@ -106,10 +108,14 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path):
 
 
 async def test_a_server_that_stays_silent_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.support.server_process.READY_TIMEOUT_S", 0.2)
+    loop, log, ahead_s = asyncio.get_running_loop(), tmp_path / "log", 0.0
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + ahead_s)
     silent = program(tmp_path, "#!/bin/sh\necho thinking\nexec sleep 60\n")
+    starting = asyncio.create_task(ServerProcess(silent, tmp_path / "nats.conf", log=log).start())
+    await until(lambda: log.exists() and log.read_text())
+    ahead_s = READY_TIMEOUT_S
     with pytest.raises(ServerNotStarted, match="thinking"):
-        await ServerProcess(silent, tmp_path / "nats.conf", log=tmp_path / "log").start()
+        await starting
 
 
 async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path, monkeypatch):

@@ -104,7 +104,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(desk, monk
     reader, writer = await asyncio.open_connection("127.0.0.1", desk.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
     writer.write(HELLO[:10])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await reader.readuntil(b"\r\n\r\n")
     with contextlib.suppress(ConnectionError):
         writer.close()

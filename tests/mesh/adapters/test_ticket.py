@@ -25,7 +25,7 @@ async def test_the_handler_waits_until_the_answer_can_start():
     await turns()
     assert not waiting.done()
     feeder.data(b"\n\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await waiting
 
 
@@ -39,7 +39,7 @@ async def test_the_handler_is_woken_by_a_failure(settled):
     else:
         held.engine_error, held.pass_engine_error = EngineError(500, JSON, b"{}"), True
     held.wake()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await waiting
 
 

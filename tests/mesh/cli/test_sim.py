@@ -219,6 +219,7 @@ def test_a_run_in_which_every_request_fails_ends_with_1() -> None:
     assert sim(*QUICK, "--timeout-s", 0.0001).exit_code == 1
 
 
+@pytest.mark.timeout(200)
 def test_an_interrupted_study_gives_the_runs_that_were_complete(tmp_path: Path) -> None:
     """A short run, and then one that takes so long that it is still going."""
     out = tmp_path / "out.json"
@@ -233,7 +234,7 @@ def test_an_interrupted_study_gives_the_runs_that_were_complete(tmp_path: Path) 
     )
     os.close(end)
     try:
-        read_until(terminal, b"1 of 2 runs", 40.0)
+        read_until(terminal, b"1 of 2 runs", 90.0)
         process.send_signal(signal.SIGINT)
         assert ended_within(process, terminal, 40.0) == 130
     finally:

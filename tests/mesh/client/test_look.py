@@ -9,17 +9,17 @@ from tests.mesh.client.face import face
 from tests.support.ports import free_ports
 
 
-def round_trip(url, timeout_s=5.0):
+def round_trip(url, timeout_s=20.0):
     return asyncio.to_thread(look.round_trip_s, url, timeout_s)
 
 
 def endpoints(url):
-    return asyncio.to_thread(look.endpoints, url, 5.0)
+    return asyncio.to_thread(look.endpoints, url, 20.0)
 
 
 async def test_a_round_trip_is_timed_to_a_region_that_is_ready():
     async with face() as region:
-        near = await round_trip(region.url)
+        near = min([await round_trip(region.url) for _ in range(5)])
         region.delay_s = 0.1
         far = await round_trip(region.url)
         region.ready = False

@@ -5,6 +5,7 @@ import pytest
 from mesh.demo.engine_look import why_silent
 from mesh.demo.options import EngineKind, GivenEngine
 from tests.agents.scripted_engine import Conversation, plain, running
+from tests.support.ports import free_ports
 
 HINT = "if that server has no metrics, use --engine-kind openai"
 
@@ -24,9 +25,8 @@ async def test_a_server_without_metrics_is_told_from_one_that_is_down(kind) -> N
         assert await why_silent(elsewhere, kind) == f"{engine.url}/v1/models answers HTTP 503"
 
 
-async def test_where_nobody_listens_no_kind_is_recommended(unused_tcp_port) -> None:
-    said = await why_silent(
-        GivenEngine("us", f"http://127.0.0.1:{unused_tcp_port}"), EngineKind.VLLM
-    )
-    assert str(unused_tcp_port) in said
+async def test_where_nobody_listens_no_kind_is_recommended() -> None:
+    [port] = free_ports(1)
+    said = await why_silent(GivenEngine("us", f"http://127.0.0.1:{port}"), EngineKind.VLLM)
+    assert str(port) in said
     assert HINT not in said

@@ -91,8 +91,10 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_parts_end_routers_first_and_the_bus_last(stage):
+async def test_parts_end_routers_first_and_the_bus_last(stage, monkeypatch):
     order = [Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER]
+    for kind in order:
+        monkeypatch.setitem(GRACE_S, kind, 30.0)
     async with stage.supervisor:
         for kind in order:
             await stage.supervisor.start(stage.program(kind.label, WELL_BEHAVED, kind))
@@ -107,7 +109,7 @@ async def test_what_does_not_end_in_its_grace_is_killed(stage, monkeypatch, capl
     monkeypatch.setitem(GRACE_S, Kind.ENGINE, 0.2)
     await stage.supervisor.start(stage.program("deaf", DEAF))
     pid = stage.supervisor.pids["deaf"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await stage.supervisor.stop()
     assert not alive(pid)
     assert caplog.messages == ["deaf did not end in time and is killed"]
@@ -119,7 +121,7 @@ async def test_a_hurry_cuts_the_grace_short_and_blames_nobody(stage, monkeypatch
     pid = stage.supervisor.pids["deaf"]
     stopping = asyncio.create_task(stage.supervisor.stop())
     stage.supervisor.hurry()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await stopping
     assert not alive(pid)
     assert caplog.messages == []

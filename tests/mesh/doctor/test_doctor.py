@@ -36,6 +36,7 @@ pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[3]
 TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
 LISTEN_S = 1.5
+LOOKS = 3
 
 
 @asynccontextmanager
@@ -65,6 +66,15 @@ async def examined(regions, directory, **differs):
     return await examine(topology, logins, LISTEN_S, clock)
 
 
+async def looked(look, fits):
+    """What is found in the end: a mesh that stands still while it is listened to seems ill."""
+    for _ in range(LOOKS):
+        found = await look()
+        if fits(found):
+            break
+    return found
+
+
 def ill(findings):
     return {(one.region, one.check, one.about) for one in findings if one.verdict is Verdict.BAD}
 
@@ -82,9 +92,14 @@ async def command(directory, *arguments, config="mesh.toml"):
     return process.returncode, out.decode(), err.decode()
 
 
+def is_well(ended):
+    status, _, _ = ended
+    return status == 0
+
+
 async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
     async with running(tmp_path) as (_, mesh):
-        status, out, err = await command(tmp_path, "--json")
+        status, out, err = await looked(lambda: command(tmp_path, "--json"), is_well)
         assert (status, err) == (0, "")
         report = orjson.loads(out)
         assert report["healthy"]
@@ -120,20 +135,23 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
             took_ms = found["us", way, "eu"]["value"]
             assert 0 < took_ms < 10_000 and took_ms == float(f"{took_ms:.3g}"), way
 
-        status, out, _ = await command(tmp_path)
+        status, out, _ = await looked(lambda: command(tmp_path), is_well)
+        assert status == 0, out
         first, well, counts = out.splitlines()
-        assert (status, first) == (0, f"Examining us, eu of {tmp_path / 'mesh.toml'}.")
+        assert first == f"Examining us, eu of {tmp_path / 'mesh.toml'}."
         assert well.startswith("well: ") and well.endswith(" (--verbose shows them)")
         assert "stream 4" in well and "heartbeat 2" in well
         assert counts == f"{len(found)} ok"
 
         await mesh.kill_agent("eu-0")
-        status, out, _ = await command(tmp_path)
+        status, out, _ = await looked(lambda: command(tmp_path), lambda it: "1 bad" in it[1])
         assert status == 1
         [line] = [line for line in out.splitlines() if line.startswith("│ eu ")]
         assert all(word in line for word in ("heartbeat", "eu-0", "bad", "silent"))
         assert "heartbeat 1" in out and "1 bad" in out
-        _, whole, _ = await command(tmp_path, "--verbose")
+        _, whole, _ = await looked(
+            lambda: command(tmp_path, "--verbose"), lambda it: "1 bad" in it[1]
+        )
         lines = [line for line in whole.splitlines() if "heartbeat" in line and "-0" in line]
         assert [" ok " in line for line in lines] == [True, False]
         assert "well:" not in whole
@@ -147,17 +165,20 @@ async def test_a_router_may_be_several_processes(tmp_path):
         meant = {**regions.topology.regions, "us": two}
         topology = regions.topology.model_copy(update={"regions": meant})
 
-        async def router():
+        async def of_router():
             findings = await examined(regions, tmp_path, topology=topology)
             [found] = [one for one in findings if (one.region, one.check) == ("us", "router")]
             return found.about, found.verdict, found.detail
 
+        async def is_said(*expected):
+            assert await looked(of_router, lambda found: found == expected) == expected
+
         said = "2 of 2 workers heard, 1 replicas ready"
-        assert await router() == ("r1", Verdict.OK, said)
+        await is_said("r1", Verdict.OK, said)
         await mesh.routers["us"].close()
-        assert await router() == ("r1", Verdict.WARNING, said.replace("2 of", "1 of"))
+        await is_said("r1", Verdict.WARNING, said.replace("2 of", "1 of"))
         await mesh.routers["us/r1-0"].close()
-        assert await router() == ("r1", Verdict.BAD, "silent")
+        await is_said("r1", Verdict.BAD, "silent")
 
 
 async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
@@ -169,14 +190,17 @@ async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
             for name, region in meant.regions.items()
         }
         topology = meant.model_copy(update={"regions": tables})
-        findings = await examined(regions, tmp_path, topology=topology)
-        assert not is_healthy(findings)
-        assert ill(findings) >= {
+        expected = {
             ("us", "residency", "prompts to eu"),
             ("eu", "residency", "prompts to us"),
             ("us", "residency", "prefixes of eu"),
             ("us", "labels", "us/r1"),
         }
+        findings = await looked(
+            lambda: examined(regions, tmp_path, topology=topology), lambda it: ill(it) >= expected
+        )
+        assert not is_healthy(findings)
+        assert ill(findings) >= expected
         [leak] = [one for one in findings if (one.region, one.about) == ("eu", "prompts to us")]
         assert "the bus took what it must refuse: mesh.us.ingress" in leak.detail
 
@@ -188,12 +212,14 @@ async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
                 user.pop("permissions")
 
     async with running(tmp_path, edit=edit) as (regions, _):
-        assert ill(await examined(regions, tmp_path)) == {
+        expected = {
             ("us", "permissions", "operator"),
             ("us", "permissions", "router"),
             ("us", "permissions", "answers for eu"),
             ("us", "residency", "prompts to eu"),
         }
+        found = await looked(lambda: examined(regions, tmp_path), lambda it: ill(it) == expected)
+        assert ill(found) == expected
 
 
 async def test_it_sees_who_owns_a_region_and_when_nobody_does(tmp_path):
@@ -201,14 +227,29 @@ async def test_it_sees_who_owns_a_region_and_when_nobody_does(tmp_path):
         await mesh.routers["eu"].close()
         adopter = mesh.routers["us"].core.ownership
         await mesh.until(lambda: RegionId("eu") in adopter.adopted, "us to adopt eu")
-        owners = of_owners(await examined(regions, tmp_path))
+        verdicts = {"us": Verdict.OK, "eu": Verdict.WARNING}
+        owners = await looked(
+            lambda: owners_examined(regions, tmp_path), lambda it: of_each(it) == verdicts
+        )
         assert owners["eu"].verdict is Verdict.WARNING and "adopted by us" in owners["eu"].detail
         assert owners["us"].verdict is Verdict.OK
 
         await mesh.routers["us"].close()
-        for region, owner in of_owners(await examined(regions, tmp_path)).items():
+        verdicts = {"us": Verdict.BAD, "eu": Verdict.BAD}
+        owners = await looked(
+            lambda: owners_examined(regions, tmp_path), lambda it: of_each(it) == verdicts
+        )
+        for region, owner in owners.items():
             assert owner.verdict is Verdict.BAD
             assert "expired: nobody renews it; the last was us" in owner.detail, region
+
+
+async def owners_examined(regions, directory):
+    return of_owners(await examined(regions, directory))
+
+
+def of_each(owners):
+    return {region: owner.verdict for region, owner in owners.items()}
 
 
 def of_owners(findings):
@@ -259,8 +300,9 @@ async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path)
         await regions.stop_one("eu")
         shutil.rmtree(tmp_path / "rendered" / "eu")
         (tmp_path / "rendered" / "us" / "credentials" / "system.env").unlink()
-        findings = await examined(regions, tmp_path)
-        assert ill(findings) == {("us", "link", "eu"), ("us", "round trip", "eu")}
+        expected = {("us", "link", "eu"), ("us", "round trip", "eu")}
+        findings = await looked(lambda: examined(regions, tmp_path), lambda it: ill(it) == expected)
+        assert ill(findings) == expected
         unknown = {one.about for one in findings if one.verdict is Verdict.UNKNOWN}
         assert unknown == {"system", "write for eu"}
 

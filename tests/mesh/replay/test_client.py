@@ -1,6 +1,5 @@
 """One request against a real server: what it sends, and which end each answer is."""
 
-import socket
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -12,15 +11,9 @@ from mesh.replay.tally import Answer, Outcome
 from tests.mesh.replay import endpoint as scripts
 from tests.mesh.replay.endpoint import Endpoint, serving
 from tests.mesh.replay.test_stream import DONE, ROLE, STOP, WORD
+from tests.support.ports import free_ports
 
 BODY = request_body("test/model", "the and for are", 5)
-
-
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def ask(url: str, timeout_s: float = 20.0) -> Answer:
@@ -99,7 +92,8 @@ async def test_an_answer_that_takes_too_long_has_failed(
 
 
 async def test_nobody_there_is_a_failure_of_its_own() -> None:
-    answer = await ask(f"http://127.0.0.1:{closed_port()}")
+    [port] = free_ports(1)
+    answer = await ask(f"http://127.0.0.1:{port}")
     assert (answer.outcome, answer.reason) == (Outcome.FAILED, "no_connection")
 
 
@@ -107,7 +101,7 @@ async def test_the_model_is_the_one_that_all_endpoints_serve() -> None:
     async with (
         serving(Endpoint()) as us,
         serving(Endpoint()) as eu,
-        new_session(timeout_s=5) as session,
+        new_session(timeout_s=20) as session,
     ):
         both = {"us": us.url, "eu": eu.url}
         assert await choose_model(session, both, None) == "test/model"
@@ -119,9 +113,9 @@ async def test_the_model_is_the_one_that_all_endpoints_serve() -> None:
 
 
 async def test_an_endpoint_that_is_none_is_named() -> None:
-    async with serving(Endpoint()) as server, new_session(timeout_s=5) as session:
+    async with serving(Endpoint()) as server, new_session(timeout_s=20) as session:
         with pytest.raises(EndpointError, match="answered 404"):
             await choose_model(session, {"us": f"{server.url}/elsewhere"}, None)
-        port = closed_port()
+        [port] = free_ports(1)
         with pytest.raises(EndpointError, match=f"{port}/v1/models doesn't answer .* running"):
             await choose_model(session, {"us": f"http://127.0.0.1:{port}"}, None)

@@ -49,7 +49,7 @@ async def test_counts_are_shown_while_the_run_goes_on(terminal: bool, wanted: st
     console = Console(file=screen, force_terminal=terminal, color_system=None, width=120)
     async with ProgressView(replay, console, line_every_s=0.01):
         running = asyncio.create_task(replay.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await screen.shown.wait()
         replay.stop()
         await running

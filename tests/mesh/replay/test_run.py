@@ -77,7 +77,7 @@ async def test_a_stop_ends_what_is_in_flight_and_sends_no_more() -> None:
     running = asyncio.create_task(replay.run())
     await sink.wait_for(5)
     replay.stop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         await running
     assert replay.sent == 5
     assert replay.ledger.total.failures == {"interrupted": 5}

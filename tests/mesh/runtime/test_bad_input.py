@@ -9,13 +9,13 @@ import pytest
 
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
 
 
 @pytest.fixture
 async def mesh(nats_server):
     async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us")
+        await mesh.router("us", **PATIENT)
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
         mesh.engine = engine
@@ -96,7 +96,7 @@ async def raw(mesh, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             return await reader.read(65536)
     finally:
         writer.transport.abort()
@@ -174,7 +174,8 @@ async def test_a_client_that_hangs_up_inside_its_request_leaves_nothing(mesh, up
     writer.transport.abort()
     async with client() as session, session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
         assert answer.status == 200
-    assert mesh.routers["us"].desk.open_requests == 0
+    router = mesh.routers["us"]
+    await mesh.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
     assert len(mesh.engine.seen) == 1
 
 

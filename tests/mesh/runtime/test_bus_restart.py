@@ -40,7 +40,7 @@ async def test_a_nats_server_restarted_under_load_loses_no_request(
     one, nats_server, engines_end, monkeypatch
 ):
     # However slowly a busy machine brings the router back: frames wait for it that long.
-    monkeypatch.setattr("agents.adapters.link.SETTLE_S", 2.0)
+    monkeypatch.setattr("agents.adapters.link.SETTLE_S", 4.0)
     story = Story()
     set_all(one, story)
     desk = one.routers["us"].desk

@@ -145,10 +145,11 @@ async def test_with_jetstreams_store_full_core_nats_serves(tmp_path):
 
 
 async def test_with_the_link_down_a_region_serves_its_own_at_once(tmp_path):
-    [port] = free_ports(1)
+    port, dialled = free_ports(2)
+    listen = Address("127.0.0.1", dialled)
     async with (
-        WanProxy(Address("127.0.0.1", port), one_way_s=0.01) as wan,
-        nats_pair(tmp_path, "us", "eu", port=port, dialled=wan.address.port) as servers,
+        WanProxy(Address("127.0.0.1", port), one_way_s=0.01, listen=listen) as wan,
+        nats_pair(tmp_path, "us", "eu", port=port, dialled=dialled) as servers,
         two_regions(servers) as mesh,
     ):
         near, far = mesh.engines

@@ -1,28 +1,29 @@
 """A request that waits in a peer's line: its router hears so, and its client is served there."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
 from schemas.exchange import HELD_S
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, scripted_engine
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 LONG = "word " * 60_000  # 75,000 tokens: seconds of work, by what a router believes at start
 
 
-@pytest.fixture
-async def two(tmp_path):
+@asynccontextmanager
+async def two_regions(directory, **of_us):
     """us has no replica; eu's only one computes a long prompt until `gate` opens."""
     async with (
-        nats_pair(tmp_path, "us", "eu") as servers,
+        nats_pair(directory, "us", "eu") as servers,
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us")
-        await mesh.router("eu")
+        await mesh.router("us", **of_us)
+        await mesh.router("eu", **PATIENT)
         await mesh.agent("eu", "eu-0", far)
         await mesh.until_ready("eu", 1)
         await mesh.until_peer("us", "eu")
@@ -34,6 +35,18 @@ async def two(tmp_path):
         yield mesh
         mesh.gate.set()
         await mesh.long
+
+
+@pytest.fixture
+async def two(tmp_path):
+    async with two_regions(tmp_path, peer_reply_s=20.0, **PATIENT) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def two_of_which_one_may_die(tmp_path):
+    async with two_regions(tmp_path) as mesh:
+        yield mesh
 
 
 def guests(mesh) -> list[str]:
@@ -67,8 +80,9 @@ async def test_whose_client_leaves_meanwhile_costs_no_answer(two):
     await two.until(lambda: not two.routers["eu"].core.inflight, "nothing to be left")
 
 
-async def test_when_the_peer_is_gone_it_is_placed_anew(two):
+async def test_when_the_peer_is_gone_it_is_placed_anew(two_of_which_one_may_die):
     """Its client waits, and is answered by the replica that its own region has by then."""
+    two = two_of_which_one_may_die
     async with scripted_engine() as near:
         task = asyncio.create_task(post(two, chat(stream=True)))
         await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")

@@ -7,7 +7,7 @@ import pytest
 from mesh.core.prefixes.prompt import PIECES_MAX
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import event, hang, scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
 
 pytestmark = pytest.mark.timeout(90)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -17,7 +17,7 @@ DEEP = 900  # orjson reads 1024 levels
 @pytest.fixture
 async def mesh(nats_server):
     async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us")
+        await mesh.router("us", **PATIENT)
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
         mesh.engine = engine

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 HIGH, LOW = {"x-mesh-priority": "high"}, {"x-mesh-priority": "low"}
@@ -18,7 +18,7 @@ HIGH, LOW = {"x-mesh-priority": "high"}, {"x-mesh-priority": "low"}
 async def full_region(nats_server, **settings):
     """One replica, whose engine says that five others wait in it."""
     async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", **({"policy": "least-load"} | settings))
+        await mesh.router("us", **({"policy": "least-load"} | PATIENT | settings))
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
         engine.waiting = 5

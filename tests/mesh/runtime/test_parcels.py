@@ -13,7 +13,7 @@ from schemas.exchange import Frame, pack_frame
 from schemas.parcels import PARCEL, pack_parcels
 from schemas.state import Heartbeat, ReplicaState
 from tests.support.flushed import flushed
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 EVENT = b'data: {"choices": []}\n\n'
@@ -72,7 +72,7 @@ def mixed(one, other):
 @pytest.fixture
 async def mesh(nats_server):
     async with small_mesh({"us": nats_server}) as mesh:
-        await mesh.router("us", failures_max=1)
+        await mesh.router("us", failures_max=1, **PATIENT)
         bus = await connect(BusAddress(nats_server.url), name="us-0", inbox_prefix="_INBOX.us.g")
         mesh.replica = Replica(bus)
         await mesh.replica.open()

@@ -16,7 +16,7 @@ from schemas.residency import ground
 from schemas.state import Digest, ModelCapacity, encode_state
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -62,7 +62,7 @@ GROUND = ground({"us": ("us",), "eu": ("us",), "ap": ()})
 @pytest.fixture
 async def one(nats_server):
     async with small_mesh({"us": nats_server, "eu": nats_server}) as mesh:
-        await mesh.router("us", policy="skywalker", hold_s_max=0.5, ground=GROUND)
+        await mesh.router("us", policy="skywalker", hold_s_max=0.5, ground=GROUND, **PATIENT)
         bus = await connect(BusAddress(nats_server.url), name="eu", inbox_prefix="_INBOX.eu")
         async with spoken_for(bus):
             await mesh.until_peer("us", "eu")
@@ -143,11 +143,17 @@ async def test_a_peer_that_says_held_for_ever_is_given_up(one):
     asked = await one.bus.subscribe(subjects.ingress("eu"))
     await flushed(one.bus)
     async with scripted_engine() as engine, client() as session:
+        core = one.routers["us"].core
+        engine.waiting = 9
+        await one.agent("us", "us-0", engine)
+        await one.until(
+            lambda: any(replica.heartbeat.pending for replica in core.replicas), "home to be full"
+        )
         url = one.urls["us"] + "/v1/chat/completions"
         task = asyncio.create_task(session.post(url, json=chat(stream=True)))
         forwarded = await asked.next_msg(timeout=20)
-        [record] = one.routers["us"].core.inflight.values()
-        await one.agent("us", "us-0", engine)
+        [record] = core.inflight.values()
+        engine.waiting = 0
         async with asyncio.timeout(20):
             while not task.done():
                 await one.bus.publish(forwarded.reply, pack_frame(Frame.HELD, 0))

@@ -10,7 +10,7 @@ from mesh.sim.replay import replay
 from tests.mesh.sim.test_replay import changed, is_local, line_of
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import fail, say, scripted_engine
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -28,8 +28,8 @@ async def recordings(tmp_path) -> tuple[Path, Path]:
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", policy="skywalker", record=RecordTo(path=us))
-        await mesh.router("eu", policy="skywalker", record=RecordTo(path=eu))
+        await mesh.router("us", policy="skywalker", record=RecordTo(path=us), **PATIENT)
+        await mesh.router("eu", policy="skywalker", record=RecordTo(path=eu), **PATIENT)
         await mesh.agent("us", "us-0", near)
         await mesh.agent("us", "us-1", other)
         await mesh.agent("eu", "eu-0", far)

@@ -19,14 +19,16 @@ from schemas.residency import ground
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh, upload
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
 
 TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
 KEYS = {key_hash("acme-key"): ("us",)}
-SETTINGS = {"policy": "skywalker", "hold_s_max": 1.0}
+SETTINGS = {"policy": "skywalker", "peer_reply_s": 20.0} | PATIENT
+HOLD_S = 1.0
+SHED_SOON = {"hold_s_max": HOLD_S}
 
 
 @pytest.fixture
@@ -41,11 +43,11 @@ async def regions(tmp_path):
 
 
 @asynccontextmanager
-async def running(regions, **of_eu):
-    """Both regions at work; `of_eu`: settings of eu's router that differ."""
+async def running(regions, of_us=None, **of_eu):
+    """Both regions at work; `of_us` and `of_eu`: settings of their routers that differ."""
     where = regions.topology.ground
     async with scripted_engine() as near, scripted_engine() as far, small_mesh(regions) as mesh:
-        await mesh.router("us", ground=where, keys=KEYS, **SETTINGS)
+        await mesh.router("us", keys=KEYS, **({"ground": where} | SETTINGS | (of_us or {})))
         await mesh.router("eu", **({"ground": where} | SETTINGS | of_eu))
         await mesh.agent("us", "us-0", near)
         await mesh.agent("eu", "eu-0", far)
@@ -69,7 +71,7 @@ async def test_where_requests_go_and_what_they_hear(regions):
             "eu": None,
             "us-0": "residency",
         }
-        handed = await work.next_msg(timeout=10)
+        handed = await work.next_msg(timeout=20)
         assert handed.headers[exchange.H_RESIDENCY] == "eu"
         await spy.close()
 
@@ -96,14 +98,14 @@ async def refused(mesh, region, **headers):
 
 
 async def test_carriers_that_are_away_are_waited_for_and_then_503_and_not_403(regions):
-    async with running(regions) as mesh:
+    async with running(regions, SHED_SOON, heartbeat_lost_s=2.0, heartbeat_late_s=2.0) as mesh:
         await mesh.kill_agent("eu-0")
         peer = mesh.routers["us"].core.peers.get("eu")
         await mesh.until(lambda: not peer.ready("tiny"), "us to hear that eu has nobody")
         wish = {"x-mesh-residency": "eu", **DEBUG}
         began_at = time.monotonic()
         status, body, headers = await post(mesh, chat(), **wish)
-        assert time.monotonic() - began_at >= SETTINGS["hold_s_max"]
+        assert time.monotonic() - began_at >= HOLD_S
         error = orjson.loads(body)["error"]
         assert (status, error["code"]) == (503, "no_replica")
         assert "no replica that carries eu serves" in error["message"]
@@ -115,7 +117,7 @@ async def test_carriers_that_are_away_are_waited_for_and_then_503_and_not_403(re
 
 
 async def test_a_key_keeps_its_tenants_prompts_where_they_may_be(regions):
-    async with running(regions) as mesh:
+    async with running(regions, SHED_SOON) as mesh:
         mesh.near.waiting = 9
         await mesh.until_ready("us", 0)
         free_key = {"authorization": "Bearer another"}
@@ -130,7 +132,7 @@ async def test_a_key_keeps_its_tenants_prompts_where_they_may_be(regions):
 
 
 async def test_a_confined_region_waits_and_does_not_leak(regions):
-    async with running(regions) as mesh:
+    async with running(regions, **SHED_SOON) as mesh:
         assert (await post(mesh, chat("for the EU alone " * 100), "eu"))[0] == 200
         mesh.far.waiting = 9
         await mesh.until_ready("eu", 0)
@@ -146,11 +148,14 @@ async def test_a_confined_region_waits_and_does_not_leak(regions):
         assert all(origin.region != "eu" for origin in told.origins)
 
 
-async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions):
+async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions, monkeypatch):
     """Over its own link's rules us may tell eu; what wants the label `us` it does not."""
     secret, said = chat("for us alone " * 100), chat("for everybody " * 100)
     async with running(regions) as mesh:
         where = regions.topology.ground
+        first = mesh.routers["us"].core.gossip.siblings
+        await mesh.until(lambda: first.warmth.warm_at is not None, "r1 to be warm")
+        monkeypatch.setattr("mesh.core.gossip.warmth.ALONE_S", 60.0)  # nobody else is alone
         await mesh.router("us", "r2", ground=where, keys=KEYS, **SETTINGS)
         await mesh.until_ready("us/r2", 1)
         second = mesh.routers["us/r2"].core.gossip
@@ -184,7 +189,7 @@ def told_by(heard, router):
 
 async def test_the_bus_stops_a_wrong_router_and_says_so(regions):
     """eu's router believes that prompts may go anywhere, and us says that it is free."""
-    async with running(regions, ground=ground({}), hold_s_max=5.0) as mesh:
+    async with running(regions, ground=ground({}), peer_reply_s=2.0) as mesh:
         mesh.far.waiting = 9
         await mesh.until_ready("eu", 0)
         task = asyncio.create_task(post(mesh, chat(), "eu"))
@@ -211,7 +216,7 @@ async def test_a_receiving_router_looks_again(regions):
             await router.publish(
                 subject, body, reply=subjects.inbox("us", "r9", "7"), headers=headers
             )
-            frame = exchange.unpack_frame((await inbox.next_msg(timeout=10)).data)
+            frame = exchange.unpack_frame((await inbox.next_msg(timeout=20)).data)
             assert frame.kind is exchange.Frame.REFUSED
             await inbox.unsubscribe()
         assert mesh.far.seen == []
@@ -244,7 +249,7 @@ async def test_a_replica_whose_label_was_taken_away_refuses_what_a_router_still_
         headers = HEADERS | {exchange.H_RESIDENCY: "eu", exchange.H_HOPS: "0"}
         body, work = orjson.dumps(chat()), subjects.work("eu", "eu-0")
         await router.publish(work, body, reply=answers, headers=headers)
-        frame = exchange.unpack_frame((await inbox.next_msg(timeout=10)).data)
+        frame = exchange.unpack_frame((await inbox.next_msg(timeout=20)).data)
         assert frame.kind is exchange.Frame.REFUSED
         refused = wire.decode_as(exchange.Refused, frame.payload)
         assert (refused.reason, refused.replica) == (exchange.Refusal.RESIDENCY, "eu-0")

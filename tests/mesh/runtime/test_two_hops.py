@@ -15,7 +15,7 @@ from schemas.exchange import Frame, Refusal, unpack_frame
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import event, opened, scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh, upload
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh, upload
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -28,7 +28,8 @@ async def three(tmp_path):
     regions = NatsRegions(mesh_file, tmp_path)
     try:
         await regions.start()
-        where = {"policy": "skywalker", "ground": regions.topology.ground, "lease_s": 0.0}
+        where = {"ground": regions.topology.ground, "lease_s": 0.0, **PATIENT}
+        where |= {"policy": "skywalker", "peer_reply_s": 20.0}
         async with scripted_engine() as near, scripted_engine() as far, small_mesh(regions) as mesh:
             await mesh.router("us", peers=("eu",), **where)
             await mesh.router("eu", hops_max=2, **where)

@@ -16,7 +16,7 @@ from tests.support.flushed import flushed
 from tests.support.frames import frames_of
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, say, scripted_engine
-from tests.support.small_mesh import chat, client, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -27,16 +27,16 @@ async def servers(tmp_path):
         yield servers
 
 
-@pytest.fixture
-async def two(servers):
-    """us and eu, a replica each; us is full."""
+@asynccontextmanager
+async def two_regions(servers, **of_eu):
+    """us and eu, a replica each; us is full. `of_eu`: settings of eu's router."""
     async with (
         scripted_engine() as near,
         scripted_engine() as far,
         small_mesh(servers) as mesh,
     ):
-        await mesh.router("us", policy="skywalker", hold_s_max=2.0)
-        await mesh.router("eu", policy="skywalker")
+        await mesh.router("us", policy="skywalker", peer_reply_s=20.0, **PATIENT)
+        await mesh.router("eu", policy="skywalker", **of_eu)
         await mesh.agent("us", "us-0", near)
         await mesh.agent("eu", "eu-0", far)
         await mesh.until_ready("us", 1)
@@ -45,6 +45,20 @@ async def two(servers):
         await mesh.until_ready("us", 0)
         await mesh.until_peer("us", "eu")
         mesh.near, mesh.far = near, far
+        yield mesh
+
+
+@pytest.fixture
+async def two(servers):
+    """What is said of eu's replica stays true for its router, whatever the replica says since."""
+    async with two_regions(servers, **PATIENT) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def two_of_which_one_may_die(servers):
+    """eu's router misses a replica as soon as routers do."""
+    async with two_regions(servers) as mesh:
         yield mesh
 
 
@@ -73,7 +87,7 @@ async def test_what_its_client_wishes_goes_with_a_forwarded_request(two, servers
                 "x-mesh-session": "chat-1",
             },
         )
-    headers = (await work.next_msg(timeout=5)).headers
+    headers = (await work.next_msg(timeout=20)).headers
     assert answer.choices
     assert headers[exchange.H_PRIORITY] == "low"
     assert headers[exchange.H_SLO_TTFT_MS] == "30000"
@@ -236,7 +250,8 @@ async def test_the_client_hanging_up_frees_the_far_engine(two):
     assert not two.routers["us"].core.inflight
 
 
-async def test_a_far_agent_that_dies_before_a_byte_is_replaced_by_home(two):
+async def test_a_far_agent_that_dies_before_a_byte_is_replaced_by_home(two_of_which_one_may_die):
+    two = two_of_which_one_may_die
     two.far.behaviour = hang()
     task = asyncio.create_task(post(two, chat(stream=True)))
     await two.until(lambda: bool(two.far.seen), "the far engine to be asked")
@@ -246,7 +261,10 @@ async def test_a_far_agent_that_dies_before_a_byte_is_replaced_by_home(two):
     assert (status, b"hello" in body) == (200, True)
 
 
-async def test_a_far_agent_that_dies_inside_an_answer_ends_it_with_an_error(two):
+async def test_a_far_agent_that_dies_inside_an_answer_ends_it_with_an_error(
+    two_of_which_one_may_die,
+):
+    two = two_of_which_one_may_die
     two.far.behaviour = hang(event("begun"))
     async with client() as session:
         url = two.urls["us"] + "/v1/chat/completions"

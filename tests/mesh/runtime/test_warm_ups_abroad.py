@@ -17,7 +17,7 @@ from schemas import exchange, subjects
 from tests.agents.simserver.support import config, running
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
-from tests.support.small_mesh import chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, chat, post, small_mesh
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,6 +68,7 @@ async def two(tmp_path):
         async with running(engine) as near, running(engine) as far, small_mesh(regions) as mesh:
             # Everybody's clients are served at home: nothing else brings a prompt to eu.
             proactive = {"policy": "skywalker", "warm_idle_share": 1.0, "warm_trend_s": 30.0}
+            proactive |= PATIENT
             for region, beside in (("us", near), ("eu", far)):
                 await mesh.router(region, ground=regions.topology.ground, **proactive)
                 await mesh.agent(region, f"{region}-0", beside)

@@ -1,0 +1,34 @@
+"""Leaving a bus that stands still: nobody is kept, and no connection is left behind."""
+
+import os
+import signal
+
+import pytest
+
+from infra.bus import BusAddress
+from mesh.adapters.bus import Listeners, RouterBus
+from schemas.ids import RegionId, RouterId
+
+
+def deaf(*_: object) -> None:
+    """What is heard is not this test's."""
+
+
+@pytest.fixture
+async def bus(nats_server):
+    made = RouterBus(RegionId("us"), RouterId("r1"), (), BusAddress(nats_server.url))
+    await made.open(Listeners(*(deaf for _ in range(10))))
+    yield made
+    await made.close()
+
+
+async def test_a_server_that_stands_still_keeps_neither_router_nor_connection(
+    bus, nats_server, monkeypatch
+):
+    monkeypatch.setattr("mesh.adapters.bus.CLOSE_S", 0.2)
+    os.kill(nats_server.pid, signal.SIGSTOP)
+    try:
+        await bus.close()
+        assert bus.client.is_closed
+    finally:
+        os.kill(nats_server.pid, signal.SIGCONT)
