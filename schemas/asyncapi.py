@@ -32,10 +32,10 @@ FILES: dict[type[Any], str] = {
     Lease: "json/lease.v1.json",
 }
 
-# Payload of each frame kind: the class of its name. DATA carries raw bytes, WORKING nothing.
+# Payload of each frame kind: the class of its name, and of WORKING who works; DATA is raw bytes.
 FRAMES: dict[Frame, type[Any] | None] = {
     kind: getattr(exchange, kind.name.title().replace("_", ""), None) for kind in Frame
-}
+} | {Frame.WORKING: exchange.Placed}
 
 ABOUT = (
     "Every subject's second token is the region that owns it: permissions and leaf-link "
@@ -51,7 +51,6 @@ ABOUT_FRAME = (
 
 _BARE = {
     Frame.DATA: "the engine's bytes as they came",
-    Frame.WORKING: "nothing",
     Frame.HELD: "nothing",
 }
 

@@ -7,14 +7,15 @@ named here and its answer inbox as reply subject. The agent streams *frames* to 
     bytes 1..4   number of the frame within this answer, big-endian, from 0
     bytes 5..    DATA: the engine's bytes as they came; other kinds: one `schemas.wire` message
 
-Frames are numbered because core NATS may drop messages when a reader is slow: a hole must end
-the answer with an error instead of handing the client a text with a gap. After the bus was away an
-agent says again what it sent last; a router passes over numbers that it has had.
+Frames are numbered because core NATS may drop messages when a reader is slow, and links and
+servers fail: no client must be handed a text with a gap. A router that sees a hole asks with a
+Credit for what it misses, and passes over numbers that it has had.
 
 A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for
 a body too large for one message). REFUSED ends it at once: place the request elsewhere.
-WORKING, without payload, breaks a silence of WORKING_S at any point: a router that hears nothing
-for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent can't hold a client.
+WORKING, which says who works (nothing, from older agents), breaks a silence of WORKING_S at any
+point: a router that hears nothing for SILENCE_S_MAX gives the answer up, so a lost END or a hung
+agent can't hold a client.
 PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: who will
 answer a forwarded request, that it waits there (again every HELD_S), that nobody will, or that the
 one who answered is gone. Their number is 0; HELD's is how many regions the request has passed.
@@ -58,6 +59,7 @@ BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
+ALIVE_S = 0.5  # between a router's signs of life
 WORKING_S = 5.0
 HELD_S = 1.0  # half of what a router waits to hear where a peer placed its request
 SILENCE_S_MAX = 16.0  # three of them missing
@@ -242,12 +244,17 @@ class Cancel:
 @wire_message
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """The client has taken `consumed_bytes` of the answer to `inbox`, counted from its start."""
+    """The client has taken `consumed_bytes` of the answer to `inbox`, counted from its start.
+
+    `missing_from`: the first frame of it that the router has not got though later ones came; they
+    are sent again from there. -1: none is missing.
+    """
 
     TAG: ClassVar[int] = 7
     VERSION: ClassVar[int] = 1
     inbox: str
     consumed_bytes: int
+    missing_from: int = -1
 
 
 @wire_message

@@ -61,9 +61,9 @@ class AgentBus:
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
         # For frames of answers; whoever opens this runs it.
-        self.outbox = Outbox(client.publish, link.is_there)
+        self.outbox = Outbox(client.publish, link)
 
-    async def listen(self, feed: Feed, credit: Callable[[str, int], None]) -> None:
+    async def listen(self, feed: Feed, credit: Callable[[Credit], None]) -> None:
         """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
 
         On return the server has taken every subscription, or has complained of it.
@@ -78,7 +78,7 @@ class AgentBus:
 
         async def credited(msg: Msg) -> None:
             if (message := self._decoded(Credit, msg)) is not None:
-                credit(message.inbox, message.consumed_bytes)
+                credit(message)
 
         async def body(msg: Msg) -> None:
             if (part := self._body_part(msg)) is not None:

@@ -22,9 +22,13 @@ class Post(Protocol):
 class FrameWriter:
     """The frames of one answer; `post` takes its inbox and each frame, in order."""
 
-    __slots__ = ("_clock", "_inbox", "_number", "_post", "_spoke_at")
+    __slots__ = ("_clock", "_inbox", "_number", "_post", "_spoke_at", "_who")
 
-    def __init__(self, post: Post, inbox: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, post: Post, inbox: str, clock: Callable[[], float], who: bytes = b""
+    ) -> None:
+        """`who`: an encoded Placed, for whoever hears of work that it doesn't know."""
+        self._who = who
         self._post = post
         self._inbox = inbox
         self._clock = clock
@@ -49,8 +53,8 @@ class FrameWriter:
             self.speak()
 
     def speak(self) -> None:
-        """Say that work goes on. Not after END."""
-        self._send(Frame.WORKING, b"")
+        """Say that work goes on, and where. Not after END."""
+        self._send(Frame.WORKING, self._who)
 
     def _send(self, kind: Frame, payload: bytes) -> None:
         number = self._number

@@ -1,14 +1,13 @@
 """Whether the bus is there for the frames of answers, as its client tells.
 
-All that a nats-server has lost come back by themselves, an agent perhaps before the router that it
-answers, and what is published while nobody listens is gone. So frames wait a moment longer.
+The client's callbacks can't wait for the core, so what they say is told to it in a task of its own,
+and frames wait until the core has heard of a return.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from infra.bus import RECONNECT_WAIT_S
-
-SETTLE_S = 2 * RECONNECT_WAIT_S  # of routers, which try as often
+from agents.core.events import BusLost, BusReturned
 
 
 class Link:
@@ -17,21 +16,33 @@ class Link:
     def __init__(self) -> None:
         self.is_there = asyncio.Event()
         self.is_there.set()
-        self.has_returned = asyncio.Event()  # whoever waits for it clears it
-        self._settling: asyncio.TimerHandle | None = None
+        self.losses = 0
+        self._clock = asyncio.get_running_loop().time
+        self._news: asyncio.Queue[BusLost | BusReturned] = asyncio.Queue()
+        self._lost_at = 0.0
+        self.away_s = 0.0  # in all, without the loss that lasts if one does
+
+    def present_s(self) -> float:
+        """A clock that stands still while the bus is away."""
+        return (self._clock() if self.is_there.is_set() else self._lost_at) - self.away_s
 
     def lost(self) -> None:
         """Frames are to wait."""
-        self.is_there.clear()
-        self._stop_settling()
+        self.losses += 1
+        if self.is_there.is_set():
+            self._lost_at = self._clock()
+            self.is_there.clear()
+        self._news.put_nowait(BusLost())
 
     def back(self) -> None:
-        """Frames are to go when routers have had their time to be back, too."""
-        self._stop_settling()
-        self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self.is_there.set)
-        self.has_returned.set()
+        """Frames are to go when the core has heard."""
+        self._news.put_nowait(BusReturned())
 
-    def _stop_settling(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
-            self._settling = None
+    async def tell(self, feed: Callable[[BusLost | BusReturned], Awaitable[None]]) -> None:
+        """Feed the core. Runs for ever."""
+        while True:
+            event = await self._news.get()
+            await feed(event)
+            if isinstance(event, BusReturned) and self._news.empty():
+                self.away_s += self._clock() - self._lost_at
+                self.is_there.set()

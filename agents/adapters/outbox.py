@@ -6,26 +6,27 @@ tokens are further apart is never held, in a full batch a token is held for a mi
 twenty and more that it took, and what a bus has to carry does not grow with the batch. Beginnings
 and ends wait for nothing, and take along what was waiting.
 
-What a nats-server had when it died is gone. So what was sent last is kept, and said again when the
-bus is back: by their numbers routers know which frames they have.
+A router that misses some of what was sent lately (`lately.py`) is sent it again. After the bus was
+away, what is for a router waits until that router is heard: it may be back later than this agent.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
 import nats.errors
 
+from agents.adapters.lately import Lately, Posts
+from agents.adapters.link import Link
+from agents.core.routers import SILENCE_S
 from schemas.parcels import PARCEL, Post, is_parcelled, pack_parcels
 
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.001
-KEPT_S = 1.0  # where only its process died, a server's connections end at once
-KEPT_BYTES_MAX = 8 * 1024 * 1024
+REPEAT_S = 0.05  # whole batches miss frames at once, and looking for them is work
+MISSED_MAX = 8192  # answers looked for at once; who asks beyond asks again
 
-Posts = dict[str, list[Post]]  # by what the inboxes of one router begin with
 Publish = Callable[[str, bytes], Awaitable[None]]
 
 
@@ -35,17 +36,19 @@ class Outbox:
     Refusals are few bytes; what else waits is bounded by the answers' windows.
     """
 
-    def __init__(self, publish: Publish, is_there: asyncio.Event) -> None:
-        """`publish` may raise nats.errors.Error. `is_there`: set while whoever is to hear of it
-        does; while it is not, all waits."""
+    def __init__(self, publish: Publish, link: Link) -> None:
+        """`publish` may raise nats.errors.Error. While the bus is not there, all waits."""
         self._publish = publish
-        self._is_there = is_there
+        self._link = link
+        self._loop = asyncio.get_running_loop()
         self._posts: Posts = {}
         self._posts_bytes = 0
-        self._kept: deque[tuple[float, int, Posts]] = deque()  # when it was sent, and its bytes
-        self._kept_bytes = 0
-        self._repeats = False
-        self._loop = asyncio.get_running_loop()
+        self._lately = Lately()
+        self._again: Posts = {}  # said before, and kept from then
+        self._missed: dict[tuple[str, str], int] = {}  # router and stream: from which frame on
+        self._repeating: asyncio.TimerHandle | None = None
+        self._losses = link.losses
+        self._heard: set[str] | None = None  # routers, since the bus was away; None: all may be
         self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._go = asyncio.Event()
@@ -67,44 +70,88 @@ class Outbox:
             # A time that has passed means at once.
             self._timer = self._loop.call_at(self._sent_at + GATHER_S, self._go.set)
 
-    def repeat(self) -> None:
-        """The bus was away: before all else, say again what may have been lost with it."""
-        self._repeats = True
-        self._empty.clear()
+    def repeat(self, inbox: str, first: int) -> None:
+        """Send frames of that answer again soon, from that number on, as far as they are kept."""
+        router, _, stream = inbox.rpartition(".")
+        if len(self._missed) < MISSED_MAX:
+            self._missed[router, stream] = first
+        if self._repeating is None:
+            self._repeating = self._loop.call_later(REPEAT_S, self._repeat)
+
+    def _repeat(self) -> None:
+        missed, self._missed, self._repeating = self._missed, {}, None
+        by_router: dict[str, dict[str, int]] = {}
+        for (router, stream), first in missed.items():
+            by_router.setdefault(router, {})[stream] = first
+        for router, streams in by_router.items():
+            frames, gone = self._lately.since(router, streams, self._link.present_s())
+            if gone:
+                log.warning("%s misses frames of %d answers that are not kept", router, gone)
+            self._say_again(router, frames)
+
+    def speak_up(self, router: str) -> None:
+        """It is heard: send what waits for it, and again what ended answers lately."""
+        if self._losses != self._link.losses:
+            self._notice_losses()
+        if self._heard is not None:
+            self._heard.add(router)
+        self._say_again(router, self._lately.ends(router, self._link.present_s()))
+
+    def forget(self) -> None:
+        """Let go of what is kept for nobody any more: at least now and then."""
+        self._lately.forget(self._link.present_s())
+
+    def _say_again(self, router: str, frames: list[Post]) -> None:
+        if frames:
+            self._again.setdefault(router, []).extend(frames)
+            self._empty.clear()
         self._go.set()
 
     async def run(self) -> None:
         """Send what is posted. Runs for ever; nothing is sent once it was cancelled."""
         while True:
             await self._go.wait()
-            await self._is_there.wait()
+            await self._link.is_there.wait()
             self._go.clear()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             self._sent_at = self._loop.time()
-            if self._repeats:
-                self._repeats = False
-                self._kept = deque((self._sent_at, size, posts) for _, size, posts in self._kept)
-                for _, _, posts in list(self._kept):
-                    await self._send(posts)
-            self._keep()
-            posted, self._posts, self._posts_bytes = self._posts, {}, 0
+            if self._losses != self._link.losses:
+                self._notice_losses()
+            if self._again:
+                again, self._again = self._again, {}
+                await self._send(again)
+            posted, size = self._posts, self._posts_bytes
+            self._posts, self._posts_bytes = {}, 0
+            if self._heard is not None:
+                posted, size = self._due(posted, self._heard)
+            self._lately.keep(posted, size, self._sent_at - self._link.away_s)
             await self._send(posted)
-            if not self._posts:
+            if not self._again and (not self._posts or self._heard is not None):
                 self._empty.set()
+
+    def _due(self, posted: Posts, heard: set[str]) -> tuple[Posts, int]:
+        """What may go now, and its bytes; the rest goes on waiting."""
+        self._posts = {router: posts for router, posts in posted.items() if router not in heard}
+        self._posts_bytes = _size(self._posts)
+        due = {router: posts for router, posts in posted.items() if router in heard}
+        return due, _size(due)
+
+    def _notice_losses(self) -> None:
+        self._losses = self._link.losses
+        self._heard = set()
+        self._loop.call_later(SILENCE_S, self._expect_nobody, self._losses)
+
+    def _expect_nobody(self, losses: int) -> None:
+        """Who was not heard by now is lost; what is for it goes the way of all else."""
+        if losses == self._losses:
+            self._heard = None
+            self._go.set()
 
     async def sent(self) -> None:
         """Wait until everything posted was given to the bus."""
         await self._empty.wait()
-
-    def _keep(self) -> None:
-        """What is sent next, and what was sent shortly before."""
-        kept, since = self._kept, self._sent_at - KEPT_S
-        kept.append((self._sent_at, self._posts_bytes, self._posts))
-        self._kept_bytes += self._posts_bytes
-        while kept and (kept[0][0] < since or self._kept_bytes > KEPT_BYTES_MAX):
-            self._kept_bytes -= kept.popleft()[1]
 
     async def _send(self, posted: Posts) -> None:
         for router, posts in posted.items():
@@ -113,6 +160,10 @@ class Outbox:
                     await self._publish(subject, message)
                 except (nats.errors.Error, OSError) as problem:  # the numbering tells the router
                     log.warning("%s: frames may be lost: %s", subject, type(problem).__name__)
+
+
+def _size(posted: Posts) -> int:
+    return sum(len(frame) for posts in posted.values() for _, frame in posts)
 
 
 def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:

@@ -54,6 +54,8 @@ class AgentCore:
             events.BodyPartArrived: self._on_body_part,
             events.CancelArrived: self._on_cancel,
             events.AliveArrived: self._on_alive,
+            events.BusLost: self._on_bus_lost,
+            events.BusReturned: self._on_bus_returned,
             events.AnswerBegan: self._on_began,
             events.AnswerEnded: self._on_ended,
             events.EngineRead: self._on_engine_read,
@@ -185,11 +187,21 @@ class AgentCore:
         name = RouterName(event.region, event.router)
         if event.term is not None:
             self._fence.claim(event.region, event.term, now)
-        if not self._routers.seen(name, event.epoch, now):
-            return []
-        abroad = event.region != self._replica.region
-        self._taken.forget(event.router, event.region if abroad else None)
-        return self._orphan(name, "the asking router restarted")
+        heard = self._routers.seen(name, event.epoch, now)
+        done: list[Effect] = [effects.SpeakUp(name)] if heard.again else []
+        if heard.restarted:
+            abroad = event.region != self._replica.region
+            self._taken.forget(event.router, event.region if abroad else None)
+            done += self._orphan(name, "the asking router restarted")
+        return done
+
+    def _on_bus_lost(self, event: events.BusLost, now: float) -> list[Effect]:
+        self._routers.bus_lost(now)
+        return []
+
+    def _on_bus_returned(self, event: events.BusReturned, now: float) -> list[Effect]:
+        self._routers.bus_returned(now)
+        return []
 
     def _orphan(self, name: RouterName, why: str) -> list[Effect]:
         asked = [answer for answer in self._answers if answer.router == name]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agents.core.routers import RouterName
 from schemas.exchange import BodyWanted, Outcome, Refused
 from schemas.state import Heartbeat
 
@@ -54,6 +55,14 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeakUp:
+    """Say again to this router which answers have ended, and of the others that they go on: by
+    the numbers of these frames it sees what it has missed."""
+
+    router: RouterName
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Publish this heartbeat."""
 
@@ -65,4 +74,4 @@ class LookNow:
     """Read the engine at once, its models too: something says that it changed."""
 
 
-Effect = Refuse | AskBody | Hand | Abort | Finish | Beat | LookNow
+Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | Beat | LookNow

@@ -44,6 +44,16 @@ class AliveArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BusLost:
+    """Nobody is heard any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusReturned:
+    """Whoever is there can be heard again."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerBegan:
     """The first byte of an answer's body came from the engine."""
 
@@ -104,6 +114,8 @@ Event = (
     | BodyPartArrived
     | CancelArrived
     | AliveArrived
+    | BusLost
+    | BusReturned
     | AnswerBegan
     | AnswerEnded
     | EngineRead

@@ -5,14 +5,21 @@ the engine must not go on generating them. Only routers with answers here are ju
 the others are remembered (a bounded table), so that a router's restart between its first sign
 and its first answer here is noticed as well; a router never heard of gets its 3 s from its
 first work.
+
+A sign that comes after others were missed says that the way to the router may have been cut, and
+what was sent meanwhile lost. While the agent's own bus is away nobody can be heard, so nobody is
+silent, for AWAY_S_MAX; when it is back everybody has their 3 s anew.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
 
+MISSED_S = ALIVE_S + 0.4
 SILENCE_S = 3.0
+AWAY_S_MAX = 30.0  # the engine's time is spent for clients who may have left long ago
 ROUTERS_MAX = 1024
 
 
@@ -23,20 +30,29 @@ class RouterName(NamedTuple):
     router: RouterId
 
 
+class Heard(NamedTuple):
+    """What a sign of life says."""
+
+    restarted: bool  # since its last sign
+    again: bool  # what was sent to it lately may be lost
+
+
 @dataclass(slots=True)
 class _Sign:
     seen_at: float
     epoch: int | None
     answers: int
+    cut_off: bool = False  # the bus was away since its last sign
 
 
 class RouterWatch:
-    """Fed with signs of life and with the begin and end of answers."""
+    """Fed with signs of life, with the begin and end of answers, and with losses of the bus."""
 
-    __slots__ = ("_signs",)
+    __slots__ = ("_away_since", "_signs")
 
     def __init__(self) -> None:
         self._signs: dict[RouterName, _Sign] = {}
+        self._away_since: float | None = None
 
     def join(self, name: RouterName, now: float) -> None:
         """One more answer for this router. Pair with `leave`."""
@@ -50,18 +66,33 @@ class RouterWatch:
     def leave(self, name: RouterName) -> None:
         self._signs[name].answers -= 1
 
-    def seen(self, name: RouterName, epoch: int, now: float) -> bool:
-        """Note a sign of life. True when the router restarted since its last one."""
+    def seen(self, name: RouterName, epoch: int, now: float) -> Heard:
+        """Note a sign of life."""
         sign = self._signs.get(name)
         if sign is None:
             self._enter(name, now, epoch)
-            return False
+            return Heard(restarted=False, again=False)
         restarted = sign.epoch is not None and sign.epoch != epoch
-        sign.seen_at, sign.epoch = now, epoch
-        return restarted
+        again = sign.cut_off or now - sign.seen_at >= MISSED_S
+        sign.seen_at, sign.epoch, sign.cut_off = now, epoch, False
+        return Heard(restarted, again)
+
+    def bus_lost(self, now: float) -> None:
+        """Nobody is heard any more."""
+        if self._away_since is None:
+            self._away_since = now
+
+    def bus_returned(self, now: float) -> None:
+        """Everybody may be heard again."""
+        self._away_since = None
+        for sign in self._signs.values():
+            sign.seen_at, sign.cut_off = now, True
 
     def silent(self, now: float) -> list[RouterName]:
         """Routers with answers here whose last sign is too old."""
+        if self._away_since is not None:
+            lost = now - self._away_since >= AWAY_S_MAX
+            return [name for name, sign in self._signs.items() if lost and sign.answers]
         return [
             name
             for name, sign in self._signs.items()

@@ -24,9 +24,11 @@ from agents.core.events import (
     Tick,
 )
 from infra.ending import end_all
-from schemas.exchange import End, Frame, Outcome
+from schemas import subjects
+from schemas.exchange import Credit, End, Frame, Outcome, Placed
 from schemas.ids import ModelId
 from schemas.state import Heartbeat, ReplicaState
+from schemas.wire import encode
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Agent:
         self._engine = engine
         self._clock = clock
         self._tasks = tasks
+        self._who = encode(Placed(config.region, config.replica))
         self._writers: dict[str, FrameWriter] = {}  # of answers that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._hurry = asyncio.Event()
@@ -71,6 +74,7 @@ class Agent:
             effects.Hand: self._hand,
             effects.Abort: self._abort,
             effects.Finish: self._finish,
+            effects.SpeakUp: self._speak_up,
             effects.Beat: self._beat,
             effects.LookNow: self._look,
         }
@@ -86,10 +90,12 @@ class Agent:
         else:
             self._quiet.set()
 
-    def credit(self, inbox: str, consumed_bytes: int) -> None:
-        """The client of one answer has come so far."""
-        if (found := self._relays.get(inbox)) is not None:
-            found[0].credit(consumed_bytes)
+    def credit(self, credit: Credit) -> None:
+        """The client of one answer has come so far, and its router may miss some of it."""
+        if (found := self._relays.get(credit.inbox)) is not None:
+            found[0].credit(credit.consumed_bytes)
+        if credit.missing_from >= 0:
+            self._bus.outbox.repeat(credit.inbox, credit.missing_from)
 
     def heartbeat(self) -> Heartbeat:
         """The replica as it is now."""
@@ -123,16 +129,7 @@ class Agent:
             await asyncio.sleep(SILENCE_CHECK_S)
             for writer in list(self._writers.values()):
                 writer.break_silence()
-
-    async def speak_up(self, returned: asyncio.Event) -> None:
-        """Each time the bus is back, say again what it may have lost, and of every answer that it
-        goes on: the numbers of frames show what is missing all the same. Runs for ever."""
-        while True:
-            await returned.wait()
-            returned.clear()
-            self._bus.outbox.repeat()
-            for writer in list(self._writers.values()):
-                writer.speak()
+            self._bus.outbox.forget()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
@@ -207,6 +204,13 @@ class Agent:
         writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
         writer.say(Frame.END, end)
 
+    async def _speak_up(self, effect: effects.SpeakUp) -> None:
+        router = subjects.inbox_prefix(*effect.router)
+        self._bus.outbox.speak_up(router)
+        for inbox, writer in self._writers.items():
+            if inbox.startswith(f"{router}."):
+                writer.speak()
+
     async def _beat(self, effect: effects.Beat) -> None:
         await self._bus.beat(effect.heartbeat)
 
@@ -215,7 +219,7 @@ class Agent:
         self._look_now.set()
 
     def _writer(self, inbox: str) -> FrameWriter:
-        return FrameWriter(self._bus.outbox.post, inbox, self._clock)
+        return FrameWriter(self._bus.outbox.post, inbox, self._clock, self._who)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
         state = self._core.state

@@ -73,7 +73,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent.keep_time()),
                 tasks.create_task(agent.read_engine()),
                 tasks.create_task(agent.keep_working()),
-                tasks.create_task(agent.speak_up(link.has_returned)),
+                tasks.create_task(link.tell(agent.feed)),
                 tasks.create_task(ears.outbox.run()),
                 tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
             ]

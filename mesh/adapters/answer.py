@@ -46,6 +46,13 @@ class EngineError:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class FramesMissing:
+    """Later frames came than this one, which is to be asked for."""
+
+    number: int
+
+
 class Answer:
     """The answer of attempt number `attempt` of request `key`, from its first frame to its end."""
 
@@ -67,6 +74,8 @@ class Answer:
         self._next_number = 0
         self._given_out_last = b""  # the end of what was given out
         self._progress_told_at = float("-inf")
+        self._missing_from = -1
+        self.body_sent = False  # in parts, as the agent wanted it
 
     @property
     def is_between_events(self) -> bool:
@@ -128,6 +137,11 @@ class Answer:
         """Given out since the last credit."""
         return self._taken_bytes - self._credited_bytes
 
+    @property
+    def credited_bytes(self) -> int:
+        """What the agent was told last."""
+        return self._credited_bytes
+
     def credit_due(self) -> exchange.Credit | None:
         """What to tell the agent once the taken bytes have left for the client, if it is time.
 
@@ -141,18 +155,16 @@ class Answer:
         self._credited_bytes = passed
         return exchange.Credit(self.inbox, passed)
 
-    def feed(self, frame: FrameView, now: float) -> ev.Event | None:
-        """Take in one frame. Returns what the core must hear, if anything.
+    def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
+        """Take in one frame. Returns what the core must hear, or the agent, if anything.
 
         Raises WireError for frames that no sender of ours makes.
         """
         kind, number, payload = frame
         if kind is not _DATA and kind in _ABOUT_PLACE:
             return self._feed_about_place(frame)
-        if number < self._next_number:  # said again, after the bus was away
-            return None
         if number != self._next_number:
-            return self._failed(f"frame {self._next_number} of the answer was lost")
+            return self._out_of_order(number)
         self._next_number = number + 1
         if kind is _DATA:
             return self._feed_data(payload, now)
@@ -162,6 +174,26 @@ class Answer:
             return self._feed_end(wire.decode_as(exchange.End, payload))
         self._credit_may_be_lost = kind is Frame.WORKING
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
+
+    def _out_of_order(self, number: int) -> FramesMissing | None:
+        """Said again, or too early: what was lost will be sent again with all that came since."""
+        if number < self._next_number or self._missing_from == self._next_number:
+            return None
+        self._missing_from = self._next_number
+        return FramesMissing(self._next_number)
+
+    @property
+    def next_number(self) -> int:
+        """Of the frame that it waits for."""
+        return self._next_number
+
+    def misses(self, missing: FramesMissing) -> bool:
+        """Whether it still does."""
+        return self._next_number == missing.number
+
+    def lost(self, missing: FramesMissing) -> ev.AttemptFailed:
+        """It was not sent again, whoever was asked."""
+        return self._failed(f"frame {missing.number} of the answer was lost")
 
     def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:
         head, region, replica = _read_head(payload)

@@ -23,7 +23,7 @@ from infra.bus import BusAddress, BusUnreachable, close, connect
 from infra.ending import end_all
 from mesh.adapters import streams
 from mesh.adapters.answer import Answer
-from schemas import subjects, wire
+from schemas import exchange, subjects, wire
 from schemas.ids import RegionId, ReplicaId, RouterId
 
 log = logging.getLogger(__name__)
@@ -257,6 +257,12 @@ class RouterBus:
     def send_cancel(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
         """Tell an agent to stop one answer."""
         self.publish(subjects.cancel(region, replica), wire.encode(message))
+
+    def ask_again(self, answer: Answer, number: int) -> None:
+        """Let the agent send what was lost of its answer, from that frame on."""
+        if answer.region is not None and answer.replica is not None:
+            credit = exchange.Credit(answer.inbox, answer.credited_bytes, number)
+            self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
 
     def give_credit(self, answer: Answer) -> None:
         """Tell the agent how far its answer has got, if it is time to."""

@@ -136,6 +136,11 @@ class RouterMetrics:
         self.failures = Counter(
             "mesh_attempt_failures", "Attempts that were lost or failed.", registry=registry
         )
+        self.frames_missing = Counter(
+            "mesh_frames_missing",
+            "Times that frames of an answer were lost on the way, and asked for again.",
+            registry=registry,
+        )
 
     def ended(self, outcome: str, arrived_at: float, now: float) -> None:
         """Count one client's request that is over."""

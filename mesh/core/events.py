@@ -174,6 +174,11 @@ class PrefixKept:
 
 
 @dataclass(frozen=True, slots=True)
+class BusLost:
+    """Nothing is heard any more and nothing can be said."""
+
+
+@dataclass(frozen=True, slots=True)
 class BusReturned:
     """The bus was away: work sent and answers under way may have been lost with it."""
 
@@ -213,6 +218,7 @@ Event = (
     | AttemptFailed
     | AnswerEnded
     | PrefixKept
+    | BusLost
     | BusReturned
     | Drain
     | DrainOver

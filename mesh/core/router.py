@@ -133,6 +133,7 @@ class RouterCore:
             ev.AnswerStarted: self._on_started,
             ev.AttemptFailed: self._on_failed,
             ev.AnswerEnded: self._on_ended,
+            ev.BusLost: lambda _, now: self.replicas.bus.lost(now),
             ev.BusReturned: self._on_bus_returned,
             ev.Drain: self._on_drain,
             ev.DrainOver: lambda _, now: self._ends.drained(self.inflight.values(), now),
@@ -346,10 +347,10 @@ class RouterCore:
         self._line.try_all(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
+        self.replicas.bus.returned(now)
         self.gossip.siblings.bus_returned()
         for record in list(self.inflight.values()):
-            record.bus_returned_at = now  # begun answers show a loss by their numbering or silence
-            if record.is_tried:
+            if record.is_tried:  # begun answers show a loss by their numbering or silence
                 self._attempts.cancel(record)
                 self._back_in_line(record, now)
         self._line.try_all(now)

@@ -1,11 +1,12 @@
 """What the bus brings, as core events: heartbeats, digests, frames of answers, peers' requests."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
-from mesh.adapters.answer import Answer, place_named
+from mesh.adapters.answer import Answer, FramesMissing, place_named
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.ticket import Ticket
@@ -23,6 +24,7 @@ from schemas.parcels import PARCEL, unpack_parcel
 
 log = logging.getLogger(__name__)
 
+ASK_S, ASK_S_MAX = 0.5, 2.0  # for frames that were lost to come, each time twice as long
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
@@ -120,9 +122,18 @@ class Hearing:
         return ticket
 
     def _heard(
-        self, ticket: Ticket, answer: Answer, frame: exchange.FrameView, event: ev.Event | None
+        self,
+        ticket: Ticket,
+        answer: Answer,
+        frame: exchange.FrameView,
+        event: ev.Event | FramesMissing | None,
     ) -> None:
-        if frame.kind is Frame.BODY_WANTED:
+        if isinstance(event, FramesMissing):
+            self._metrics.frames_missing.inc()
+            self._ask_again(ticket, answer, event, ASK_S)
+            return
+        if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
+            answer.body_sent = True
             self._send_body(ticket, wire.decode_as(exchange.BodyWanted, frame.payload))
         if event is None:
             pass
@@ -134,6 +145,28 @@ class Hearing:
             self._attempt_over(ticket, event)
         if not answer.is_event_stream or frame.kind is Frame.WORKING:
             self._bus.give_credit(answer)
+
+    def _ask_again(
+        self, ticket: Ticket, answer: Answer, missing: FramesMissing, wait_s: float
+    ) -> None:
+        """Ask for what was lost until it comes, or for too long; the asking may be lost, too."""
+        if self._tickets.answering(answer.inbox) is not ticket or not answer.misses(missing):
+            return
+        if wait_s > ASK_S_MAX or answer.replica is None:
+            self._attempt_over(ticket, answer.lost(missing))
+            ticket.wake()
+            return
+        if self._bus.is_connected:
+            self._bus.ask_again(answer, missing.number)
+            wait_s *= 2
+        loop = asyncio.get_running_loop()
+        loop.call_later(wait_s / 2, self._ask_again, ticket, answer, missing, wait_s)
+
+    def ask_for_the_rest(self) -> None:
+        """The bus was away: of answers that have begun, what came since may be lost."""
+        for answer in self._tickets.answers():
+            if answer.head is not None:
+                self._bus.ask_again(answer, answer.next_number)
 
     def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""
@@ -171,7 +204,7 @@ class Hearing:
 
     def _stray(self, inbox: str, frame: exchange.FrameView) -> None:
         """A frame that nobody waits for: whoever sends it should stop."""
-        if frame.kind is Frame.PLACED:
+        if frame.kind is Frame.PLACED or (frame.kind is Frame.WORKING and frame.payload):
             placed = wire.decode_as(exchange.Placed, frame.payload)
         elif frame.kind is Frame.HEAD:
             head = wire.decode_as(exchange.Head, frame.payload)

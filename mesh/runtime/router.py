@@ -29,6 +29,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
 from schemas import http, subjects
+from schemas.exchange import ALIVE_S
 from schemas.parcels import PARCEL
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 STALL_S = 0.5
 CATCH_UP_S = 0.2
-ALIVE_S = 0.5
 DRAIN_POLL_S = 0.02
 LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
@@ -171,7 +171,7 @@ class Router:
                 lease=self.desk.leases.hear,
                 answer=self._hear_answer,
                 ingress=self.desk.hear_ingress,
-                lost=lambda: self._metrics.bus_connected.set(0),
+                lost=self._bus_is_lost,
                 back=self._bus_is_back,
             )
         )
@@ -269,9 +269,14 @@ class Router:
         else:
             self._namesake.set()
 
+    def _bus_is_lost(self) -> None:
+        self._metrics.bus_connected.set(0)
+        self.desk.feed(ev.BusLost())
+
     def _bus_is_back(self) -> None:
         self._metrics.bus_connected.set(1)
         self.desk.feed(ev.BusReturned())
+        self.desk.ask_for_the_rest()
 
     def _hear_answer(self, msg: Msg) -> None:
         if self.desk.awaits(msg.subject):  # nearly always: the bytes of some answer

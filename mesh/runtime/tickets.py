@@ -1,7 +1,7 @@
 """The clients' requests that are open, by key and by the inbox of the attempt under way."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mesh.adapters.answer import Answer
 from mesh.adapters.body_budget import BodyBudget
@@ -51,6 +51,10 @@ class Tickets:
     def answering(self, subject: str) -> Ticket | None:
         """Whose attempt under way answers to this subject."""
         return self._streams.get(subject)
+
+    def answers(self) -> Iterator[Answer]:
+        """Of attempts under way."""
+        return (ticket.answer for ticket in self._streams.values() if ticket.answer is not None)
 
     def begin(self, key: int, attempt: int) -> tuple[Ticket, Answer]:
         """A new attempt of an open ticket, with an inbox of its own."""

@@ -102,6 +102,8 @@ class SimReplica:
             fx.Hand: self._hand,
             fx.Abort: self._abort,
             fx.Finish: self._finish,
+            # A cut swallows what is sent meanwhile: harder than life (`network`).
+            fx.SpeakUp: lambda effect: None,
             fx.Beat: lambda effect: self._beats.offer(effect.heartbeat),
             fx.LookNow: lambda effect: self._looks.hurry(),
         }

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from mesh.core.own_bus import OwnBus
 from mesh.core.region.names import is_adopted
 from mesh.core.region.pushing import PushingKind
 from mesh.core.region.replica import Owed, Replica
@@ -60,6 +61,7 @@ class ReplicaTable:
         self._roster: Roster[Replica] = Roster()
         self._lost: dict[ReplicaId, Lost] = {}
         self._sights: dict[RegionId, Sight] = {}
+        self.bus = OwnBus(settings)
         self.lent = False
         self.roll = 0  # rises when one comes or goes, begins to take work or ceases to
         self._stirred: set[ReplicaId] = set()
@@ -222,12 +224,13 @@ class ReplicaTable:
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""
-        silent_s = self._sights[replica.heartbeat.region].silent_s(replica.seen_at, now)
-        return silent_s > self._settings.heartbeat_lost_s and not self.is_blind_to(replica, now)
+        since = self._sights[replica.heartbeat.region].since(replica.seen_at)
+        is_silent = self.bus.silent_s(since, now) > self._settings.heartbeat_lost_s
+        return is_silent and not self.is_blind_to(replica, now)
 
     def is_blind_to(self, replica: Replica, now: float) -> bool:
         """Whether nobody of its region is heard, though more than one was: `sight.py`."""
-        return self._sights[replica.heartbeat.region].is_blind(now)
+        return self.bus.is_away(now) or self._sights[replica.heartbeat.region].is_blind(now)
 
     def serves(self, replica: Replica, model: ModelId) -> bool:
         """Whether it is ready and has this model."""

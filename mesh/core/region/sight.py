@@ -40,6 +40,6 @@ class Sight:
         late_s, blind_s = self._settings.heartbeat_late_s, self._settings.heartbeat_blind_s
         return self.known >= BLIND_FROM and late_s < silent_s <= blind_s
 
-    def silent_s(self, seen_at: float, now: float) -> float:
-        """How long a replica has been silent since it could be heard."""
-        return now - max(seen_at, self._returned_at)
+    def since(self, seen_at: float) -> float:
+        """From when on the silence of a replica seen at that time counts."""
+        return max(seen_at, self._returned_at)

@@ -7,7 +7,6 @@ any more and is ignored by everyone.
 """
 
 from dataclasses import dataclass, field
-from math import inf
 
 from mesh.core.placing.placement import Place
 from mesh.core.policies.base import Spot
@@ -31,7 +30,6 @@ class Inflight:
     handoff: int | None = None  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     heard_at: float = 0.0  # last frame of this attempt
-    bus_returned_at: float = -inf  # what came until then may not have been all
     lines: int = 1  # of other regions in which this attempt may have waited, by what they say
     held_since: float | None = None
     held_s: float = 0.0

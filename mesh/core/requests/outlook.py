@@ -89,10 +89,11 @@ class Outlook:
 
     def lost_because(self, record: Inflight, now: float) -> str | None:
         """Why no answer can be expected of the attempt under way, or None."""
-        silent_s = now - record.heard_at
+        bus = self._replicas.bus
+        silent_s = bus.silent_s(record.heard_at, now)
         if silent_s > SILENCE_S_MAX:
             return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
-        if record.heard_at < record.bus_returned_at < now - RETURN_S:
+        if record.heard_at < bus.returned_at < now - RETURN_S:
             return "its answer was lost with the bus"
         if self.is_kept_too_long(record, now):
             return f"region {record.peer} has kept the request waiting for too long"

@@ -7,6 +7,7 @@ wait for another) doesn't block those behind it that may.
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from mesh.core.own_bus import AWAY
 from mesh.core.placing.placement import Place, Placer
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
@@ -61,6 +62,8 @@ class Line:
 
     def place_newcomer(self, request: Request, now: float) -> Place:
         """Where it goes: not where others wait for, but a peer may be better than a line."""
+        if self._replicas.bus.is_away(now):
+            return self._placer.held(request, AWAY)
         must_wait = self.must_be_joined(request)
         if must_wait and not self._placer.judges_load:
             return self._placer.held(request, OTHERS_WAIT)
@@ -80,6 +83,8 @@ class Line:
 
     def try_all(self, now: float) -> None:
         """Place those who wait, in the order of trying, as far as there is room."""
+        if self._replicas.bus.is_away(now):
+            return
         self._choosy.clear()
         self._asked_at = now
         stuck: set[tuple[Kind, str, frozenset[str]]] = set()

@@ -95,6 +95,7 @@ class Warming:
         Raises ValueError if it is on and the policy has no index of what replicas hold.
         """
         self.counts = Counts()
+        self._bus = replicas.bus
         self._idle = IdleReplicas(settings, replicas, placer)
         self.budget = self._idle.budget
         self.hot = Hot(settings.warm_bytes_max, settings.warm_trend_s)
@@ -168,13 +169,15 @@ class Warming:
 
     def wanted_tokens(self, now: float) -> int | None:
         """How much of others' warm-ups this region would take now; None for none."""
-        if not self._may_warm() or not self._trend.rises(now):
+        if not self._may_warm(now) or not self._trend.rises(now):
             return None
         return self._idle.affordable_tokens(now)
 
-    def _may_warm(self) -> bool:
-        """Whether nobody waits, and it is on at all."""
-        return self.is_on and not self._draining and not len(self._held)
+    def _may_warm(self, now: float) -> bool:
+        """Whether nobody waits, the bus is there, and it is on at all."""
+        if not self.is_on or self._draining or self._bus.is_away(now):
+            return False
+        return not len(self._held)
 
     # What happens.
 
@@ -246,7 +249,7 @@ class Warming:
     def _on_tick(self, now: float) -> None:
         self._end_late(now)
         idle = self._idle.look(self._gossip.routers, now)
-        if not self._may_warm() or now - self._looked_at < LOOK_S:
+        if not self._may_warm(now) or now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
         hottest = self.hot.hottest(HOTTEST_MAX, now)

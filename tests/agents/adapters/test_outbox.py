@@ -6,7 +6,8 @@ import contextlib
 import nats.errors
 import pytest
 
-from agents.adapters.outbox import GATHER_S, Outbox
+from agents.adapters.link import Link
+from agents.adapters.outbox import GATHER_S, MISSED_MAX, Outbox
 from schemas.exchange import Frame, pack_frame, unpack_frame
 from schemas.parcels import PARCEL, parcelled, unpack_parcel
 
@@ -19,8 +20,22 @@ class Bus:
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self.away = False
-        self.is_there = asyncio.Event()
-        self.is_there.set()
+        self.link = Link()
+        self._telling = asyncio.create_task(self.link.tell(self._hear))
+
+    async def back(self) -> None:
+        """The bus is there again."""
+        self.link.back()
+        async with asyncio.timeout(WAIT_S):
+            await self.link.is_there.wait()
+
+    async def close(self) -> None:
+        self._telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._telling
+
+    async def _hear(self, event) -> None:
+        """A core that does nothing about it."""
 
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.away:
@@ -48,14 +63,20 @@ def text(frame: bytes) -> str:
     return bytes(unpack_frame(frame).payload).decode()
 
 
+def said(bus) -> list[str]:
+    return [words for _, words in bus.frames()]
+
+
 @pytest.fixture
-def bus():
-    return Bus()
+async def bus():
+    bus = Bus()
+    yield bus
+    await bus.close()
 
 
 @pytest.fixture
 async def outbox(bus):
-    outbox = Outbox(bus.publish, bus.is_there)
+    outbox = Outbox(bus.publish, bus.link)
     running = asyncio.create_task(outbox.run())
     yield outbox
     running.cancel()
@@ -97,7 +118,7 @@ async def test_frames_of_one_moment_go_as_one_message_for_each_router(outbox, bu
     post(outbox, "8-1", "9-1", router="eu.r1")
     await sent(outbox)
     assert bus.subjects == ["_INBOX.us.r1.parcel", "_INBOX.us.r2.p-7-1", "_INBOX.eu.r1.parcel"]
-    assert [said for _, said in bus.frames()] == ["1-1", "2-1", "1-1", "7-1", "8-1", "9-1"]
+    assert said(bus) == ["1-1", "2-1", "1-1", "7-1", "8-1", "9-1"]
 
 
 async def test_a_burst_goes_out_in_two_messages(outbox, bus):
@@ -110,7 +131,7 @@ async def test_a_burst_goes_out_in_two_messages(outbox, bus):
     await sent(outbox)
     assert loop.time() - began >= GATHER_S
     assert len(bus.heard) == 2
-    assert [said for _, said in bus.frames()] == [f"{n}-1" for n in range(1, 30)]
+    assert said(bus) == [f"{n}-1" for n in range(1, 30)]
 
 
 async def test_urgent_frames_take_along_what_waits(outbox, bus):
@@ -121,56 +142,114 @@ async def test_urgent_frames_take_along_what_waits(outbox, bus):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert bus.subjects[1:] == ["_INBOX.us.r1.parcel"]
-    assert [said for _, said in bus.frames()] == ["1-1", "2-1", "3-1"]
+    assert said(bus) == ["1-1", "2-1", "3-1"]
 
 
-async def test_what_waits_for_the_bus_goes_in_order(outbox, bus):
-    bus.is_there.clear()
+async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus):
+    bus.link.lost()
     post(outbox, "1-1", "2-1")
     post(outbox, "3-1", urgent=True)
+    post(outbox, "7-1", router="eu.r1", urgent=True)
     for _ in range(10):
         await asyncio.sleep(0)
     assert bus.heard == []
-    bus.is_there.set()
-    await sent(outbox)
-    assert [said for _, said in bus.frames()] == ["1-1", "2-1", "3-1"]
+    await bus.back()
+    outbox.speak_up("_INBOX.eu.r1")
+    await until_said(bus, "7-1")
+    assert said(bus) == ["7-1"], "the others' router may not be back yet"
+    outbox.speak_up("_INBOX.us.r1")
+    post(outbox, "8-1", router="eu.r1", urgent=True)
+    await until_said(bus, "8-1")
+    assert said(bus) == ["7-1", "1-1", "2-1", "3-1", "8-1"]
 
 
-async def test_what_was_sent_last_is_said_again_before_all_else(outbox, bus, monkeypatch):
-    post(outbox, "1-1")
-    await sent(outbox)
-    monkeypatch.setattr("agents.adapters.outbox.KEPT_S", 0.0)
-    await asyncio.sleep(GATHER_S)
-    post(outbox, "2-1", "3-1")
-    await sent(outbox)
-    bus.is_there.clear()
-    post(outbox, "4-1")
-    bus.heard.clear()
-    outbox.repeat()
-    bus.is_there.set()
-    await sent(outbox)
-    assert [said for _, said in bus.frames()] == ["2-1", "3-1", "4-1"]
-    bus.heard.clear()
-    monkeypatch.setattr("agents.adapters.outbox.KEPT_S", 60.0)
-    outbox.repeat()  # the bus was away once more, and what was repeated is lost as well
-    await sent(outbox)
-    assert [said for _, said in bus.frames()][-1] == "4-1"
-    bus.heard.clear()
-    post(outbox, "5-1")
-    await sent(outbox)
-    assert [said for _, said in bus.frames()] == ["5-1"]
+async def test_who_is_not_heard_after_a_loss_is_waited_for_no_longer(outbox, bus, monkeypatch):
+    monkeypatch.setattr("agents.adapters.outbox.SILENCE_S", 0.01)
+    bus.link.lost()
+    post(outbox, "1-1", urgent=True)
+    await bus.back()
+    await until_said(bus, "1-1")
 
 
-async def test_only_so_many_bytes_are_kept(outbox, bus, monkeypatch):
-    monkeypatch.setattr("agents.adapters.outbox.KEPT_BYTES_MAX", 10)
-    for stream in ("1-1", "2-1" * 10, "3-1"):
-        post(outbox, stream)
+async def test_each_loss_begins_the_waiting_anew(outbox, bus):
+    for stream in ("1-1", "2-1"):
+        bus.link.lost()
+        await bus.back()
+        post(outbox, stream, urgent=True)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stream not in said(bus)
+        outbox.speak_up("_INBOX.us.r1")
+        await until_said(bus, stream)
+
+
+async def test_who_has_nothing_to_wait_for_can_leave(outbox, bus):
+    bus.link.lost()
+    post(outbox, "1-1", urgent=True)
+    await bus.back()
+    await sent(outbox)
+    assert said(bus) == [], "its router is not there"
+
+
+def send(outbox, stream, number, kind=Frame.DATA, router="us.r1"):
+    frame = pack_frame(kind, number, f"{stream}#{number}".encode())
+    outbox.post(f"_INBOX.{router}.{parcelled(stream)}", frame, urgent=True)
+
+
+async def until_said(bus, words):
+    async with asyncio.timeout(WAIT_S):
+        while words not in said(bus):
+            await asyncio.sleep(0.001)
+
+
+async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(outbox, bus):
+    for number in range(4):
+        send(outbox, "1-1", number)
+        send(outbox, "2-1", number)
         await sent(outbox)
     bus.heard.clear()
-    outbox.repeat()
-    post(outbox, "4-1")
+    inbox = f"_INBOX.us.r1.{parcelled('1-1')}"
+    outbox.repeat(inbox, 3)
+    outbox.repeat(inbox, 1)  # the later word counts
+    async with asyncio.timeout(WAIT_S):
+        while outbox._repeating is not None:
+            await asyncio.sleep(0.001)
+    send(outbox, "1-1", 4)
+    await until_said(bus, "1-1#4")
+    assert said(bus) == ["1-1#1", "1-1#2", "1-1#3", "1-1#4"]
+
+
+async def test_what_is_sent_again_is_kept_as_it_was(outbox, bus):
+    send(outbox, "1-1", 0, Frame.END)
     await sent(outbox)
-    assert [said for _, said in bus.frames()] == ["3-1", "4-1"]
+    kept = outbox._lately.kept_bytes
+    for _ in range(3):
+        outbox.speak_up("_INBOX.us.r1")
+        await sent(outbox)
+    assert said(bus) == ["1-1#0"] * 4
+    assert outbox._lately.kept_bytes == kept
+
+
+async def test_who_asks_for_what_is_kept_no_more_gets_nothing(outbox, bus, monkeypatch, caplog):
+    monkeypatch.setattr("agents.adapters.lately.KEPT_BYTES_MAX", 20)
+    for number in range(3):
+        send(outbox, "1-1", number)
+        await sent(outbox)
+    bus.heard.clear()
+    outbox.repeat(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
+    outbox.repeat(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
+    outbox.repeat("no inbox", 0)
+    async with asyncio.timeout(WAIT_S):
+        while outbox._repeating is not None:
+            await asyncio.sleep(0.001)
+    assert said(bus) == []
+    assert "_INBOX.us.r1 misses frames of 1 answers" in caplog.text
+
+
+async def test_only_so_many_are_looked_for_at_once(outbox, bus):
+    for number in range(MISSED_MAX + 10):
+        outbox.repeat(f"_INBOX.us.r1.{number}", 0)
+    assert len(outbox._missed) == MISSED_MAX
 
 
 async def test_a_bus_that_is_away_loses_frames_and_no_more(outbox, bus, caplog):
@@ -208,6 +287,6 @@ async def test_any_mix_comes_out_in_order(outbox, bus):
             await asyncio.sleep(0)
     await sent(outbox)
     found = {}
-    for inbox, said in bus.frames():
-        found.setdefault(inbox, []).append(said)
+    for inbox, words in bus.frames():
+        found.setdefault(inbox, []).append(words)
     assert found == expected

@@ -97,13 +97,6 @@ def test_a_cancel_aborts_once(bench) -> None:
     assert bench.feed(events.CancelArrived(inbox(1))) == []
 
 
-def test_a_silent_router_is_given_up(bench) -> None:
-    bench.work(1)
-    bench.tick(2.9)
-    abort = only(bench.tick(0.1), effects.Abort)
-    assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, "the asking router is silent")
-
-
 def test_a_deadline_passes_while_the_router_is_alive(bench) -> None:
     bench.work(1)
     bench.now += 2.5
@@ -111,14 +104,6 @@ def test_a_deadline_passes_while_the_router_is_alive(bench) -> None:
     assert bench.tick(2.4) == []
     abort = only(bench.tick(0.1), effects.Abort)
     assert abort.outcome is Outcome.DEADLINE
-
-
-def test_a_restarted_router_orphans_only_its_own_answers(bench) -> None:
-    bench.feed(events.AliveArrived("us", "r1", 1))
-    bench.work(1)
-    bench.feed(events.WorkArrived(inbox(2, "r1", "eu"), HEADERS, b"{}"))
-    abort = only(bench.feed(events.AliveArrived("us", "r1", 2)), effects.Abort)
-    assert abort.inbox == inbox(1)
 
 
 def test_taken_counts_refused_work_and_starts_anew_with_its_router(bench) -> None:

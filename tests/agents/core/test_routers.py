@@ -1,8 +1,16 @@
 """Which asking routers are gone."""
 
-from agents.core.routers import ROUTERS_MAX, SILENCE_S, RouterName, RouterWatch
+from agents.core.routers import (
+    AWAY_S_MAX,
+    MISSED_S,
+    ROUTERS_MAX,
+    SILENCE_S,
+    Heard,
+    RouterName,
+    RouterWatch,
+)
 
-US = RouterName("us", "r1")
+US, EU = RouterName("us", "r1"), RouterName("eu", "r1")
 
 
 def test_a_router_never_heard_gets_its_time_from_the_first_work() -> None:
@@ -35,16 +43,48 @@ def test_a_long_silent_router_that_asks_again_starts_anew() -> None:
 def test_a_new_epoch_is_a_restart() -> None:
     watch = RouterWatch()
     watch.join(US, 0.0)
-    assert not watch.seen(US, 1, 0.1)
-    assert not watch.seen(US, 1, 0.2)
-    assert watch.seen(US, 2, 0.3)
+    assert not watch.seen(US, 1, 0.1).restarted
+    assert not watch.seen(US, 1, 0.2).restarted
+    assert watch.seen(US, 2, 0.3).restarted
 
 
 def test_the_epoch_is_known_before_the_first_work() -> None:
     watch = RouterWatch()
     watch.seen(US, 1, 0.0)
     watch.join(US, 0.1)
-    assert watch.seen(US, 2, 0.2)
+    assert watch.seen(US, 2, 0.2).restarted
+
+
+def test_a_sign_after_missing_ones_says_that_something_may_be_lost() -> None:
+    watch = RouterWatch()
+    assert watch.seen(US, 1, 0.0) == Heard(restarted=False, again=False)
+    assert not watch.seen(US, 1, MISSED_S - 0.01).again
+    assert watch.seen(US, 1, 2 * MISSED_S) == Heard(restarted=False, again=True)
+    assert not watch.seen(US, 1, 2 * MISSED_S).again
+
+
+def test_nobody_is_silent_while_the_bus_is_away() -> None:
+    watch = RouterWatch()
+    watch.join(US, 0.0)
+    watch.seen(EU, 1, 0.0)
+    watch.bus_lost(1.0)
+    watch.bus_lost(2.0)  # it is gone already
+    assert watch.silent(20.0) == []
+    watch.bus_returned(20.0)
+    assert watch.seen(EU, 1, 20.1) == Heard(restarted=False, again=True), "however soon"
+    assert watch.seen(EU, 1, 20.2) == Heard(restarted=False, again=False)
+    assert watch.silent(20.0 + SILENCE_S - 0.01) == []
+    assert watch.silent(20.0 + SILENCE_S) == [US]
+
+
+def test_a_bus_that_stays_away_has_nobody_behind_it() -> None:
+    watch = RouterWatch()
+    watch.join(US, 0.0)
+    watch.seen(EU, 1, 0.0)
+    watch.bus_lost(1.0)
+    watch.bus_lost(2.0)
+    assert watch.silent(1.0 + AWAY_S_MAX - 0.01) == []
+    assert watch.silent(1.0 + AWAY_S_MAX) == [US]
 
 
 def test_the_table_is_bounded_and_keeps_routers_with_answers() -> None:

@@ -83,21 +83,6 @@ def test_what_is_said_again_is_passed_over() -> None:
     assert sender.answer.take() == b"1\n\n"
 
 
-@pytest.mark.parametrize("number", [4, 0xFFFFFFFF], ids=["hole", "far ahead"])
-def test_frames_out_of_order_fail_the_attempt(number) -> None:
-    sender = Sender(EVENTS)
-    sender.data(b"data: 1\n\n")
-    sender.data(b"data: 2\n\n")
-    assert sender.send(Frame.DATA, b"3\n\n", number) == failure("frame 3 of the answer was lost")
-    assert sender.answer.take() == b"data: 1\n\ndata: 2\n\n"
-
-
-def test_a_lost_frame_is_noticed_at_the_end() -> None:
-    sender = Sender(EVENTS)
-    sender.number += 1
-    assert sender.end() == failure("frame 1 of the answer was lost")
-
-
 @pytest.mark.parametrize("kind", [Frame.WORKING, Frame.BODY_WANTED])
 def test_signs_of_work_are_numbered_and_carry_no_answer(kind) -> None:
     sender = Sender()

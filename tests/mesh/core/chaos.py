@@ -60,12 +60,13 @@ class Chaos:
             + [self.digest] * 2 + [self.pass_time] * 4 + [self.stale_event, self.rtt, self.gone]
         )  # fmt: skip
         for _ in range(steps):
-            if self.dice.random() < 0.005:
-                self.feed(ev.BusReturned())
+            if self.dice.random() < 0.01:
+                self.feed(self.dice.choice((ev.BusLost(), ev.BusReturned())))
             self.dice.choice(acts)()
 
     def heal(self) -> None:
         """Everyone is well again and answers, until nothing is left to do."""
+        self.feed(ev.BusReturned())
         for _ in range(600):
             for name in REPLICAS:
                 self.heartbeat(name, healthy=True)

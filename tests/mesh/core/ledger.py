@@ -65,6 +65,7 @@ class Ledger:
         self.replicas: dict[ReplicaId, Seen] = {}
         self.peers: dict[tuple[RegionId, RouterId], Seen] = {}
         self.heard_at = float("-inf")  # any replica
+        self.away_since: float | None = None  # the bus
 
     def watch(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Feed the router one event and check its answer."""
@@ -108,9 +109,17 @@ class Ledger:
             self._end(self.cases[event.key], "gone", once=False)
         elif isinstance(event, ATTEMPT_EVENTS) and not self._is_stale(event):
             self._note_attempt(event, self.cases[event.key])
+        else:
+            self._note_time(event, now)
+
+    def _note_time(self, event: ev.Event, now: float) -> None:
+        if isinstance(event, ev.BusLost) and self.away_since is None:
+            self.away_since = now
+        elif isinstance(event, ev.BusReturned):
+            self.away_since = None
         elif isinstance(event, ev.Tick):
             kept_s = self.settings.handoff_s_max
-            if self._is_blind(now):
+            if self._is_blind(now) or self.is_away(now):
                 kept_s = self.settings.heartbeat_blind_s
             for seen in self.replicas.values():
                 limit = now - kept_s
@@ -238,6 +247,7 @@ class Ledger:
         if effect.answer_inbox is not None:
             model = self.guests.pop(effect.key).model
         else:
+            assert not self.is_away(now)
             model = self._begin(effect.key, effect.attempt, effect.replica, effect.handoff)
             model = model.request.model
         assert beat.state is ReplicaState.READY and model in beat.models
@@ -257,7 +267,13 @@ class Ledger:
         late_s, blind_s = self.settings.heartbeat_late_s, self.settings.heartbeat_blind_s
         return len(list(self.core.replicas)) > 1 and late_s < silent_s <= blind_s
 
+    def is_away(self, now: float) -> bool:
+        """Whether the bus is, and not for so long that those behind it are lost."""
+        blind_s = self.settings.heartbeat_blind_s
+        return self.away_since is not None and now - self.away_since <= blind_s
+
     def _check_peer(self, effect: fx.Forward, now: float) -> None:
+        assert not self.is_away(now)
         case = self._begin(effect.key, effect.attempt, effect.peer, None)
         known = [seen for (region, _), seen in self.peers.items() if region == effect.peer]
         fresh = [s for s in known if now - s.at <= self.settings.digest_lost_s and not s.rests]

@@ -98,6 +98,9 @@ class Stage:
     def do_drain(self) -> None:
         self.feed(ev.Drain())
 
+    def do_bus_lost(self) -> None:
+        self.feed(ev.BusLost())
+
     def do_bus_returned(self) -> None:
         self.feed(ev.BusReturned())
 

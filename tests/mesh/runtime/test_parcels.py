@@ -26,9 +26,11 @@ class Replica:
         self._bus = bus
         self._taken = 0
         self.inboxes = asyncio.Queue()
+        self.credits = asyncio.Queue()
 
     async def open(self):
         await self._bus.subscribe(subjects.work("us", "us-0"), cb=self._on_work)
+        await self._bus.subscribe(subjects.credit("us", "us-0"), cb=self._on_credit)
         await flushed(self._bus)
 
     async def beat(self):
@@ -46,6 +48,9 @@ class Replica:
     async def _on_work(self, msg):
         self._taken = max(self._taken, int(msg.headers[exchange.H_HANDOFF]))
         await self.inboxes.put(msg.reply)
+
+    async def _on_credit(self, msg):
+        await self.credits.put(wire.decode_as(exchange.Credit, msg.data))
 
     async def say(self, *posts, cut=0):
         """Frames of answers as one message, its last bytes cut off."""
@@ -113,14 +118,42 @@ async def test_a_frame_that_can_not_be_read_fails_its_own_answer(mesh):
     assert (status, body, failed) == (200, EVENT, 502)
 
 
-async def test_what_a_cut_parcel_lost_is_missed_by_its_number(mesh):
+async def test_what_a_cut_parcel_lost_is_asked_for_by_its_number(mesh):
     clients, (one, other) = await asked(mesh)
     first, *rest = answer(other)
     await mesh.replica.say(*answer(one), first, rest[0], cut=1)
     await mesh.replica.say(rest[1])
+    for _ in range(2):  # the asking may be lost as well
+        credit = await asyncio.wait_for(mesh.replica.credits.get(), 20)
+        assert credit == exchange.Credit(other, 0, missing_from=1)
+    await mesh.replica.say(*rest)
+    assert await told(clients) == [(200, EVENT), (200, EVENT)]
+
+
+async def test_what_is_lost_for_good_fails_its_own_answer(mesh):
+    clients, (one, other) = await asked(mesh)
+    first, *rest = answer(other)
+    await mesh.replica.say(*answer(one), first, rest[1])
     (status, body), (failed, said) = await told(clients)
     assert (status, body, failed) == (200, EVENT, 502)
     assert b"frame 1 of the answer was lost" in said
+    assert mesh.replica.credits.qsize() == 3
+
+
+async def test_after_a_loss_of_its_bus_a_router_asks_for_the_rest(mesh):
+    clients, (one, other) = await asked(mesh)
+    (_, head), (_, data), (_, end) = answer(one)
+    await mesh.replica.say((one, head), (one, data))
+    begun = "mesh_request_ttft_seconds_count"
+    await mesh.until(lambda: mesh.sample("us", begun, served="local") == 1, "it to begin")
+    mesh.routers["us"]._bus_is_back()  # as after a connection that broke and was made again
+    credit = await asyncio.wait_for(mesh.replica.credits.get(), 20)
+    assert credit == exchange.Credit(one, 0, missing_from=2)
+    await mesh.replica.say((one, end))
+    again = await asyncio.wait_for(mesh.replica.inboxes.get(), 20)
+    assert again != other, "what had not begun is placed anew"
+    await mesh.replica.say(*answer(again))
+    assert await told(clients) == [(200, EVENT), (200, EVENT)]
 
 
 async def test_a_parcel_for_nobody_and_bytes_that_are_none_change_nothing(mesh):

@@ -125,14 +125,16 @@ async def test_a_body_goes_nowhere_but_where_its_request_may_go(one, region, rep
     assert bodies.pending_msgs == 0
 
 
-async def test_a_stray_is_told_to_stop_where_its_name_is_one(one):
-    """A place that nobody waits for: only names that a subject may hold get into one."""
+@pytest.mark.parametrize("kind", [Frame.PLACED, Frame.WORKING])
+async def test_a_stray_is_told_to_stop_where_its_name_is_one(one, kind):
+    """Work that nobody waits for: only names that a subject may hold get into one."""
     everything = await one.bus.subscribe("mesh.*.replica.>")
     await flushed(one.bus)
     nobody = subjects.inbox("us", "r1", "nobody")
     for region, replica in (("ap", "ap-0.work"), ("ap.>", "ap-0"), ("ap", "ap-0")):
         placed = wire.encode(exchange.Placed(region, replica))
-        await one.bus.publish(nobody, pack_frame(Frame.PLACED, 0, placed))
+        await one.bus.publish(nobody, pack_frame(kind, 0, placed))
+    await one.bus.publish(nobody, pack_frame(Frame.WORKING, 0, b""))  # of an older agent
     first = await everything.next_msg(timeout=20)
     assert first.subject == subjects.cancel("ap", "ap-0")
     assert wire.decode_as(exchange.Cancel, first.data).inbox == nobody

@@ -70,7 +70,7 @@ def test_silence_has_a_limit_everywhere(view, record):
 
 def test_an_answer_that_does_not_go_on_after_the_bus_came_back_is_lost(view):
     record = tried(started=True, heard_at=10.0)
-    record.bus_returned_at = 11.0
+    view.replicas.bus.returned(11.0)
     assert view.outlook.lost_because(record, 11.0 + RETURN_S) is None
     assert "lost with the bus" in view.outlook.lost_because(record, 11.1 + RETURN_S)
     record.heard_at = 11.2

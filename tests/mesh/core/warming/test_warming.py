@@ -61,6 +61,15 @@ def test_nothing_goes_to_a_replica_that_is_busy_full_or_silent_about_it(fields):
     assert world.sent() == []
 
 
+def test_nothing_is_warmed_while_the_bus_is_away():
+    world = warm_world()
+    world.feed(ev.BusLost())
+    for _ in range(60):
+        world.now += 0.05
+        world.feed(ev.Tick())
+    assert world.sent() == []
+
+
 def test_nothing_is_warmed_while_demand_falls():
     world = World(warm_trend_s=20.0)
     world.pass_time(1.0)

@@ -1,0 +1,39 @@
+"""Whether this router's own bus is there. While it is not, silence says nothing of anybody.
+
+A nats-server that restarts takes seconds, for which nobody is heard though all are well: agents go
+on with their answers and keep what they have to say. So time without the bus is not counted as
+anybody's silence, up to `heartbeat_blind_s`; after it everyone has their whole time to be heard.
+"""
+
+from math import inf
+
+from mesh.core.settings import RouterSettings
+
+AWAY = "the bus is away"
+
+
+class OwnBus:
+    """Told of each loss and return of the connection."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._away_s_max = settings.heartbeat_blind_s
+        self._lost_at: float | None = None
+        self.returned_at = -inf  # what came until then may not have been all
+
+    def lost(self, now: float) -> None:
+        """Nobody is heard from now on."""
+        if self._lost_at is None:
+            self._lost_at = now
+
+    def returned(self, now: float) -> None:
+        """Whoever is there can be heard again."""
+        self._lost_at, self.returned_at = None, now
+
+    def is_away(self, now: float) -> bool:
+        """Whether it is, and not for so long that those behind it are as lost as they look."""
+        return self._lost_at is not None and now - self._lost_at <= self._away_s_max
+
+    def silent_s(self, heard_at: float, now: float) -> float:
+        """How long somebody last heard at that time has said nothing that could be heard."""
+        until = self._lost_at if self._lost_at is not None and self.is_away(now) else now
+        return max(0.0, until - max(heard_at, self.returned_at))

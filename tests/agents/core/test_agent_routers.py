@@ -1,0 +1,57 @@
+"""AgentCore and those who asked: silent, restarted, or behind a bus that is away."""
+
+import pytest
+
+from agents.core import effects, events
+from agents.core.routers import MISSED_S, RouterName
+from schemas.exchange import Outcome
+from tests.agents.core.bench import HEADERS, Bench, inbox
+
+R1 = RouterName("us", "r1")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.read()
+    return bench
+
+
+def test_a_silent_router_is_given_up(bench) -> None:
+    bench.work(1)
+    bench.tick(2.9)
+    [abort] = bench.tick(0.1)
+    assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, "the asking router is silent")
+
+
+def test_a_router_that_missed_something_is_spoken_up_to(bench) -> None:
+    bench.work(1)
+    assert bench.tick(MISSED_S) == []
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == []
+
+
+def test_an_answer_outlives_its_bus(bench) -> None:
+    bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
+    assert bench.feed(events.BusLost()) == []
+    bench.read()
+    assert bench.tick(20.0) == []
+    assert bench.feed(events.BusReturned()) == []
+    assert bench.tick(2.9) == []
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+
+
+def test_a_router_that_does_not_come_back_with_the_bus_is_given_up(bench) -> None:
+    bench.work(1)
+    bench.feed(events.BusLost())
+    bench.feed(events.BusReturned())
+    [abort] = bench.tick(3.0)
+    assert abort.detail == "the asking router is silent"
+
+
+def test_a_restarted_router_orphans_only_its_own_answers(bench) -> None:
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    bench.work(1)
+    bench.feed(events.WorkArrived(inbox(2, "r1", "eu"), HEADERS, b"{}"))
+    [abort] = bench.feed(events.AliveArrived("us", "r1", 2))
+    assert abort.inbox == inbox(1)

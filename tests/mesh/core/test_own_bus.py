@@ -1,0 +1,35 @@
+"""Whose silence counts when the bus was away."""
+
+from mesh.core.own_bus import OwnBus
+from mesh.core.settings import RouterSettings
+
+
+def bus() -> OwnBus:
+    return OwnBus(RouterSettings(heartbeat_blind_s=30.0))
+
+
+def test_while_it_is_there_all_silence_counts() -> None:
+    assert bus().silent_s(3.0, 10.0) == 7.0
+    assert not bus().is_away(10.0)
+
+
+def test_time_without_it_is_nobodys_silence() -> None:
+    ours = bus()
+    ours.lost(10.0)
+    ours.lost(20.0)  # it is gone already
+    assert ours.is_away(40.0)
+    assert ours.silent_s(9.0, 40.0) == 1.0
+    assert ours.silent_s(11.0, 40.0) == 0.0, "heard though it is away: then it is well"
+    ours.returned(40.0)
+    assert not ours.is_away(40.0)
+    assert ours.silent_s(9.0, 41.5) == 1.5
+    assert ours.silent_s(41.0, 41.5) == 0.5
+
+
+def test_after_a_while_those_behind_it_are_as_lost_as_they_look() -> None:
+    ours = bus()
+    ours.lost(10.0)
+    assert not ours.is_away(40.1)
+    assert ours.silent_s(9.0, 40.1) == 40.1 - 9.0
+    ours.returned(50.0)
+    assert ours.silent_s(9.0, 50.5) == 0.5
