@@ -95,6 +95,8 @@ class Outbox:
             self._notice_losses()
         if self._heard is not None:
             self._heard.add(router)
+        if router in self._posts:
+            self._empty.clear()
         self._say_again(router, self._lately.ends(router, self._link.present_s()))
 
     def forget(self) -> None:
@@ -128,8 +130,12 @@ class Outbox:
                 posted, size = self._due(posted, self._heard)
             self._lately.keep(posted, size, self._sent_at - self._link.away_s)
             await self._send(posted)
-            if not self._again and (not self._posts or self._heard is not None):
+            if not self._again and (not self._posts or self._waits_for_others()):
                 self._empty.set()
+
+    def _waits_for_others(self) -> bool:
+        """Whether all that is left is for routers that were not heard since the bus was away."""
+        return self._heard is not None and self._heard.isdisjoint(self._posts)
 
     def _due(self, posted: Posts, heard: set[str]) -> tuple[Posts, int]:
         """What may go now, and its bytes; the rest goes on waiting."""

@@ -189,6 +189,9 @@ async def test_who_has_nothing_to_wait_for_can_leave(outbox, bus):
     await bus.back()
     await sent(outbox)
     assert said(bus) == [], "its router is not there"
+    outbox.speak_up("_INBOX.us.r1")
+    await sent(outbox)
+    assert said(bus) == ["1-1"]
 
 
 def send(outbox, stream, number, kind=Frame.DATA, router="us.r1"):
