@@ -77,6 +77,9 @@ async def connect(
                 reconnected_cb=ears.back,
                 error_cb=ears.error,
             )
+    except asyncio.CancelledError:
+        await client.close()  # it does not give up its socket by itself
+        raise
     except (OSError, nats.errors.Error) as problem:
         await client.close()
         cause = ears.turned_away or ears.last_problem or problem

@@ -47,6 +47,28 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, ca
     await client.close()
 
 
+async def test_who_gives_up_connecting_leaves_nothing_open():
+    came, left = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await reader.read()
+        left.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connecting = asyncio.create_task(
+        bus.connect(bus.BusAddress(url), name="t", inbox_prefix="_INBOX.us.r1")
+    )
+    async with server, asyncio.timeout(20):
+        await came.wait()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await left.wait()
+
+
 async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
