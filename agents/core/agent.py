@@ -249,7 +249,7 @@ class AgentCore:
         overdue = self._answers.overdue(now)
         done += self._end_all(overdue, Outcome.DEADLINE, "the deadline passed")
         for name in self._routers.silent(now):
-            done += self._orphan(name, "the asking router is silent")
+            done += self._orphan(name, "the replica has not heard the asking router for too long")
         lost = [found for inbox in self._bodies.late(now) if (found := self._answers.get(inbox))]
         done += self._end_all(lost, Outcome.BODY_LOST, "the next part of the body never came")
         if self._engine.health.lost(now):

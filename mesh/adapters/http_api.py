@@ -198,17 +198,25 @@ class HttpApi:
         return await relay(request, ticket, self._door, headers)
 
     async def _models(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        models = tuple(http.Model(id=model) for model in self._door.models())
+        models = tuple(http.Model(id=model) for model in self._models_served())
         return self._json(known_id, http.ModelList(data=models))
 
     async def _model(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         asked = request.path.removeprefix(http.MODEL.partition("{")[0])
-        if asked not in self._door.models():
-            known = ", ".join(self._door.models()) or "none at present"
+        models = self._models_served()
+        if asked not in models:
             raise Problem(
-                Fault.MODEL_UNKNOWN, f"the model {asked!r} is not served here; known: {known}"
+                Fault.MODEL_UNKNOWN,
+                f"the model {asked!r} is not served here; known: {', '.join(models)}",
             )
         return self._json(known_id, http.Model(id=asked))
+
+    def _models_served(self) -> tuple[str, ...]:
+        """Raises Problem where there is none: a client takes an empty list for all that will be."""
+        models = self._door.models()
+        if not models and (because := self._door.not_ready_because()) is not None:
+            raise Problem(*because)
+        return models
 
     async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         return self._json(known_id, http.RegionList(data=self._door.regions(read_near(request))))

@@ -65,13 +65,16 @@ def salt_of(fields: Mapping[str, Any]) -> str:
     return salt if isinstance(salt, str) else ""
 
 
+PRIORITIES = tuple(Priority)
+
+
 def _priority(given: str | None) -> Priority:
     if given is None:
         return Priority.NORMAL
     try:
         return Priority(given)
     except ValueError as error:
-        message = f"{H_PRIORITY} must be {', '.join(Priority)}"
+        message = f"{H_PRIORITY} must be {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}"
         raise Problem(Fault.INVALID, message, H_PRIORITY) from error
 
 

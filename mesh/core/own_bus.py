@@ -10,6 +10,7 @@ from math import inf
 from mesh.core.settings import RouterSettings
 
 AWAY = "the bus is away"
+UNREACHABLE = "the bus can't be reached"
 
 
 class OwnBus:
@@ -28,6 +29,11 @@ class OwnBus:
     def returned(self, now: float) -> None:
         """Whoever is there can be heard again."""
         self._lost_at, self.returned_at = None, now
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody can be heard."""
+        return self._lost_at is None
 
     def is_away(self, now: float) -> bool:
         """Whether it is, and not for so long that those behind it are as lost as they look."""

@@ -392,9 +392,7 @@ class RouterCore:
                 self._attempt_failed(record, lost, now)
 
     def _hold_expired(self, record: Inflight, now: float) -> None:
-        if self._outlook.others_serve(record):
+        if (why := self._outlook.unserved_because(record)) is not None:
+            self._ends.unserved(record, why, now)
+        else:
             self._ends.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
-            return
-        within = self._placer.residency.within(record.request)
-        why = f"no replica{within} serves {record.request.model!r} at present"
-        self._ends.unserved(record, why, now)

@@ -22,6 +22,7 @@ from mesh.adapters.spans import RequestSpans
 from mesh.adapters.tenants import Tenants
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core import events as ev
+from mesh.core.own_bus import UNREACHABLE
 from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
@@ -135,7 +136,7 @@ class Desk:
         if self._core.draining:
             return Fault.DRAINING, "this router is shutting down"
         if not self._bus.is_connected:
-            return Fault.NO_REPLICA, "the bus can't be reached"
+            return Fault.NO_REPLICA, UNREACHABLE
         if not self._core.models():
             return Fault.NO_REPLICA, "no replica of any region is ready"
         return None

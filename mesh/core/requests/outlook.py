@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from mesh.core.federation.peers import PeerTable
+from mesh.core.own_bus import UNREACHABLE
 from mesh.core.placing.residency import Residency
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
@@ -60,6 +61,15 @@ class Outlook:
             for region, peer in self._peers
         )
 
+    def unserved_because(self, record: Inflight) -> str | None:
+        """Why nobody at all may serve it, or None if somebody will have room."""
+        if not self._replicas.bus.is_there:
+            return UNREACHABLE
+        if self.others_serve(record):
+            return None
+        within = self._residency.within(record.request)
+        return f"no replica{within} serves {record.request.model!r} at present"
+
     def doubtful(self, records: Iterable[Inflight], now: float) -> list[Inflight]:
         """Those of them who must be looked at: at every tick that is hardly any of thousands."""
         patience_s = self._patience_s
@@ -92,8 +102,9 @@ class Outlook:
         bus = self._replicas.bus
         silent_s = bus.silent_s(record.heard_at, now)
         if silent_s > SILENCE_S_MAX:
-            return f"the replica has not been heard of for {SILENCE_S_MAX:g} s"
-        if record.heard_at < bus.returned_at < now - RETURN_S:
+            who = "the replica" if bus.is_there else f"{UNREACHABLE}: the replica"
+            return f"{who} has not been heard of for {silent_s:.0f} s"
+        if record.heard_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:
             return "its answer was lost with the bus"
         if self.is_kept_too_long(record, now):
             return f"region {record.peer} has kept the request waiting for too long"

@@ -8,6 +8,7 @@ from schemas.exchange import Outcome
 from tests.agents.core.bench import HEADERS, Bench, inbox
 
 R1 = RouterName("us", "r1")
+SILENT = "the replica has not heard the asking router for too long"
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def test_a_silent_router_is_given_up(bench) -> None:
     bench.work(1)
     bench.tick(2.9)
     [abort] = bench.tick(0.1)
-    assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, "the asking router is silent")
+    assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, SILENT)
 
 
 def test_a_router_that_missed_something_is_spoken_up_to(bench) -> None:
@@ -46,7 +47,7 @@ def test_a_router_that_does_not_come_back_with_the_bus_is_given_up(bench) -> Non
     bench.feed(events.BusLost())
     bench.feed(events.BusReturned())
     [abort] = bench.tick(3.0)
-    assert abort.detail == "the asking router is silent"
+    assert abort.detail == SILENT
 
 
 def test_a_restarted_router_orphans_only_its_own_answers(bench) -> None:

@@ -35,7 +35,7 @@ def test_an_objective_is_seconds_inside(given, seconds):
 
 @pytest.mark.parametrize("given", ["", "HIGH", "urgent", " high", "1"])
 def test_an_unknown_priority_is_refused_with_those_there_are(given):
-    with pytest.raises(Problem, match="high, normal, low") as caught:
+    with pytest.raises(Problem, match="high, normal or low") as caught:
         read_wishes({H_PRIORITY: given}, {})
     assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_PRIORITY)
 

@@ -202,6 +202,17 @@ async def test_completions_take_text_and_token_ids(mesh):
                 assert answer.status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
+async def test_where_no_model_is_served_a_client_is_told_to_try_again(nats_server, path):
+    """And not handed an empty list, which a client takes for all that there will be."""
+    async with small_mesh({"us": nats_server}) as mesh, client() as session:
+        url = await mesh.router("us")
+        async with session.get(url + path) as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"]) == (503, "no_replica")
+            assert error["message"] == "no replica of any region is ready"
+
+
 async def test_probes(mesh):
     async with client() as session:
         for path in ("/health", "/ready"):

@@ -78,6 +78,28 @@ def test_an_answer_that_does_not_go_on_after_the_bus_came_back_is_lost(view):
     assert WORKING_S < RETURN_S < SILENCE_S_MAX
 
 
+def test_a_bus_that_comes_and_goes_counts_with_what_it_was_there(view):
+    record = tried(started=True, heard_at=10.0)
+    view.replicas.bus.lost(10.5)
+    view.replicas.bus.returned(11.0)
+    view.replicas.bus.lost(12.0)
+    assert view.outlook.lost_because(record, 12.0 + RETURN_S) is None
+    view.replicas.bus.returned(30.0)
+    assert view.outlook.lost_because(record, 30.0 + RETURN_S) is None
+    assert "lost with the bus" in view.outlook.lost_because(record, 30.1 + RETURN_S)
+
+
+def test_a_bus_that_stays_away_is_named(view):
+    record = tried(started=True, heard_at=10.0)
+    view.replicas.bus.lost(10.0)
+    assert view.outlook.lost_because(record, 40.0) is None
+    why = view.outlook.lost_because(record, 41.0)
+    assert why == "the bus can't be reached: the replica has not been heard of for 31 s"
+    assert view.outlook.unserved_because(record) == "the bus can't be reached"
+    view.replicas.bus.returned(42.0)
+    assert view.outlook.unserved_because(record) is None
+
+
 def test_a_replica_without_heartbeats_is_lost_unless_its_answer_comes(view):
     assert view.outlook.lost_because(tried(), 9.0) is None
     view.replicas.expire(9.0)
