@@ -82,4 +82,4 @@ async def test_its_clock_stands_still_while_the_bus_is_away(link, core):
     assert link.losses == 2
     here = link.present_s()
     await asyncio.sleep(0.01)
-    assert link.present_s() - here >= 0.01
+    assert link.present_s() > here

@@ -27,10 +27,12 @@ class Replica:
         self._taken = 0
         self.inboxes = asyncio.Queue()
         self.credits = asyncio.Queue()
+        self.offsets = []
 
     async def open(self):
         await self._bus.subscribe(subjects.work("us", "us-0"), cb=self._on_work)
         await self._bus.subscribe(subjects.credit("us", "us-0"), cb=self._on_credit)
+        await self._bus.subscribe(subjects.body("us", "us-0"), cb=self._on_body)
         await flushed(self._bus)
 
     async def beat(self):
@@ -49,6 +51,9 @@ class Replica:
         self._taken = max(self._taken, int(msg.headers[exchange.H_HANDOFF]))
         await self.inboxes.put(msg.reply)
 
+    async def _on_body(self, msg):
+        self.offsets.append(msg.headers[exchange.H_BODY_OFFSET])
+
     async def _on_credit(self, msg):
         await self.credits.put(wire.decode_as(exchange.Credit, msg.data))
 
@@ -59,14 +64,15 @@ class Replica:
         await self._bus.publish(subjects.inbox("us", "r1", PARCEL), parcel[:whole])
 
 
-def answer(inbox, text=EVENT):
-    """All frames of a short stream."""
+def answer(inbox, text=EVENT, first=0):
+    """All frames of a short stream; `first`: the number of the first."""
     kinds = [
         (Frame.HEAD, wire.encode(exchange.Head(200, "text/event-stream", "us", "us-0"))),
         (Frame.DATA, text),
         (Frame.END, wire.encode(exchange.End("done", "", 10, 0, 1, 0.01))),
     ]
-    return [(inbox, pack_frame(kind, number, data)) for number, (kind, data) in enumerate(kinds)]
+    numbered = enumerate(kinds, first)
+    return [(inbox, pack_frame(kind, number, data)) for number, (kind, data) in numbered]
 
 
 def mixed(one, other):
@@ -138,6 +144,21 @@ async def test_what_is_lost_for_good_fails_its_own_answer(mesh):
     assert (status, body, failed) == (200, EVENT, 502)
     assert b"frame 1 of the answer was lost" in said
     assert mesh.replica.credits.qsize() == 3
+
+
+async def test_a_body_that_is_wanted_again_is_sent_once(mesh):
+    """An agent that says again what it said last still has the parts that came."""
+    client = asyncio.create_task(post(mesh, chat("x" * 3 * 1024 * 1024, stream=True)))
+    inbox = await asyncio.wait_for(mesh.replica.inboxes.get(), 20)
+    wanted = wire.encode(exchange.BodyWanted("us", "us-0"))
+    for _ in range(2):
+        await mesh.replica.say((inbox, pack_frame(Frame.BODY_WANTED, 0, wanted)))
+    await mesh.replica.say(*answer(inbox, first=1))
+    assert (await client)[:2] == (200, EVENT)
+    await flushed(mesh.replica._bus)
+    offsets = mesh.replica.offsets
+    assert len(offsets) > 1
+    assert len(set(offsets)) == len(offsets)
 
 
 async def test_after_a_loss_of_its_bus_a_router_asks_for_the_rest(mesh):
