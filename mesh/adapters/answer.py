@@ -175,10 +175,12 @@ class Answer:
         self._credit_may_be_lost = kind is Frame.WORKING
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
-    def _out_of_order(self, number: int) -> FramesMissing | None:
+    def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
         """Said again, or too early: what was lost will be sent again with all that came since."""
         if number < self._next_number or self._missing_from == self._next_number:
             return None
+        if self.replica is None:  # nobody to ask
+            return self.lost(self._next_number)
         self._missing_from = self._next_number
         return FramesMissing(self._next_number)
 
@@ -187,13 +189,13 @@ class Answer:
         """Of the frame that it waits for."""
         return self._next_number
 
-    def misses(self, missing: FramesMissing) -> bool:
-        """Whether it still does."""
-        return self._next_number == missing.number
+    def misses(self, number: int) -> bool:
+        """Whether it still waits for that frame."""
+        return self._next_number == number
 
-    def lost(self, missing: FramesMissing) -> ev.AttemptFailed:
-        """It was not sent again, whoever was asked."""
-        return self._failed(f"frame {missing.number} of the answer was lost")
+    def lost(self, number: int) -> ev.AttemptFailed:
+        """That frame was not sent again, whoever was asked."""
+        return self._failed(f"frame {number} of the answer was lost")
 
     def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:
         head, region, replica = _read_head(payload)

@@ -94,6 +94,7 @@ class Desk:
         self.hear_digest = self._hearing.hear_digest
         self.hear_answer = self._hearing.hear_answer
         self.hear_parcel = self._hearing.hear_parcel
+        self.ask_for_missing = self._hearing.ask_for_missing
         self.ask_for_the_rest = self._hearing.ask_for_the_rest
 
     @property

@@ -1,6 +1,5 @@
 """What the bus brings, as core events: heartbeats, digests, frames of answers, peers' requests."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from nats.aio.msg import Msg
 from mesh.adapters.answer import Answer, FramesMissing, place_named
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.missing import MissingFrame, MissingFrames
 from mesh.adapters.ticket import Ticket
 from mesh.core import events as ev
 from mesh.runtime import warm_ups
@@ -24,7 +24,6 @@ from schemas.parcels import PARCEL, unpack_parcel
 
 log = logging.getLogger(__name__)
 
-ASK_S, ASK_S_MAX = 0.5, 2.0  # for frames that were lost to come, each time twice as long
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
@@ -54,6 +53,7 @@ class Hearing:
         self._metrics = metrics
         self._clock = clock
         self._feed = feed
+        self._missing = MissingFrames()
 
     def hear_heartbeat(self, data: bytes) -> None:
         """A replica of this region, or of one that it has adopted."""
@@ -130,7 +130,8 @@ class Hearing:
     ) -> None:
         if isinstance(event, FramesMissing):
             self._metrics.frames_missing.inc()
-            self._ask_again(ticket, answer, event, ASK_S)
+            now = self._clock()
+            self._ask_again(self._missing.enter(answer.inbox, event.number, now), now)
             return
         if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
             answer.body_sent = True
@@ -146,27 +147,33 @@ class Hearing:
         if not answer.is_event_stream or frame.kind is Frame.WORKING:
             self._bus.give_credit(answer)
 
-    def _ask_again(
-        self, ticket: Ticket, answer: Answer, missing: FramesMissing, wait_s: float
-    ) -> None:
-        """Ask for what was lost until it comes, or for too long; the asking may be lost, too."""
-        if self._tickets.answering(answer.inbox) is not ticket or not answer.misses(missing):
-            return
-        if wait_s > ASK_S_MAX or answer.replica is None:
-            self._attempt_over(ticket, answer.lost(missing))
-            ticket.wake()
-            return
+    def ask_for_missing(self) -> None:
+        """By the tick. Nobody can be asked without the bus, and nothing is given up then."""
         if self._bus.is_connected:
+            now = self._clock()
+            for missing in self._missing.due(now):
+                self._ask_again(missing, now)
+
+    def _ask_again(self, missing: MissingFrame, now: float) -> None:
+        """Ask for what was lost until it comes, or for too long."""
+        ticket = self._tickets.answering(missing.inbox)
+        answer = ticket.answer if ticket is not None else None
+        if ticket is None or answer is None or not answer.misses(missing.number):
+            self._missing.drop(missing)
+        elif missing.is_lost:
+            self._missing.drop(missing)
+            self._attempt_over(ticket, answer.lost(missing.number))
+            ticket.wake()
+        elif self._bus.is_connected:
             self._bus.ask_again(answer, missing.number)
-            wait_s *= 2
-        loop = asyncio.get_running_loop()
-        loop.call_later(wait_s / 2, self._ask_again, ticket, answer, missing, wait_s)
+            missing.was_asked_for(now)
 
     def ask_for_the_rest(self) -> None:
         """The bus was away: of answers that have begun, what came since may be lost."""
         for answer in self._tickets.answers():
             if answer.head is not None:
                 self._bus.ask_again(answer, answer.next_number)
+        self._missing.all_asked_for(self._clock())
 
     def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""

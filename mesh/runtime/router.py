@@ -309,6 +309,7 @@ class Router:
                 # This process stood still. What came meanwhile is heard before anybody is lost.
                 await asyncio.sleep(CATCH_UP_S)
             self.desk.feed(ev.Tick())
+            self.desk.ask_for_missing()
 
     async def _signs_of_life(self) -> None:
         while True:
