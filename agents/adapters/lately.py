@@ -7,11 +7,11 @@ some answers' frames goes through all of it.
 from collections import deque
 from collections.abc import Iterable
 
-from agents.core.routers import SILENCE_S
+from agents.core.routers import SILENCE_ABROAD_S
 from schemas.exchange import Frame, unpack_frame
 from schemas.parcels import Post
 
-KEPT_S = SILENCE_S + 2.0  # with the bus there; a router that is silent for longer is given up
+KEPT_S = SILENCE_ABROAD_S + 2.0  # with the bus there; who is silent for longer is given up
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 
 Posts = dict[str, list[Post]]  # by what the inboxes of one router begin with

@@ -18,7 +18,7 @@ import nats.errors
 
 from agents.adapters.lately import Lately, Posts
 from agents.adapters.link import Link
-from agents.core.routers import SILENCE_S
+from agents.core.routers import SILENCE_ABROAD_S
 from schemas.parcels import PARCEL, Post, is_parcelled, pack_parcels
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class Outbox:
     def _notice_losses(self) -> None:
         self._losses = self._link.losses
         self._heard = set()
-        self._loop.call_later(SILENCE_S, self._expect_nobody, self._losses)
+        self._loop.call_later(SILENCE_ABROAD_S, self._expect_nobody, self._losses)
 
     def _expect_nobody(self, losses: int) -> None:
         """Who was not heard by now is lost; what is for it goes the way of all else."""

@@ -39,7 +39,7 @@ class AgentCore:
         self._replica = replica
         self._answers = AnswerTable()
         self._bodies = Bodies()
-        self._routers = RouterWatch()
+        self._routers = RouterWatch(replica.region)
         self._taken = Taken()
         self._fence = Fence(replica.region)
         self._engine = EngineView(batch_max=replica.batch_max, counts_own=replica.counts_own)

@@ -1,14 +1,15 @@
 """Is the router that asked still there? Its sign of life says so, every 500 ms.
 
 A router that is silent for 3 s, or comes back with a new epoch, will never read its old answers:
-the engine must not go on generating them. Only routers with answers here are judged. Signs of
-the others are remembered (a bounded table), so that a router's restart between its first sign
-and its first answer here is noticed as well; a router never heard of gets its 3 s from its
-first work.
+the engine must not go on generating them. One of another region has 7 s, in which a link between
+regions that broke is mended; it waits as long for an agent that it does not hear. Only routers
+with answers here are judged. Signs of the others are remembered (a bounded table), so that a
+router's restart between its first sign and its first answer here is noticed as well; a router
+never heard of gets its time from its first work.
 
 A sign that comes after others were missed says that the way to the router may have been cut, and
 what was sent meanwhile lost. While the agent's own bus is away nobody can be heard, so nobody is
-silent, for AWAY_S_MAX; when it is back everybody has their 3 s anew.
+silent, for AWAY_S_MAX; when it is back everybody has their time anew.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
 
 MISSED_S = ALIVE_S + 0.4
-SILENCE_S = 3.0
+SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
 AWAY_S_MAX = 30.0  # the engine's time is spent for clients who may have left long ago
 ROUTERS_MAX = 1024
 
@@ -48,9 +49,11 @@ class _Sign:
 class RouterWatch:
     """Fed with signs of life, with the begin and end of answers, and with losses of the bus."""
 
-    __slots__ = ("_away_since", "_signs")
+    __slots__ = ("_away_since", "_region", "_signs")
 
-    def __init__(self) -> None:
+    def __init__(self, region: RegionId) -> None:
+        """Of an agent of that region."""
+        self._region = region
         self._signs: dict[RouterName, _Sign] = {}
         self._away_since: float | None = None
 
@@ -96,8 +99,11 @@ class RouterWatch:
         return [
             name
             for name, sign in self._signs.items()
-            if sign.answers and now - sign.seen_at >= SILENCE_S
+            if sign.answers and now - sign.seen_at >= self._patience_s(name)
         ]
+
+    def _patience_s(self, name: RouterName) -> float:
+        return SILENCE_S if name.region == self._region else SILENCE_ABROAD_S
 
     def _enter(self, name: RouterName, now: float, epoch: int | None) -> _Sign:
         if len(self._signs) >= ROUTERS_MAX:

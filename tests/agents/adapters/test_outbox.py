@@ -164,7 +164,7 @@ async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus)
 
 
 async def test_who_is_not_heard_after_a_loss_is_waited_for_no_longer(outbox, bus, monkeypatch):
-    monkeypatch.setattr("agents.adapters.outbox.SILENCE_S", 0.01)
+    monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 0.01)
     bus.link.lost()
     post(outbox, "1-1", urgent=True)
     await bus.back()

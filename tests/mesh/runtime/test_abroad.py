@@ -45,8 +45,8 @@ class Counting:
 async def asked_abroad(tmp_path, monkeypatch):
     """Clients of us with answers under way in eu; the link between, and everybody."""
     # However slowly a busy machine mends the way: none of them is given up or forgotten meanwhile.
-    monkeypatch.setattr("agents.core.routers.SILENCE_S", 30.0)
-    monkeypatch.setattr("agents.adapters.outbox.SILENCE_S", 30.0)
+    monkeypatch.setattr("agents.core.routers.SILENCE_ABROAD_S", 30.0)
+    monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 30.0)
     monkeypatch.setattr("agents.adapters.lately.KEPT_S", 40.0)
     [port] = free_ports(1)
     async with (
