@@ -5,7 +5,6 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,13 +15,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from infra import topology
+from infra.nats import server
 from mesh.cli.unusable import Unusable
-from mesh.demo.running import running_with
-from mesh.demo.state_directory import DEFAULT_STATE
-from mesh.doctor.examine import examine
+from mesh.demo.running import Running, running_with
+from mesh.demo.state_directory import DEFAULT_STATE, StateDirectory
+from mesh.doctor.by_hand import of_demo, on_machines
+from mesh.doctor.examine import Manner, examine
 from mesh.doctor.findings import Finding, Verdict, is_healthy
-from mesh.doctor.logins import Logins, NoCredentials, read_logins
-from mesh.doctor.reach import NothingRuns, must_run
+from mesh.doctor.folding import ByHand
+from mesh.doctor.logins import NoCredentials, read_logins
+from mesh.doctor.reach import NothingRuns
 from schemas.ids import RegionId
 
 EXIT_ILL = 1
@@ -77,7 +79,8 @@ def command(
             if file == topology.DEFAULT_FILE:
                 which = f"the demo's {file.name}; --config names another"
             click.echo(f"Examining {', '.join(logins)} of {which}.")
-        findings = asyncio.run(_examine(mesh, logins, listen_s))
+        by_hand = on_machines(mesh) if running is None else _of_demo(credentials, running)
+        findings = asyncio.run(examine(mesh, logins, Manner(listen_s, time.monotonic), by_hand))
     except NothingRuns as error:
         demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
         raise Unusable(f"{error}; {demo}give its file as --config, and start it first") from error
@@ -91,11 +94,16 @@ def command(
         sys.exit(EXIT_ILL)
 
 
-async def _examine(
-    mesh: topology.Topology, logins: Mapping[RegionId, Logins], listen_s: float
-) -> list[Finding]:
-    await must_run(logins)
-    return await examine(mesh, logins, listen_s, time.monotonic)
+def _of_demo(credentials: Path, running: Running) -> ByHand:
+    state = StateDirectory(credentials.parent)
+    return of_demo(state.config, state.logs, running.processes, _nats_server)
+
+
+def _nats_server() -> Path:
+    try:
+        return server.find()
+    except server.ServerUnusable:  # perhaps that is why it does not run
+        return Path(server.NAME)
 
 
 def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str:
@@ -109,19 +117,27 @@ def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str
 
 
 def _print(findings: list[Finding], *, verbose: bool) -> None:
-    """What somebody has to look at in full; of what is well, how much of each kind."""
+    """What somebody has to look at in full; of what is well, or follows from that, how much."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_COLUMNS, color_system=None)
     well = Counter(each.check for each in findings if each.verdict is Verdict.OK and not verbose)
-    shown = [each for each in findings if verbose or each.verdict is not Verdict.OK]
+    own = [each for each in findings if each.because is None]
+    shown = findings if verbose else [each for each in own if each.verdict is not Verdict.OK]
     if shown:
         console.print(_table(shown))
+    for each in findings:
+        if each.remedy is not None:  # a command is there to be copied: on a line of its own
+            text = f"{each.region}, by hand: {each.remedy.what}:\n  {each.remedy.command}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
     if well:
         kinds = ", ".join(f"{check} {count}" for check, count in well.items())
         console.print(f"well: {kinds} (--verbose shows them)", highlight=False, soft_wrap=True)
-    counts = Counter(each.verdict for each in findings)
-    console.print(", ".join(f"{counts[each]} {each}" for each in Verdict if counts[each]))
+    counts = Counter(each.verdict for each in own)
+    said = [f"{counts[each]} {each}" for each in Verdict if counts[each]]
+    if len(own) < len(findings):
+        said.append(f"{len(findings) - len(own)} that follow from these")
+    console.print(", ".join(said))
 
 
 def _table(findings: list[Finding]) -> Table:
@@ -132,6 +148,7 @@ def _table(findings: list[Finding]) -> Table:
             table.add_section()
         last = each.region
         measure = "" if each.value is None else f"{each.value:g} {each.unit}"
+        explained = "" if each.because is None else f"; because of {each.because}"
         colour = COLOURS.get(each.verdict, "dim")
         table.add_row(
             each.region,
@@ -139,6 +156,6 @@ def _table(findings: list[Finding]) -> Table:
             escape(each.about),
             f"[{colour}]{each.verdict}[/{colour}]",
             measure,
-            escape(each.detail),
+            escape(each.detail + explained),
         )
     return table

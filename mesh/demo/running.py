@@ -17,10 +17,11 @@ class RunningRegion(BaseModel):
 
 
 class Running(BaseModel):
-    """What was asked of `mesh up`, by its file and by its options."""
+    """What was asked of `mesh up`, by its file and by its options, and its processes' ids."""
 
     config: Path
     regions: dict[RegionId, RunningRegion]
+    processes: dict[str, int] = {}
 
     def fitted(self, topology: Topology) -> Topology:
         """The topology with the replicas and workers that run, whatever the file says."""

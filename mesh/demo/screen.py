@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,12 +83,13 @@ class Screen:
         self._console.print(Text(f"{death.program.name} {death.how}", style="bold red"))
         for line in death.tail.splitlines():
             self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
-        after = (
-            f"is started again in {death.restart_in_s:g} s"
-            if death.restart_in_s is not None
-            else "is not started again"
-        )
-        self._plain(f"  it {after}; its log: {death.log}")
+        if death.restart_in_s is not None:
+            self._plain(f"  it is started again in {death.restart_in_s:g} s; its log: {death.log}")
+            return
+        self._plain(f"  it is not started again; its log: {death.log}")
+        if death.program.kind is Kind.NATS and self._is_up:
+            self._plain(f"  {death.program.region} is cut off; once that is mended, by hand:")
+            self._plain(f"  {shlex.join(death.program.command)}")
 
     def _progress(self) -> str:
         counts = (

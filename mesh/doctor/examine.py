@@ -2,22 +2,33 @@
 
 It looks from where it is given a place to stand: a region without credentials here is known only
 by what crosses its links. Nothing is repaired and nothing disturbed.
+
+All regions and all checks are asked at once, each with a limit of its own (`limits`), and there is
+one for the whole. So a server that is dead or stopped costs one look, and holds up nobody else.
 """
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import nats.errors
 from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
+from infra.ending import end_all
 from infra.nats.region_config import link_account
 from infra.topology import Topology
 from mesh.doctor import keeping, listening, trying
 from mesh.doctor.findings import Chart, Finding, Verdict, verdict_if
+from mesh.doctor.folding import ByHand, folded
+from mesh.doctor.limits import LIMITS, Limits
 from mesh.doctor.logins import Logins
+from mesh.doctor.reach import NothingRuns, Silence, silence_at
 from mesh.doctor.times import as_ms, go_duration_s
+from mesh.doctor.together import together
+from mesh.doctor.trying import Complaints
 from schemas import subjects
 from schemas.ids import RegionId
 
@@ -26,66 +37,124 @@ TOOL_INBOX = subjects.INBOX_ROOT
 LEAFZ = "$SYS.REQ.SERVER.PING.LEAFZ"
 
 Clock = Callable[[], float]
+Work = Callable[[Chart, Complaints], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to examine: how long to listen, by which clock, within which limits."""
+
+    listen_s: float
+    clock: Clock
+    limits: Limits = LIMITS
 
 
 async def examine(
-    topology: Topology, logins: Mapping[RegionId, Logins], listen_s: float, clock: Clock
+    topology: Topology, logins: Mapping[RegionId, Logins], manner: Manner, by_hand: ByHand
 ) -> list[Finding]:
-    """All findings, region by region in the order of the file."""
-    charts = [Chart(region, []) for region in topology.regions if region in logins]
-    await asyncio.gather(
-        *(_region(chart, topology, logins[RegionId(chart.region)], listen_s, clock)
-          for chart in charts)
-    )  # fmt: skip
-    return [finding for chart in charts for finding in chart.findings]
+    """All findings, region by region in the order of the file.
+
+    Raises NothingRuns if no server at all takes connections.
+    """
+    charts = {region: Chart(region, []) for region in topology.regions if region in logins}
+    tasks = {
+        region: asyncio.create_task(_region(chart, topology, logins[region], manner))
+        for region, chart in charts.items()
+    }
+    total_s = manner.limits.total_s(manner.listen_s)
+    try:
+        _, late = await asyncio.wait(tasks.values(), timeout=total_s)
+    finally:
+        await end_all(tasks.values())
+    silences: dict[str, Silence] = {}
+    for region, task in tasks.items():
+        if task in late:
+            detail = f"the examination took longer than {total_s:g} s and was broken off"
+            charts[region].note("bus", "examination", Verdict.BAD, detail)
+        elif (silence := task.result()) is not None:
+            silences[region] = silence
+    if len(silences) == len(charts) and not any(one.listens for one in silences.values()):
+        raise NothingRuns(f"no nats-server listens at {', '.join(_urls(silences))}")
+    found = [finding for chart in charts.values() for finding in chart.findings]
+    return _in_order(topology, folded(found, silences, by_hand))
+
+
+def _urls(silences: Mapping[str, Silence]) -> list[str]:
+    return list(dict.fromkeys(silence.url for silence in silences.values()))
+
+
+def _in_order(topology: Topology, findings: list[Finding]) -> list[Finding]:
+    order = {region: number for number, region in enumerate(topology.regions)}
+    return sorted(findings, key=lambda one: order[RegionId(one.region)])
 
 
 async def _region(
-    chart: Chart, topology: Topology, logins: Logins, listen_s: float, clock: Clock
-) -> None:
+    chart: Chart, topology: Topology, logins: Logins, manner: Manner
+) -> Silence | None:
+    """Examine one, or say why its server can't be asked."""
     trying.says_residency(chart, topology)
+    limits, clock, listen_s = manner.limits, manner.clock, manner.listen_s
+    silence = await silence_at(logins.url, limits.greeting_s)
+    if silence is not None:
+        return silence
 
-    async def operator(address: BusAddress) -> None:
-        async with trying.logged_in(address, TOOL_INBOX) as session:
-            await _bus(chart, session.client, clock)
-            await keeping.examine_streams(chart, topology, session.client)
-            region = RegionId(chart.region)
-            heard = await listening.listen(session.client, region, clock, listen_s)
-            listening.judge(chart, topology, heard, clock())
-            await keeping.examine_owner(chart, topology, session.client, heard.lease, listen_s)
-            await trying.operator_is_mute(chart, session)
+    async def listened(client: Client, page: Chart) -> None:
+        region = RegionId(page.region)
+        heard = await listening.listen(client, region, clock, listen_s)
+        listening.judge(page, topology, heard, clock())
+        await keeping.examine_owner(page, topology, client, heard.lease, listen_s)
 
-    async def router(address: BusAddress) -> None:
-        prefix = subjects.inbox_prefix(chart.region, trying.NOBODY)
-        async with trying.logged_in(address, prefix) as session:
-            await trying.round_trips(chart, topology, session, clock)
-            await trying.router_is_bound(chart, topology, session)
-            await trying.leases_are_guarded(chart, topology, session)
+    async def operator(page: Chart, session: Complaints) -> None:
+        await _bus(page, session.client, clock)
+        await together(
+            page,
+            lambda part: keeping.examine_streams(part, topology, session.client),
+            lambda part: listened(session.client, part),
+            lambda part: trying.operator_is_mute(part, session),
+        )
 
-    async def system(address: BusAddress) -> None:
-        async with trying.logged_in(address, TOOL_INBOX) as session:
-            await _links(chart, topology, session.client)
+    async def router(page: Chart, session: Complaints) -> None:
+        answer_s = limits.answer_s
+        await together(
+            page,
+            lambda part: trying.round_trips(part, topology, session, clock, answer_s),
+            lambda part: trying.router_is_bound(part, topology, session),
+            lambda part: trying.leases_are_guarded(part, topology, session, answer_s),
+        )
 
-    await _as(chart, "operator", logins.operator, operator)
-    await _as(chart, "router", logins.router, router)
-    await _as(chart, "system", logins.system, system)
+    async def system(page: Chart, session: Complaints) -> None:
+        await _links(page, topology, session.client)
+
+    nobody = subjects.inbox_prefix(chart.region, trying.NOBODY)
+    await together(
+        chart,
+        partial(_as, "operator", logins.operator, TOOL_INBOX, operator, manner),
+        partial(_as, "router", logins.router, nobody, router, manner),
+        partial(_as, "system", logins.system, TOOL_INBOX, system, manner),
+    )
+    return None
 
 
 async def _as(
-    chart: Chart,
-    user: str,
-    address: BusAddress | None,
-    work: Callable[[BusAddress], Awaitable[None]],
+    user: str, address: BusAddress | None, inbox: str, work: Work, manner: Manner, chart: Chart
 ) -> None:
+    """Do it under that login, and note why it could not be done or finished."""
     if address is None:
         chart.note("login", user, Verdict.UNKNOWN, "no credentials here: not examined")
         return
+    limit_s = manner.limits.session_s(manner.listen_s)
     try:
-        await work(address)
+        async with (
+            asyncio.timeout(limit_s) as limit,
+            trying.logged_in(address, inbox, manner.limits.greeting_s) as session,
+        ):
+            await work(chart, session)
     except BusUnreachable as error:
         chart.note("login", user, Verdict.BAD, str(error))
     except (nats.errors.Error, TimeoutError) as error:
         detail = f"the bus broke off: {error or type(error).__name__}"
+        if limit.expired():
+            detail = f"not done within {limit_s:g} s: the bus answers too slowly"
         chart.note("login", user, Verdict.BAD, detail)
 
 
@@ -107,4 +176,5 @@ async def _links(chart: Chart, topology: Topology, client: Client) -> None:
         rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")
         measure = (None, None) if rtt_s is None else (as_ms(rtt_s), "ms")
         detail = "down" if leaf is None else "up, round trip between the servers"
-        chart.note("server link", peer, verdict_if(leaf is not None), detail, *measure)
+        verdict = verdict_if(leaf is not None)
+        chart.note("server link", peer, verdict, detail, *measure, peer=peer)

@@ -14,8 +14,20 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """What an operator can do by hand: in words, and as a command line for a shell."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about one region. `value`: the measure that belongs to it, in `unit`s."""
+    """One thing about one region. `value`: the measure that belongs to it, in `unit`s.
+
+    `peer`: the region at the other end, where there is one. `because`: the region whose own trouble
+    explains this one.
+    """
 
     region: str
     check: str
@@ -24,6 +36,9 @@ class Finding:
     detail: str
     value: float | None = None
     unit: str | None = None
+    peer: str | None = None
+    because: str | None = None
+    remedy: Remedy | None = None
 
 
 @dataclass(slots=True)
@@ -41,9 +56,15 @@ class Chart:
         detail: str,
         value: float | None = None,
         unit: str | None = None,
+        *,
+        peer: str | None = None,
+        remedy: Remedy | None = None,
     ) -> None:
         """Write one down."""
-        self.findings.append(Finding(self.region, check, about, verdict, detail, value, unit))
+        found = Finding(
+            *(self.region, check, about, verdict, detail, value, unit), peer=peer, remedy=remedy
+        )
+        self.findings.append(found)
 
 
 def verdict_if(good: bool, otherwise: Verdict = Verdict.BAD) -> Verdict:

@@ -4,6 +4,7 @@ A lease is heard while we listen, or it is over: its owner renews it four times 
 """
 
 from dataclasses import asdict
+from functools import partial
 
 import nats.errors
 import nats.js.errors
@@ -13,6 +14,7 @@ from nats.js.api import StreamConfig
 from infra.topology import Topology
 from mesh.adapters import streams
 from mesh.doctor.findings import Chart, Verdict
+from mesh.doctor.together import together
 from schemas import state, subjects, wire
 from schemas.ids import RegionId
 from schemas.state import Lease
@@ -27,8 +29,11 @@ async def examine_streams(chart: Chart, topology: Topology, client: Client) -> N
     kept = [streams.heartbeats(region)]
     if topology.peers(region):
         kept.append(streams.lease(region))
-    for config in kept:
-        await _stream(chart, client, config)
+
+    async def one(config: StreamConfig, page: Chart) -> None:
+        await _stream(page, client, config)
+
+    await together(chart, *(partial(one, config) for config in kept))
 
 
 async def _stream(chart: Chart, client: Client, config: StreamConfig) -> None:

@@ -78,7 +78,7 @@ def judge(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
     for peer in topology.peers(region):
         routers = sorted(router for other, router in heard.digests if other == peer)
         detail = f"routers heard: {', '.join(routers)}" if routers else "no digest crosses"
-        chart.note("link", peer, verdict_if(bool(routers)), detail)
+        chart.note("link", peer, verdict_if(bool(routers)), detail, peer=peer)
     if heard.garbled:
         detail = f"{heard.garbled} messages that nobody can read"
         chart.note("bus", "messages", Verdict.WARNING, detail)

@@ -23,6 +23,11 @@ class Logins:
     router: BusAddress | None = None
     system: BusAddress | None = None
 
+    @property
+    def url(self) -> str:
+        """Where the region's nats-server is."""
+        return next(one.url for one in (self.operator, self.router, self.system) if one is not None)
+
 
 def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins]:
     """Those below a directory that `mesh infra nats` wrote. Raises NoCredentials if there are none.

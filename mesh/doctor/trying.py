@@ -8,8 +8,9 @@ is allowed is not tried, but for pings: a prompt that crosses is one.
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from statistics import median
 
 import nats.errors
@@ -23,6 +24,7 @@ from infra.topology import Topology
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.doctor.findings import Chart, Verdict, verdict_if
 from mesh.doctor.times import as_ms
+from mesh.doctor.together import together
 from schemas import subjects
 from schemas.ids import RegionId
 from schemas.residency import labels_text
@@ -32,8 +34,7 @@ PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's complaints na
 # No stream will ever number a write so: none that keeps the rule takes what comes after it.
 TO_NO_STREAM = {H_EXPECTED: str(2**53)}
 PINGS = 5
-PONG_S = 2.0
-GRACE_S = 1.0  # for a complaint to arrive after the answer to a flush
+GRACE_S = 1.0  # for complaints to arrive after the answer to a flush
 
 Clock = Callable[[], float]
 
@@ -51,31 +52,42 @@ class Complaints:
         self._heard.append(str(problem).lower())
         self._new.set()
 
-    async def refused(self, subject: str, kind: str = PUBLISH) -> bool:
-        """Whether the server refuses to take that from us, or to let us hear it and so answer."""
-        wanted = f'{kind} to "{subject}"'.lower()
-        if kind == PUBLISH:
-            await self.client.publish(subject, b"", headers=TO_NO_STREAM)
-        else:
-            await self.client.subscribe(subject, cb=_unheard)
+    async def leaks(self, tried: Sequence[str], kind: str = PUBLISH) -> list[str]:
+        """Those that the server takes from us, or lets us hear and so answer; tried all at once."""
+        for subject in tried:
+            if kind == PUBLISH:
+                await self.client.publish(subject, b"", headers=TO_NO_STREAM)
+            else:
+                await self.client.subscribe(subject, cb=_unheard)
         await self.client.flush()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S):
-                while not any(wanted in one for one in self._heard):
+                while self._not_refused(tried, kind):
                     self._new.clear()
                     await self._new.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._not_refused(tried, kind)
+
+    def _not_refused(self, tried: Sequence[str], kind: str) -> list[str]:
+        return [
+            subject
+            for subject in tried
+            if not any(f'{kind} to "{subject}"'.lower() in one for one in self._heard)
+        ]
 
 
 @asynccontextmanager
-async def logged_in(address: bus.BusAddress, inbox_prefix: str) -> AsyncIterator[Complaints]:
+async def logged_in(
+    address: bus.BusAddress, inbox_prefix: str, within_s: float
+) -> AsyncIterator[Complaints]:
     """A connection under that name, closed at the end. Raises BusUnreachable."""
     session = Complaints()
-    session.client = await bus.connect(
-        address, name="mesh doctor", inbox_prefix=inbox_prefix, on_error=session.hear
-    )
+    try:
+        async with asyncio.timeout(within_s):
+            session.client = await bus.connect(
+                address, name="mesh doctor", inbox_prefix=inbox_prefix, on_error=session.hear
+            )
+    except TimeoutError as error:
+        raise bus.BusUnreachable(f"no login at {address.url} within {within_s:g} s") from error
     try:
         yield session
     finally:
@@ -147,40 +159,46 @@ async def _all_refused(
     *,
     kind: str = PUBLISH,
 ) -> None:
-    outcomes = {subject: await session.refused(subject, kind) for subject in tried}
-    leaks = [subject for subject, was_refused in outcomes.items() if not was_refused]
+    tried = list(tried)
+    leaks = await session.leaks(tried, kind)
     if leaks:
         detail = f"the bus took what it must refuse: {', '.join(leaks)}"
     else:
-        detail = f"refused by the bus, as it must: {', '.join(outcomes)}"
+        detail = f"refused by the bus, as it must: {', '.join(tried)}"
     chart.note(check, about, verdict_if(not leaks), detail)
 
 
-async def leases_are_guarded(chart: Chart, topology: Topology, session: Complaints) -> None:
+async def leases_are_guarded(
+    chart: Chart, topology: Topology, session: Complaints, answer_s: float
+) -> None:
     """A peer may write a lease only as the next after the last: any other write is refused.
 
     That a router of another region may write it by this rule is how regions are adopted. Tried is
     a write after one that never was, so that none but a stream without the rule would take it.
     """
-    for peer in topology.peers(RegionId(chart.region)):
-        told = await _claim(session.client, subjects.lease(peer))
+
+    async def one(peer: RegionId, page: Chart) -> None:
+        told = await _claim(session.client, subjects.lease(peer), answer_s)
         about = f"write for {peer}"
         if told is None:
-            detail = f"no answer within {PONG_S:g} s: the link is cut, or there is no stream"
-            chart.note("lease", about, Verdict.UNKNOWN, detail)
-            continue
+            detail = f"no answer within {answer_s:g} s: the link is cut, or there is no stream"
+            page.note("lease", about, Verdict.UNKNOWN, detail, peer=peer)
+            return
         error = told.get("error")
         refused = isinstance(error, dict) and error.get("err_code") == WRONG_LAST_SEQUENCE
         if refused:
             detail = "refused by its stream, as it must: who does not know the last write"
         else:
             detail = f"its stream did not refuse who does not know the last write: {told}"
-        chart.note("lease", about, verdict_if(refused), detail)
+        page.note("lease", about, verdict_if(refused), detail, peer=peer)
+
+    peers = topology.peers(RegionId(chart.region))
+    await together(chart, *(partial(one, peer) for peer in peers))
 
 
-async def _claim(client: Client, subject: str) -> dict[str, object] | None:
+async def _claim(client: Client, subject: str, answer_s: float) -> dict[str, object] | None:
     try:
-        answer = await client.request(subject, b"", timeout=PONG_S, headers=TO_NO_STREAM)
+        answer = await client.request(subject, b"", timeout=answer_s, headers=TO_NO_STREAM)
         told = json.loads(answer.data)
     except (nats.errors.NoRespondersError, TimeoutError):
         return None
@@ -189,23 +207,31 @@ async def _claim(client: Client, subject: str) -> dict[str, object] | None:
     return told if isinstance(told, dict) else {}
 
 
-async def round_trips(chart: Chart, topology: Topology, session: Complaints, clock: Clock) -> None:
-    """What a question to each peer takes on the bus."""
+async def round_trips(
+    chart: Chart, topology: Topology, session: Complaints, clock: Clock, answer_s: float
+) -> None:
+    """What a question to each peer takes on the bus; all are asked at once."""
     region = RegionId(chart.region)
     name = f"{NOBODY}-{secrets.token_hex(4)}"
-    for peer in topology.peers(region):
+
+    async def one(peer: RegionId, page: Chart) -> None:
         inbox = subjects.inbox(region, name, f"ping-{peer}")
-        seconds = await _pings(session.client, subjects.ping(peer), inbox, clock)
+        seconds = await _pings(session.client, subjects.ping(peer), inbox, clock, answer_s)
         if not seconds:
-            detail = f"no answer within {PONG_S:g} s: the link is cut, or no router runs there"
-            chart.note("round trip", peer, Verdict.BAD, detail)
-            continue
+            detail = f"no answer within {answer_s:g} s: the link is cut, or no router runs there"
+            page.note("round trip", peer, Verdict.BAD, detail, peer=peer)
+            return
         told = topology.link(region, peer).rtt_ms
         detail = f"median of {len(seconds)}; the file says {told:g} ms"
-        chart.note("round trip", peer, Verdict.OK, detail, as_ms(median(seconds)), "ms")
+        measure = (as_ms(median(seconds)), "ms")
+        page.note("round trip", peer, Verdict.OK, detail, *measure, peer=peer)
+
+    await together(chart, *(partial(one, peer) for peer in topology.peers(region)))
 
 
-async def _pings(client: Client, subject: str, inbox: str, clock: Clock) -> list[float]:
+async def _pings(
+    client: Client, subject: str, inbox: str, clock: Clock, answer_s: float
+) -> list[float]:
     echoes = await client.subscribe(inbox)
     await client.flush()
     seconds: list[float] = []
@@ -213,7 +239,7 @@ async def _pings(client: Client, subject: str, inbox: str, clock: Clock) -> list
         for _ in range(PINGS):
             sent_at, payload = clock(), secrets.token_bytes(8)
             await client.publish(subject, payload, reply=inbox)
-            async with asyncio.timeout(PONG_S):
+            async with asyncio.timeout(answer_s):
                 echo = await echoes.next_msg(timeout=None)
             if echo.data != payload:  # the server's own word: nobody listens
                 return seconds

@@ -16,11 +16,13 @@ def state(tmp_path):
 
 def test_replicas_and_workers_that_run_go_before_the_file(state):
     us = {"replicas": ["us-0", "us-1"], "workers": 3, "endpoint": "http://127.0.0.1:1"}
-    said = {"config": str(DEFAULT_FILE), "regions": {"us": us, "mars": us}, "pid": 1}
+    said = {"config": str(DEFAULT_FILE), "regions": {"us": us, "mars": us}}
+    said |= {"pid": 1, "processes": {"nats-us": 2}}
     (state / "mesh.json").write_text(json.dumps(said))
     running = running_with(state / "config")
     assert running.config == DEFAULT_FILE
     known, found = load(DEFAULT_FILE), running.fitted(load(DEFAULT_FILE))
+    assert running.processes == {"nats-us": 2}
     assert (found.regions["us"].replicas, found.regions["us"].workers) == (("us-0", "us-1"), 3)
     assert found.regions["us"].http == known.regions["us"].http
     assert found.regions["eu"] == known.regions["eu"]

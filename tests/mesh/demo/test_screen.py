@@ -63,6 +63,25 @@ def test_a_death_is_shown_with_its_log_and_what_follows():
     assert "engine-us-0 is back" in shown(lambda screen: screen.report(Ready(PROGRAM, again=True)))
 
 
+def test_a_nats_server_that_stays_down_is_told_with_the_command_that_starts_it():
+    command = ("/bin/nats-server", "-c", "/a state/config/eu/nats.conf")
+    ready = FileWritten(Path("/dev/null"))
+    nats = Program(name="nats-eu", kind=Kind.NATS, region="eu", command=command, ready=ready)
+
+    def died(program, restart_in_s):
+        def act(screen):
+            screen.up(load(DEFAULT_FILE), ["m"], took_s=4.2)
+            screen.report(Died(program, "ended with status 1", LOGS / "x.log", "", restart_in_s))
+
+        return shown(act).splitlines()
+
+    *_, what, how = died(nats, None)
+    assert what == "  eu is cut off; once that is mended, by hand:"
+    assert tuple(shlex.split(how)) == command
+    for other in (died(nats, 0.5), died(PROGRAM, None)):
+        assert other[-1].endswith("x.log")
+
+
 SILENT = EngineSilent(PROGRAM, GivenEngine("us", "http://127.0.0.1:8000"), "no answer, use less")
 
 

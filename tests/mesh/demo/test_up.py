@@ -176,6 +176,9 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
     async with mesh_up(tmp_path, config=config) as mesh:
         again = str(config), "--state", str(tmp_path / ".mesh")
         assert "is in use by a running mesh" in await refused("--config", *again)
+        stopped = mesh.record["processes"]["nats-eu"]
+        os.kill(stopped, signal.SIGSTOP)
+        assert f"  kill -KILL {stopped}\n" in await examined(tmp_path / ".mesh" / "config")
         await killed_and_back(mesh, "engine-eu-0")
         await killed_and_back(mesh, "nats-eu")
         await until_streamed(mesh.endpoint("eu"), mesh.model)

@@ -3,12 +3,8 @@
 Region eu is confined to `eu`, us carries `us`; a replica each, everybody with rendered credentials.
 """
 
-import asyncio
 import shutil
-import sys
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -21,75 +17,15 @@ from infra.nats.region_config import ACCOUNT
 from infra.topology import parse
 from mesh.adapters.streams import lease
 from mesh.cli.doctor import command as doctor
-from mesh.doctor.examine import examine
 from mesh.doctor.findings import Verdict, is_healthy
 from mesh.doctor.logins import NoCredentials, read_logins
 from schemas.ids import RegionId
 from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
+from tests.support.examined_mesh import command, examined, ill, looked, running
 from tests.support.nats_regions import NatsRegions, mesh_toml
-from tests.support.scripted_engine import scripted_engine
-from tests.support.small_mesh import small_mesh
 from tests.support.taps import TAP, add_tap
 
 pytestmark = pytest.mark.timeout(120)
-
-ROOT = Path(__file__).parents[3]
-TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
-LISTEN_S = 1.5
-LOOKS = 3
-
-
-@asynccontextmanager
-async def running(directory, *, edit=None, rendered=TABLES):
-    """Both regions at work, each with a router and an agent."""
-    text = mesh_toml(("us", "eu"), replicas=1, more=rendered)
-    (directory / "mesh.toml").write_text(text)
-    regions = NatsRegions(parse(text, "mesh.toml"), directory / "rendered", edit=edit)
-    try:
-        await regions.start()
-        async with scripted_engine() as engine, small_mesh(regions) as mesh:
-            for region in ("us", "eu"):
-                await mesh.router(region, ground=regions.topology.ground)
-                await mesh.agent(region, f"{region}-0", engine)
-            for region, peer in (("us", "eu"), ("eu", "us")):
-                await mesh.until_ready(region, 1)
-                await mesh.until_peer(region, peer)
-            yield regions, mesh
-    finally:
-        await regions.stop()
-
-
-async def examined(regions, directory, **differs):
-    logins = read_logins(regions.topology, directory / "rendered")
-    clock = asyncio.get_running_loop().time
-    topology = differs.get("topology", regions.topology)
-    return await examine(topology, logins, LISTEN_S, clock)
-
-
-async def looked(look, fits):
-    """What is found in the end: a mesh that stands still while it is listened to seems ill."""
-    for _ in range(LOOKS):
-        found = await look()
-        if fits(found):
-            break
-    return found
-
-
-def ill(findings):
-    return {(one.region, one.check, one.about) for one in findings if one.verdict is Verdict.BAD}
-
-
-async def command(directory, *arguments, config="mesh.toml"):
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh.cli.main", "doctor"),
-        *(() if config is None else ("--config", str(directory / config))),
-        *("--credentials", str(directory / "rendered"), *arguments),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 def is_well(ended):
@@ -305,15 +241,6 @@ async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path)
         assert ill(findings) == expected
         unknown = {one.about for one in findings if one.verdict is Verdict.UNKNOWN}
         assert unknown == {"system", "write for eu"}
-
-
-async def test_a_server_that_is_down_is_a_finding_and_no_traceback(tmp_path, monkeypatch):
-    monkeypatch.setattr("infra.bus.START_TIMEOUT_S", 0.5)
-    mesh = parse(mesh_toml(("us",), replicas=1), "mesh.toml")
-    regions = NatsRegions(mesh, tmp_path / "rendered")
-    assert ill(await examined(regions, tmp_path)) == {
-        ("us", "login", user) for user in ("operator", "router", "system")
-    }
 
 
 def test_without_credentials_it_does_not_begin(tmp_path):

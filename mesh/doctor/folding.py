@@ -1,0 +1,56 @@
+"""One cause is one row: what follows from a region's own trouble says so.
+
+A region whose nats-server does not answer can't be reached over any link, and one whose routers
+are all silent sends no digest and answers no ping. Both is found again from every other region.
+Nothing is left out: such a finding keeps its verdict and names the region in `because`. What is
+still heard of a region whose server does not answer *us* is told in its row, since then the server
+runs and it is we who are cut off.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from mesh.doctor.findings import Finding, Remedy, Verdict
+from mesh.doctor.reach import Silence
+
+# What the routers of a region send at this moment: a server counts a link as up for seconds more.
+OF_ROUTERS = ("link", "round trip")
+
+ByHand = Callable[[str, Silence], Remedy]
+
+
+def folded(
+    findings: Sequence[Finding], silences: Mapping[str, Silence], by_hand: ByHand
+) -> list[Finding]:
+    """The findings, led by a row for each server that does not answer (`silences`, by region)."""
+    mute = _routers_silent(findings)
+
+    def explained(one: Finding) -> Finding:
+        if one.verdict is Verdict.OK or one.peer is None:
+            return one
+        if one.peer in silences or (one.peer in mute and one.check in OF_ROUTERS):
+            return replace(one, because=one.peer)
+        return one
+
+    rows = [_row(region, silence, findings, by_hand) for region, silence in silences.items()]
+    return [*rows, *(explained(one) for one in findings)]
+
+
+def _routers_silent(findings: Sequence[Finding]) -> set[str]:
+    """Regions that have routers of which none was heard at home."""
+    routers = [one for one in findings if one.check == "router"]
+    heard = {one.region for one in routers if one.verdict is not Verdict.BAD}
+    return {one.region for one in routers} - heard
+
+
+def _row(region: str, silence: Silence, findings: Sequence[Finding], by_hand: ByHand) -> Finding:
+    looks = [one for one in findings if one.peer == region and one.check in OF_ROUTERS]
+    reached = {one.region: None for one in looks if one.verdict is Verdict.OK}
+    cut_off = {one.region: None for one in looks if one.region not in reached}
+    detail = f"no answer at {silence.url}: {silence.why}"
+    if reached:
+        detail += f"; but {', '.join(reached)} reach it: is the way from here to there open?"
+    elif cut_off:
+        detail += f"; nor is it reached from {', '.join(cut_off)}"
+    remedy = by_hand(region, silence)
+    return Finding(region, "bus", "server", Verdict.BAD, detail, remedy=remedy)

@@ -1,0 +1,80 @@
+"""Two small regions as `mesh doctor` finds them: eu is confined to `eu`, us carries `us`."""
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from infra.topology import parse
+from mesh.doctor.by_hand import on_machines
+from mesh.doctor.examine import Manner, examine
+from mesh.doctor.findings import Verdict
+from mesh.doctor.limits import LIMITS
+from mesh.doctor.logins import read_logins
+from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import small_mesh
+
+TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
+LISTEN_S = 1.5
+LOOKS = 3
+
+
+@asynccontextmanager
+async def running(directory, *, edit=None, rendered=TABLES):
+    """Both regions at work, each with a router and an agent."""
+    text = mesh_toml(("us", "eu"), replicas=1, more=rendered)
+    (directory / "mesh.toml").write_text(text)
+    regions = NatsRegions(parse(text, "mesh.toml"), directory / "rendered", edit=edit)
+    try:
+        await regions.start()
+        async with scripted_engine() as engine, small_mesh(regions) as mesh:
+            for region in ("us", "eu"):
+                await mesh.router(region, ground=regions.topology.ground)
+                await mesh.agent(region, f"{region}-0", engine)
+            for region, peer in (("us", "eu"), ("eu", "us")):
+                await mesh.until_ready(region, 1)
+                await mesh.until_peer(region, peer)
+            yield regions, mesh
+    finally:
+        await regions.stop()
+
+
+async def examined(regions, directory, **differs):
+    """All findings of those whose credentials are there. `differs`: a topology, or limits."""
+    logins = read_logins(regions.topology, directory / "rendered")
+    topology = differs.get("topology", regions.topology)
+    manner = Manner(LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", LIMITS))
+    return await examine(topology, logins, manner, on_machines(topology))
+
+
+async def looked(look, fits):
+    """What is found in the end: a mesh that stands still while it is listened to seems ill."""
+    for _ in range(LOOKS):
+        found = await look()
+        if fits(found):
+            break
+    return found
+
+
+def ill(findings):
+    """What is bad by itself."""
+    return {
+        (one.region, one.check, one.about)
+        for one in findings
+        if one.verdict is Verdict.BAD and one.because is None
+    }
+
+
+async def command(directory, *arguments, config="mesh.toml"):
+    """Status, output and errors of `mesh doctor`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "doctor"),
+        *(() if config is None else ("--config", str(directory / config))),
+        *("--credentials", str(directory / "rendered"), *arguments),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
