@@ -96,7 +96,8 @@ def command(
 
 def _of_demo(credentials: Path, running: Running) -> ByHand:
     state = StateDirectory(credentials.parent)
-    return of_demo(state.config, state.logs, running.processes, _nats_server)
+    pids = running.nats_servers(state.config)
+    return of_demo(state.config, state.logs, pids, _nats_server)
 
 
 def _nats_server() -> Path:

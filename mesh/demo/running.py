@@ -1,5 +1,6 @@
 """What a running demo says of itself in `mesh.json`, as other commands read it."""
 
+import os
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,18 @@ class Running(BaseModel):
     regions: dict[RegionId, RunningRegion]
     processes: dict[str, int] = {}
 
+    def nats_servers(self, config: Path) -> dict[str, int]:
+        """Ids of those nats-servers that still run with configurations below this folder.
+
+        The record of a mesh that was killed names processes whose ids others may have by now.
+        """
+        below = os.fsencode(config) + b"/"
+        return {
+            name: pid
+            for name, pid in self.processes.items()
+            if any(argument.startswith(below) for argument in _command(pid))
+        }
+
     def fitted(self, topology: Topology) -> Topology:
         """The topology with the replicas and workers that run, whatever the file says."""
         regions = {
@@ -41,3 +54,10 @@ def running_with(credentials: Path) -> Running | None:
         return Running.model_validate_json(state.running.read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def _command(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []

@@ -1,13 +1,11 @@
 """Leaving a bus that stands still: nobody is kept, and no connection is left behind."""
 
-import os
-import signal
-
 import pytest
 
 from infra.bus import BusAddress
 from mesh.adapters.bus import Listeners, RouterBus
 from schemas.ids import RegionId, RouterId
+from tests.support.stopped import stopped
 
 
 def deaf(*_: object) -> None:
@@ -26,9 +24,6 @@ async def test_a_server_that_stands_still_keeps_neither_router_nor_connection(
     bus, nats_server, monkeypatch
 ):
     monkeypatch.setattr("mesh.adapters.bus.CLOSE_S", 0.2)
-    os.kill(nats_server.pid, signal.SIGSTOP)
-    try:
+    async with stopped(nats_server.pid):
         await bus.close()
         assert bus.client.is_closed
-    finally:
-        os.kill(nats_server.pid, signal.SIGCONT)

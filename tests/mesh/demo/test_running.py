@@ -1,11 +1,14 @@
 """What a running demo says of itself is read, and what says nothing changes nothing."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from infra.topology import DEFAULT_FILE, load
-from mesh.demo.running import running_with
+from mesh.demo.running import Running, running_with
 
 
 @pytest.fixture
@@ -27,6 +30,19 @@ def test_replicas_and_workers_that_run_go_before_the_file(state):
     assert found.regions["us"].http == known.regions["us"].http
     assert found.regions["eu"] == known.regions["eu"]
     assert found.regions.keys() == known.regions.keys()
+
+
+def test_a_process_that_another_has_the_id_of_now_is_none_of_its(state):
+    config = state / "config"
+    wait = "import sys; sys.stdin.read()"
+    command = [sys.executable, "-c", wait, "-c", str(config / "eu" / "nats.conf")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as ours:
+        ids = {"nats-eu": ours.pid, "nats-us": os.getpid(), "nats-ap": 2**30}
+        running = Running(config=DEFAULT_FILE, regions={}, processes=ids)
+        assert running.nats_servers(config) == {"nats-eu": ours.pid}
+        assert running.nats_servers(state / "conf") == {}
+        ours.communicate()
+    assert running.nats_servers(config) == {}
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"regions": 3}', '{"config": "x"}'])

@@ -1,8 +1,6 @@
 """A region whose server does not answer: one row, one look, and nobody else waits for it."""
 
 import asyncio
-import os
-import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import orjson
@@ -21,6 +19,7 @@ from schemas import subjects
 from tests.support.examined_mesh import command, examined, ill, looked, running
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
+from tests.support.stopped import stopped
 from tests.support.taps import TAP, add_tap
 
 pytestmark = pytest.mark.timeout(120)
@@ -83,14 +82,11 @@ def of_cause(report, region):
 async def test_a_server_that_is_stopped_is_given_up_after_the_limit_that_is_told(tmp_path):
     """And when its routers alone are stopped, that is the trouble, not the links."""
     async with running(tmp_path) as (regions, mesh):
-        os.kill(regions.pid("eu"), signal.SIGSTOP)
-        try:
+        async with stopped(regions.pid("eu")):
             found = await looked(
                 lambda: examined(regions, tmp_path, limits=Limits(greeting_s=1.5)),
                 lambda it: ill(it) == THE_SERVER_OF_EU and len(following(it)) >= 3,
             )
-        finally:
-            os.kill(regions.pid("eu"), signal.SIGCONT)
         assert ill(found) == THE_SERVER_OF_EU
         assert "says nothing for 1.5 s; nor is it reached from us" in of_eu(found).detail
         assert following(found) >= OF_LINKS - {("server link", "eu")}  # that one lingers

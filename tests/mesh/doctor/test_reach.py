@@ -1,8 +1,6 @@
 """Whether a nats-server answers, told from everything else that may be at its address."""
 
 import asyncio
-import os
-import signal
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from mesh.doctor.reach import silence_at
 from tests.support.nats_server import running_nats_server
 from tests.support.ports import free_ports
+from tests.support.stopped import stopped
 
 PATIENT_S = 30.0
 
@@ -30,11 +29,8 @@ async def speaker(says):
 async def test_a_server_that_runs_answers_and_one_that_is_stopped_is_given_up(tmp_path):
     async with running_nats_server(tmp_path) as server:
         assert await silence_at(server.url, PATIENT_S) is None
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        async with stopped(server.pid):
             silence = await silence_at(server.url, 0.25)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         assert silence.listens and silence.url == server.url
         assert silence.why == "it takes connections and says nothing for 0.25 s"
 
