@@ -8,11 +8,14 @@ worth nothing later (a heartbeat) must ask `is_connected` first.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import nats
 from nats.aio.client import Client
+
+from infra.ending import end_all
 
 log = logging.getLogger(__name__)
 
@@ -59,24 +62,24 @@ async def connect(
 
     ears = _Ears(name, address, on_lost, on_back, on_error)
     client = Client()
+    connecting = client.connect(
+        servers=address.url,
+        name=name,
+        user=address.user,
+        password=address.password,
+        inbox_prefix=inbox_prefix,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
+        max_reconnect_attempts=-1,
+        ping_interval=PING_INTERVAL_S,
+        max_outstanding_pings=2,
+        pending_size=PENDING_BYTES_MAX,
+        disconnected_cb=ears.lost,
+        reconnected_cb=ears.back,
+        error_cb=ears.error,
+    )
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            await client.connect(
-                servers=address.url,
-                name=name,
-                user=address.user,
-                password=address.password,
-                inbox_prefix=inbox_prefix,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]
-                max_reconnect_attempts=-1,
-                ping_interval=PING_INTERVAL_S,
-                max_outstanding_pings=2,
-                pending_size=PENDING_BYTES_MAX,
-                disconnected_cb=ears.lost,
-                reconnected_cb=ears.back,
-                error_cb=ears.error,
-            )
+        await _in_time(connecting)
     except asyncio.CancelledError:
         await client.close()  # it does not give up its socket by itself
         raise
@@ -86,6 +89,19 @@ async def connect(
         raise BusUnreachable(ears.why_not(cause)) from cause
     ears.client = client
     return client
+
+
+async def _in_time(connecting: Coroutine[Any, Any, None]) -> None:
+    """Wait for it in a task of its own: it may lose a cancel, and would go on trying."""
+    task = asyncio.create_task(connecting)
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            await asyncio.wait([task])
+    except (asyncio.CancelledError, TimeoutError):
+        await end_all([task])
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    await task
 
 
 async def close(client: Client) -> None:

@@ -129,6 +129,10 @@ class Asker:
         return decode_as(Refused, frames[0].payload)
 
     def kinds(self, inbox: str) -> str:
+        """Without WORKING frames: how many there are, only the pace of the machine says."""
+        return self.all_kinds(inbox).replace(chr(Frame.WORKING), "")
+
+    def all_kinds(self, inbox: str) -> str:
         frames = self.frames[inbox]
         assert [frame.number for frame in frames] == list(range(len(frames)))
         return "".join(chr(frame.kind) for frame in frames)

@@ -15,7 +15,7 @@ from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 
-TIMEOUT_S = 10
+TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,8 @@ async def test_when_the_peer_is_gone_it_is_placed_anew(two_of_which_one_may_die)
         # Before eu is lost: later, eu's replica, adopted, might be the only one, and it is busy.
         await two.agent("us", "us-0", near)
         await two.until_ready("us", 1)
+        # With its replica: a router that leaves may place who waits, when it hangs up on others.
+        await two.kill_agent("eu-0")
         await two.routers["eu"].close()
         status, body, headers = await task
         assert (status, headers["x-mesh-region"]) == (200, "us")

@@ -121,6 +121,7 @@ async def test_a_body_goes_nowhere_but_where_its_request_may_go(one, region, rep
         await one.bus.publish(forwarded.reply, pack_frame(Frame.BODY_WANTED, 0, wanted))
         async with await task as answer:
             assert answer.status == 502
+    await flushed(one.routers["us"]._bus.client)  # what us said, and then what came of it
     await flushed(one.bus)
     assert bodies.pending_msgs == 0
 

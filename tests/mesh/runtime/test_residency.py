@@ -243,6 +243,7 @@ async def test_a_replica_whose_label_was_taken_away_refuses_what_a_router_still_
         await mesh.until(
             lambda: [one.heartbeat.residency for one in core.replicas] == [()], "its new labels"
         )
+        await mesh.until_ready("eu", 1)  # it says its labels before it knows its engine
         router = await regions.connect("eu", "router", inbox_prefix="_INBOX.eu")
         answers = subjects.inbox("eu", "r9", "7")
         inbox = await router.subscribe(answers)
