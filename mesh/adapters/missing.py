@@ -4,7 +4,6 @@ Asked for at once, then after 0.5 and 1.5 s, for the asking may be lost as well;
 frame counts as lost. An answer waits for one frame, the next in its order.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 ASK_S = 0.5  # after the first asking; each wait is twice as long as the one before
@@ -50,9 +49,11 @@ class MissingFrames:
         if self._frames.get(missing.inbox) is missing:
             del self._frames[missing.inbox]
 
-    def due(self, now: float) -> Iterator[MissingFrame]:
-        """What is to be asked for, or given up; each may be entered anew or dropped meanwhile."""
-        return (missing for missing in list(self._frames.values()) if missing.due_s <= now)
+    def due(self, now: float, *, bus_is_there: bool) -> list[MissingFrame]:
+        """What is to be asked for, or given up. Without the bus nobody can be, and nothing is."""
+        if not bus_is_there:
+            return []
+        return [missing for missing in self._frames.values() if missing.due_s <= now]
 
     def all_asked_for(self, now: float) -> None:
         """After a time without the bus, in which no asking counts."""

@@ -148,11 +148,10 @@ class Hearing:
             self._bus.give_credit(answer)
 
     def ask_for_missing(self) -> None:
-        """By the tick. Nobody can be asked without the bus, and nothing is given up then."""
-        if self._bus.is_connected:
-            now = self._clock()
-            for missing in self._missing.due(now):
-                self._ask_again(missing, now)
+        """By the tick: what was lost and has still not come."""
+        now = self._clock()
+        for missing in self._missing.due(now, bus_is_there=self._bus.is_connected):
+            self._ask_again(missing, now)
 
     def _ask_again(self, missing: MissingFrame, now: float) -> None:
         """Ask for what was lost until it comes, or for too long."""

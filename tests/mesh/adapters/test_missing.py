@@ -9,7 +9,7 @@ def asked_at(frames: MissingFrames, from_s: float, until_s: float) -> tuple[list
     """When the one frame is asked for, looked at every 50 ms; and when it counts as lost."""
     asked = []
     for tick in range(round(from_s * 20), round(until_s * 20) + 1):
-        for missing in frames.due(tick / 20):
+        for missing in frames.due(tick / 20, bus_is_there=True):
             if missing.is_lost:
                 return asked, tick / 20
             missing.was_asked_for(tick / 20)
@@ -23,10 +23,12 @@ def test_it_is_asked_for_three_times_and_given_up_after_three_and_a_half_seconds
     assert asked_at(frames, 10.0, 20.0) == ([10.0, 10.5, 11.5], 13.5)
 
 
-def test_while_nobody_can_be_asked_no_asking_counts() -> None:
+def test_without_the_bus_nobody_is_asked_and_nothing_given_up() -> None:
     frames = MissingFrames()
     frames.enter(INBOX, 3, 10.0)
-    assert asked_at(frames, 15.0, 25.0) == ([15.0, 15.5, 16.5], 18.5)
+    assert frames.due(15.0, bus_is_there=False) == []
+    assert asked_at(frames, 15.0, 18.0) == ([15.0, 15.5, 16.5], float("inf"))
+    assert frames.due(30.0, bus_is_there=False) == []
 
 
 def test_after_the_bus_was_away_all_begin_anew() -> None:
@@ -49,4 +51,4 @@ def test_a_later_frame_of_the_same_answer_takes_its_place() -> None:
     frames.drop(first)
     assert len(frames) == 2, "it was gone already"
     frames.drop(again)
-    assert [missing.inbox for missing in frames.due(12.0)] == [OTHER]
+    assert [missing.inbox for missing in frames.due(12.0, bus_is_there=True)] == [OTHER]
