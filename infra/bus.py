@@ -155,7 +155,7 @@ class _Ears:
         if self.client is None:
             self._not_yet(problem, is_first=is_first)
         else:
-            log.warning("%s: bus: %s", self.name, problem or type(problem).__name__)
+            log.warning("%s: bus: %s", self.name, str(problem) or type(problem).__name__)
         if self.on_error is not None:
             self.on_error(problem)
 

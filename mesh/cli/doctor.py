@@ -19,7 +19,7 @@ from infra.nats import server
 from mesh.cli.unusable import Unusable
 from mesh.demo.running import Running, running_with
 from mesh.demo.state_directory import DEFAULT_STATE, StateDirectory
-from mesh.doctor.by_hand import of_demo, on_machines
+from mesh.doctor.by_hand import OfDemo, OnMachines
 from mesh.doctor.examine import Manner, examine
 from mesh.doctor.findings import Finding, Verdict, is_healthy
 from mesh.doctor.folding import ByHand
@@ -28,6 +28,7 @@ from mesh.doctor.reach import NothingRuns
 from schemas.ids import RegionId
 
 EXIT_ILL = 1
+REMEDIES_SHOWN = 4
 TABLE_COLUMNS = 160
 LISTEN_S = 1.5  # fifteen heartbeats and digests, three signs of life of prefix gossip
 COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold red"}
@@ -79,7 +80,7 @@ def command(
             if file == topology.DEFAULT_FILE:
                 which = f"the demo's {file.name}; --config names another"
             click.echo(f"Examining {', '.join(logins)} of {which}.")
-        by_hand = on_machines(mesh) if running is None else _of_demo(credentials, running)
+        by_hand = OnMachines(mesh) if running is None else _of_demo(credentials, running)
         findings = asyncio.run(examine(mesh, logins, Manner(listen_s, time.monotonic), by_hand))
     except NothingRuns as error:
         demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
@@ -96,8 +97,7 @@ def command(
 
 def _of_demo(credentials: Path, running: Running) -> ByHand:
     state = StateDirectory(credentials.parent)
-    pids = running.nats_servers(state.config)
-    return of_demo(state.config, state.logs, pids, _nats_server)
+    return OfDemo(state.config, state.logs, running.children(), _nats_server)
 
 
 def _nats_server() -> Path:
@@ -127,10 +127,13 @@ def _print(findings: list[Finding], *, verbose: bool) -> None:
     shown = findings if verbose else [each for each in own if each.verdict is not Verdict.OK]
     if shown:
         console.print(_table(shown))
-    for each in findings:
-        if each.remedy is not None:  # a command is there to be copied: on a line of its own
-            text = f"{each.region}, by hand: {each.remedy.what}:\n  {each.remedy.command}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    remedies = [(each.region, each.remedy) for each in findings if each.remedy is not None]
+    for region, remedy in remedies[: None if verbose else REMEDIES_SHOWN]:
+        # A command is there to be copied: on a line of its own.
+        text = f"{region}, by hand: {remedy.what}:\n  {remedy.command}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if not verbose and len(remedies) > REMEDIES_SHOWN:
+        console.print(f"{len(remedies) - REMEDIES_SHOWN} more by hand: see --verbose")
     if well:
         kinds = ", ".join(f"{check} {count}" for check, count in well.items())
         console.print(f"well: {kinds} (--verbose shows them)", highlight=False, soft_wrap=True)

@@ -1,6 +1,5 @@
 """What a running demo says of itself in `mesh.json`, as other commands read it."""
 
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -18,23 +17,19 @@ class RunningRegion(BaseModel):
 
 
 class Running(BaseModel):
-    """What was asked of `mesh up`, by its file and by its options, and its processes' ids."""
+    """What was asked of `mesh up`, by its file and by its options, and the ids of its processes."""
 
+    pid: int
     config: Path
     regions: dict[RegionId, RunningRegion]
     processes: dict[str, int] = {}
 
-    def nats_servers(self, config: Path) -> dict[str, int]:
-        """Ids of those nats-servers that still run with configurations below this folder.
+    def children(self) -> dict[str, int]:
+        """Ids of those of its processes that run, by program.
 
-        The record of a mesh that was killed names processes whose ids others may have by now.
+        Others may have the ids by now that the record of a mesh that was killed names.
         """
-        below = os.fsencode(config) + b"/"
-        return {
-            name: pid
-            for name, pid in self.processes.items()
-            if any(argument.startswith(below) for argument in _command(pid))
-        }
+        return {name: pid for name, pid in self.processes.items() if _parent(pid) == self.pid}
 
     def fitted(self, topology: Topology) -> Topology:
         """The topology with the replicas and workers that run, whatever the file says."""
@@ -56,8 +51,9 @@ def running_with(credentials: Path) -> Running | None:
         return None
 
 
-def _command(pid: int) -> list[bytes]:
+def _parent(pid: int) -> int | None:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it has ended
-        return []
+        return None
+    return int(stat.rpartition(")")[2].split()[1])

@@ -87,9 +87,14 @@ class Screen:
             self._plain(f"  it is started again in {death.restart_in_s:g} s; its log: {death.log}")
             return
         self._plain(f"  it is not started again; its log: {death.log}")
-        if death.program.kind is Kind.NATS and self._is_up:
-            self._plain(f"  {death.program.region} is cut off; once that is mended, by hand:")
+        if not self._is_up:
+            return
+        if death.program.kind is Kind.NATS:
+            self._plain(f"  {death.program.region} is cut off; once that is mended, by hand,")
+            self._plain("  and yours to end:")
             self._plain(f"  {shlex.join(death.program.command)}")
+        else:
+            self._plain("  once that is mended, start the mesh anew")
 
     def _progress(self) -> str:
         counts = (

@@ -1,48 +1,81 @@
-"""What to run where a region's nats-server does not answer, by how the mesh was started."""
+"""What to run where a part does not answer, by how the mesh was started."""
 
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from infra.nats.bundle import CONFIG
 from infra.topology import Topology
 from mesh.doctor.findings import Remedy
-from mesh.doctor.folding import ByHand
+from mesh.doctor.folding import Part
 from mesh.doctor.reach import Silence
 from schemas.ids import RegionId
 
 
-def on_machines(topology: Topology) -> ByHand:
+@dataclass(frozen=True, slots=True)
+class OnMachines:
     """Of regions on machines of their own, under the units of `infra/systemd`."""
 
-    def of(region: str, silence: Silence) -> Remedy:
-        unit = f"mesh-nats@{region}"
-        host = topology.regions[RegionId(region)].nats.host
+    topology: Topology
+
+    def server(self, region: str, silence: Silence) -> Remedy:
+        """Of the nats-server of that region."""
+        host = self.topology.regions[RegionId(region)].nats.host
         state = "hangs or is stopped" if silence.listens else "is down, or there is no way to it"
         return Remedy(
             f"its nats-server {state}; see why and start it anew on {host}, if not by systemd as "
             "you start it there",
-            f"journalctl -n 30 -u {unit}; systemctl restart {unit}",
+            _restarted(f"mesh-nats@{region}"),
         )
 
-    return of
+    def part(self, kind: Part, region: str, name: str) -> Remedy:
+        """Of a router or an agent that is not heard."""
+        what = f"{kind} {name} of {region} is not heard; see why and start it anew on its machine"
+        return Remedy(what, _restarted(f"mesh-{kind}@{name}"))
 
 
-def of_demo(
-    config: Path, logs: Path, pids: Mapping[str, int], binary: Callable[[], Path]
-) -> ByHand:
-    """Of `mesh up`, by its configurations, its logs, its processes and its nats-server."""
+def _restarted(unit: str) -> str:
+    return f"journalctl -n 30 -u {unit}; systemctl restart {unit}"
 
-    def of(region: str, silence: Silence) -> Remedy:
+
+@dataclass(frozen=True, slots=True)
+class OfDemo:
+    """Of `mesh up`, by its configurations, its logs, its nats-server and what of it runs."""
+
+    config: Path
+    logs: Path
+    pids: Mapping[str, int]  # by program
+    binary: Callable[[], Path]
+
+    def server(self, region: str, silence: Silence) -> Remedy:
+        """Of the nats-server of that region."""
         name = f"nats-{region}"
-        if silence.listens and name in pids:
-            what = f"{name} hangs or is stopped; end it, and `mesh up` starts it again"
-            return Remedy(what, f"kill -KILL {pids[name]}")
-        server = [str(binary()), "-c", str(config / region / CONFIG)]
-        return Remedy(
-            f"{name} is down, and `mesh up` starts it again unless it ended six times in a row; "
-            f"{logs / name}.log says why; once that is mended",
-            shlex.join(server),
+        if name in self.pids:
+            return self._hangs(name)
+        if silence.listens:
+            port = urlsplit(silence.url).port
+            what = "it is no process of this `mesh up`; see whose it is, and end it with kill -KILL"
+            return Remedy(what, f"ss -Hltnp 'sport = :{port}'")
+        command = [str(self.binary()), "-c", str(self.config / region / CONFIG)]
+        what = (
+            f"{name} is down; `mesh up` starts it again, or has said that it does not any more; "
+            f"{self.logs / name}.log says why; once that is mended"
         )
+        return Remedy(what, shlex.join(command))
 
-    return of
+    def part(self, kind: Part, region: str, name: str) -> Remedy:
+        """Of a router or an agent that is not heard."""
+        program = f"router-{region}-{name}" if kind == "router" else f"agent-{name}"
+        if program in self.pids:
+            return self._hangs(program)
+        what = (
+            f"{program} is down; `mesh up` starts it again, or has said that it does not any more: "
+            "then start the mesh anew; its last words"
+        )
+        return Remedy(what, shlex.join(["tail", "-n", "30", str(self.logs / f"{program}.log")]))
+
+    def _hangs(self, program: str) -> Remedy:
+        what = f"{program} hangs or is stopped; end it, and `mesh up` starts it again"
+        return Remedy(what, f"kill -KILL {self.pids[program]}")

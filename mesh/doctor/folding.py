@@ -7,8 +7,9 @@ still heard of a region whose server does not answer *us* is told in its row, si
 runs and it is we who are cut off.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal, Protocol
 
 from mesh.doctor.findings import Finding, Remedy, Verdict
 from mesh.doctor.reach import Silence
@@ -16,7 +17,20 @@ from mesh.doctor.reach import Silence
 # What the routers of a region send at this moment: a server counts a link as up for seconds more.
 OF_ROUTERS = ("link", "round trip")
 
-ByHand = Callable[[str, Silence], Remedy]
+Part = Literal["router", "agent"]
+HEARD_OF: Mapping[str, Part] = {"router": "router", "heartbeat": "agent"}  # by check
+
+
+class ByHand(Protocol):
+    """What an operator can do about it."""
+
+    def server(self, region: str, silence: Silence) -> Remedy:
+        """Where that region's nats-server does not answer."""
+        ...
+
+    def part(self, kind: Part, region: str, name: str) -> Remedy:
+        """Where one of its routers is not heard, or a replica's agent."""
+        ...
 
 
 def folded(
@@ -26,6 +40,8 @@ def folded(
     mute = _routers_silent(findings)
 
     def explained(one: Finding) -> Finding:
+        if one.verdict is Verdict.BAD and (kind := HEARD_OF.get(one.check)) is not None:
+            return replace(one, remedy=by_hand.part(kind, one.region, one.about))
         if one.verdict is Verdict.OK or one.peer is None:
             return one
         if one.peer in silences or (one.peer in mute and one.check in OF_ROUTERS):
@@ -52,5 +68,5 @@ def _row(region: str, silence: Silence, findings: Sequence[Finding], by_hand: By
         detail += f"; but {', '.join(reached)} reach it: is the way from here to there open?"
     elif cut_off:
         detail += f"; nor is it reached from {', '.join(cut_off)}"
-    remedy = by_hand(region, silence)
+    remedy = by_hand.server(region, silence)
     return Finding(region, "bus", "server", Verdict.BAD, detail, remedy=remedy)

@@ -83,7 +83,7 @@ async def examine_owner(
         chart.note("lease", "owner", Verdict.OK, detail)
     else:
         detail = f"adopted by {heard.owner}, by its router {heard.router}, term {heard.term}: "
-        detail += "its own routers are gone"
+        detail += "its own routers are not heard"
         chart.note("lease", "owner", Verdict.WARNING, detail)
 
 

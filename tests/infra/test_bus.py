@@ -80,6 +80,14 @@ async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeyp
         await until(lambda: not there)
 
 
+async def test_what_has_no_words_is_logged_by_its_name(nats_server: NatsServer, caplog):
+    address = bus.BusAddress(nats_server.url)
+    client = await bus.connect(address, name="t", inbox_prefix="_INBOX.us.r1")
+    await client._error_cb(TimeoutError())
+    assert "t: bus: TimeoutError" in caplog.messages
+    await client.close()
+
+
 async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):

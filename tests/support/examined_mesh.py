@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from infra.topology import parse
-from mesh.doctor.by_hand import on_machines
+from mesh.doctor.by_hand import OnMachines
 from mesh.doctor.examine import Manner, examine
 from mesh.doctor.findings import Verdict
 from mesh.doctor.limits import LIMITS
@@ -45,7 +45,7 @@ async def examined(regions, directory, **differs):
     logins = read_logins(regions.topology, directory / "rendered")
     topology = differs.get("topology", regions.topology)
     manner = Manner(LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", LIMITS))
-    return await examine(topology, logins, manner, on_machines(topology))
+    return await examine(topology, logins, manner, OnMachines(topology))
 
 
 async def looked(look, fits):

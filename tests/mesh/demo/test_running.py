@@ -32,17 +32,15 @@ def test_replicas_and_workers_that_run_go_before_the_file(state):
     assert found.regions.keys() == known.regions.keys()
 
 
-def test_a_process_that_another_has_the_id_of_now_is_none_of_its(state):
-    config = state / "config"
-    wait = "import sys; sys.stdin.read()"
-    command = [sys.executable, "-c", wait, "-c", str(config / "eu" / "nats.conf")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as ours:
+def test_a_process_that_another_has_the_id_of_now_is_none_of_its():
+    wait = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(wait, stdin=subprocess.PIPE) as ours:
         ids = {"nats-eu": ours.pid, "nats-us": os.getpid(), "nats-ap": 2**30}
-        running = Running(config=DEFAULT_FILE, regions={}, processes=ids)
-        assert running.nats_servers(config) == {"nats-eu": ours.pid}
-        assert running.nats_servers(state / "conf") == {}
+        running = Running(pid=os.getpid(), config=DEFAULT_FILE, regions={}, processes=ids)
+        assert running.children() == {"nats-eu": ours.pid}
+        assert running.model_copy(update={"pid": 2**30}).children() == {}
         ours.communicate()
-    assert running.nats_servers(config) == {}
+    assert running.children() == {}
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"regions": 3}', '{"config": "x"}'])
@@ -53,7 +51,7 @@ def test_where_no_demo_says_so_none_runs(state, text):
 
 
 def test_other_credentials_are_no_demo_s(state):
-    said = {"config": str(DEFAULT_FILE), "regions": {}}
+    said = {"pid": 1, "config": str(DEFAULT_FILE), "regions": {}}
     (state / "mesh.json").write_text(json.dumps(said))
     assert running_with(state / "config") is not None
     assert running_with(state / "rendered") is None

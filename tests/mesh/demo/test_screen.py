@@ -75,11 +75,12 @@ def test_a_nats_server_that_stays_down_is_told_with_the_command_that_starts_it()
 
         return shown(act).splitlines()
 
-    *_, what, how = died(nats, None)
-    assert what == "  eu is cut off; once that is mended, by hand:"
+    *_, what, whose, how = died(nats, None)
+    assert what == "  eu is cut off; once that is mended, by hand,"
+    assert whose == "  and yours to end:"
     assert tuple(shlex.split(how)) == command
-    for other in (died(nats, 0.5), died(PROGRAM, None)):
-        assert other[-1].endswith("x.log")
+    assert died(nats, 0.5)[-1].endswith("x.log")
+    assert died(PROGRAM, None)[-1] == "  once that is mended, start the mesh anew"
 
 
 SILENT = EngineSilent(PROGRAM, GivenEngine("us", "http://127.0.0.1:8000"), "no answer, use less")

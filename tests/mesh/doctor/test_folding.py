@@ -8,8 +8,15 @@ OK, WARNING, BAD, UNKNOWN = Verdict
 DEAD = Silence("nats://eu:4222", "nobody listens there", listens=False)
 
 
-def by_hand(region, silence):
-    return Remedy(f"{region} at {silence.url}", "true")
+class Hands:
+    def server(self, region, silence):
+        return Remedy(f"{region} at {silence.url}", "true")
+
+    def part(self, kind, region, name):
+        return Remedy(f"{kind} {name} of {region}", "true")
+
+
+by_hand = Hands()
 
 
 def finding(region, check, about, verdict, peer=None):
@@ -70,3 +77,15 @@ def test_while_one_router_speaks_a_link_is_trouble_of_its_own():
 def test_leaks_of_permissions_are_never_explained_away():
     leak = finding("us", "permissions", "answers for eu", BAD)
     assert folded([leak], {"eu": DEAD}, by_hand)[1] == leak
+
+
+def test_who_is_not_heard_comes_with_what_to_do_and_nobody_else():
+    found = [
+        finding("eu", "router", "r1", BAD),
+        finding("eu", "heartbeat", "eu-0", BAD),
+        finding("eu", "heartbeat", "eu-1", WARNING),
+        finding("eu", "router", "r2", OK),
+        finding("eu", "stream", "r1", BAD),
+    ]
+    whats = [one.remedy and one.remedy.what for one in folded(found, {}, by_hand)]
+    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, None]
