@@ -14,8 +14,17 @@ CANCEL_AGAIN_S = 0.1
 
 
 async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel until all have ended. What they raise is left to whoever awaits them."""
+    """Cancel until all have ended. What they raise is left to whoever awaits them.
+
+    Who is cancelled meanwhile, ends when they have: none is left behind.
+    """
+    cancelled: asyncio.CancelledError | None = None
     while tasks := [task for task in tasks if not task.done()]:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+        try:
+            await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -264,7 +264,7 @@ CHANNELS: tuple[Channel, ...] = (
         publish=frozenset({ROUTER}),
         subscribe=frozenset({AGENT, PEER_AGENT}),
         about="A router's sign of life, every 500 ms: agents abort the work of a router that "
-        "has been silent for 3 s.",
+        "has been silent for 3 s, or for 7 s if it is of another region.",
     ),
     Channel(
         name="inbox",

@@ -55,8 +55,10 @@ class MissingFrames:
             return []
         return [missing for missing in self._frames.values() if missing.due_s <= now]
 
-    def all_asked_for(self, now: float) -> None:
-        """After a time without the bus, in which no asking counts."""
-        for missing in self._frames.values():
+    def asked_anew(self, inbox: str, now: float) -> None:
+        """What that answer misses was asked for after a time without the bus: that counts as the
+        first asking."""
+        missing = self._frames.get(inbox)
+        if missing is not None:
             missing.asks = 0
             missing.was_asked_for(now)

@@ -170,7 +170,8 @@ async def _bus(chart: Chart, client: Client, clock: Clock) -> None:
 async def _links(chart: Chart, topology: Topology, client: Client) -> None:
     """The links as the region's own server sees them."""
     reply = await client.request(LEAFZ, timeout=REQUEST_S)
-    up = {leaf.get("account"): leaf for leaf in json.loads(reply.data)["data"].get("leafs") or ()}
+    seen = json.loads(reply.data).get("data") or {}
+    up = {leaf.get("account"): leaf for leaf in seen.get("leafs") or ()}
     for peer in topology.peers(chart.region):
         leaf = up.get(link_account(peer))
         rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")

@@ -58,12 +58,9 @@ class Chart:
         unit: str | None = None,
         *,
         peer: str | None = None,
-        remedy: Remedy | None = None,
     ) -> None:
         """Write one down."""
-        found = Finding(
-            *(self.region, check, about, verdict, detail, value, unit), peer=peer, remedy=remedy
-        )
+        found = Finding(self.region, check, about, verdict, detail, value, unit, peer)
         self.findings.append(found)
 
 

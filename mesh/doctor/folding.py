@@ -2,9 +2,9 @@
 
 A region whose nats-server does not answer can't be reached over any link, and one whose routers
 are all silent sends no digest and answers no ping. Both is found again from every other region.
-Nothing is left out: such a finding keeps its verdict and names the region in `because`. What is
-still heard of a region whose server does not answer *us* is told in its row, since then the server
-runs and it is we who are cut off.
+Nothing is left out: such a finding keeps its verdict and names the region in `because`. Where
+others reach a region whose server does not answer *us*, it is we who are cut off: its row says so,
+nothing follows from it, and there is nothing to start anew.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,14 @@ def folded(
 ) -> list[Finding]:
     """The findings, led by a row for each server that does not answer (`silences`, by region)."""
     mute = _routers_silent(findings)
+    dead = {region for region in silences if not _looks(region, findings)[0]}
 
     def explained(one: Finding) -> Finding:
         if one.verdict is Verdict.BAD and (kind := HEARD_OF.get(one.check)) is not None:
             return replace(one, remedy=by_hand.part(kind, one.region, one.about))
         if one.verdict is Verdict.OK or one.peer is None:
             return one
-        if one.peer in silences or (one.peer in mute and one.check in OF_ROUTERS):
+        if one.peer in dead or (one.peer in mute and one.check in OF_ROUTERS):
             return replace(one, because=one.peer)
         return one
 
@@ -60,13 +61,19 @@ def _routers_silent(findings: Sequence[Finding]) -> set[str]:
 
 
 def _row(region: str, silence: Silence, findings: Sequence[Finding], by_hand: ByHand) -> Finding:
-    looks = [one for one in findings if one.peer == region and one.check in OF_ROUTERS]
-    reached = {one.region: None for one in looks if one.verdict is Verdict.OK}
-    cut_off = {one.region: None for one in looks if one.region not in reached}
+    reached, cut_off = _looks(region, findings)
     detail = f"no answer at {silence.url}: {silence.why}"
     if reached:
         detail += f"; but {', '.join(reached)} reach it: is the way from here to there open?"
     elif cut_off:
         detail += f"; nor is it reached from {', '.join(cut_off)}"
-    remedy = by_hand.server(region, silence)
+    remedy = None if reached else by_hand.server(region, silence)
     return Finding(region, "bus", "server", Verdict.BAD, detail, remedy=remedy)
+
+
+def _looks(region: str, findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """From where routers of that region are heard, and from where they are not at all."""
+    looks = [one for one in findings if one.peer == region and one.check in OF_ROUTERS]
+    reached = dict.fromkeys(one.region for one in looks if one.verdict is Verdict.OK)
+    cut_off = dict.fromkeys(one.region for one in looks if one.region not in reached)
+    return list(reached), list(cut_off)

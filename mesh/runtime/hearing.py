@@ -162,17 +162,17 @@ class Hearing:
         elif missing.is_lost:
             self._missing.drop(missing)
             self._attempt_over(ticket, answer.lost(missing.number))
-            ticket.wake()
         elif self._bus.is_connected:
             self._bus.ask_again(answer, missing.number)
             missing.was_asked_for(now)
 
     def ask_for_the_rest(self) -> None:
         """The bus was away: of answers that have begun, what came since may be lost."""
+        now = self._clock()
         for answer in self._tickets.answers():
             if answer.head is not None:
                 self._bus.ask_again(answer, answer.next_number)
-        self._missing.all_asked_for(self._clock())
+                self._missing.asked_anew(answer.inbox, now)
 
     def _attempt_over(self, ticket: Ticket, event: ev.Event) -> None:
         """Nothing more of this attempt is wanted."""

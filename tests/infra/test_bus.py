@@ -92,6 +92,7 @@ async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
         await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nobody goes on trying"
 
 
 @pytest.mark.parametrize(

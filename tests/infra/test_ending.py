@@ -33,3 +33,17 @@ async def test_all_have_ended_when_it_returns(monkeypatch):
 
 async def test_nothing_to_end_is_no_wait():
     await end_all([])
+
+
+async def test_who_is_cancelled_meanwhile_leaves_nobody_behind():
+    slow = asyncio.create_task(loses(3))
+    await asyncio.sleep(0)  # it has begun
+    ending = asyncio.create_task(end_all([slow]))
+    while not slow.cancelling():
+        await asyncio.sleep(0)
+    ending.cancel()
+    try:
+        await asyncio.wait([ending], timeout=20)
+        assert ending.cancelled() and slow.cancelled()
+    finally:
+        await end_all([slow])

@@ -3,6 +3,7 @@
 import pytest
 
 from agents.adapters.lately import KEPT_BYTES_MAX, KEPT_S, Lately
+from agents.core.routers import SILENCE_ABROAD_S
 from schemas.exchange import Frame, pack_frame, unpack_frame
 
 US, EU = "_INBOX.us.r1", "_INBOX.eu.r1"
@@ -68,3 +69,7 @@ def test_ends_of_one_routers_answers(sent) -> None:
     sent.frame("b", 0)
     sent.frame("c", 5, Frame.END, router=EU)
     assert [stream for stream, _ in sent.lately.ends(US, sent.now)] == ["a"]
+
+
+def test_it_is_kept_for_longer_than_any_router_may_be_silent():
+    assert KEPT_S > SILENCE_ABROAD_S + 1.0

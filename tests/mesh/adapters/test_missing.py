@@ -31,11 +31,12 @@ def test_without_the_bus_nobody_is_asked_and_nothing_given_up() -> None:
     assert frames.due(30.0, bus_is_there=False) == []
 
 
-def test_after_the_bus_was_away_all_begin_anew() -> None:
+def test_after_the_bus_was_away_the_asking_begins_anew() -> None:
     frames = MissingFrames()
     frames.enter(INBOX, 3, 10.0)
     assert asked_at(frames, 10.0, 12.0) == ([10.0, 10.5, 11.5], float("inf"))
-    frames.all_asked_for(20.0)
+    frames.asked_anew(OTHER, 20.0)
+    frames.asked_anew(INBOX, 20.0)
     assert asked_at(frames, 20.0, 30.0) == ([20.5, 21.5], 23.5)
 
 
