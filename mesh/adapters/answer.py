@@ -10,13 +10,14 @@ Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited
 which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 from mesh.core import events as ev
 from mesh.core.requests.request import Served
 from schemas import exchange, wire
-from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome
+from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.state import Digest, decode_digest
 
@@ -33,6 +34,9 @@ EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
 HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
+_HEADER_BYTES = FRAME_HEADER.size
+_SOME_EVENT = b"\n\n"  # in the place of one that is whole, and not the last
+_frame_header = FRAME_HEADER.unpack_from
 _ABOUT_PLACE = frozenset((Frame.PLACED, Frame.HELD, Frame.REFUSED, Frame.LOST))
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
@@ -68,12 +72,13 @@ class Answer:
         self._is_error = False
         self._chunks: list[bytes] = []
         self._buffered_bytes = 0
-        self._taken_bytes = 0
+        self.taken_bytes = 0  # given out
+        self.credit_at_bytes = CREDIT_BYTES  # given out: then a credit is due
         self._credited_bytes = 0
         self._credit_may_be_lost = False  # its replica waits for something
         self._next_number = 0
         self._given_out_last = b""  # the end of what was given out
-        self._progress_told_at = float("-inf")
+        self._progress_due_at = float("-inf")
         self._missing_from = -1
         self.body_sent = False  # in parts, as the agent wanted it
 
@@ -108,6 +113,28 @@ class Answer:
             return self._whole_bytes(b"".join(self._chunks)) > 0
         return self._buffered_bytes >= PLAIN_BYTES_MAX
 
+    def passing(self, frame: bytes, now: float) -> bytes:
+        """What a frame brings, if it can be given out as it is; empty if it is to be fed instead.
+
+        Most frames are the next event of a stream that flows. The last event is not passed: where
+        the end is in the same parcel, they go out in one write.
+        """
+        if self._chunks or now >= self._progress_due_at:
+            return b""
+        try:
+            kind, number = _frame_header(frame)
+        except struct.error:
+            return b""
+        if kind != _DATA or number != self._next_number or not frame.endswith(b"\n\n"):
+            return b""
+        if frame.endswith(LAST_EVENTS):
+            return b""
+        self._next_number = number + 1
+        data = frame[_HEADER_BYTES:]
+        self.taken_bytes += len(data)
+        self._given_out_last = _SOME_EVENT
+        return data
+
     def take(self) -> bytes:
         """The bytes that may be given out and have not been; empty when there are none."""
         if not self._chunks:
@@ -120,7 +147,7 @@ class Answer:
                 self._chunks.append(data[whole:])
                 data = data[:whole]
         if data:
-            self._taken_bytes += len(data)
+            self.taken_bytes += len(data)
             self._buffered_bytes -= len(data)
             self._given_out_last = data[-LAST_EVENT_BYTES:]
         return data
@@ -133,11 +160,6 @@ class Answer:
         return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
 
     @property
-    def uncredited_bytes(self) -> int:
-        """Given out since the last credit."""
-        return self._taken_bytes - self._credited_bytes
-
-    @property
     def credited_bytes(self) -> int:
         """What the agent was told last."""
         return self._credited_bytes
@@ -148,11 +170,12 @@ class Answer:
         Short answers never need it: half a window must have gone by.
         """
         waiting = 0 if self.is_event_stream else self._buffered_bytes
-        passed = self._taken_bytes + min(waiting, PLAIN_BYTES_MAX)
+        passed = self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
         again, self._credit_may_be_lost = self._credit_may_be_lost, False
         if self.is_complete or (passed - self._credited_bytes < CREDIT_BYTES and not again):
             return None
         self._credited_bytes = passed
+        self.credit_at_bytes = passed + CREDIT_BYTES
         return exchange.Credit(self.inbox, passed)
 
     def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
@@ -237,7 +260,7 @@ class Answer:
             return self._failed("the answer began without its head")
         if self._is_error:
             kept = payload[: ERROR_BYTES_MAX - self._buffered_bytes]
-            self._taken_bytes += len(payload) - len(kept)  # so that credit goes on
+            self.taken_bytes += len(payload) - len(kept)  # so that credit goes on
             payload = kept
         self._chunks.append(payload)
         self._buffered_bytes += len(payload)
@@ -260,9 +283,9 @@ class Answer:
         return ev.AttemptFailed(self.key, self.attempt, detail, answered)
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
-        if now - self._progress_told_at < PROGRESS_S:
+        if now < self._progress_due_at:
             return None
-        self._progress_told_at = now
+        self._progress_due_at = now + PROGRESS_S
         return ev.AttemptProgressed(self.key, self.attempt)
 
 

@@ -115,8 +115,11 @@ async def _pump(
     """
     answer = ticket.answer
     assert answer is not None
-    outlet = Outlet(request, stream, answer, lambda: door.passed(ticket))
-    while chunk := await ticket.next_bytes(outlet.pour):
+    if request.transport is None:
+        raise ConnectionResetError("the client hung up")
+    chunked = stream.headers.get("Transfer-Encoding") == "chunked"
+    outlet = Outlet(request.transport, answer, lambda: door.passed(ticket), chunked=chunked)
+    while chunk := await ticket.next_bytes(outlet):
         if answer.is_complete and ticket.failure is None:
             return chunk
         await stream.write(chunk)

@@ -5,10 +5,10 @@ settled once: with bytes to stream, with an engine's own error, or with a failur
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mesh.adapters.answer import Answer, EngineError
+from mesh.adapters.outlet import Outlet
 from mesh.adapters.spans import RequestSpans
 from mesh.adapters.wishes import NO_WISHES, Wishes
 from schemas.decision import Decision
@@ -63,7 +63,7 @@ class Ticket:
     pass_engine_error: bool = False
     first_byte_at: float | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _pour: Callable[[], bool] | None = None  # while the handler waits for more of the answer
+    outlet: Outlet | None = None  # while the handler waits for more of the answer
 
     @property
     def is_startable(self) -> bool:
@@ -81,7 +81,8 @@ class Ticket:
 
     def wake(self) -> None:
         """Something changed; the handler looks again, unless its outlet did all there is to do."""
-        if self._pour is None or self.failure is not None or not self._pour():
+        if self.outlet is None or self.failure is not None or not self.outlet.pour():
+            self.outlet = None  # what comes from here on goes out behind what the handler has
             self._wake.set()
 
     async def until_startable(self) -> None:
@@ -90,10 +91,10 @@ class Ticket:
             self._wake.clear()
             await self._wake.wait()
 
-    async def next_bytes(self, pour: Callable[[], bool] | None = None) -> bytes:
+    async def next_bytes(self, outlet: Outlet | None = None) -> bytes:
         """The next bytes of the answer; empty at its end or when `failure` is set.
 
-        `pour` is tried first when something comes while this waits: see Outlet.
+        While this waits, what comes is tried on `outlet` first.
         """
         assert self.answer is not None, "asked for bytes before an answer was there"
         while True:
@@ -102,8 +103,8 @@ class Ticket:
             if self.answer.is_complete or self.failure is not None:
                 return b""
             self._wake.clear()
-            self._pour = pour
+            self.outlet = outlet
             try:
                 await self._wake.wait()
             finally:
-                self._pour = None
+                self.outlet = None

@@ -82,8 +82,12 @@ class Hearing:
             if ticket is not None and ticket.answer is not None:
                 self._attempt_over(ticket, _nobody_listens(ticket.answer, self._config.region))
         else:
-            ticket = self._hear_frame(msg.subject, msg.data, self._clock())
-            if ticket is not None:
+            ticket = self._tickets.answering(msg.subject)
+            now = self._clock()
+            if ticket is None:
+                self._hear_frame(ticket, msg.subject, msg.data, now)
+            elif ticket.outlet is None or not ticket.outlet.pass_on(msg.data, now):
+                self._hear_frame(ticket, msg.subject, msg.data, now)
                 ticket.wake()
 
     def hear_parcel(self, msg: Msg) -> None:
@@ -92,8 +96,12 @@ class Hearing:
         heard: dict[int, Ticket] = {}
         try:
             for stream, frame in unpack_parcel(msg.data):
-                ticket = self._hear_frame(inboxes + stream, frame, now)
-                if ticket is not None:
+                inbox = inboxes + stream
+                ticket = self._tickets.answering(inbox)
+                if ticket is None:
+                    self._hear_frame(ticket, inbox, frame, now)
+                elif ticket.outlet is None or not ticket.outlet.pass_on(frame, now):
+                    self._hear_frame(ticket, inbox, frame, now)
                     heard[ticket.key] = ticket
         except wire.WireError as error:  # what was in the rest is missed by its numbers
             log.warning("parcel on %s: %s", msg.subject, error)
@@ -101,25 +109,19 @@ class Hearing:
             for ticket in heard.values():
                 ticket.wake()
 
-    def _hear_frame(self, inbox: str, data: bytes, now: float) -> Ticket | None:
-        """Who is to be woken."""
-        ticket = self._tickets.answering(inbox)
+    def _hear_frame(self, ticket: Ticket | None, inbox: str, data: bytes, now: float) -> None:
         answer = ticket.answer if ticket is not None else None
         try:
             frame = exchange.unpack_frame(data)
             if ticket is None or answer is None:
                 self._stray(inbox, frame)
-                return ticket
-            event = answer.feed(frame, now)
-            if event is None and frame.kind is Frame.DATA and answer.is_event_stream:
-                return ticket  # nearly always
-            self._heard(ticket, answer, frame, event)
+                return
+            self._heard(ticket, answer, frame, answer.feed(frame, now))
         except wire.WireError as error:
             log.warning("frame on %s: %s", inbox, error)
             if ticket is not None and answer is not None:
                 detail = "the replica sent a frame that can't be read"
                 self._attempt_over(ticket, ev.AttemptFailed(answer.key, answer.attempt, detail))
-        return ticket
 
     def _heard(
         self,

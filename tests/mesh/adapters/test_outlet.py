@@ -10,6 +10,7 @@ from aiohttp import web
 from mesh.adapters.answer import CREDIT_BYTES
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.outlet import BEHIND_BYTES, Outlet
+from mesh.adapters.ticket import Ticket
 from tests.mesh.adapters.build import LOST, Feeder, ticket
 
 EVENT = b"data: 1\n\n"
@@ -18,17 +19,21 @@ EVENT = b"data: 1\n\n"
 class Poured:
     """A feeder whose ticket pours into the outlet of a real response."""
 
-    def __init__(self, request: web.BaseRequest, stream: web.StreamResponse) -> None:
-        self.feeder = Feeder(ticket())
+    def __init__(self, request: web.BaseRequest, stream: web.StreamResponse, held: Ticket) -> None:
+        self.feeder = Feeder(held)
         self.passed = 0
-        self.outlet = Outlet(request, stream, self.feeder.answer, self._count)
+        assert request.transport is not None
+        chunked = stream.headers.get("Transfer-Encoding") == "chunked"
+        self.outlet = Outlet(request.transport, self.feeder.answer, self._count, chunked=chunked)
 
     def _count(self) -> None:
         self.passed += 1
 
 
 @asynccontextmanager
-async def pouring(version: str) -> AsyncIterator[tuple[Poured, asyncio.StreamReader]]:
+async def pouring(
+    version: str = "1.1", held: Ticket | None = None
+) -> AsyncIterator[tuple[Poured, asyncio.StreamReader]]:
     """An outlet into a connection, and the client's end of it behind the headers."""
     made: asyncio.Future[Poured] = asyncio.get_running_loop().create_future()
     done = asyncio.Event()
@@ -37,7 +42,7 @@ async def pouring(version: str) -> AsyncIterator[tuple[Poured, asyncio.StreamRea
         stream = web.StreamResponse()
         await stream.prepare(request)
         await stream.write(b"first")
-        made.set_result(Poured(request, stream))
+        made.set_result(Poured(request, stream, held or ticket()))
         await done.wait()
         return stream
 
@@ -119,19 +124,16 @@ async def test_a_client_that_is_gone_is_the_handlers():
 
 async def test_a_waiting_handler_sleeps_on_while_the_outlet_pours_and_wakes_for_the_rest():
     held = ticket()
-    feeder = Feeder(held)
-    poured: list[bytes] = []
-
-    def pour() -> bool:
-        poured.append(feeder.answer.take())
-        return not feeder.answer.is_complete
-
-    waiting = asyncio.create_task(held.next_bytes(pour))
-    await asyncio.sleep(0)
-    feeder.data(EVENT)
-    await asyncio.sleep(0)
-    assert (poured, waiting.done()) == ([EVENT], False)
-    feeder.data(EVENT)
-    feeder.fail(LOST)  # what is whole still goes out, but by the handler
-    assert await waiting == b""
-    assert poured == [EVENT, EVENT]
+    async with pouring("1.1", held) as (poured, reader):
+        waiting = asyncio.create_task(held.next_bytes(poured.outlet))
+        await asyncio.sleep(0)
+        poured.feeder.data(EVENT)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        poured.feeder.data(EVENT)
+        assert await reader.readexactly(28) == b"9\r\ndata: 1\n\n\r\n" * 2
+        poured.feeder.fail(LOST)
+        assert held.outlet is None
+        poured.feeder.data(EVENT)  # what is whole still goes out, but by the handler
+        assert await waiting == EVENT
+        assert await held.next_bytes(poured.outlet) == b""
