@@ -52,13 +52,13 @@ def pack_parcels(posts: Iterable[Post]) -> Iterator[bytes]:
     Streams are as `is_stream` wants them.
     """
     parts: list[bytes] = []
-    size = 0
+    size, pack = 0, _PLACE.pack
     for stream, frame in posts:
-        more = _PLACE.size + len(stream) + len(frame)
-        if parts and (size + more > PARCEL_BYTES_MAX or len(parts) >= 3 * PARCEL_FRAMES_MAX):
+        more = _PLACE_BYTES + len(stream) + len(frame)
+        if (size + more > PARCEL_BYTES_MAX or len(parts) >= 3 * PARCEL_FRAMES_MAX) and parts:
             yield b"".join(parts)
             parts, size = [], 0
-        parts += (_PLACE.pack(len(stream), len(frame)), stream.encode("ascii"), frame)
+        parts += (pack(len(stream), len(frame)), stream.encode("ascii"), frame)
         size += more
     if parts:
         yield b"".join(parts)

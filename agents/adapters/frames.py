@@ -5,32 +5,26 @@ the router sees the hole, which is the truth.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 from schemas.exchange import WORKING_S, Frame, pack_frame
 from schemas.wire import WireMessage, encode
 
+_DATA = Frame.DATA
 FRAME_BYTES_MAX = 128 * 1024  # far below any max_payload; engines' chunks are smaller anyway
 
 
-class Post(Protocol):
-    """Takes an inbox and a frame for it."""
-
-    def __call__(self, inbox: str, frame: bytes, *, urgent: bool) -> None: ...
+Post = Callable[[bytes, bool], None]  # a frame, and whether it is urgent
 
 
 class FrameWriter:
-    """The frames of one answer; `post` takes its inbox and each frame, in order."""
+    """The frames of one answer; `post` takes them, in order."""
 
-    __slots__ = ("_clock", "_inbox", "_number", "_post", "_spoke_at", "_who")
+    __slots__ = ("_clock", "_number", "_post", "_spoke_at", "_who")
 
-    def __init__(
-        self, post: Post, inbox: str, clock: Callable[[], float], who: bytes = b""
-    ) -> None:
+    def __init__(self, post: Post, clock: Callable[[], float], who: bytes = b"") -> None:
         """`who`: an encoded Placed, for whoever hears of work that it doesn't know."""
         self._who = who
         self._post = post
-        self._inbox = inbox
         self._clock = clock
         self._number = 0
         self._spoke_at = clock()
@@ -39,13 +33,16 @@ class FrameWriter:
         """Send a frame with one message."""
         self._send(kind, encode(message))
 
-    def data(self, chunk: bytes) -> None:
-        """Send the engine's bytes, in one frame unless they are very many."""
-        if len(chunk) <= FRAME_BYTES_MAX:
-            self._send(Frame.DATA, chunk)
+    def data(self, chunk: bytes, now: float) -> None:
+        """Send the engine's bytes, which came now: in one frame unless they are very many."""
+        if len(chunk) > FRAME_BYTES_MAX:
+            self.data(chunk[:FRAME_BYTES_MAX], now)
+            self.data(chunk[FRAME_BYTES_MAX:], now)
             return
-        for start in range(0, len(chunk), FRAME_BYTES_MAX):
-            self._send(Frame.DATA, chunk[start : start + FRAME_BYTES_MAX])
+        number = self._number
+        self._number = number + 1
+        self._spoke_at = now
+        self._post(pack_frame(_DATA, number, chunk), False)
 
     def break_silence(self) -> None:
         """Say that work goes on, if nothing was said for WORKING_S. Not after END."""
@@ -60,5 +57,5 @@ class FrameWriter:
         number = self._number
         self._number += 1
         self._spoke_at = self._clock()
-        # Nobody sees a token a millisecond late; the rest is waited for.
-        self._post(self._inbox, pack_frame(kind, number, payload), urgent=kind is not Frame.DATA)
+        # Nobody sees a token a millisecond late; all else is waited for.
+        self._post(pack_frame(kind, number, payload), True)

@@ -188,25 +188,32 @@ class Connection(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        assert self._parser is not None
         if not self._is_asked:  # it speaks unasked, as before closing an idle connection
             self.close()
-        if self._problem is not None or not self._is_asked:
+            return
+        if self._problem is not None or self._parser is None:
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(HttpBroken(f"no answer in HTTP/1.1: {_described(error)}"))
-        self._silent_bytes = 0 if self._body else self._silent_bytes + len(data)
-        if self._silent_bytes > SILENT_BYTES_MAX:
-            self._fail(HttpBroken(f"a head or a trailer has more than {SILENT_BYTES_MAX} bytes"))
-        if self._sink is not None and self._body:
-            self._pour_out(self._sink)
+        if self._body:
+            self._silent_bytes = 0
+        else:
+            self._count_silence(len(data))
         if self._sink is None:
             self._steer()
             self._wake()
-        elif self._is_ended:
+            return
+        if self._body:
+            self._pour_out(self._sink)
+        if self._is_ended:
             self._wake()
+
+    def _count_silence(self, size: int) -> None:
+        self._silent_bytes += size
+        if self._silent_bytes > SILENT_BYTES_MAX:
+            self._fail(HttpBroken(f"a head or a trailer has more than {SILENT_BYTES_MAX} bytes"))
 
     def _pour_out(self, sink: Callable[[bytes], None]) -> None:
         try:

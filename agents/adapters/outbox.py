@@ -1,10 +1,9 @@
 """Frames on their way out: what there is for one router at one moment goes as one message.
 
-Engines answer in step, so tokens come in bursts, one for every stream of a batch. The first of a
-burst goes at once; those behind it GATHER_S later, together (`schemas.parcels`). So a stream whose
-tokens are further apart is never held, in a full batch a token is held for a millisecond of the
-twenty and more that it took, and what a bus has to carry does not grow with the batch. Beginnings
-and ends wait for nothing, and take along what was waiting.
+Engines answer in step, so tokens come in bursts, one for every stream of a batch. A token waits
+GATHER_S for the rest of its burst, so what a bus has to carry does not grow with the batch; all
+tokens of a stream wait alike, so nobody sees it in the time between two. Beginnings and ends wait
+for nothing, and take along what was waiting.
 
 A router that misses some of what was sent lately (`lately.py`) is sent it again. After the bus was
 away, what is for a router waits until that router is heard: it may be back later than this agent.
@@ -13,6 +12,7 @@ away, what is for a router waits until that router is heard: it may be back late
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import nats.errors
 
@@ -31,7 +31,7 @@ Publish = Callable[[str, bytes], Awaitable[None]]
 
 
 class Outbox:
-    """`post` from anywhere while `run` runs in a task.
+    """Give it frames from anywhere while `run` runs in a task.
 
     Refusals are few bytes; what else waits is bounded by the answers' windows.
     """
@@ -49,15 +49,17 @@ class Outbox:
         self._repeating: asyncio.TimerHandle | None = None
         self._losses = link.losses
         self._heard: set[str] | None = None  # routers, since the bus was away; None: all may be
-        self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._go = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
-        """Send this frame after those before it: as soon as may be, or at once."""
+    def to(self, inbox: str) -> Callable[[bytes, bool], None]:
+        """What takes frames for that inbox: sent after those before, soon, or at once if urgent."""
         router, _, stream = inbox.rpartition(".")
+        return partial(self._post, router, stream)
+
+    def _post(self, router: str, stream: str, frame: bytes, urgent: bool) -> None:
         self._posts_bytes += len(frame)
         if (posts := self._posts.get(router)) is not None:
             posts.append((stream, frame))
@@ -67,8 +69,7 @@ class Outbox:
         if urgent:
             self._go.set()
         elif self._timer is None:
-            # A time that has passed means at once.
-            self._timer = self._loop.call_at(self._sent_at + GATHER_S, self._go.set)
+            self._timer = self._loop.call_later(GATHER_S, self._go.set)
 
     def repeat(self, inbox: str, first: int) -> None:
         """Send frames of that answer again soon, from that number on, as far as they are kept."""
@@ -118,7 +119,6 @@ class Outbox:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self._sent_at = self._loop.time()
             if self._losses != self._link.losses:
                 self._notice_losses()
             if self._again:
@@ -128,7 +128,7 @@ class Outbox:
             self._posts, self._posts_bytes = {}, 0
             if self._heard is not None:
                 posted, size = self._due(posted, self._heard)
-            self._lately.keep(posted, size, self._sent_at - self._link.away_s)
+            self._lately.keep(posted, size, self._loop.time() - self._link.away_s)
             await self._send(posted)
             if not self._again and (not self._posts or self._waits_for_others()):
                 self._empty.set()
@@ -178,6 +178,8 @@ def _messages(router: str, posts: list[Post]) -> Iterator[tuple[str, bytes]]:
     if len(together) > 1:
         for parcel in pack_parcels(together):
             yield f"{router}.{PARCEL}", parcel
+        if len(together) == len(posts):
+            return
         posts = [post for post in posts if not is_parcelled(post[0])]
     for stream, frame in posts:
         yield f"{router}.{stream}", frame

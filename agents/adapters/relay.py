@@ -232,11 +232,10 @@ class Relay:
         await self._began(AnswerBegan(self._inbox))
 
     def _pass_on(self, chunk: bytes) -> None:
-        self._engine.heard_at = self._clock()
+        now = self._engine.heard_at = self._clock()
         self._tail.add(chunk)
-        self._window.send(len(chunk))
-        self._frames.data(chunk)
-        if not self._window.open and self._answer is not None:
+        self._frames.data(chunk, now)
+        if not self._window.send(len(chunk)) and self._answer is not None:
             self._answer.hold()
 
 

@@ -16,22 +16,30 @@ _GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no s
 
 
 class Tail:
-    """The last TAIL_BYTES or a little more of what passed, kept without copying."""
+    """The last bytes of what passed, TAIL_BYTES at least, kept without copying."""
 
-    __slots__ = ("_chunks", "_held", "total")
+    __slots__ = ("_chunks", "_dropped", "_held")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
-        self._held = 0
-        self.total = 0
+        self._held = self._dropped = 0  # bytes
 
     def add(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
-        size = len(chunk)
-        self.total += size
-        self._held += size
+        self._held += len(chunk)
+        if self._held >= 2 * TAIL_BYTES:
+            self._drop()
+
+    def _drop(self) -> None:
         while self._held - len(self._chunks[0]) >= TAIL_BYTES:
-            self._held -= len(self._chunks.popleft())
+            size = len(self._chunks.popleft())
+            self._held -= size
+            self._dropped += size
+
+    @property
+    def total(self) -> int:
+        """Bytes that passed."""
+        return self._dropped + self._held
 
     def read(self) -> bytes:
         """The tail, at most TAIL_BYTES of it."""

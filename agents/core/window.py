@@ -26,8 +26,10 @@ class Window:
         """Whether the engine may be read further."""
         return self._sent - self._consumed < self._size
 
-    def send(self, size: int) -> None:
+    def send(self, size: int) -> bool:
+        """Note what was sent; whether the window is still open."""
         self._sent += size
+        return self._sent - self._consumed < self._size
 
     def credit(self, consumed: int) -> None:
         """Note how far the client is. Old news and claims beyond what was sent change nothing."""

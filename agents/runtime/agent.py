@@ -219,7 +219,7 @@ class Agent:
         self._look_now.set()
 
     def _writer(self, inbox: str) -> FrameWriter:
-        return FrameWriter(self._bus.outbox.post, inbox, self._clock, self._who)
+        return FrameWriter(self._bus.outbox.to(inbox), self._clock, self._who)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
         state = self._core.state

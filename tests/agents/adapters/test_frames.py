@@ -14,10 +14,9 @@ class Sink:
         self.now = 0.0
         self.frames = []
         self.urgent = []
-        self.writer = FrameWriter(self.post, "inbox", lambda: self.now)
+        self.writer = FrameWriter(self.post, lambda: self.now)
 
-    def post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
-        assert inbox == "inbox"
+    def post(self, frame: bytes, urgent: bool) -> None:
         self.frames.append(unpack_frame(frame))
         self.urgent.append(urgent)
 
@@ -28,7 +27,7 @@ class Sink:
 def test_messages_and_bytes() -> None:
     sink = Sink()
     sink.writer.say(Frame.PLACED, Placed("us", "g0"))
-    sink.writer.data(b"abc")
+    sink.writer.data(b"abc", sink.now)
     first, second = sink.frames
     assert decode_as(Placed, first.payload) == Placed("us", "g0")
     assert (second.kind, bytes(second.payload)) == (Frame.DATA, b"abc")
@@ -38,7 +37,7 @@ def test_messages_and_bytes() -> None:
 def test_very_many_bytes_become_several_frames(size) -> None:
     sink = Sink()
     data = bytes(size)
-    sink.writer.data(data)
+    sink.writer.data(data, sink.now)
     assert b"".join(frame.payload for frame in sink.frames) == data
     assert max(len(frame.payload) for frame in sink.frames) <= FRAME_BYTES_MAX
     assert sink.numbers() == list(range(max(1, -(-size // FRAME_BYTES_MAX))))
@@ -47,7 +46,7 @@ def test_very_many_bytes_become_several_frames(size) -> None:
 def test_only_data_may_wait_for_company() -> None:
     sink = Sink()
     sink.writer.say(Frame.PLACED, Placed("us", "g0"))
-    sink.writer.data(b"a")
+    sink.writer.data(b"a", sink.now)
     sink.now = WORKING_S
     sink.writer.break_silence()
     assert sink.urgent == [True, False, True]
@@ -58,7 +57,7 @@ def test_silence_is_broken_when_it_has_lasted() -> None:
     sink.now = WORKING_S - 0.1
     sink.writer.break_silence()
     assert sink.frames == []
-    sink.writer.data(b"a")
+    sink.writer.data(b"a", sink.now)
     sink.now = 2 * WORKING_S - 0.2
     sink.writer.break_silence()
     assert sink.numbers() == [0]

@@ -68,7 +68,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
         await talk.send(mutated(dice, WHOLE))
         talk.cut() if dice.random() < 0.2 else talk.close()
 
-    def post(inbox: str, frame: bytes, *, urgent: bool) -> None:
+    def post(frame: bytes, urgent: bool) -> None:
         frames.append(unpack_frame(frame).kind)
 
     async def began(event: AnswerBegan) -> None:
@@ -81,7 +81,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             relay = Relay(
                 Hand(inbox, "/v1/completions", "", b"{}", {}),
                 engine=engine,
-                frames=FrameWriter(post, inbox, time.monotonic),
+                frames=FrameWriter(post, time.monotonic),
                 region="us",
                 replica="g0",
                 clock=time.monotonic,

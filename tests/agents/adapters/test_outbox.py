@@ -93,7 +93,7 @@ def post(outbox, *streams, router="us.r1", urgent=False, reads_parcels=True):
     for stream in streams:
         name = parcelled(stream) if reads_parcels else stream
         frame = pack_frame(Frame.DATA, 0, stream.encode())
-        outbox.post(f"_INBOX.{router}.{name}", frame, urgent=urgent)
+        outbox.to(f"_INBOX.{router}.{name}")(frame, urgent)
 
 
 async def test_a_frame_alone_goes_to_its_own_inbox(outbox, bus):
@@ -121,17 +121,24 @@ async def test_frames_of_one_moment_go_as_one_message_for_each_router(outbox, bu
     assert said(bus) == ["1-1", "2-1", "1-1", "7-1", "8-1", "9-1"]
 
 
-async def test_a_burst_goes_out_in_two_messages(outbox, bus):
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    post(outbox, "1-1")
-    await sent(outbox)
-    for number in range(2, 30):
+async def test_a_burst_waits_for_all_of_it_and_goes_out_in_one_message(outbox, bus, monkeypatch):
+    monkeypatch.setattr("agents.adapters.outbox.GATHER_S", 3600.0)
+    for number in range(30):
         post(outbox, f"{number}-1")
+        await asyncio.sleep(0)
+    assert bus.heard == []
+    post(outbox, "30-1", urgent=True)
     await sent(outbox)
-    assert loop.time() - began >= GATHER_S
-    assert len(bus.heard) == 2
-    assert said(bus) == [f"{n}-1" for n in range(1, 30)]
+    assert bus.subjects == ["_INBOX.us.r1.parcel"]
+    assert said(bus) == [f"{n}-1" for n in range(31)]
+
+
+async def test_a_burst_does_not_wait_for_company_for_long(outbox, bus):
+    began = asyncio.get_running_loop().time()
+    post(outbox, "1-1", "2-1")
+    await sent(outbox)
+    assert asyncio.get_running_loop().time() - began >= GATHER_S
+    assert said(bus) == ["1-1", "2-1"]
 
 
 async def test_urgent_frames_take_along_what_waits(outbox, bus):
@@ -196,7 +203,7 @@ async def test_who_has_nothing_to_wait_for_can_leave(outbox, bus):
 
 def send(outbox, stream, number, kind=Frame.DATA, router="us.r1"):
     frame = pack_frame(kind, number, f"{stream}#{number}".encode())
-    outbox.post(f"_INBOX.{router}.{parcelled(stream)}", frame, urgent=True)
+    outbox.to(f"_INBOX.{router}.{parcelled(stream)}")(frame, True)
 
 
 async def until_said(bus, words):
@@ -285,7 +292,7 @@ async def test_any_mix_comes_out_in_order(outbox, bus):
         inbox = f"_INBOX.us.r{number % 3}.{parcelled(str(number % 7))}"
         expected.setdefault(inbox, []).append(str(number))
         frame = pack_frame(Frame.DATA, 0, str(number).encode())
-        outbox.post(inbox, frame, urgent=number % 11 == 0)
+        outbox.to(inbox)(frame, number % 11 == 0)
         if number % 5 == 0:
             await asyncio.sleep(0)
     await sent(outbox)

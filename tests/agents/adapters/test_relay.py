@@ -52,15 +52,14 @@ class Call:
         self.relay = Relay(
             hand,
             engine=client,
-            frames=FrameWriter(self._post, INBOX, time.monotonic),
+            frames=FrameWriter(self._post, time.monotonic),
             region="us",
             replica="g0",
             clock=time.monotonic,
             began=self._began,
         )
 
-    def _post(self, inbox: str, frame: bytes, *, urgent: bool) -> None:
-        assert inbox == INBOX
+    def _post(self, frame: bytes, urgent: bool) -> None:
         view = unpack_frame(frame)
         self.frames.append((view.kind, view.number, bytes(view.payload)))
         self.sent.set()
