@@ -23,6 +23,7 @@ START_TIMEOUT_S = 10.0  # a server may start beside us; longer than that is a mi
 CONNECT_TIMEOUT_S = 3
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
+FLUSH_TIMEOUT_S = 10.0
 TURNED_AWAY = "authorization violation"  # in what nats-server says, lower-cased
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
@@ -102,6 +103,16 @@ async def _in_time(connecting: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(task, return_exceptions=True)
         raise
     await task
+
+
+async def flush(client: Client, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+    """Wait until the server has taken in what was said to it. Raises nats.errors.Error.
+
+    Twice, because nats-py writes a ping at once [2.16.0]: the first one may overtake what waits to
+    be sent.
+    """
+    for _ in range(2):
+        await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
 
 
 async def close(client: Client) -> None:

@@ -28,7 +28,7 @@ from agents.core.events import (
     Event,
     WorkArrived,
 )
-from infra.bus import BusUnreachable
+from infra.bus import BusUnreachable, flush
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -156,7 +156,7 @@ class AgentBus:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.outbox.sent()
-                await self._client.flush(timeout=CLOSE_TIMEOUT_S)
+                await flush(self._client, CLOSE_TIMEOUT_S)
         except (TimeoutError, nats.errors.Error) as problem:
             log.warning("the last words may be lost: %s", type(problem).__name__)
 

@@ -19,7 +19,7 @@ from nats.js.errors import BadRequestError
 from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, BusUnreachable, close, connect
+from infra.bus import BusAddress, BusUnreachable, close, connect, flush
 from infra.ending import end_all
 from mesh.adapters import streams
 from mesh.adapters.answer import Answer
@@ -132,7 +132,7 @@ class RouterBus:
             await self._outbox.join()
             if self._service is not None:
                 await self._service.stop()
-            await self._client.flush()
+            await flush(self._client)
 
     def publish(
         self,
@@ -187,7 +187,7 @@ class RouterBus:
         within = subjects.ingress_within(region, subjects.ANY)
         await listen(within, queue=routers, cb=_msg(listeners.ingress))
         await listen(subjects.ping(region), queue=routers, cb=echo)
-        await self.client.flush()
+        await flush(self.client)
 
     async def _register(self) -> None:
         """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""

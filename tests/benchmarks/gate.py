@@ -149,7 +149,7 @@ class Edge:
         ))  # fmt: skip
         self._fleet = await bus.connect(BusAddress(url), name="fleet", inbox_prefix="_INBOX")
         await self._fleet.subscribe(subjects.work(US, subjects.ANY), cb=self._work.put)
-        await self._fleet.flush()
+        await bus.flush(self._fleet)
 
     async def close(self) -> None:
         """Leave the bus."""

@@ -48,6 +48,30 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, ca
     await client.close()
 
 
+async def test_a_flush_asks_behind_all_that_was_said():
+    heard: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+        while line := await reader.readline():
+            heard.append(line.split()[0].decode())
+            if heard[-1] == "PING":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        client = await bus.connect(
+            bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
+        )
+        heard.clear()
+        await client.subscribe("a")
+        await bus.flush(client)
+        assert "PING" in heard[heard.index("SUB") :]
+        await bus.close(client)
+
+
 async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeypatch):
     """At every moment: at some of them nats-py loses a cancel, and would go on trying."""
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 600.0)
