@@ -36,8 +36,8 @@ class FrameWriter:
     def data(self, chunk: bytes, now: float) -> None:
         """Send the engine's bytes, which came now: in one frame unless they are very many."""
         if len(chunk) > FRAME_BYTES_MAX:
-            self.data(chunk[:FRAME_BYTES_MAX], now)
-            self.data(chunk[FRAME_BYTES_MAX:], now)
+            for start in range(0, len(chunk), FRAME_BYTES_MAX):
+                self.data(chunk[start : start + FRAME_BYTES_MAX], now)
             return
         number = self._number
         self._number = number + 1

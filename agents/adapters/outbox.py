@@ -1,9 +1,9 @@
 """Frames on their way out: what there is for one router at one moment goes as one message.
 
 Engines answer in step, so tokens come in bursts, one for every stream of a batch. A token waits
-GATHER_S for the rest of its burst, so what a bus has to carry does not grow with the batch; all
-tokens of a stream wait alike, so nobody sees it in the time between two. Beginnings and ends wait
-for nothing, and take along what was waiting.
+GATHER_S at most for the rest of its burst, so what a bus has to carry does not grow with the batch;
+the time between two tokens of a stream moves by no more than that. Beginnings and ends wait for
+nothing, and take along what was waiting.
 
 A router that misses some of what was sent lately (`lately.py`) is sent it again. After the bus was
 away, what is for a router waits until that router is heard: it may be back later than this agent.
@@ -128,7 +128,7 @@ class Outbox:
             self._posts, self._posts_bytes = {}, 0
             if self._heard is not None:
                 posted, size = self._due(posted, self._heard)
-            self._lately.keep(posted, size, self._loop.time() - self._link.away_s)
+            self._lately.keep(posted, size, self._link.present_s())
             await self._send(posted)
             if not self._again and (not self._posts or self._waits_for_others()):
                 self._empty.set()

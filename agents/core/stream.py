@@ -16,7 +16,10 @@ _GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no s
 
 
 class Tail:
-    """The last bytes of what passed, TAIL_BYTES at least, kept without copying."""
+    """The last bytes of what passed, kept without copying.
+
+    TAIL_BYTES at least; twice that, or that and the largest chunk, at most.
+    """
 
     __slots__ = ("_chunks", "_dropped", "_held")
 

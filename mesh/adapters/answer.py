@@ -125,12 +125,12 @@ class Answer:
             kind, number = _frame_header(frame)
         except struct.error:
             return b""
-        if kind != _DATA or number != self._next_number or not frame.endswith(b"\n\n"):
+        if kind != _DATA or number != self._next_number:
             return b""
-        if frame.endswith(LAST_EVENTS):
+        data = frame[_HEADER_BYTES:]
+        if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
             return b""
         self._next_number = number + 1
-        data = frame[_HEADER_BYTES:]
         self.taken_bytes += len(data)
         self._given_out_last = _SOME_EVENT
         return data

@@ -114,9 +114,7 @@ async def test_a_socket_that_is_behind_is_the_handlers():
 
 async def test_a_client_that_is_gone_is_the_handlers():
     async with pouring("1.1") as (poured, _):
-        transport = poured.outlet._transport
-        assert transport is not None
-        transport.abort()
+        poured.outlet._transport.abort()
         poured.feeder.data(EVENT)
         assert not poured.outlet.pour()
         assert poured.feeder.answer.buffered_bytes == len(EVENT)  # nothing was taken

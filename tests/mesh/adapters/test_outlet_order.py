@@ -5,7 +5,13 @@ from random import Random
 
 import pytest
 
-from mesh.adapters.answer import PROGRESS_S, FramesMissing
+from mesh.adapters.answer import (
+    CREDIT_BYTES,
+    EVENT_BYTES_MAX,
+    PLAIN_BYTES_MAX,
+    PROGRESS_S,
+    FramesMissing,
+)
 from mesh.adapters.outlet import BEHIND_BYTES, Outlet
 from mesh.core import events as ev
 from schemas.exchange import FRAME_HEADER, End, Frame, Outcome, pack_frame, unpack_frame
@@ -24,13 +30,14 @@ class Socket:
 
     def __init__(self) -> None:
         self.unsent_bytes = 0
+        self.closing = False
         self.sent: list[bytes] = []
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_bytes
 
     def is_closing(self) -> bool:
-        return False
+        return self.closing
 
     def write(self, data: bytes) -> None:
         self.sent.append(data)
@@ -44,11 +51,13 @@ class Client:
         self.answer = Feeder(self.ticket, kind).answer
         self.socket = Socket()
         self.straight = 0  # frames that went the short way
+        self.credits = [0, 0]  # how often it was asked whether one is due, and how often it was
         self._dice = dice
         self._outlet = Outlet(self.socket, self.answer, self._passed, chunked=False)
 
     def _passed(self) -> None:
-        self.answer.credit_due()
+        self.credits[0] += 1
+        self.credits[1] += self.answer.credit_due() is not None
 
     async def handle(self) -> None:
         """What the HTTP handler does, a turn of the loop late now and then."""
@@ -99,7 +108,8 @@ def frames_of(pieces: list[bytes], dice: Random) -> list[bytes]:
 async def test_a_client_gets_what_the_engine_said(seed, kind):
     dice = Random(seed)
     client = Client(dice, kind)
-    pieces = [dice.choice(PIECES) for _ in range(dice.randrange(2, 80))] + [b"\n\n", DONE]
+    first = [b"x" * PLAIN_BYTES_MAX] if kind is JSON else []  # or it would wait for its end
+    pieces = first + [dice.choice(PIECES) for _ in range(dice.randrange(2, 80))] + [b"\n\n", DONE]
     frames, at, now = frames_of(pieces, dice), 0, 0.0
     handling = asyncio.create_task(client.handle())
     while client.answer.end is None:
@@ -123,9 +133,12 @@ async def test_a_client_gets_what_the_engine_said(seed, kind):
     assert client.answer.buffered_bytes == 0
 
 
-async def test_the_short_way_is_the_usual_one():
-    client = Client(Random(1), EVENTS)
-    frames = frames_of([b"data: 1\n\n"] * 100 + [DONE], Random(2))
+@pytest.mark.parametrize(
+    ("kind", "first"), [(EVENTS, b"data: 0\n\n"), (JSON, b"x" * PLAIN_BYTES_MAX)]
+)
+async def test_the_short_way_is_the_usual_one(kind, first):
+    client = Client(Random(1), kind)
+    frames = frames_of([first] + [b"data: 1\n\n"] * 100 + [DONE], Random(2))
     handling = asyncio.create_task(client.handle())
     for frame in frames:
         client.hear([frame], 0.0)
@@ -167,6 +180,38 @@ def test_the_core_hears_now_and_then_that_a_stream_flows():
     assert client.answer.take()
     assert client._outlet.pass_on(frames[1], 10.0 + 0.9 * PROGRESS_S)
     assert not client._outlet.pass_on(frames[2], 10.0 + PROGRESS_S)
+
+
+def test_a_client_that_is_gone_is_passed_nothing():
+    client = Client(Random(1), EVENTS)
+    client.socket.closing = True
+    client.answer.feed(unpack_frame(pack_frame(Frame.WORKING, 1, b"")), 0.0)
+    assert not client._outlet.pass_on(pack_frame(Frame.DATA, 2, b"data: 1\n\n"), 0.1)
+    assert (client.socket.sent, client.answer.next_number) == ([], 2)
+
+
+def test_credit_is_asked_for_when_it_is_due_and_only_then():
+    client = Client(Random(1), EVENTS)
+    client.answer.feed(unpack_frame(pack_frame(Frame.WORKING, 1, b"")), 0.0)
+    client.answer.credit_due()  # WORKING may mean that one was lost
+    event = b"data: " + b"x" * (CREDIT_BYTES // 8 - 8) + b"\n\n"
+    for number in range(2, 42):
+        assert client._outlet.pass_on(pack_frame(Frame.DATA, number, event), 0.1)
+    assert client.credits == [5, 5]
+
+
+def test_the_end_of_an_event_too_long_to_hold_is_one():
+    """Also where a frame's number looks like a line's end: the header is no part of an event."""
+    client = Client(Random(1), EVENTS)
+    for number in range(1, 9):
+        client.answer.feed(unpack_frame(pack_frame(Frame.WORKING, number, b"")), 0.0)
+    client.answer.feed(unpack_frame(pack_frame(Frame.DATA, 9, b"x" * EVENT_BYTES_MAX + b"x")), 0.0)
+    assert client.answer.take() and not client.answer.is_between_events
+    assert ord("\n") == 10
+    assert not client._outlet.pass_on(pack_frame(Frame.DATA, 10, b"\n"), 0.1)
+    assert client.answer.next_number == 10
+    assert client._outlet.pass_on(pack_frame(Frame.DATA, 10, b"x\n\n"), 0.1)
+    assert client.answer.is_between_events
 
 
 def test_nothing_overtakes_what_waits():
