@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons drills bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing gate-renew
@@ -34,6 +34,9 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
+
+fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
+	$(BIN)/python -m tests.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
 	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
