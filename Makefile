@@ -1,9 +1,10 @@
 # The commands anyone must know. `make up` and `make test` install what they need into .venv.
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
 
-.PHONY: up test drills bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing gate-renew
@@ -16,8 +17,8 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
-	@echo "installing into .venv, which takes a minute"
-	infra/virtual-environment $(PYTHON) .venv
+	@echo "installing into $(VENV), which takes a minute"
+	infra/virtual-environment $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
@@ -28,8 +29,14 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 test: lint ## every check: style, types, layers, tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
+test-pythons: ## `make test` with every supported Python that this machine has, one after another
+	$(PYTHON) tests/pythons.py
+
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
+
+fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
+	$(BIN)/python -m tests.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
 	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
@@ -115,4 +122,4 @@ schemas: $(STAMP) ## write the JSON Schema, AsyncAPI and OpenAPI files anew from
 	$(BIN)/python -m infra.topology_schema
 
 clean: ## remove what the other commands made
-	rm -rf .venv .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* .mesh build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

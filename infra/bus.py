@@ -14,6 +14,7 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
 from infra.ending import end_all
 
@@ -62,7 +63,7 @@ async def connect(
     """
 
     ears = _Ears(name, address, on_lost, on_back, on_error)
-    client = Client()
+    client = _Client()
     connecting = client.connect(
         servers=address.url,
         name=name,
@@ -119,9 +120,56 @@ async def close(client: Client) -> None:
     """Leave the bus. What could not be sent is lost, with a line in the log; raises nothing."""
     try:
         await client.close()
-    except (RuntimeError, OSError, nats.errors.Error):
-        # nats-py 2.16 writes what is pending even to a socket that the server closed long ago.
-        log.warning("left without the bus: what was still to be sent is lost")
+    except (OSError, nats.errors.Error) as problem:
+        log.warning("left the bus: %s", str(problem) or type(problem).__name__)
+
+
+class _Transport(TcpTransport):
+    """TCP where writing to a lost connection is a ConnectionResetError, as nats-py expects.
+
+    What a write after the loss raises depends on the event loop: under uvloop a RuntimeError, out
+    of asyncio's `writelines` a TypeError from Python 3.12 on [tried, 3.13.0]. nats-py 2.16 takes
+    neither for a loss: they end its task that sends, or the one that reconnects, and then nobody
+    ever reconnects.
+    """
+
+    is_leaving = False  # the client is being closed: what can't be sent is lost
+
+    def _is_open(self) -> bool:
+        return self._io_writer is not None and not self._io_writer.transport.is_closing()
+
+    def write(self, payload: bytes) -> None:
+        if self._is_open():  # else `drain`, which nats-py calls next, raises
+            super().write(payload)  # type: ignore[no-untyped-call]
+
+    def writelines(self, payload: list[bytes]) -> None:
+        if self._is_open():
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+        elif not self.is_leaving:  # before nats-py forgets it: it is sent once it is back
+            raise ConnectionResetError("the connection is lost")
+
+    async def drain(self) -> None:
+        try:
+            await super().drain()  # type: ignore[no-untyped-call]
+        except OSError:
+            if not self.is_leaving:
+                raise
+            log.warning("left without the bus: what was still to be sent is lost")
+
+    def __bool__(self) -> bool:
+        return True  # else nats-py makes its own in its place
+
+
+class _Client(Client):
+    """nats-py's client on a `_Transport`; `close` goes through to its end without a server too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._transport: _Transport = _Transport()  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        self._transport.is_leaving = True
+        await super().close()
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ are told in descriptions: the five bytes before each frame's payload, and msgpac
 are given as the JSON arrays that they would be.
 """
 
+import inspect
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
@@ -197,7 +198,8 @@ def _camel(kind: Frame) -> str:
 
 
 def _first_line(cls: type[Any]) -> str:
-    return (cls.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    # Python 3.13 takes a docstring's indentation away, those before leave it.
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
 
 def _ref(*path: str) -> dict[str, str]:

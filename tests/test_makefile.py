@@ -5,13 +5,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
-def installed(checkout: Path) -> str:
+def installed(checkout: Path, venv: str) -> str:
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     made = subprocess.run(
-        ["make", ".venv/.installed"],
+        ["make", f"{venv}/.installed", f"VENV={venv}"],
         cwd=checkout,
         env=alone,  # a `make test` above would have its say
         check=True,
@@ -21,13 +23,15 @@ def installed(checkout: Path) -> str:
     return made.stdout
 
 
-def test_it_says_that_it_installs_and_only_then(tmp_path):
+@pytest.mark.parametrize("venv", [".venv", ".venv-3.99"])
+def test_it_says_that_it_installs_and_only_then(tmp_path, venv):
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    for script in ("infra/virtual-environment", ".venv/bin/python"):  # that take no minute
+    for script in ("infra/virtual-environment", f"{venv}/bin/python"):  # that take no minute
         path = tmp_path / script
         path.parent.mkdir(parents=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
-    assert installed(tmp_path).startswith("installing into .venv, which takes a minute\n")
-    assert "installing" not in installed(tmp_path)
+    assert installed(tmp_path, venv).startswith(f"installing into {venv}, which takes a minute\n")
+    assert "installing" not in installed(tmp_path, venv)
+    assert [path.name for path in tmp_path.glob(".venv*")] == [venv]

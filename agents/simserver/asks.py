@@ -1,7 +1,8 @@
 """From a request body to what the engine must do, or a 400 that says what to change.
 
 Sampling parameters are accepted and have no effect: the simulated model has one answer. What
-would change the shape of the response (n, logprobs, echo) is refused, not ignored.
+would change the shape of the response (n, logprobs, echo) is refused, not ignored. One field is the
+simulated engine's own: `"stamp": true` (see `rendering.stamp`).
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Ask:
     answer: Answer
     stream: bool
     include_usage: bool
+    stamped: bool = False  # each token says of which prompt and attempt it is, and which one it is
 
     @property
     def prompt_tokens(self) -> int:
@@ -78,6 +80,9 @@ class Asker:
             stop=_stops(body),
         )
         stream = _flag(body, "stream")
+        stamped = _flag(body, "stamp")
+        if stamped and wishes.stop:
+            raise invalid("stamps are not words: leave out stop or stamp", "stamp")
         return Ask(
             chat=chat,
             model=model,
@@ -85,6 +90,7 @@ class Asker:
             answer=answer(prompt, wishes, self.seed),
             stream=stream,
             include_usage=stream and _include_usage(body),
+            stamped=stamped,
         )
 
     def _model(self, body: Body) -> str:

@@ -1,9 +1,10 @@
 """Responses as bytes: everything but the words is rendered once per request.
 
 A streamed token costs one join of three byte strings. That works because an answer is plain
-ASCII letters and spaces, which JSON takes as they are.
+ASCII letters and spaces, with stamps digits and slashes too, which JSON takes as they are.
 """
 
+import hashlib
 from typing import Any
 
 import orjson
@@ -16,6 +17,43 @@ _SLOT = "\x00"  # JSON writes it as the six characters below; nothing after it h
 _SLOT_JSON = rb"\u0000"
 
 
+def prompt_mark(prompt: bytes) -> str:
+    """Sixteen hexadecimal digits that name a prompt, given as `agents.sim.tokens` has it."""
+    return hashlib.blake2b(prompt, digest_size=8).hexdigest()
+
+
+def stamp(mark: str, attempt: str, index: int) -> str:
+    """What stands for a token where stamps were asked for: whose it is, and its index from 0.
+
+    `attempt` is another for every request that any engine process takes, so who reads an answer
+    sees if it was made of two, or if a token is missing or there twice.
+    """
+    return f"{mark}/{attempt}/{index} "
+
+
+class Words:
+    """The text of one answer as its client sees it."""
+
+    __slots__ = ("_ask", "_attempt", "_mark")
+
+    def __init__(self, ask: Ask, attempt: str) -> None:
+        self._ask = ask
+        self._attempt = attempt
+        self._mark = prompt_mark(ask.prompt) if ask.stamped else ""
+
+    def token(self, at: int) -> str:
+        """What is seen of one token; nothing of one behind a stop sequence."""
+        if self._ask.stamped:
+            return stamp(self._mark, self._attempt, at)
+        return self._ask.answer.shown(at, at + 1)
+
+    def whole(self) -> str:
+        """What is seen of all."""
+        if self._ask.stamped:
+            return "".join(map(self.token, range(self._ask.answer.tokens)))
+        return self._ask.answer.text[: self._ask.answer.visible]
+
+
 def usage(ask: Ask, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     """OpenAI's usage object."""
     return {
@@ -26,9 +64,9 @@ def usage(ask: Ask, completion_tokens: int, cached_tokens: int) -> dict[str, Any
     }
 
 
-def whole(ask: Ask, response_id: str, created: int, cached_tokens: int) -> bytes:
+def whole(ask: Ask, response_id: str, created: int, cached_tokens: int, attempt: str = "") -> bytes:
     """The body of an answer that is not streamed."""
-    text = ask.answer.text[: ask.answer.visible]
+    text = Words(ask, attempt).whole()
     content = {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
     return orjson.dumps(
         {
@@ -52,11 +90,13 @@ def whole(ask: Ask, response_id: str, created: int, cached_tokens: int) -> bytes
 class SseRenderer:
     """The events of one streamed answer."""
 
-    __slots__ = ("_after", "_answer", "_ask", "_before", "_frame")
+    __slots__ = ("_after", "_answer", "_ask", "_before", "_frame", "_words")
 
-    def __init__(self, ask: Ask, response_id: str, created: int) -> None:
+    def __init__(self, ask: Ask, response_id: str, created: int, attempt: str = "") -> None:
+        """`attempt`: what names this one in stamps."""
         self._ask = ask
         self._answer: Answer = ask.answer
+        self._words = Words(ask, attempt)
         self._frame = {
             "id": response_id,
             "object": "chat.completion.chunk" if ask.chat else "text_completion",
@@ -72,11 +112,11 @@ class SseRenderer:
 
     def tokens(self, start: int, end: int) -> bytes:
         """One event for each of the tokens `start` to `end`."""
-        shown = self._answer.shown
+        token = self._words.token
         return b"".join(
             self._before + text.encode() + self._after
             for at in range(start, end)
-            if (text := shown(at, at + 1))
+            if (text := token(at))
         )
 
     def closing(self, cached_tokens: int) -> bytes:

@@ -129,17 +129,18 @@ class SimServer:
 
     async def _generate(self, request: web.Request, ask: Ask) -> web.StreamResponse:
         stream = self._submit(ask)
-        response_id = self._response_id(request, ask, stream)
+        attempt = f"{self._nonce}-{stream.id:x}"
+        response_id = _response_id(request, ask, attempt)
         created = int(time.time())
         ended = "abort"
         try:
             if ask.stream:
-                events = SseRenderer(ask, response_id, created)
+                events = SseRenderer(ask, response_id, created, attempt)
                 response = await send_stream(request, stream, events, self._faults)
             else:
                 await stream.wait(0)
                 response = web.Response(
-                    body=whole(ask, response_id, created, stream.cached_tokens),
+                    body=whole(ask, response_id, created, stream.cached_tokens, attempt),
                     content_type="application/json",
                 )
             ended = ask.answer.finish_reason
@@ -147,11 +148,6 @@ class SimServer:
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
-
-    def _response_id(self, request: web.Request, ask: Ask, stream: TokenStream) -> str:
-        given = request.headers.get("x-request-id", "")
-        own = given if is_request_id(given) else f"{self._nonce}-{stream.id:x}"
-        return f"chatcmpl-{own}" if ask.chat else f"cmpl-{own}"
 
     def _submit(self, ask: Ask) -> TokenStream:
         keys = block_keys(ask.sequence(), self._block_bytes)
@@ -230,3 +226,9 @@ class SimServer:
 
 def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
+
+
+def _response_id(request: web.Request, ask: Ask, attempt: str) -> str:
+    given = request.headers.get("x-request-id", "")
+    own = given if is_request_id(given) else attempt
+    return f"chatcmpl-{own}" if ask.chat else f"cmpl-{own}"

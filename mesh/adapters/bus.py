@@ -297,6 +297,5 @@ async def _soon(leaving: Coroutine[Any, Any, None]) -> None:
     try:
         async with asyncio.timeout(CLOSE_S):
             await leaving
-    except (nats.errors.Error, OSError, RuntimeError, TimeoutError) as error:
-        # uvloop raises RuntimeError for a socket that was closed under it.
+    except (nats.errors.Error, OSError, TimeoutError) as error:
         log.info("left a bus that was gone: %s", error or type(error).__name__)

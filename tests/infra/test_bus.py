@@ -1,14 +1,21 @@
 import asyncio
+import os
+import signal
+import socket
+import struct
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from infra import bus
 from infra.topology import parse
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
-from tests.support.nats_server import NatsServer
+from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.until import until
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
 
 async def test_connects_under_its_own_inbox_prefix(nats_server: NatsServer):
@@ -145,3 +152,68 @@ async def test_a_server_that_is_not_there_yet_is_told_of_once(monkeypatch, caplo
         await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
     [said] = [record.getMessage() for record in caplog.records if record.name == "infra.bus"]
     assert said.startswith("t: no bus at nats://127.0.0.1:1 yet (")
+
+
+@LOOPS
+def test_leaving_after_the_server_was_killed_leaves_nothing_behind(tmp_path, caplog, loop):
+    async def play() -> None:
+        async with running_nats_server(tmp_path) as server:
+            client = await bus.connect(
+                bus.BusAddress(server.url), name="t", inbox_prefix="_INBOX.t"
+            )
+            await client.subscribe("a", cb=asyncio.Queue().put)
+            await flushed(client)
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: not client.is_connected)
+            await client.publish("a", b"too late")
+            await bus.close(client)
+            assert client.is_closed
+            me = {asyncio.current_task()}
+            await until(lambda: asyncio.all_tasks() == me)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(play())
+    assert "left without the bus: what was still to be sent is lost" in caplog.messages
+
+
+@LOOPS
+def test_a_server_that_resets_at_any_moment_is_asked_again(monkeypatch, loop):
+    """While INFO is read and answered: a write after the loss must not end the reconnecting."""
+    monkeypatch.setattr(bus, "RECONNECT_WAIT_S", 0.001)
+    moments = 16
+    resets = [*range(moments), None, *range(moments), None]  # None: serves until it is dropped
+    dropped = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        moment = resets.pop(0)
+        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+        if moment is not None:
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            linger = struct.pack("ii", 1, 0)  # no goodbye but a reset
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            return
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            if line.startswith(b"PUB drop"):
+                dropped.set()
+                break
+        writer.close()
+
+    async def play() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with server:
+            client = await bus.connect(
+                bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
+            )
+            assert len(resets) == moments + 1
+            await client.publish("drop", b"")
+            await dropped.wait()
+            await until(lambda: not resets and client.is_connected)
+            await bus.close(client)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(play())

@@ -48,6 +48,8 @@ BAD_CHATS = [
     ({"stop": 5}, 400, "string or a list"),
     ({"stop": ["a", 5]}, 400, "string or a list"),
     ({"stop": ""}, 400, "none of them empty"),
+    ({"stamp": 1}, 400, "true or false"),
+    ({"stamp": True, "stop": "a"}, 400, "leave out stop or stamp"),
 ]
 
 

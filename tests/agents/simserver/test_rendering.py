@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from agents.sim import tokens
 from agents.simserver.asks import Ask, Asker
-from agents.simserver.rendering import DONE, SseRenderer, usage, whole
+from agents.simserver.rendering import DONE, SseRenderer, prompt_mark, usage, whole
 
 ASKER = Asker(models=('odd "name" \\u0000', "m"), max_model_len=1000, seed=0)
 
@@ -57,3 +58,16 @@ def test_a_whole_answer_has_its_usage():
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
+
+
+def test_stamps_say_of_which_prompt_and_attempt_a_token_is_and_which_one():
+    asked = ask(max_tokens=12, ignore_eos=True, stamp=True)
+    mark = prompt_mark(tokens.chat_tokens([("user", "hi")]))
+    expected = [f"{mark}/e1-a/{index} " for index in range(12)]
+    seen = events(SseRenderer(asked, "chatcmpl-1", 5, "e1-a").tokens(0, 12))
+    assert [event["choices"][0]["delta"]["content"] for event in seen] == expected
+    body = json.loads(whole(asked, "chatcmpl-1", 5, 0, "e1-a"))
+    assert body["choices"][0]["message"]["content"] == "".join(expected)
+    assert body["usage"]["completion_tokens"] == 12
+    other = ask(messages=[{"role": "user", "content": "ho"}], stamp=True)
+    assert prompt_mark(other.prompt) != mark
