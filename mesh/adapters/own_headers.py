@@ -29,9 +29,8 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 def refuse_misread(request: web.BaseRequest) -> None:
     """Raises Problem for the first header that is given twice, or that nobody here knows."""
     for given in request.headers:
-        if _perhaps_own(given) and (name := given.lower()) not in _KNOWN:
-            if (meant := _meant(name)) is not None:
-                raise Problem(Fault.INVALID, _unknown(name, meant), name)
+        if _perhaps_own(given) and (meant := _meant(name := given.lower())) is not None:
+            raise Problem(Fault.INVALID, _unknown(name, meant), name)
     for name in SAID_ONCE:
         times = len(request.headers.getall(name, ()))
         if times > 1:
@@ -40,7 +39,9 @@ def refuse_misread(request: web.BaseRequest) -> None:
 
 
 def _meant(name: str) -> str | None:
-    """The header of ours that this name looks like, whatever its separators; None if it isn't."""
+    """The header of ours that this unknown name looks like, whatever its separators; else None."""
+    if name in _KNOWN:
+        return None
     if (own := _OWN.match(name)) is not None:
         return OWN_PREFIX + _SEPARATORS.sub("-", own[1]).strip("-")
     squeezed = "x" + _SEPARATORS.sub("", name).removeprefix("x")
