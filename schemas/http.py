@@ -33,6 +33,7 @@ H_CLIENT_LOCATION = "x-mesh-client-location"
 NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
+H_EXPECT = "expect"
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
@@ -234,8 +235,14 @@ class Fault(Enum):
     )
     PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", False, "No such path.")
     METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", False, "Wrong method for the path.")
+    REQUEST_TIMEOUT = FaultKind(
+        408, BAD, "request_timeout", False, "The request's headers or body arrive too slowly."
+    )
     BODY_TOO_LARGE = FaultKind(
         413, BAD, "body_too_large", False, f"The body has more than {BODY_BYTES_MAX} bytes."
+    )
+    EXPECTATION = FaultKind(
+        417, BAD, "expectation_failed", False, "The header `expect` knows `100-continue` only."
     )
     HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", False, "Too many header bytes.")
     SATURATED = FaultKind(
@@ -257,6 +264,13 @@ class Fault(Enum):
         True,
         "No replica that serves the model, and carries a wanted label, is ready at present.",
     )
+    OVERLOADED = FaultKind(
+        503,
+        BROKEN,
+        "overloaded",
+        True,
+        "The router has no room for more connections; in `/ready`, for more bytes of requests.",
+    )
     DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")
 
@@ -277,12 +291,15 @@ _WORK_FAULTS = (
     Fault.INVALID,
     Fault.RESIDENCY,
     Fault.MODEL_UNKNOWN,
+    Fault.REQUEST_TIMEOUT,
     Fault.BODY_TOO_LARGE,
+    Fault.EXPECTATION,
     Fault.SATURATED,
     Fault.HEADERS_TOO_LARGE,
     Fault.INTERNAL,
     Fault.ENGINE_FAILED,
     Fault.NO_REPLICA,
+    Fault.OVERLOADED,
     Fault.DRAINING,
     Fault.DEADLINE,
 )
@@ -333,10 +350,11 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         READY,
         "ready",
-        "200 while requests can be placed: on the bus, not draining, some replica known.",
+        "200 while requests can be placed: on the bus, not draining, some replica known, room for "
+        "one more.",
         None,
         Readiness,
-        (Fault.NO_REPLICA, Fault.DRAINING),
+        (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING),
     ),
     Route("GET", METRICS, "metrics", "Prometheus metrics.", None, "text/plain", ()),
 )

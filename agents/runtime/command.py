@@ -17,6 +17,7 @@ from agents.config import AgentConfig, Kind
 from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
+from infra.descriptors import raise_limit
 from infra.garbage import look_seldom
 from schemas.plain_words import what_it_must_be_instead
 
@@ -68,6 +69,7 @@ def command(nats_password_file: Path | None, **options: Any) -> None:
     config = _checked({**options, "nats_password": _password(nats_password_file)})
     tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
     look_seldom()
+    raise_limit()
     try:
         uvloop.run(_main(config))
     except* (BusUnreachable, NameTaken, OSError) as problems:

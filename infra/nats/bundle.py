@@ -10,6 +10,8 @@
 
 A region's directory holds its own secrets only (and its links'), and one that all routers of the
 mesh share, for the hashes of prompts that cross regions: give each machine no more than it needs.
+Files have mode 0600 and these directories 0700, those of an earlier rendering too. DIR has it if it
+is made here; one that was there keeps its own, since it may hold other things.
 The first three variables are those that the `nats` command reads too. Same topology, same
 passwords: same bytes, so a diff of two renderings shows what changed.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from infra.nats import passwords
 from infra.nats.conf import to_text
-from infra.nats.private_file import write_private
+from infra.nats.private_file import make_private, write_private
 from infra.nats.region_config import (
     PREFIX_KEY,
     LeafAddresses,
@@ -72,6 +74,8 @@ def write(
     written = {}
     for name in topology.regions:
         here = directory / name
+        for folder in (here, here / CREDENTIALS):
+            make_private(folder)
         state = state_directory.absolute() / name if state_directory else here / STATE
         site = Site(kept, state, leaf_addresses or {})
         write_private(here / CONFIG, to_text(settings(topology, name, site)))

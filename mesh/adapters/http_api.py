@@ -17,13 +17,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.http_server import UNPARSABLE
+from mesh.adapters.connections import Connections
+from mesh.adapters.http_server import FULL, UNPARSABLE
 from mesh.adapters.near import read_near
 from mesh.adapters.own_headers import refuse_misread
 from mesh.adapters.problem import Problem
-from mesh.adapters.read_request import read_ask, request_id
+from mesh.adapters.read_request import RequestReader, request_id
 from mesh.adapters.relay import Door, relay
 from mesh.adapters.ticket import Ask, Ticket
+from mesh.adapters.upload import no_room
+from mesh.adapters.wishes import read_wishes
 from mesh.core.federation.geo import Location
 from schemas import http
 from schemas.decision import header_value
@@ -75,6 +78,7 @@ class FrontDoor(Door, Protocol):
 
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
+MODEL_PREFIX = http.MODEL.partition("{")[0]
 EVERY_PATH = frozenset(route.path for route in http.ROUTES)
 
 
@@ -88,8 +92,13 @@ class HttpApi:
         registry: CollectorRegistry,
         paths: Collection[str] = EVERY_PATH,
         elsewhere: str = "",
+        connections: Connections | None = None,
+        count: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`elsewhere`: words about the paths that are left out."""
+        """`elsewhere`: words about the paths that are left out. `connections`: of the port where
+        clients come. `count` is called with why a body is refused: the code of the fault."""
+        self._connections, self._count = connections, count
+        self._reader = RequestReader(door.bodies, self._precheck)
         self._region = region
         self._elsewhere = elsewhere
         self._with_model = http.MODEL in paths
@@ -109,6 +118,10 @@ class HttpApi:
             if route.path in paths and route.path != http.MODEL:  # the one with a variable part
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
+
+    async def close(self) -> None:
+        """End what it began."""
+        await self._reader.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
@@ -132,18 +145,18 @@ class HttpApi:
             return answer
 
     def _handler(self, request: web.BaseRequest) -> Handler:
-        prefix = http.MODEL.partition("{")[0]
-        methods = self._by_path.get(request.path)
-        if methods is None and self._with_model and request.path.startswith(prefix):
+        path = _path(request)
+        methods = self._by_path.get(path)
+        if methods is None and self._with_model and path.startswith(MODEL_PREFIX):
             methods = {"GET": self._model}
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
-            words = f"no path {request.path}; there are {known}{self._elsewhere}"
+            words = f"no path {path}; there are {known}{self._elsewhere}"
             raise Problem(Fault.PATH_UNKNOWN, words)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-            message = f"{request.path} takes {allowed}"
+            message = f"{path} takes {allowed}"
             raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
 
@@ -157,12 +170,12 @@ class HttpApi:
             raise
 
     async def _admitted(self, request: web.BaseRequest, known_id: RequestId) -> Ticket:
-        bodies = self._door.bodies
-        taken = bodies.take(request.content_length)
-        if taken is None:
-            raise Problem(Fault.SATURATED, "this router holds as many bytes of requests as it may")
         try:
-            ask = await read_ask(request, known_id)
+            ask, taken = await self._reader.read(request, _path(request), known_id)
+        except Problem as problem:
+            self._count(problem.fault.value.code)
+            raise
+        try:
             ask.residency = self._door.residency(ask.wishes.residency, request.headers)
             models = self._door.known_models()
             if models and ask.model not in models:
@@ -172,9 +185,16 @@ class HttpApi:
                     "model",
                 )
         except BaseException:
-            bodies.give_back(taken)
+            self._door.bodies.give_back(taken)
             raise
         return self._door.admit(ask, taken, tracing.extract(request.headers))
+
+    def _precheck(self, request: web.BaseRequest) -> None:
+        """Raise Problem for what is wrong whatever the body will be."""
+        wishes = read_wishes(request.headers, {})
+        self._door.residency(wishes.residency, request.headers)
+        if self._door.bodies.is_full:
+            raise no_room()
 
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
         headers = self._headers(ticket.ask.request_id)
@@ -202,7 +222,7 @@ class HttpApi:
         return self._json(known_id, http.ModelList(data=models))
 
     async def _model(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        asked = request.path.removeprefix(http.MODEL.partition("{")[0])
+        asked = _path(request).removeprefix(MODEL_PREFIX)
         models = self._models_served()
         if asked not in models:
             raise Problem(
@@ -228,6 +248,10 @@ class HttpApi:
         problem = self._door.not_ready_because()
         if problem is not None:
             return _error(*problem, self._headers(known_id))
+        if self._connections is not None and self._connections.is_full:
+            return _error(Fault.OVERLOADED, FULL, self._headers(known_id))
+        if self._door.bodies.is_full:
+            return _error(Fault.OVERLOADED, no_room().message, self._headers(known_id))
         return self._json(known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
@@ -240,6 +264,12 @@ class HttpApi:
 
     def _json(self, known_id: RequestId, value: object) -> web.Response:
         return _json(200, orjson.dumps(value), self._headers(known_id))
+
+
+def _path(request: web.BaseRequest) -> str:
+    """The path that is asked for; a slash at its end says nothing."""
+    path = request.path
+    return path[:-1] if path[-1:] == "/" and len(path) > 1 else path
 
 
 def _error(

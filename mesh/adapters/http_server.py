@@ -1,18 +1,23 @@
 """aiohttp's low-level server; requests that it can't even parse go to the handler like all others.
 
-So every error has the shape and the headers that one place gives it.
+So every error has the shape and the headers that one place gives it. Beside that: limits on
+connections and on what they may take of time, which aiohttp lacks. A client that sends its headers
+byte by byte, or none, is let go after `headers_s`; an idle one after `idle_s`.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Any, cast
 
 from aiohttp import http_exceptions, web
 from aiohttp.web_protocol import RequestHandler
 
+from mesh.adapters.connections import REFUSALS, Connections, Place
 from mesh.adapters.problem import Problem
-from mesh.adapters.read_request import encoding_not_taken
+from mesh.adapters.raw_answer import raw_error
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
 
@@ -20,13 +25,84 @@ log = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 16 * 1024  # one header line; agents' tokens are long, but not that long
 HEADERS_MAX = 100
-UNPARSABLE = web.RequestKey("UNPARSABLE", Problem)  # where a request is no more than that
+PROBE_S = 2.0  # for the headers of who came when the router was full
+REFUSAL_S = 1.0  # for one that is refused to read why
+UNPARSABLE = web.RequestKey("UNPARSABLE", Problem)  # all that is to be said of a request
+FULL = "this router has as many connections as it may; use another region, or try again"
+LATE = "the request's headers did not arrive in time"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True, slots=True)
+class HttpTimes:
+    """How long a connection may take, in seconds."""
+
+    headers_s: float = 20.0  # from its beginning, or a next request's, to the end of the headers
+    idle_s: float = 75.0  # between requests; nginx and AWS' balancers let go after 60 themselves
+
+
 class _Protocol(RequestHandler):
     """Leaves to the handler what is said of unparsable requests, and closes the connection."""
+
+    __slots__ = ("_began", "_late", "_place", "_server")
+
+    def __init__(self, server: "HttpServer", **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self._place = Place.NONE
+        self._late: asyncio.TimerHandle | None = None  # while headers are awaited
+        self._began = False  # some of them are here
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it may ask for nothing but how the router is."""
+        return self._place is Place.PROBE
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._place = self._server.places.enter()
+        if self._place is Place.NONE:  # taken since the connection was accepted
+            cast(asyncio.Transport, transport).abort()
+            return
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._place is not Place.NONE:
+            self._place = Place.NONE
+            self._server.places.leave()
+        self._headers_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiter = self._waiter
+        if self._messages or waiter is None or waiter.done():  # a request, or more of its body
+            if self._late is not None:
+                self._headers_came()
+            return
+        self._began = True
+        if self._late is None:
+            self._await_headers()
+
+    def _await_headers(self) -> None:
+        wait_s = PROBE_S if self.is_probe else self._server.times.headers_s
+        self._late = self._loop.call_later(wait_s, self._headers_late)
+
+    def _headers_came(self) -> None:
+        self._began = False
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _headers_late(self) -> None:
+        self._late = None
+        if self.transport is None or self._messages or self._waiter is None:
+            return
+        self._server.count("headers_late")
+        if self._began:  # else a client might take it for the answer to what it is about to send
+            self.transport.write(self._server.raw_error(Fault.REQUEST_TIMEOUT, LATE))
+        self.force_close()
 
     def _make_error_handler(self, err_info: Any) -> Handler:
         handle, problem = self._request_handler, _problem(err_info.exc, err_info.message)
@@ -62,32 +138,99 @@ def _problem(error: BaseException | None, message: str) -> Problem:
         isinstance(error, http_exceptions.BadHttpMessage) and "many headers" in str(error)
     ):
         return Problem(Fault.HEADERS_TOO_LARGE, "the request's headers are too large")
-    if isinstance(error, http_exceptions.ContentEncodingError):  # aiohttp's tell what to install
-        return encoding_not_taken()
     return Problem(Fault.INVALID, message or "not an HTTP request")
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection beyond all places: it is told so without being read, and closed.
+
+    Closed at once, its own bytes, unread, would make the kernel drop ours; so it has a moment.
+    """
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._over: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if not self._server.begin_refusal():
+            transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._over = loop.call_later(REFUSAL_S, transport.abort)
+        transport.write(self._server.raw_error(Fault.OVERLOADED, FULL))
+        with contextlib.suppress(OSError):  # it has left already
+            transport.write_eof()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._over is not None:
+            self._over.cancel()
+            self._server.end_refusal()
 
 
 class HttpServer(web.Server):
     """Calls `handler` with each request; cancels it when the client hangs up.
 
-    A request that can't be parsed has an UNPARSABLE, and nothing else that is true of it.
+    A request that can't be parsed, or came when the server was full, has an UNPARSABLE: answer it
+    with that.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        region: str = "",
+        times: HttpTimes = HttpTimes(),
+        connections: Connections | None = None,
+        probes: Collection[str] = (),
+        count: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`region`: for errors that are no answer to a request. `probes`: paths that may be asked
+        for when it is full. `count` is called with why a connection is refused or cut:
+        "connections" or "headers_late"."""
         super().__init__(handler, request_factory=self._request, handler_cancellation=True)
+        self._region = region
+        self.times, self.count = times, count
+        self.places = connections or Connections()
+        self._probes = frozenset(probes)
+        self._refusals = 0
 
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
+        if self.places.is_full:
+            self.count("connections")
+            if not self.places.has_probes:
+                return _Refusal(self)
         return _Protocol(
             self,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,
+            keepalive_timeout=self.times.idle_s,
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=HEADER_BYTES_MAX,
             max_headers=HEADERS_MAX,
+            auto_decompress=False,  # without end, and without regard to others
         )
 
+    def raw_error(self, fault: Fault, message: str) -> bytes:
+        """The answer on a connection on which no request was read."""
+        return raw_error(fault, message, self._region)
+
+    def begin_refusal(self) -> bool:
+        """Whether one more may be told why it is refused."""
+        if self._refusals >= REFUSALS:
+            return False
+        self._refusals += 1
+        return True
+
+    def end_refusal(self) -> None:
+        """It has been told."""
+        self._refusals -= 1
+
     def _request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        return web.BaseRequest(
+        is_probe = protocol.is_probe
+        if is_probe:
+            message = message._replace(should_close=True)  # its place is wanted
+        request = web.BaseRequest(
             message,
             payload,
             protocol,
@@ -96,3 +239,6 @@ class HttpServer(web.Server):
             asyncio.get_running_loop(),
             client_max_size=BODY_BYTES_MAX,
         )
+        if is_probe and request.path not in self._probes:
+            request[UNPARSABLE] = Problem(Fault.OVERLOADED, FULL)
+        return request

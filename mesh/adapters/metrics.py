@@ -16,6 +16,7 @@ from mesh.core.router import RouterCore
 from schemas.state import Health
 
 HEALTH_LEVELS = {Health.GREEN: 2, Health.YELLOW: 1, Health.RED: 0}
+LATENESSES = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
@@ -35,6 +36,7 @@ class RouterMetrics:
         self.registry = registry
         self._requests(registry)
         self._placements(registry)
+        self._door(registry)
         self.buffered = Gauge(
             "mesh_answer_buffer_bytes",
             "Bytes of answers that wait for slow clients; flow control bounds it.",
@@ -61,6 +63,34 @@ class RouterMetrics:
         self.requests_by_outcome = cache(self.requests.labels)
         self.ttft_by_server = cache(self.ttft.labels)
         self.placements_by_kind = cache(self.placements.labels)
+
+    def _door(self, registry: CollectorRegistry) -> None:
+        self.bodies = Gauge(
+            "mesh_body_bytes",
+            "Bytes of requests that are kept or arriving; beyond 512 MiB they are refused.",
+            registry=registry,
+        )
+        self.connections = Gauge(
+            "mesh_http_connections", "Open connections where clients come.", registry=registry
+        )
+        self.connections_max = Gauge(
+            "mesh_http_connections_max",
+            "Most of them; further ones are refused.",
+            registry=registry,
+        )
+        self.turned_away = Counter(
+            "mesh_http_turned_away",
+            "Connections and bodies refused at the door, by why: connections, headers_late, or the "
+            "code of the error.",
+            ["why"],
+            registry=registry,
+        )
+        self.loop_late = Histogram(
+            "mesh_loop_late_seconds",
+            "How much later than it was due the event loop came to a timer: what holds it up.",
+            buckets=LATENESSES,
+            registry=registry,
+        )
 
     def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

@@ -2,24 +2,30 @@
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Callable
 
-import orjson
 from aiohttp import web
 
+from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters.body_fields import BodyFields, read_fields
+from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
 from mesh.adapters.problem import Problem
 from mesh.adapters.ticket import Ask
+from mesh.adapters.upload import (
+    H_CONTENT_ENCODING,
+    Upload,
+    UploadRate,
+    no_room,
+    too_slow,
+)
 from mesh.adapters.wishes import read_wishes
-from mesh.core.prefixes.prompt import PromptInvalid, prompt_text
-from schemas.exchange import BODY_BYTES_MAX
-from schemas.http import CHAT, H_REQUEST_ID, H_TIMEOUT_S, Fault
-from schemas.ids import MODEL_CHARS_MAX, ModelId, RequestId, is_request_id
+from schemas.http import H_EXPECT, H_REQUEST_ID, H_TIMEOUT_S, Fault
+from schemas.ids import ModelId, RequestId, is_request_id
 
-UPLOAD_S_MAX = 120.0  # for a client to send its body
 TIMEOUT_S_MAX = 3600.0
 REQUEST_ID_BYTES = 16  # of one that we make
-H_CONTENT_ENCODING = "content-encoding"
-ENCODINGS = ("identity", "gzip", "deflate")  # what aiohttp decodes without further packages
+CONTINUE = "100-continue"
+Precheck = Callable[[web.BaseRequest], None]
 
 
 def request_id(request: web.BaseRequest) -> RequestId:
@@ -30,64 +36,111 @@ def request_id(request: web.BaseRequest) -> RequestId:
     return RequestId(os.urandom(REQUEST_ID_BYTES).hex())
 
 
-async def read_ask(request: web.BaseRequest, known_id: RequestId) -> Ask:
-    """Read and check the body. Raises Problem for anything an engine should not see."""
-    body = await _read_body(request)
-    fields = _json_object(body)
-    wishes = read_wishes(request.headers, fields)
-    model = fields.get("model")
-    if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS_MAX:
-        raise Problem(Fault.INVALID, "model must be the name of a model, as a string", "model")
-    if not isinstance(fields.get("stream"), bool | None):
-        raise Problem(Fault.INVALID, "stream must be true or false", "stream")
-    try:
-        text = prompt_text(fields, chat=request.path == CHAT)
-    except PromptInvalid as error:
-        raise Problem(Fault.INVALID, str(error), error.param) from error
-    return Ask(known_id, ModelId(model), request.path, body, text, _timeout_s(request), wishes)
+class RequestReader:
+    """Reads and checks requests for work. Close it at the end."""
 
+    def __init__(self, budget: BodyBudget, precheck: Precheck = lambda request: None) -> None:
+        """`precheck` raises Problem for what the headers alone forbid: clients that ask before they
+        send a body are told so at once."""
+        self._budget = budget
+        self._precheck = precheck
+        self._large = LargeBodies()
+        self._turn = asyncio.Lock()  # of who decodes
 
-async def _read_body(request: web.BaseRequest) -> bytes:
-    if (request.content_length or 0) > BODY_BYTES_MAX:
-        raise _too_large()
-    encoding = request.headers.get(H_CONTENT_ENCODING)
-    if encoding is not None and encoding.lower() not in ENCODINGS:
-        raise encoding_not_taken()
-    try:
-        if request.content.is_eof():  # all of it came with the headers, as it mostly does
-            return await request.read()
-        async with asyncio.timeout(UPLOAD_S_MAX):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large() from error
-    except web.RequestPayloadError as error:
-        what = f"not {encoding}, as its {H_CONTENT_ENCODING} says" if encoding else "cut or broken"
-        raise Problem(Fault.INVALID, f"the body is {what}") from error
-    except TimeoutError as error:
-        message = f"the body did not arrive within {UPLOAD_S_MAX:g} s"
-        raise Problem(Fault.INVALID, message) from error
+    async def read(
+        self, request: web.BaseRequest, path: str, known_id: RequestId
+    ) -> tuple[Ask, int]:
+        """Read and check the body; with the bytes that were taken from the budget for it.
 
+        Raises Problem for anything an engine should not see; then nothing stays taken.
+        """
+        body, fields, taken = await self._body(request, path)
+        try:
+            wishes = read_wishes(request.headers, fields.wishes)
+            timeout_s = _timeout_s(request)
+        except Problem:
+            self._budget.give_back(taken)
+            raise
+        ask = Ask(known_id, ModelId(fields.model), path, body, fields.text, timeout_s, wishes)
+        return ask, taken
 
-def encoding_not_taken() -> Problem:
-    """Of a body that we can't decode."""
-    message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
-    return Problem(Fault.INVALID, message, H_CONTENT_ENCODING)
+    async def close(self) -> None:
+        """End what reads large bodies."""
+        await self._large.close()
 
+    async def _body(self, request: web.BaseRequest, path: str) -> tuple[bytes, BodyFields, int]:
+        content, headers = request.content, request.headers
+        if not content.is_eof() or H_CONTENT_ENCODING in headers or H_EXPECT in headers:
+            return await self._uploaded(request, path)
+        body = content.read_nowait()  # all of it came with the headers, as it mostly does
+        if len(body) > LARGE_BYTES:
+            return await self._uploaded(request, path, body)
+        if not self._budget.take(len(body)):
+            raise no_room()
+        try:
+            return body, read_fields(path, body), len(body)
+        except BaseException:
+            self._budget.give_back(len(body))
+            raise
 
-def _too_large() -> Problem:
-    return Problem(
-        Fault.BODY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at once"
-    )
+    async def _uploaded(
+        self, request: web.BaseRequest, path: str, first: bytes = b""
+    ) -> tuple[bytes, BodyFields, int]:
+        encoding = request.headers.get(H_CONTENT_ENCODING)
+        upload = Upload(self._budget, encoding, request.content_length)
+        try:
+            if first:
+                upload.arrived(first)
+            else:
+                await self._continue(request)
+                await self._arrival(request, upload)
+            body, fields = await self._large.read(path, upload.chunks())
+            if not self._budget.take(len(fields.text), upload.size):
+                raise no_room()
+            upload.taken += len(fields.text)
+        except BaseException:
+            upload.release()
+            raise
+        return body, fields, upload.taken
 
+    async def _continue(self, request: web.BaseRequest) -> None:
+        """Say that the body may be sent, if the client waits for that (RFC 9110, 10.1.1)."""
+        expected = request.headers.get(H_EXPECT)
+        if expected is None or request.version < (1, 1):
+            return
+        if expected.strip().lower() != CONTINUE:
+            message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
+            raise Problem(Fault.EXPECTATION, message, H_EXPECT)
+        self._precheck(request)
+        if not request.content.is_eof() and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Problem(Fault.INVALID, f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise Problem(Fault.INVALID, "the body must be a JSON object")
-    return fields
+    async def _arrival(self, request: web.BaseRequest, upload: Upload) -> None:
+        """Take in the body as it comes. Raises Problem."""
+        clock = asyncio.get_running_loop().time
+        rate = UploadRate(clock())
+        try:
+            while True:
+                async with asyncio.timeout_at(rate.due_at):
+                    chunk = await request.content.readany()
+                if not chunk:
+                    return
+                began_at = clock()
+                rate.arrived(len(chunk), began_at)
+                if upload.arrived(chunk):
+                    await self._decode(upload)
+                    rate.forgive(clock() - began_at)
+        except web.RequestPayloadError as error:
+            raise Problem(Fault.INVALID, "the body is cut or broken") from error
+        except TimeoutError as error:
+            raise too_slow() from error
+
+    async def _decode(self, upload: Upload) -> None:
+        more = True
+        while more:
+            async with self._turn:  # one step between two looks of the loop, whoever's it is
+                more = upload.decode()
+                await asyncio.sleep(0)
 
 
 def _timeout_s(request: web.BaseRequest) -> float | None:

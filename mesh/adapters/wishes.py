@@ -5,6 +5,7 @@ to have an objective would have none. Fields of the body are the engine's to jud
 no text is left to it.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from schemas.http import (
 )
 from schemas.residency import Labels, parse_labels
 
+IN_BODY = ("user", "cache_salt")  # what of a body is read here
+SALT_CHARS_MAX = 256  # kept; a longer one is known by its hash
 DIGITS_MAX = 7  # of SLO_MS_MAX; a longer text is not worth reading
 _SESSION = re.compile(SESSION_PATTERN)
 
@@ -60,9 +63,13 @@ def read_wishes(headers: Mapping[str, str], fields: Mapping[str, Any]) -> Wishes
 
 
 def salt_of(fields: Mapping[str, Any]) -> str:
-    """vLLM's `cache_salt` in a body; empty for none."""
+    """vLLM's `cache_salt` in a body; empty for none. A hash of one that is too long to keep."""
     salt = fields.get("cache_salt")
-    return salt if isinstance(salt, str) else ""
+    if not isinstance(salt, str):
+        return ""
+    if len(salt) <= SALT_CHARS_MAX:
+        return salt
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 PRIORITIES = tuple(Priority)

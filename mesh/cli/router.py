@@ -16,9 +16,11 @@ import uvloop
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
+from infra.descriptors import raise_limit
 from infra.garbage import look_seldom
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, worker_names, worker_page
+from mesh.adapters.connections import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import (
     HOLD_ORDER_HELP,
@@ -182,6 +184,7 @@ def command(
         http_host=address.host,
         http_port=address.port,
         metrics=page and page.listen,
+        connections_max=connections_max(raise_limit()),
         by_option=_given(http=http, metrics=metrics),
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
         settings=_settings(topology, RegionId(region), given, bool(prefix_key), **limits),

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from agents.config import checked_engine_url, checked_metrics_url
 from agents.sim.profiles import PROFILES
+from infra.descriptors import raise_limit
 from infra.nats.passwords import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.topology import DEFAULT_FILE, TopologyError
@@ -166,6 +167,7 @@ def command(
         workers=workers,
         ready_file=ready_file,
     )
+    raise_limit()  # also that of all that it starts
     try:
         uvloop.run(run(options, Console()))
     except (TopologyError, ServerUnusable, PasswordsUnreadable, StateInUse, PortsUnusable) as error:

@@ -1,11 +1,14 @@
 """`.mesh/`: what a demo leaves on disk, and the lock that keeps two demos out of one directory.
 
     lock                    held while a demo runs; its process's id is in it
-    config/<region>/        nats.conf and credentials, readable by this user alone
+    config/<region>/        nats.conf and credentials
     logs/<program>.log      all that a process printed since the demo started
     run/<program>.json      ready files of processes
     jetstream/<region>/     what the nats-servers store
     mesh.json               the running demo: what it was asked for, endpoints, processes
+
+All of it is readable by this user alone: directories have mode 0700, the files on top 0600, also
+where an earlier version left them open. A directory that was there for other things keeps its mode.
 
 Everything in it may be stale: a start writes anew what it reads, and keeps only the secrets.
 The lock is the kernel's (`flock`), so a supervisor that was killed leaves none behind; a file of
@@ -17,6 +20,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from infra.nats.private_file import make_private
 
 DEFAULT_STATE = Path(".mesh")
 
@@ -45,12 +50,13 @@ class StateDirectory:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Make the directory, and keep others out meanwhile. Raises StateInUse."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private(self.path, tighten=(self.path / "lock").exists())
         with self._locked() as lock:
+            os.fchmod(lock, 0o600)
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
             for directory in (self.config, self.logs, self.run, self.jetstream):
-                directory.mkdir(mode=0o700, exist_ok=True)
+                make_private(directory)
             self._forget_earlier()
             yield
 
@@ -79,7 +85,8 @@ class StateDirectory:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file that only its owner reads, and sees whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.touch(mode=0o600)
     partial.write_bytes(data)
     partial.replace(path)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from infra.address import Address
 from infra.bus import BusAddress
+from mesh.adapters.connections import CONNECTIONS_MAX
+from mesh.adapters.http_server import HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import Keys
 from mesh.core.federation.geo import Location
@@ -32,6 +34,8 @@ class RouterConfig:
     shares_port: bool = False  # with other workers of this router: the kernel spreads connections
     metrics: Address | None = None  # a page of this process's own, besides
     by_option: frozenset[str] = frozenset()  # of these two, what mesh.toml did not say: for errors
+    connections_max: int = CONNECTIONS_MAX  # of clients
+    http_times: HttpTimes = field(default_factory=HttpTimes)
     bus: BusAddress
     settings: RouterSettings
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing

@@ -90,6 +90,7 @@ class Desk:
             config, bus, self._tickets, ingress, self._prompts, metrics, clock, self.feed
         )
         metrics.buffered.set_function(self.buffered_bytes)
+        metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
         self.hear_heartbeat = self._hearing.hear_heartbeat
         self.hear_digest = self._hearing.hear_digest
         self.hear_answer = self._hearing.hear_answer

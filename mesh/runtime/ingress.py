@@ -211,8 +211,8 @@ class Ingress:
 
     def read(self, msg: Msg, key: int, now: float) -> Request | None:
         """The request in a message; None when it was refused for what it holds."""
-        taken = self._bodies.take(len(msg.data))
-        if taken is None:
+        taken = len(msg.data)
+        if not self._bodies.take(taken):
             self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
             self._say_refused(msg.reply, Refusal.FULL)
             return None

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import struct
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from importlib import metadata
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from infra.address import Address
 from infra.ending import end_all
 from mesh.adapters.bus import Listeners, RouterBus
+from mesh.adapters.connections import PAGE_CONNECTIONS, Connections
 from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
@@ -118,9 +119,9 @@ def _version() -> str:
 
 
 async def _serve(
-    api: HttpApi, key: str, config: RouterConfig, where: Address, *, shared: bool = False
+    server: HttpServer, key: str, config: RouterConfig, where: Address, *, shared: bool = False
 ) -> web.ServerRunner:
-    runner = web.ServerRunner(HttpServer(api.handle), shutdown_timeout=CUT_S)
+    runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, *where, backlog=1024, reuse_port=shared or None)
@@ -156,6 +157,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
         self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
+        self._apis: list[HttpApi] = []
 
     async def open(self) -> None:
         """Join the bus, then open the door."""
@@ -222,24 +224,58 @@ class Router:
         for door in (self._http, self._page):
             if door is not None:
                 await door.cleanup()
+        for api in self._apis:
+            await api.close()
         await end_all(self._tasks)
         await self._bus.close()
         if self._recorder is not None:
             await self._recorder.close()
 
     async def _open_http(self) -> None:
-        config, registry = self._config, self._metrics.registry
+        config, metrics = self._config, self._metrics
+        connections = Connections(config.connections_max)
+        metrics.connections.set_function(lambda: connections.open)
+        metrics.connections_max.set(connections.most)
         paths, elsewhere = EVERY_PATH, ""
         if config.metrics is not None:
-            page = HttpApi(config.region, self.desk, registry, OF_ONE_PROCESS)
-            self._page = await _serve(page, "metrics", config, config.metrics)
+            page = self._api(OF_ONE_PROCESS, connections)
+            server = HttpServer(
+                page.handle, region=config.region, connections=Connections(PAGE_CONNECTIONS)
+            )
+            self._page = await _serve(server, "metrics", config, config.metrics)
         if config.shares_port:  # a scrape would meet one of the workers at random
             paths = EVERY_PATH - {http.METRICS}
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
-        api = HttpApi(config.region, self.desk, registry, paths, elsewhere)
+        api = self._api(paths, connections, elsewhere)
+        server = HttpServer(
+            api.handle,
+            region=config.region,
+            times=config.http_times,
+            connections=connections,
+            probes=OF_ONE_PROCESS & paths,
+            count=self._turned_away,
+        )
         where = Address(config.http_host, config.http_port)
-        self._http = await _serve(api, "http", config, where, shared=config.shares_port)
+        self._http = await _serve(server, "http", config, where, shared=config.shares_port)
         log.info("region %s serves http://%s", config.region, where)
+
+    def _api(
+        self, paths: Collection[str], connections: Connections, elsewhere: str = ""
+    ) -> HttpApi:
+        api = HttpApi(
+            self._config.region,
+            self.desk,
+            self._metrics.registry,
+            paths,
+            elsewhere,
+            connections,
+            self._turned_away,
+        )
+        self._apis.append(api)
+        return api
+
+    def _turned_away(self, why: str) -> None:
+        self._metrics.turned_away.labels(why).inc()
 
     # The bus.
 
@@ -305,7 +341,9 @@ class Router:
         while True:
             due = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
-            if self._clock() - due > STALL_S:
+            late_s = self._clock() - due
+            self._metrics.loop_late.observe(late_s)
+            if late_s > STALL_S:
                 # This process stood still. What came meanwhile is heard before anybody is lost.
                 await asyncio.sleep(CATCH_UP_S)
             self.desk.feed(ev.Tick())

@@ -64,6 +64,17 @@ class RouterProcess:
                             return
                 await asyncio.sleep(0.02)
 
+    async def until_answers(self, path: str) -> None:
+        """Wait until the endpoint answers 200 there."""
+        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+            while True:
+                assert self.process.returncode is None, await self.end()
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    async with session.get(self.url + path) as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.02)
+
     async def end(self) -> tuple[int, str, str]:
         """Its status and all that it said, once it has ended."""
         async with asyncio.timeout(END_S):

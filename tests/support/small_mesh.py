@@ -14,6 +14,8 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
+from mesh.adapters.connections import CONNECTIONS_MAX
+from mesh.adapters.http_server import HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import Keys
 from mesh.core.settings import RouterSettings
@@ -64,6 +66,8 @@ class SmallMesh:
         skew_ms: int = 0,
         keys: Keys | None = None,
         peers: tuple[str, ...] | None = None,
+        http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
+        connections_max: int = CONNECTIONS_MAX,
         **settings: object,
     ) -> str:
         """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`.
@@ -86,6 +90,8 @@ class SmallMesh:
             record=record,
             entries=entries or {},
             keys=keys or {},
+            http_times=http_times,
+            connections_max=connections_max,
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)

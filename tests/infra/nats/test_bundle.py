@@ -1,5 +1,6 @@
 """The rendered files: who gets which, that they stay, and that the server takes them."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -48,6 +49,25 @@ def test_every_process_has_its_own_file_and_only_its_owner_reads_it(tmp_path, de
     assert sorted(path.stem for path in credentials.iterdir()) == sorted(users)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
     assert modes == {0o600}
+
+
+def test_folders_of_secrets_are_closed_and_an_earlier_rendering_is_tightened(
+    tmp_path, demo: Topology
+):
+    before = os.umask(0o022)
+    try:
+        out = tmp_path / "a" / "rendered"
+        bundle.write(demo, out)
+        folders = [out, *(out / r for r in demo.regions), out / "us" / "credentials"]
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+        for path in (*folders, *out.rglob("*.env"), out / "us" / "nats.conf"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        bundle.write(demo, out)
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in out.rglob("*") if path.is_file()}
+        assert modes == {0o600}
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders[1:]} == {0o700}
+    finally:
+        os.umask(before)
 
 
 def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topology):

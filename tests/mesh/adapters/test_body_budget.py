@@ -2,24 +2,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.adapters.body_budget import UNANNOUNCED_BYTES, BodyBudget
+from mesh.adapters.body_budget import SMALL_BYTES, BodyBudget
 
 
 def test_what_fits_is_taken_and_what_does_not_is_not():
-    budget = BodyBudget(limit_bytes=100)
-    assert budget.take(60) == 60
-    assert budget.take(41) is None
-    assert budget.take(40) == 40
+    budget = BodyBudget(limit_bytes=100, for_small_bytes=0)
+    assert budget.take(60)
+    assert not budget.take(41)
+    assert budget.taken_bytes == 60
+    assert budget.take(40)
     budget.give_back(60)
-    assert budget.take(60) == 60
+    assert budget.take(60)
 
 
-def test_an_unannounced_length_is_guessed_and_settled():
-    budget = BodyBudget(limit_bytes=2 * UNANNOUNCED_BYTES)
-    taken = budget.take(None)
-    assert taken == UNANNOUNCED_BYTES
-    budget.settle(taken, 7)
-    assert budget.taken_bytes == 7
+def test_large_bodies_leave_room_for_small_ones():
+    budget = BodyBudget(limit_bytes=4 * SMALL_BYTES, for_small_bytes=SMALL_BYTES)
+    for _ in range(3):  # one body, that grows
+        assert budget.take(SMALL_BYTES, budget.taken_bytes)
+    assert not budget.take(1, budget.taken_bytes)
+    assert budget.take(1) and budget.take(SMALL_BYTES - 1)
+    assert budget.is_full and not budget.take(1)
+
+
+def test_it_is_full_when_a_small_body_may_not_fit():
+    budget = BodyBudget(limit_bytes=4 * SMALL_BYTES, for_small_bytes=2 * SMALL_BYTES)
+    assert budget.take(2 * SMALL_BYTES) and not budget.is_full
+    assert budget.take(SMALL_BYTES) and not budget.is_full
+    assert budget.take(1) and budget.is_full
 
 
 def test_giving_back_what_was_not_taken_is_our_own_fault():
@@ -29,12 +38,11 @@ def test_giving_back_what_was_not_taken_is_our_own_fault():
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 90))))
 def test_nothing_is_left_when_everybody_has_left(bodies):
-    budget = BodyBudget(limit_bytes=100)
+    budget = BodyBudget(limit_bytes=100, for_small_bytes=0)
     kept = []
-    for announced, actual in bodies:
-        taken = budget.take(announced)
-        if taken is not None:
-            budget.settle(taken, actual)
+    for arrived, actual in bodies:
+        if budget.take(arrived):
+            budget.settle(arrived, actual)
             kept.append(actual)
         assert budget.taken_bytes == sum(kept)
     for actual in kept:

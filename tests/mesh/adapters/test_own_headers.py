@@ -66,6 +66,35 @@ async def test_a_header_of_ours_that_nobody_knows_is_refused_with_the_nearest_na
         assert text == f"{name.lower()}: unknown header {name.lower()}; {hint}"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-mesh_residency",
+        "x_mesh_residency",
+        "X_Mesh-Residency",
+        "x-meshresidency",
+        "x--mesh-residency",
+        "x.mesh.residency",
+        "xmesh-residency",
+        "mesh-residency",
+        "Mesh_Residency",
+    ],
+)
+async def test_a_header_of_ours_with_other_separators_is_misspelt_too(name):
+    """Proxies and CGI write underscores for hyphens; the label in it must not be lost."""
+    async with door() as session, session.get("/", headers={name: "eu"}) as answer:
+        assert answer.status == 400
+        lower = name.lower()
+        hint = 'did you mean "x-mesh-residency"?'
+        assert await answer.text() == f"{lower}: unknown header {lower}; {hint}"
+
+
+async def test_headers_of_others_pass():
+    names = ("x-meshuggah", "mesh-id", "x-request-mesh", "mesh", "x-messages")
+    async with door() as session, session.get("/", headers=dict.fromkeys(names, "1")) as answer:
+        assert answer.status == 200, await answer.text()
+
+
 async def test_a_header_far_from_any_other_is_told_all_there_are():
     async with door() as session, session.get("/", headers={"x-mesh-foo": "1"}) as answer:
         text = await answer.text()

@@ -5,15 +5,17 @@ What a client can write into a body is in tests/mesh/runtime/test_bad_input.py.
 
 import asyncio
 import contextlib
+import io
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from mesh.adapters import read_request
+from mesh.adapters import upload
+from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.problem import Problem
-from mesh.adapters.read_request import read_ask, request_id
+from mesh.adapters.read_request import RequestReader, request_id
 from mesh.adapters.ticket import Ask
 from schemas.http import CHAT, COMPLETIONS, Fault
 
@@ -26,10 +28,18 @@ class Desk:
     def __init__(self) -> None:
         self.read: list[Ask | Problem] = []
         self.port = 0
+        self.budget = BodyBudget()
+        self.reader = RequestReader(self.budget, self._precheck)
+
+    def _precheck(self, request: web.BaseRequest) -> None:
+        if "x-forbidden" in request.headers:
+            raise Problem(Fault.RESIDENCY, "forbidden")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            self.read.append(await read_ask(request, request_id(request)))
+            ask, taken = await self.reader.read(request, request.path, request_id(request))
+            self.budget.give_back(taken)
+            self.read.append(ask)
         except Problem as problem:
             self.read.append(problem)
         return web.Response()
@@ -44,6 +54,8 @@ async def desk():
     made.port = runner.addresses[0][1]
     yield made
     await runner.cleanup()
+    await made.reader.close()
+    assert made.budget.taken_bytes == 0
 
 
 async def post(desk: Desk, data, path: str = CHAT, **headers: str) -> Ask | Problem:
@@ -90,8 +102,8 @@ async def test_a_body_of_unknown_length_is_read_in_pieces(desk):
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_body_over_the_limit_is_refused_announced_or_not(desk, monkeypatch, announced):
-    monkeypatch.setattr(read_request, "BODY_BYTES_MAX", 10_000)
-    monkeypatch.setattr("mesh.adapters.http_server.BODY_BYTES_MAX", 10_000)
+    monkeypatch.setattr(upload, "BODY_BYTES_MAX", 10_000)
+    monkeypatch.setattr("mesh.adapters.read_request.LARGE_BYTES", 5_000)
     body = b"x" * 10_001
     problem = await post(desk, body if announced else in_pieces(body))
     assert isinstance(problem, Problem)
@@ -100,7 +112,7 @@ async def test_a_body_over_the_limit_is_refused_announced_or_not(desk, monkeypat
 
 
 async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(desk, monkeypatch):
-    monkeypatch.setattr(read_request, "UPLOAD_S_MAX", 0.05)
+    monkeypatch.setattr(upload, "WINDOW_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", desk.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
     writer.write(HELLO[:10])
@@ -111,4 +123,66 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(desk, monk
         await writer.wait_closed()
     [problem] = desk.read
     assert isinstance(problem, Problem)
-    assert "did not arrive within 0.05 s" in problem.message
+    assert problem.fault is Fault.REQUEST_TIMEOUT
+    assert "in each 0.05 s" in problem.message
+
+
+async def answer_to(desk: Desk, head: str, body: bytes = b"", version: str = "1.1") -> list[str]:
+    """The status lines that come back; the body goes out after the first of them."""
+    lines = []
+    reader, writer = await asyncio.open_connection("127.0.0.1", desk.port)
+    try:
+        text = f"POST {CHAT} HTTP/{version}\r\nhost: x\r\n{head}\r\n\r\n"
+        writer.write(text.encode())
+        async with asyncio.timeout(20):
+            lines.append((await reader.readuntil(b"\r\n")).decode().strip())
+            if " 100 " in lines[0]:
+                await reader.readuntil(b"\r\n")
+                writer.write(body)
+                lines.append((await reader.readuntil(b"\r\n")).decode().strip())
+    finally:
+        writer.transport.abort()
+    return lines
+
+
+@pytest.mark.parametrize("value", ["100-continue", "100-Continue"])
+async def test_a_client_that_waits_is_told_to_go_on(desk, value):
+    head = f"expect: {value}\r\ncontent-length: {len(HELLO)}"
+    assert await answer_to(desk, head, HELLO) == ["HTTP/1.1 100 Continue", "HTTP/1.1 200 OK"]
+    [ask] = desk.read
+    assert isinstance(ask, Ask) and ask.body == HELLO
+
+
+@pytest.mark.parametrize(
+    ("head", "fault"),
+    [
+        ("expect: 200-ok\r\ncontent-length: 5", Fault.EXPECTATION),
+        ("expect: 100-continue\r\ncontent-length: 99999999", Fault.BODY_TOO_LARGE),
+        ("expect: 100-continue\r\ncontent-length: 5\r\ncontent-encoding: br", Fault.INVALID),
+        ("expect: 100-continue\r\ncontent-length: 5\r\nx-forbidden: 1", Fault.RESIDENCY),
+    ],
+)
+async def test_what_is_refused_anyway_is_not_asked_for(desk, head, fault):
+    assert await answer_to(desk, head) == ["HTTP/1.1 200 OK"]  # of this test's desk
+    [problem] = desk.read
+    assert isinstance(problem, Problem) and problem.fault is fault
+
+
+async def test_a_client_of_http_1_0_is_not_told_to_go_on(desk):
+    body = HELLO.decode()
+    head = f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    assert await answer_to(desk, head, version="1.0") == ["HTTP/1.0 200 OK"]
+
+
+async def test_a_large_body_is_read_elsewhere_and_as_well(desk):
+    body = HELLO[:-1] + b', "x": "' + b"y" * 400_000 + b'", "user": "me", "cache_salt": "s"}'
+    ask = await post(desk, io.BytesIO(body))
+    assert isinstance(ask, Ask)
+    assert (ask.model, ask.body, b"hi" in ask.text) == ("tiny", body, True)
+    assert (ask.wishes.session, ask.wishes.salt) == ("me", "s")
+
+
+async def test_a_large_body_that_is_wrong_is_told_what_to_change(desk):
+    problem = await post(desk, io.BytesIO(b'{"model": 7, "x": "' + b"y" * 400_000 + b'"}'))
+    assert isinstance(problem, Problem)
+    assert (problem.fault, problem.param) == (Fault.INVALID, "model")

@@ -93,3 +93,11 @@ def test_labels_that_are_none_are_refused(given):
     with pytest.raises(Problem, match=H_RESIDENCY) as caught:
         read_wishes({H_RESIDENCY: given}, {})
     assert (caught.value.fault, caught.value.param) == (Fault.INVALID, H_RESIDENCY)
+
+
+def test_a_salt_too_long_to_keep_is_known_by_its_hash():
+    """Chains of the last tenants are kept by salt: of 32 MiB each, they would be gigabytes."""
+    one, other = ("a" * 10_000_000 + end for end in "bc")
+    salts = [read_wishes({}, {"cache_salt": salt}).salt for salt in (one, other, one)]
+    assert salts[0] == salts[2] != salts[1]
+    assert max(map(len, salts)) <= 256

@@ -38,6 +38,50 @@ def test_what_an_earlier_demo_left_is_stale_but_no_obstacle(tmp_path):
         assert stat.S_IMODE(state.config.stat().st_mode) == 0o700
 
 
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def _open_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_open_umask")
+def test_nobody_else_may_look_into_it_whatever_the_umask(tmp_path):
+    state = StateDirectory(tmp_path / "new" / ".mesh")
+    with state.held():
+        write_atomically(state.running, b"{}")
+        assert mode(state.running) == mode(state.path / "lock") == 0o600
+        for directory in (state.path, state.config, state.logs, state.run, state.jetstream):
+            assert mode(directory) == 0o700
+
+
+@pytest.mark.usefixtures("_open_umask")
+def test_what_an_earlier_version_left_open_is_tightened(tmp_path):
+    state = StateDirectory(tmp_path / ".mesh")
+    for directory in (state.path, state.config, state.logs, state.run, state.jetstream):
+        directory.mkdir(mode=0o755)
+    (state.path / "lock").touch(mode=0o644)
+    with state.held():
+        assert mode(state.path / "lock") == 0o600
+        for directory in (state.path, state.config, state.logs, state.run, state.jetstream):
+            assert mode(directory) == 0o700
+
+
+@pytest.mark.usefixtures("_open_umask")
+def test_a_directory_that_was_there_for_others_keeps_its_mode(tmp_path):
+    """`--state /tmp` must not lock everybody else out of it."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "of somebody").touch()
+    state = StateDirectory(tmp_path)
+    with state.held():
+        assert mode(tmp_path) == 0o755
+        assert mode(state.config) == 0o700
+
+
 def test_a_file_is_replaced_whole(tmp_path):
     target = tmp_path / "mesh.json"
     write_atomically(target, b"first, longer")

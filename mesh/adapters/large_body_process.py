@@ -1,0 +1,100 @@
+"""The process that reads large bodies for a router: bodies come in, their few fields go out.
+
+To parse JSON holds the interpreter's lock whatever thread does it, for 0.1 s where 32 MiB are one
+text and for seconds where they are ten million empty lists; and those take a gigabyte. Here that
+holds nobody up, the memory goes back with the process, and where it is short the kernel ends this
+process first. (A limit of address space would not do: orjson asks for gigabytes that it never
+touches, and does not survive a refusal.)
+
+    in:  >IQ  bytes of the path, bytes of the body;  the path;  the body
+    out: >BBIQ whether it is to be ended, what it is (fields or problem), bytes of its msgpack,
+         bytes of the prompt's text;  both
+
+It ends when its input ends, as it does with its router. Run this module with `python -m`.
+"""
+
+import contextlib
+import gc
+import resource
+import struct
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgpack
+
+from mesh.adapters.body_fields import BodyFields, read_fields
+from mesh.adapters.problem import Problem
+from schemas.http import Fault
+
+ASKED = struct.Struct(">IQ")
+ANSWERED = struct.Struct(">BBIQ")
+FIELDS, PROBLEM = 0, 1
+OOM_SCORE = Path("/proc/self/oom_score_adj")  # Linux
+KEPT_BYTES_MAX = 256 * 1024**2  # whoever has needed more is to be ended: the next one begins small
+
+
+def pack(fields: BodyFields) -> tuple[bytes, ...]:
+    """An answer, in pieces."""
+    about = msgpack.packb([fields.model, fields.wishes], unicode_errors="surrogatepass")
+    return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(fields.text)), about, fields.text
+
+
+def pack_problem(problem: Problem) -> tuple[bytes, ...]:
+    """The same, of a body that can't be served."""
+    about = msgpack.packb(
+        [problem.fault.name, problem.message, problem.param], unicode_errors="surrogatepass"
+    )
+    return ANSWERED.pack(_has_grown(), PROBLEM, len(about), 0), about
+
+
+def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
+    """What was packed. Raises Problem if it was one."""
+    values = msgpack.unpackb(about, unicode_errors="surrogatepass")
+    if kind == PROBLEM:
+        name, message, param = values
+        raise Problem(Fault[name], message, param)
+    model, wishes = values
+    return BodyFields(model, wishes, text)
+
+
+def serve(asked: BinaryIO, answered: BinaryIO) -> None:
+    """Answer until the input ends."""
+    while len(head := asked.read(ASKED.size)) == ASKED.size:
+        path_bytes, body_bytes = ASKED.unpack(head)
+        path, body = asked.read(path_bytes).decode(), asked.read(body_bytes)
+        if len(body) < body_bytes:
+            return
+        try:
+            pieces = pack(read_fields(path, body))
+        except Problem as problem:
+            pieces = pack_problem(problem)
+        except MemoryError:
+            pieces = pack_problem(too_complex())
+        del body
+        answered.writelines(pieces)
+        answered.flush()
+        del pieces
+
+
+def _has_grown() -> bool:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > KEPT_BYTES_MAX
+
+
+def too_complex() -> Problem:
+    """Of a body whose values take more memory or time than there is for one."""
+    message = "the body has too many values to be read; send less at once"
+    return Problem(Fault.BODY_TOO_LARGE, message)
+
+
+def main() -> None:
+    """Serve on stdin and stdout."""
+    gc.disable()  # what is parsed has no cycles, and many parts to look at
+    with contextlib.suppress(OSError):
+        OOM_SCORE.write_text("1000")
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
