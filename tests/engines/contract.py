@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import openai
-import orjson
 import pytest
 import pytest_asyncio
 
+from mesh.replay.stream import Fault
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import Asked, MeshOverEngines, body
 
-WORDS = "the river carries old boats past quiet mills and over the weir into a wide green bay".split()
+WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
 LONG_PROMPT_CHARS = 400
+KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
 WAITING = 2
 HUNG_ASKED = 12
 ENGINE_ENDS_WITHIN_S = 10.0
@@ -153,14 +154,17 @@ class EngineContract:
             )
         assert refused.value.code == "model_not_found"
 
-    async def test_a_prompt_that_is_too_long_gets_the_engines_own_answer(self, mesh):
+    @pytest.mark.parametrize("form", [{"stream": False, "stream_options": None}, {"stream": True}])
+    async def test_a_prompt_that_is_too_long_gets_the_engines_own_answer(self, mesh, form):
         longest = max(engine.context_tokens for engine in mesh.engines.values())
         before = await mesh.placements()
-        refused = await mesh.ask(prompt("long", longest * 8), 8)
-        assert refused.status is not None
-        assert 400 <= refused.status < 600
-        said = orjson.loads(refused.body)
-        assert self.too_long_says in orjson.dumps(said).decode(), said
+        refused = await mesh.ask(prompt("long", longest * 8), 8, **form)
+        if refused.status == 200:  # some begin a stream to say it there
+            assert form["stream"]
+            assert refused.stream.fault is Fault.ERROR_EVENT
+        else:
+            assert 400 <= refused.status < 600
+            assert self.too_long_says in refused.body.decode()
         assert await mesh.placements() - before <= 2
         await mesh.until_ready()
 
@@ -177,7 +181,7 @@ class EngineContract:
             later = await several(mesh, HUNG_ASKED, 8, within_s=KNOWN_ANSWERED_WITHIN_S)
             assert replicas(later) == {"us-1"}
         await mesh.until_ready()
-        assert replicas(await several(mesh, HUNG_ASKED, 32)) == {"us-0", "us-1"}
+        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
 
     async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(self, mesh):
         engine = mesh.engines["us-0"]
@@ -200,7 +204,40 @@ class EngineContract:
 
         await engine.start()
         await mesh.until_ready()
-        assert replicas(await several(mesh, HUNG_ASKED, 32)) == {"us-0", "us-1"}
+        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
+
+
+class KeyedEngineContract(EngineContract):
+    """Of engines that can ask for a key: us-1 is started with one, which its agent has in a file.
+
+    That all of the above passes says that the agent gives the key with all it asks.
+    """
+
+    async def test_an_engine_with_a_key_answers_nobody_else(self, mesh):
+        engine = mesh.engines["us-1"]
+        url = f"{engine.url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http:
+            for headers in ({}, {"authorization": "Bearer a-client's"}):
+                async with http.post(url, json={"model": MODEL}, headers=headers) as answer:
+                    assert answer.status == 401
+
+    async def test_an_agent_takes_the_key_from_its_environment(self, mesh):
+        engine = mesh.engines["us-1"]
+        async with mesh.another_agent("us-2", engine, MESH_ENGINE_KEY=engine.api_key) as log:
+            await mesh.until_ready("us-2")
+            await mesh.until(lambda: _answers(mesh, "us-2"), "an answer of us-2")
+            assert engine.api_key not in log.read_text()
+
+    async def test_an_agent_with_a_wrong_key_says_so_and_gets_no_work(self, mesh):
+        engine = mesh.engines["us-1"]
+        wrong = "not-the-engines-key"
+        async with mesh.another_agent("us-3", engine, *mesh.key_file("us-3", wrong)) as log:
+            await mesh.until(lambda: "401" in log.read_text(), "the log to name the reason")
+            await mesh.until(lambda: "us-3" in mesh.beats, "a heartbeat of us-3")
+            assert mesh.beats["us-3"].state is ReplicaState.STARTING
+            assert replicas(await several(mesh, HUNG_ASKED, 8)) <= {"us-0", "us-1"}
+            assert wrong not in log.read_text()
+        await mesh.until_ready()
 
 
 async def _computes(mesh: MeshOverEngines) -> bool:
@@ -223,6 +260,11 @@ async def _agree(mesh: MeshOverEngines, replica: str, running: int, waiting: int
         return beat.kv_used_ratio is None
     lowest, highest = sorted((before.kv_used_ratio, after.kv_used_ratio))
     return beat.kv_used_ratio is not None and lowest <= beat.kv_used_ratio <= highest
+
+
+async def _answers(mesh: MeshOverEngines, replica: str) -> bool:
+    """Whether one of several requests is answered there; all of them are answered."""
+    return replica in replicas(await several(mesh, HUNG_ASKED, 32))
 
 
 def _begun_at(answers: list[Asked], replica: str) -> bool:

@@ -40,6 +40,7 @@ class RealEngine:
     kv_used_ratio: str = ""
     batch_max: int  # most requests that it computes at once
     context_tokens: int
+    start_within_s = 60.0
 
     def __init__(self, processes: Processes, name: str, directory: Path, api_key: str = "") -> None:
         """`api_key`: without it the engine answers nobody; empty: it asks for none."""
@@ -103,7 +104,9 @@ class RealEngine:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-        return Counts(*(sums.get(name) for name in (self.running, self.waiting, self.kv_used_ratio)))
+        return Counts(
+            *(sums.get(name) for name in (self.running, self.waiting, self.kv_used_ratio))
+        )
 
 
 def _session(leader: int) -> list[int]:

@@ -1,6 +1,8 @@
 """A region with a real bus, a real router process, and an agent process beside each real engine."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +21,7 @@ from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from tests.bench.processes import Processes
 from tests.engines.engine import MODEL, RealEngine
 from tests.support.nats_server import running_nats_server
-from tests.support.router_process import RouterProcess, router_process
+from tests.support.router_process import RouterProcess, router_process, runs
 
 ANSWER_WITHIN_S = 60.0
 STATE_WITHIN_S = 60.0
@@ -77,12 +79,12 @@ class MeshOverEngines:
         stack.push_async_callback(client.close)
         await client.subscribe("mesh.us.heartbeat.*", cb=keep)
 
-    async def agent(self, replica: str, engine: RealEngine, *options: str, **environment: str) -> Path:
-        """Start an agent beside the engine; its log."""
-        self.engines.setdefault(replica, engine)
-        name = f"agent-{replica}"
-        await self._processes.start(
-            name,
+    async def agent(
+        self, replica: str, engine: RealEngine, *options: str, **environment: str
+    ) -> int:
+        """Start an agent beside the engine; its process id."""
+        return await self._processes.start(
+            f"agent-{replica}",
             (
                 *(sys.executable, "-m", "agents.cli", "run", "--region", "us"),
                 *("--replica", replica, "--nats-url", self._nats_url),
@@ -91,15 +93,27 @@ class MeshOverEngines:
             ),
             environment=environment,
         )
-        return self.directory / "logs" / f"{name}.log"
 
-    def key_file(self, engine: RealEngine) -> Sequence[str]:
-        """Options for the agent of an engine that has a key."""
-        if not engine.api_key:
+    @asynccontextmanager
+    async def another_agent(
+        self, replica: str, engine: RealEngine, *options: str, **environment: str
+    ) -> AsyncIterator[Path]:
+        """One more agent for a while; its log."""
+        pid = await self.agent(replica, engine, *options, **environment)
+        try:
+            yield self.directory / "logs" / f"agent-{replica}.log"
+        finally:
+            os.kill(pid, signal.SIGTERM)
+            await self.until(lambda: not runs(pid), f"the agent of {replica} to leave")
+            self.beats.pop(replica, None)
+
+    def key_file(self, name: str, key: str) -> Sequence[str]:
+        """Options for the agent of an engine with that key; none where it is empty."""
+        if not key:
             return ()
-        file = self.directory / f"{engine.name}.key"
+        file = self.directory / f"{name}.key"
         file.touch(mode=0o600)
-        file.write_text(engine.api_key + "\n")
+        file.write_text(f"{key}\n")
         return ("--engine-key-file", str(file))
 
     async def until(self, condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
@@ -198,18 +212,22 @@ def body(text: str, tokens: int, **fields: object) -> bytes:
 
 @asynccontextmanager
 async def mesh_over(
-    engines: Sequence[RealEngine], processes: Processes, directory: Path
+    kind: type[RealEngine], directory: Path, keys: Sequence[str] = ("", "")
 ) -> AsyncIterator[MeshOverEngines]:
-    """Start engines and mesh, all at once; the engines end with their processes."""
+    """Engines of the kind, one for each key (empty: it asks for none), and the mesh over them."""
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(running_nats_server(directory / "nats"))
-        router = await stack.enter_async_context(
-            router_process(directory, nats.url, workers=1)
+        router = await stack.enter_async_context(router_process(directory, nats.url, workers=1))
+        processes = await stack.enter_async_context(
+            Processes(directory / "logs", ready_within_s=kind.start_within_s)
         )
         mesh = MeshOverEngines(router, nats.url, processes, directory)
         await mesh.listen(stack)
-        await asyncio.gather(*(engine.start() for engine in engines))
-        for number, engine in enumerate(engines):
-            await mesh.agent(f"us-{number}", engine, *mesh.key_file(engine))
+        for number, key in enumerate(keys):
+            engine = kind(processes, f"{kind.kind}-{number}", directory, key)
+            mesh.engines[f"us-{number}"] = engine
+        await asyncio.gather(*(engine.start() for engine in mesh.engines.values()))
+        for replica, engine in mesh.engines.items():
+            await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key))
         await mesh.until_ready()
         yield mesh

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.bench.processes import Processes
 from tests.bench.systems.dynamo import LONE_FRONTEND, dynamo_group
 from tests.bench.systems.system import Place
+from tests.bench.tiny_model import CONTEXT_TOKENS
 from tests.engines import install
 from tests.engines.contract import EngineContract
 from tests.engines.engine import LOOPBACK, RealEngine
@@ -29,7 +29,7 @@ class Dynamo(RealEngine):
     waiting = "vllm:num_requests_waiting"
     kv_used_ratio = "vllm:kv_cache_usage_perc"
     batch_max = 4
-    context_tokens = 4096
+    context_tokens = CONTEXT_TOKENS
 
     @property
     def metrics_url(self) -> str:
@@ -53,12 +53,9 @@ class Dynamo(RealEngine):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOverEngines]:
-    directory = tmp_path_factory.mktemp("dynamo")
-    async with Processes(directory / "logs") as processes:
-        engines = [Dynamo(processes, f"dynamo-{n}", directory) for n in range(2)]
-        async with mesh_over(engines, processes, directory) as mesh:
-            yield mesh
+    async with mesh_over(Dynamo, tmp_path_factory.mktemp("dynamo")) as mesh:
+        yield mesh
 
 
 class TestDynamo(EngineContract):
-    pass
+    too_long_says = "Internal server error"  # all that it says

@@ -2,14 +2,12 @@
 
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.bench.processes import Processes
 from tests.engines import llamacpp_server, tiny_gguf
-from tests.engines.contract import EngineContract
+from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.engine import RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
 
@@ -38,13 +36,11 @@ class LlamaCpp(RealEngine):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOverEngines]:
-    directory: Path = tmp_path_factory.mktemp("llamacpp")
+    directory = tmp_path_factory.mktemp("llamacpp")
     tiny_gguf.write(directory / "tiny.gguf")
-    async with Processes(directory / "logs") as processes:
-        engines = [LlamaCpp(processes, f"llamacpp-{n}", directory) for n in range(2)]
-        async with mesh_over(engines, processes, directory) as mesh:
-            yield mesh
+    async with mesh_over(LlamaCpp, directory, KEYS) as mesh:
+        yield mesh
 
 
-class TestLlamaCpp(EngineContract):
+class TestLlamaCpp(KeyedEngineContract):
     pass

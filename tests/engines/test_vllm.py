@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.bench.processes import Processes
 from tests.engines import install
-from tests.engines.contract import EngineContract
+from tests.engines.contract import KEYS, KeyedEngineContract
 from tests.engines.engine import LOOPBACK, MODEL, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
-from tests.engines.tiny_llama import CONTEXT_TOKENS
+from tests.engines.tiny_llama import CONTEXT_TOKENS, KV_BYTES_PER_TOKEN
 
-START_WITHIN_S = 240.0  # it imports torch in three processes
+START_WITHIN_S = 400.0  # it imports torch in three processes
+KV_GIB = 1
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.engines,
@@ -28,6 +28,7 @@ class Vllm(RealEngine):
     kv_used_ratio = "vllm:kv_cache_usage_perc"
     batch_max = 4
     context_tokens = CONTEXT_TOKENS
+    start_within_s = START_WITHIN_S
 
     async def _start(self, log: str) -> list[int]:
         key = ("--api-key", self.api_key) if self.api_key else ()
@@ -44,7 +45,7 @@ class Vllm(RealEngine):
             environment={
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
-                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_HOST_IP": LOOPBACK,
                 "VLLM_NO_USAGE_STATS": "1",
@@ -64,12 +65,10 @@ def _name(pid: int) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOverEngines]:
-    directory = tmp_path_factory.mktemp("vllm")
-    async with Processes(directory / "logs", ready_within_s=START_WITHIN_S) as processes:
-        engines = [Vllm(processes, f"vllm-{n}", directory) for n in range(2)]
-        async with mesh_over(engines, processes, directory) as mesh:
-            yield mesh
+    async with mesh_over(Vllm, tmp_path_factory.mktemp("vllm"), KEYS) as mesh:
+        yield mesh
 
 
-class TestVllm(EngineContract):
-    pass
+class TestVllm(KeyedEngineContract):
+    async def test_the_heartbeat_knows_how_much_its_cache_holds(self, mesh):
+        assert mesh.beats["us-0"].kv_capacity_tokens == KV_GIB * 1024**3 // KV_BYTES_PER_TOKEN

@@ -15,6 +15,8 @@ SEED = 7
 CONTEXT_TOKENS = 4096
 # vLLM's attention on the CPU knows heads of 32 dimensions and more.
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": CONTEXT_TOKENS}
+# A key and a value of every dimension in each layer, as float32.
+KV_BYTES_PER_TOKEN = 2 * SHAPE["hidden_size"] * tiny_model.CONFIG["num_hidden_layers"] * 4
 _OF_THE_FILE = ("architectures", "model_type", "torch_dtype")
 
 

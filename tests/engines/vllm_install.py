@@ -1,4 +1,4 @@
-"""What vLLM's wheel for the CPU needs, from its own metadata; and the name by which it finds itself.
+"""What vLLM's wheel for the CPU needs, by its own metadata, and the name that it is found by.
 
     python vllm_install.py
 
