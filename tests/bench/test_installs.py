@@ -50,7 +50,7 @@ async def test_what_is_installed_is_not_installed_again(tmp_path, monkeypatch):
 
 async def test_what_a_script_prints_is_installed_as_well(tmp_path, monkeypatch):
     project = tmp_path / "pyproject.toml"
-    project.write_text('[dependency-groups]\nengine-x = []\n')
+    project.write_text("[dependency-groups]\nengine-x = []\n")
     monkeypatch.setattr(installs, "PYPROJECT", project)
     script = tmp_path / "script.py"
     script.write_text("print('./what-the-script-wants')")

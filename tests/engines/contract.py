@@ -19,7 +19,6 @@ from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import Asked, MeshOverEngines, body
 
 WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
-LONG_PROMPT_CHARS = 400
 KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
 WAITING = 2
 HUNG_ASKED = 12
@@ -28,7 +27,7 @@ HUNG_ANSWERED_WITHIN_S = 25.0
 KNOWN_ANSWERED_WITHIN_S = 10.0
 
 
-def prompt(seed: object, chars: int = LONG_PROMPT_CHARS) -> str:
+def prompt(seed: object, chars: int) -> str:
     """A text like no other; the same for the same seed."""
     dice = random.Random(str(seed))
     text = ""
@@ -73,6 +72,7 @@ class EngineContract:
     """Inherit it in a module with a fixture `mesh` of two equal engines."""
 
     too_long_says = "context"  # of the engine's own answer
+    cached_chars = 5000  # of a prompt that takes the engine so long that its cache is worth a way
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -127,11 +127,12 @@ class EngineContract:
         await mesh.until_ready()
 
     async def test_a_prompt_goes_where_it_is_cached(self, mesh):
-        first = [await mesh.ask(prompt(n), 4) for n in range(4)]
-        again = [await mesh.ask(prompt(n), 4) for n in range(4)]
+        texts = [prompt(("cached", n), self.cached_chars) for n in range(4)]
+        first = [await mesh.ask(text, 4) for text in texts]
+        again = [await mesh.ask(text, 4) for text in texts]
         assert replicas(first + again) <= set(mesh.engines)
-        assert [each.replica for each in again] == [each.replica for each in first]
         for before, after in zip(first, again, strict=True):
+            assert after.replica == before.replica, after.decision
             tokens = after.stream.usage.prompt_tokens
             assert (before.stream.usage.cached_tokens or 0) < tokens / 4
             assert after.stream.usage.cached_tokens > tokens / 2
@@ -187,18 +188,16 @@ class EngineContract:
         engine = mesh.engines["us-0"]
         answers = [Asked() for _ in range(4 * engine.batch_max)]
         streams = [
-            asyncio.create_task(mesh.ask(prompt(("kill", n), 60), 128, into=asked))
+            asyncio.create_task(mesh.ask(prompt(("kill", n), 60), 96, into=asked))
             for n, asked in enumerate(answers)
         ]
         await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
-        begun = [asked for asked in answers if asked.begun]
         await engine.kill()
         await asyncio.gather(*streams)
         broken = [asked for asked in answers if not asked.whole]
         assert [str(asked) for asked in broken if asked.problem] == []
         assert {asked.replica for asked in broken} <= {"us-0"}
         assert all(asked.begun for asked in broken), list(map(str, broken))
-        assert len(begun) < len(answers)
         assert len(broken) <= engine.batch_max
         assert mesh.beats["us-0"].state is not ReplicaState.READY
 
@@ -264,7 +263,7 @@ async def _agree(mesh: MeshOverEngines, replica: str, running: int, waiting: int
 
 async def _answers(mesh: MeshOverEngines, replica: str) -> bool:
     """Whether one of several requests is answered there; all of them are answered."""
-    return replica in replicas(await several(mesh, HUNG_ASKED, 32))
+    return replica in replicas(await several(mesh, HUNG_ASKED, 16))
 
 
 def _begun_at(answers: list[Asked], replica: str) -> bool:
