@@ -16,7 +16,7 @@ import pytest_asyncio
 from mesh.replay.stream import Fault
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import Asked, MeshOverEngines, body
+from tests.engines.mesh_over_engines import BY_PREFIX, Asked, MeshOverEngines, body
 
 WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
 KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
@@ -72,7 +72,6 @@ class EngineContract:
     """Inherit it in a module with a fixture `mesh` of two equal engines."""
 
     too_long_says = "context"  # of the engine's own answer
-    cached_chars = 5000  # of a prompt that takes the engine so long that its cache is worth a way
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -127,9 +126,9 @@ class EngineContract:
         await mesh.until_ready()
 
     async def test_a_prompt_goes_where_it_is_cached(self, mesh):
-        texts = [prompt(("cached", n), self.cached_chars) for n in range(4)]
-        first = [await mesh.ask(text, 4) for text in texts]
-        again = [await mesh.ask(text, 4) for text in texts]
+        texts = [prompt(("cached", n), 400) for n in range(4)]
+        first = [await mesh.ask(text, 4, priority=BY_PREFIX) for text in texts]
+        again = [await mesh.ask(text, 4, priority=BY_PREFIX) for text in texts]
         assert replicas(first + again) <= set(mesh.engines)
         for before, after in zip(first, again, strict=True):
             assert after.replica == before.replica, after.decision

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from infra import bus
 from mesh.replay.stream import ChatStream
 from schemas.decision import Decision, decode_decision
-from schemas.http import H_DECISION
+from schemas.http import H_DEBUG, H_DECISION, H_PRIORITY
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
 from tests.bench.processes import Processes
 from tests.engines.engine import MODEL, RealEngine
@@ -26,6 +26,10 @@ from tests.support.router_process import RouterProcess, router_process, runs
 ANSWER_WITHIN_S = 60.0
 STATE_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
+# The default policy weighs a cached prefix against speeds that it learns, and those of a busy machine
+# are anything. A test of prefixes alone asks with this priority.
+BY_PREFIX = "low"
+ROUTING = f'policy_by_priority = {{ {BY_PREFIX} = "prefix-tree" }}'
 
 
 @dataclass
@@ -159,12 +163,13 @@ class MeshOverEngines:
         *,
         into: Asked | None = None,
         within_s: float = ANSWER_WITHIN_S,
+        priority: str = "normal",
         **fields: object,
     ) -> Asked:
         """One chat of exactly so many tokens, as a stream, to its end. `into`: filled meanwhile."""
         asked = into or Asked()
         try:
-            async with asyncio.timeout(within_s), self._session() as http:
+            async with asyncio.timeout(within_s), self._session(priority) as http:
                 await self._read(http, asked, body(text, tokens, **fields))
         except TimeoutError:
             asked.problem = f"not ended after {within_s:g} s"
@@ -185,8 +190,8 @@ class MeshOverEngines:
             async for chunk in answer.content.iter_any():
                 asked.stream.feed(chunk, clock())
 
-    def _session(self) -> aiohttp.ClientSession:
-        headers = {"x-mesh-debug": "1", "content-type": "application/json"}
+    def _session(self, priority: str) -> aiohttp.ClientSession:
+        headers = {H_DEBUG: "1", H_PRIORITY: priority, "content-type": "application/json"}
         return aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
 
     async def placements(self) -> float:
@@ -217,7 +222,9 @@ async def mesh_over(
     """Engines of the kind, one for each key (empty: it asks for none), and the mesh over them."""
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(running_nats_server(directory / "nats"))
-        router = await stack.enter_async_context(router_process(directory, nats.url, workers=1))
+        router = await stack.enter_async_context(
+            router_process(directory, nats.url, workers=1, routing=ROUTING)
+        )
         processes = await stack.enter_async_context(
             Processes(directory / "logs", ready_within_s=kind.start_within_s)
         )

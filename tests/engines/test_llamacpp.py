@@ -43,4 +43,4 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestLlamaCpp(KeyedEngineContract):
-    cached_chars = 400  # a character is a token of it
+    pass
