@@ -82,7 +82,7 @@ async def router_process(
     pages: int | None = None,
     routing: str = "",
 ) -> AsyncIterator[RouterProcess]:
-    """Started, and ended at the end, its workers too. `routing`: lines of that table in its file."""
+    """Started, and ended at the end, its workers too. `routing`: lines of the table."""
     pages = pages or free_row(workers)[0]
     http = http or free_ports(1)[0]
     more = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"\n[regions.us.routing]\n{routing}'
