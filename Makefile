@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons drills fault-run bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons test-engines drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing gate-renew
@@ -31,6 +31,10 @@ test: lint ## every check: style, types, layers, tests
 
 test-pythons: ## `make test` with every supported Python that this machine has, one after another
 	$(PYTHON) tests/pythons.py
+
+test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp and Dynamo's mocker (installs 7 GB once; minutes)
+	$(BIN)/python -m tests.engines.install
+	$(BIN)/pytest -m "engines or not engines" tests/engines
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill

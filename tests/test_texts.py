@@ -15,10 +15,11 @@ from schemas.catalog import CHANNELS, Channel, Role
 from schemas.http import ROUTES
 
 ROOT = Path(__file__).parents[1]
+NOT_OURS = {"build", "data"}
 TEXTS = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not any(part == "data" or part.startswith(".venv") for part in path.parts)
+    if not any(part in NOT_OURS or part.startswith((".venv", ".engines")) for part in path.parts)
 )
 COMMANDS: dict[str, click.Group] = {"mesh": mesh, "mesh-agent": mesh_agent}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
