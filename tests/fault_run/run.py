@@ -15,7 +15,7 @@ from tests.fault_run.reading import End
 from tests.fault_run.schedule import Fault, Kind, Shape, faults
 from tests.support.mesh_up import RTT_MS, write_config
 
-TIME_SCALE = 8.0  # of the engines: an answer takes a quarter of a second where nothing is broken
+TIME_SCALE = 4.0  # of the engines: an answer takes half a second where nothing is broken
 BEFORE, AFTER = "before any fault", "after the last one"
 WELL_WITHIN_S = 30.0  # from there on no router may refuse or break anything
 
