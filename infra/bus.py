@@ -133,31 +133,58 @@ class _Transport(TcpTransport):
     ever reconnects.
     """
 
-    is_leaving = False  # the client is being closed: what can't be sent is lost
-
-    def _is_open(self) -> bool:
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written may still arrive."""
         return self._io_writer is not None and not self._io_writer.transport.is_closing()
 
     def write(self, payload: bytes) -> None:
-        if self._is_open():  # else `drain`, which nats-py calls next, raises
+        if self.is_open:  # else `drain`, which nats-py calls next, raises
             super().write(payload)  # type: ignore[no-untyped-call]
 
     def writelines(self, payload: list[bytes]) -> None:
-        if self._is_open():
-            super().writelines(payload)  # type: ignore[no-untyped-call]
-        elif not self.is_leaving:  # before nats-py forgets it: it is sent once it is back
-            raise ConnectionResetError("the connection is lost")
+        try:  # no look before: this is done for every message
+            self._io_writer.writelines(payload)  # type: ignore[union-attr]
+        except (RuntimeError, TypeError, AttributeError) as problem:
+            if self.is_open:
+                raise
+            raise ConnectionResetError("the connection is lost") from problem
+
+    async def wait_closed(self) -> None:
+        # Who closes the client cancels the reconnecting, which may wait here too: the cancel must
+        # not reach the one future of both, or it comes out of `close` as if that was cancelled.
+        if self._io_writer is not None:
+            await asyncio.shield(self._io_writer.wait_closed())
+
+    def __bool__(self) -> bool:
+        return True  # else nats-py makes its own in its place
+
+
+class _LeavingTransport(_Transport):
+    """What a client that is being closed writes to: what can't be sent any more is lost."""
+
+    def __init__(self, used: _Transport, *, is_connected: bool) -> None:
+        """`is_connected`: what nats-py thinks; a server that is gone may have left a socket."""
+        vars(self).update(vars(used))
+        self._is_connected = is_connected
+        self._has_lost = False
+
+    def writelines(self, payload: list[bytes]) -> None:
+        if self._is_connected and self.is_open:
+            super().writelines(payload)
+        else:
+            self._lost()
 
     async def drain(self) -> None:
         try:
             await super().drain()  # type: ignore[no-untyped-call]
         except OSError:
-            if not self.is_leaving:
-                raise
-            log.warning("left without the bus: what was still to be sent is lost")
+            self._lost()
 
-    def __bool__(self) -> bool:
-        return True  # else nats-py makes its own in its place
+    def _lost(self) -> None:
+        if not self._has_lost:
+            log.warning("left without the bus: what was still to be sent is lost")
+        self._has_lost = True
 
 
 class _Client(Client):
@@ -168,7 +195,7 @@ class _Client(Client):
         self._transport: _Transport = _Transport()  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
-        self._transport.is_leaving = True
+        self._transport = _LeavingTransport(self._transport, is_connected=self.is_connected)
         await super().close()
 
 

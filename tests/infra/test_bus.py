@@ -1,8 +1,11 @@
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import struct
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +157,36 @@ async def test_a_server_that_is_not_there_yet_is_told_of_once(monkeypatch, caplo
     assert said.startswith("t: no bus at nats://127.0.0.1:1 yet (")
 
 
+@contextlib.asynccontextmanager
+async def saying(serve: Callable[[StreamReader, StreamWriter], Awaitable[None]]):
+    """A server of which `serve` speaks, behind its INFO, on each connection; yields its address."""
+    there = set()
+
+    async def handle(reader: StreamReader, writer: StreamWriter) -> None:
+        there.add(writer)
+        try:
+            writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
+            await serve(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            there.remove(writer)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        yield bus.BusAddress(f"nats://{host}:{port}")
+        await until(lambda: not there)
+
+
+async def until_published(reader: StreamReader, writer: StreamWriter) -> None:
+    """Answer as a server does until the client publishes or is gone."""
+    while (line := await reader.readline()) and not line.startswith(b"PUB"):
+        if line.startswith(b"PING"):
+            writer.write(b"PONG\r\n")
+
+
 @LOOPS
 def test_leaving_after_the_server_was_killed_leaves_nothing_behind(tmp_path, caplog, loop):
     async def play() -> None:
@@ -177,41 +210,54 @@ def test_leaving_after_the_server_was_killed_leaves_nothing_behind(tmp_path, cap
 
 
 @LOOPS
+def test_leaving_at_any_moment_of_a_loss_is_no_cancel(loop):
+    """The task that reconnects is cancelled wherever it is."""
+
+    async def play(turns: int) -> None:
+        lost = asyncio.Event()
+
+        async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+            await until_published(reader, writer)
+            writer.close()
+            lost.set()
+
+        async with saying(serve) as address:
+            client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
+            await client.publish("a", b"")
+            await lost.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await bus.close(client)
+            assert client.is_closed
+
+    for turns in range(16):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(play(turns))
+
+
+@LOOPS
 def test_a_server_that_resets_at_any_moment_is_asked_again(monkeypatch, loop):
     """While INFO is read and answered: a write after the loss must not end the reconnecting."""
     monkeypatch.setattr(bus, "RECONNECT_WAIT_S", 0.001)
     moments = 16
-    resets = [*range(moments), None, *range(moments), None]  # None: serves until it is dropped
-    dropped = asyncio.Event()
+    resets = [*range(moments), None, *range(moments), None]  # None: serves until it is published to
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         moment = resets.pop(0)
-        writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
-        if moment is not None:
-            for _ in range(moment):
-                await asyncio.sleep(0)
-            linger = struct.pack("ii", 1, 0)  # no goodbye but a reset
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            writer.transport.abort()
+        if moment is None:
+            await until_published(reader, writer)
             return
-        while line := await reader.readline():
-            if line.startswith(b"PING"):
-                writer.write(b"PONG\r\n")
-            if line.startswith(b"PUB drop"):
-                dropped.set()
-                break
-        writer.close()
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        linger = struct.pack("ii", 1, 0)  # no goodbye but a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
 
     async def play() -> None:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        async with server:
-            client = await bus.connect(
-                bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
-            )
+        async with saying(serve) as address:
+            client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
             assert len(resets) == moments + 1
-            await client.publish("drop", b"")
-            await dropped.wait()
+            await client.publish("a", b"")
             await until(lambda: not resets and client.is_connected)
             await bus.close(client)
 
