@@ -156,6 +156,7 @@ class Standing:
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_told_tokens: float  # infinite where nobody tells
     queued_tokens: int | None  # told to be
+    batch_max: float  # requests that run at once; infinite where nobody tells
 
 
 class Lessons:

@@ -116,6 +116,8 @@ class Prices:
             free_tokens = stands.kv_told_tokens - way.tokens
             if free_tokens < needed_tokens and replica.load:
                 memory_s = self._memory_s(target, free_tokens, stands.running)
+            if (over := replica.inside + way.count + 1 - stands.batch_max) > 0.0:
+                memory_s = max(memory_s, self._slot_s(target, over, stands.running))
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - has.tokens
@@ -142,6 +144,7 @@ class Prices:
             running * STALL_WEIGHT,
             math.inf if kv_told_tokens is None else kv_told_tokens,
             beat.prefill_queued_tokens,
+            beat.batch_max or math.inf,
         )
         if beat.running is not None:
             self._lessons.standings[beat.replica] = standing
@@ -154,6 +157,10 @@ class Prices:
         lessons = self._lessons
         given_back_per_s = max(1.0, running) * lessons.kv_tokens / lessons.of(target).residence_s
         return (self._needed_tokens - free_tokens) / given_back_per_s
+
+    def _slot_s(self, target: Target, slots: float, running: float) -> float:
+        """Until so many of the answers that run there have ended, each of which frees a slot."""
+        return slots * self._lessons.of(target).residence_s / max(1.0, running)
 
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
         lessons, model = self._lessons, self._request.model
