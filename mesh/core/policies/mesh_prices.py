@@ -21,6 +21,7 @@ STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one
 # little longer, for as long as our answer lasts. How much can't be fitted (prefills hide it), but
 # an idle replica beside a busy one must be worth something even to a prompt that is held there.
 BATCH_WEIGHT = 0.02
+SLOT_START_S = 0.1  # before an answer ended there: held for it, but nobody is shed for a guess
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -160,7 +161,8 @@ class Prices:
 
     def _slot_s(self, target: Target, slots: float, running: float) -> float:
         """Until so many of the answers that run there have ended, each of which frees a slot."""
-        return slots * self._lessons.of(target).residence_s / max(1.0, running)
+        answer_s = self._lessons.of(target).slot_s
+        return slots * (SLOT_START_S if answer_s is None else answer_s / max(1.0, running))
 
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
         lessons, model = self._lessons, self._request.model

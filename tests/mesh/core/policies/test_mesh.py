@@ -18,7 +18,7 @@ from mesh.core.policies.mesh_lessons import (
     RESIDENCE_START_S,
     SPEED_START,
 )
-from mesh.core.policies.mesh_prices import BATCH_WEIGHT, STALL_WEIGHT
+from mesh.core.policies.mesh_prices import BATCH_WEIGHT, SLOT_START_S, STALL_WEIGHT
 from mesh.core.prefixes.prompt import Prompt
 from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Served
@@ -331,7 +331,7 @@ def plain_price(target, tokens):
     memory_s = lacking * RESIDENCE_START_S / (max(1, beat.running) * whole_tokens)
     if beat.batch_max is not None:
         over = max(0, target.replica.load + 1 - beat.batch_max)
-        memory_s = max(memory_s, over * RESIDENCE_START_S / max(1, beat.running))
+        memory_s = max(memory_s, over * SLOT_START_S)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
     others_s = beat.running * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
