@@ -1,14 +1,17 @@
 """What an operator may say about one agent, checked: each error says what to do."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.ids import MODEL_CHARS_MAX, ModelId, NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.residency import Label, parse_labels
 
 NO_LABELS = "none"  # on the command line
+MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
+BATCH_MAX_MOST = 65_536
 Kind = Literal["vllm", "sglang", "llamacpp", "openai"]
 
 
@@ -27,7 +30,9 @@ class AgentConfig(BaseModel):
     nats_password: SecretStr | None = None
     # None: 256 for engines that show their queue, 8 for those that don't (see adapters.kinds).
     outstanding_max: Annotated[int, Field(ge=1, le=4096)] | None = None
-    batch_max: Annotated[int, Field(ge=1, le=65536)] | None = None
+    batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
+    engine_key: SecretStr | None = None  # sent to the engine as a bearer token
+    models: tuple[ModelId, ...] = ()  # of an engine that can't list them
     # Three failed readings mean DOWN, so this also says how soon a dead engine is noticed.
     read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
     heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
@@ -63,6 +68,11 @@ class AgentConfig(BaseModel):
     def _metrics_at(cls, value: str) -> str:
         return checked_metrics_url(value) if value else value
 
+    @field_validator("models")
+    @classmethod
+    def _models_named(cls, value: tuple[ModelId, ...]) -> tuple[ModelId, ...]:
+        return checked_models(value)
+
     @field_validator("nats_url")
     @classmethod
     def _bus_at(cls, value: str) -> str:
@@ -74,6 +84,12 @@ class AgentConfig(BaseModel):
     def _both_or_none(self) -> "AgentConfig":
         if (self.nats_user is None) != (self.nats_password is None):
             raise ValueError("give a NATS user and its password (NATS_PASSWORD), or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _one_login(self) -> "AgentConfig":
+        if self.engine_key is not None and "@" in urlsplit(self.engine_url).netloc:
+            raise ValueError("give the engine's API key, or a user in its URL, not both")
         return self
 
     @property
@@ -93,6 +109,15 @@ def checked_metrics_url(value: str) -> str:
     """The whole URL of a page of metrics. Raises ValueError that says what to give."""
     url = _http_url(value)
     return url if urlsplit(url).path else url + "/metrics"
+
+
+def checked_models(names: Sequence[str]) -> tuple[ModelId, ...]:
+    """Names of models, each once. Raises ValueError that says what to give."""
+    if any(not 0 < len(name) <= MODEL_CHARS_MAX or not name.isprintable() for name in names):
+        raise ValueError(f"give a name of 1 to {MODEL_CHARS_MAX} printable characters")
+    if len(names) > MODELS_MAX:
+        raise ValueError(f"give at most {MODELS_MAX}")
+    return tuple(ModelId(name) for name in dict.fromkeys(names))
 
 
 def _http_url(value: str) -> str:

@@ -5,24 +5,32 @@ an idle one after 5 s, and a POST that meets the closing can't be told from an e
 """
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import orjson
 
-from agents.adapters.http_client import HttpClient
+from agents.adapters.http_client import HttpClient, origin
 from agents.adapters.http_connection import Connection, HttpBroken, HttpLost
 from agents.adapters.kinds import EngineKind
 from agents.adapters.page import Page
+from agents.config import MODELS_MAX
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 
+log = logging.getLogger(__name__)
+
 LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
-MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
-STATUS_OK = 200
+HEALTH_PATH = "/health"
+SETTINGS_EVERY_S = 30.0  # a question of SGLang's settings reaches its scheduler
+STATUS_OK, STATUS_UNAUTHORIZED, STATUS_BROKEN = 200, 401, 500
+KEY_WANTED = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
 
 
 class EngineOdd(ValueError):
@@ -40,14 +48,30 @@ class Engine:
         kind: EngineKind,
         clock: Callable[[], float],
         look_timeout_s: float = LOOK_TIMEOUT_S,
+        key: str | None = None,
+        models: tuple[ModelId, ...] = (),
+        asks_batch_max: bool = True,
     ) -> None:
+        """`models`: what the operator says that it serves; it is not asked for them then.
+
+        `key`: the engine's API key, sent to its own origin alone. `asks_batch_max`: read the size
+        of its batch where it shows that; not where the operator has said it.
+        """
         self._kind = kind
+        self._given_models = models
+        self._settings_paths = kind.settings_paths if asks_batch_max else ()
+        self._settings_due_at = float("-inf")
+        self._batch_max: int | None = None
         self._clock = clock
         self._look_timeout_s = look_timeout_s
+        self._has_refused_key = False
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
-        self._api = HttpClient(api_url, clock)
-        self._page = HttpClient(metrics_url, clock) if kind.has_metrics else None
+        self._api = HttpClient(api_url, clock, key)
+        self._page: HttpClient | None = None
+        if kind.has_metrics:
+            page_key = key if origin(metrics_url) == origin(api_url) else None
+            self._page = HttpClient(metrics_url, clock, page_key)
 
     def close(self) -> None:
         """Close the connections that no answer uses."""
@@ -62,6 +86,12 @@ class Engine:
     def release(self, answered: Connection) -> None:
         """Nobody reads that answer any more."""
         self._api.release(answered)
+
+    def refused_key(self) -> None:
+        """It answered a request with 401. Looks need not show that; it is logged once."""
+        if not self._has_refused_key:
+            self._has_refused_key = True
+            log.warning("%s %s", self._api.url, KEY_WANTED)
 
     def want_models(self) -> None:
         """Read the models with the next look."""
@@ -82,13 +112,19 @@ class Engine:
         except (OSError, HttpBroken, EngineOdd) as problem:
             detail = str(problem) or type(problem).__name__
         self.want_models()  # what comes back may be another engine
+        self._settings_due_at, self._batch_max = float("-inf"), None
         return EngineFailed(
             began_at=began_at, heard_at=self.heard_at, timed_out=timed_out, detail=detail
         )
 
     async def _models(self) -> tuple[ModelId, ...]:
-        page = await self._get(self._api, MODELS_PATH)
-        models = model_ids(page, self._api.url + MODELS_PATH)
+        if not self._given_models:
+            page = await self._get(self._api, MODELS_PATH)
+            models = model_ids(page, self._api.url + MODELS_PATH)
+        else:
+            models = self._given_models
+            if self._page is None:  # nothing else shows whether it is there
+                await self._get(self._api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
         return models
 
@@ -96,14 +132,25 @@ class Engine:
         if self._page is None:
             return NOTHING_KNOWN
         page = await self._get(self._page, "")
-        return self._kind.read(Page(page.decode("utf-8", "replace")))
+        reading = self._kind.read(Page(page.decode("utf-8", "replace")))
+        if self._clock() >= self._settings_due_at:
+            self._batch_max = await self._batch_size() or self._batch_max
+            self._settings_due_at = self._clock() + SETTINGS_EVERY_S
+        return reading if self._batch_max is None else replace(reading, batch_max=self._batch_max)
 
-    async def _get(self, client: HttpClient, path: str) -> bytes:
+    async def _batch_size(self) -> int | None:
+        """By its settings; None if it doesn't tell, for whatever reason."""
+        for path in self._settings_paths:
+            with contextlib.suppress(TimeoutError, OSError, HttpBroken, EngineOdd):
+                return self._kind.batch_max(await self._get(self._api, path))
+        return None
+
+    async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
         async with asyncio.timeout(self._look_timeout_s):
             while True:
                 answer = await client.ask("GET", path, {})
                 try:
-                    return await _page(answer, client.url + path)
+                    return await _page(answer, client.url + path, is_health=is_health)
                 except HttpLost:
                     if not answer.had_closed:  # else it may be asked again: it changes nothing
                         raise
@@ -111,9 +158,12 @@ class Engine:
                     client.release(answer)
 
 
-async def _page(answer: Connection, url: str) -> bytes:
+async def _page(answer: Connection, url: str, *, is_health: bool) -> bytes:
     head = await answer.until_head()
-    if head.status != STATUS_OK:
+    if head.status == STATUS_UNAUTHORIZED:
+        raise EngineOdd(f"{url} {KEY_WANTED}")
+    # Of who serves no page of health, a 404 says as well that it is there.
+    if head.status >= STATUS_BROKEN if is_health else head.status != STATUS_OK:
         raise EngineOdd(f"{url} answers HTTP {head.status}")
     page = bytearray()
     while chunk := await answer.read():

@@ -30,14 +30,17 @@ class _Idle:
 class HttpClient:
     """Asks below one URL. `release` every connection that `ask` gives; close it at the end."""
 
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        """`url`: http or https, with a user and a password if the engine wants them."""
+    def __init__(self, url: str, clock: Callable[[], float], key: str | None = None) -> None:
+        """`url`: http or https, with a user and a password if the engine wants them.
+
+        `key`: sent with every request as a bearer token, instead of them.
+        """
         parts = urlsplit(url)
         self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # for words
         self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
-        self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url))
+        self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
         self._clock = clock
         self._idle: list[_Idle] = []  # the one used last at the end
         self._sweeping: asyncio.TimerHandle | None = None
@@ -124,7 +127,15 @@ def _lines(headers: Mapping[str, str]) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
 
 
-def _login(url: str) -> dict[str, str]:
+def origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of an http or https URL: whom it addresses."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
+
+
+def _login(url: str, key: str | None) -> dict[str, str]:
+    if key is not None:
+        return {"Authorization": f"Bearer {key}"}
     parts = urlsplit(url)
     if parts.username is None:
         return {}

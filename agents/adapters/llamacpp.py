@@ -1,12 +1,15 @@
-"""llama.cpp's metrics page (`llama-server --metrics`).
+"""llama.cpp's metrics page (`llama-server --metrics`), and its settings.
 
-The number of slots is not on it: give `-np` as `--batch-max`. Newer versions dropped the KV
+The number of slots (`-np`) is in `/props`. Newer versions dropped the KV
 gauges, which then stay unknown. `prompt_tokens_total` counts tokens that were processed, so the
 cached ones come on top of it.
 """
 
 from agents.adapters.page import Page
+from agents.adapters.settings_page import batch_size, read_object
 from agents.core.reading import EngineReading
+
+SETTINGS_PATHS = ("/props",)
 
 
 def read(page: Page) -> EngineReading:
@@ -17,6 +20,11 @@ def read(page: Page) -> EngineReading:
         kv_used_ratio=page.ratio("llamacpp:kv_cache_usage_ratio"),
         prefix_hit_ratio=_hit_ratio(page),
     )
+
+
+def batch_max(settings: bytes) -> int | None:
+    """The number of slots; None if this page doesn't tell."""
+    return batch_size(read_object(settings).get("total_slots"))
 
 
 def _hit_ratio(page: Page) -> float | None:

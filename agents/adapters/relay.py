@@ -17,7 +17,7 @@ from typing import Any
 
 from opentelemetry import trace
 
-from agents.adapters.engine import Engine
+from agents.adapters.engine import KEY_WANTED, STATUS_UNAUTHORIZED, Engine
 from agents.adapters.frames import FrameWriter
 from agents.adapters.http_connection import Connection, HttpBroken
 from agents.adapters.http_connection import Head as HttpHead
@@ -194,6 +194,9 @@ class Relay:
 
     async def _relay(self, answer: Connection) -> Verdict:
         head = await answer.until_head()
+        if head.status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
+            self._engine.refused_key()
+            return Verdict(Outcome.ENGINE_BROKEN, f"the engine {KEY_WANTED}")
         good = 200 <= head.status < 300
         self._streamed = good and _media_type(head) == EVENT_STREAM
         first = await self._first_bytes(answer)

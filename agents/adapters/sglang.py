@@ -1,7 +1,15 @@
-"""SGLang's metrics page. With data-parallel attention every series comes once per rank."""
+"""SGLang's metrics page, and its settings.
+
+With data-parallel attention every series comes once per rank, and so do the settings' states: each
+runs `effective_max_running_requests_per_dp` requests. Older versions show only the option that it
+was started with (`max_running_requests`, for all ranks), null where none was given.
+"""
 
 from agents.adapters.page import Page
+from agents.adapters.settings_page import batch_size, read_object
 from agents.core.reading import EngineReading
+
+SETTINGS_PATHS = ("/get_server_info", "/server_info")  # the second one is its later name
 
 
 def read(page: Page) -> EngineReading:
@@ -14,3 +22,19 @@ def read(page: Page) -> EngineReading:
         kv_capacity_tokens=page.count("sglang:max_total_num_tokens"),
         prefix_hit_ratio=page.ratio("sglang:cache_hit_rate"),
     )
+
+
+def batch_max(settings: bytes) -> int | None:
+    """Requests that all ranks together run at once; None if this page doesn't tell."""
+    fields = read_object(settings)
+    states = fields.get("internal_states")
+    if isinstance(states, list) and states:
+        ranks = [
+            batch_size(state.get("effective_max_running_requests_per_dp"))
+            for state in states
+            if isinstance(state, dict)
+        ]
+        known = [rank for rank in ranks if rank is not None]
+        if len(known) == len(states):
+            return batch_size(sum(known))
+    return batch_size(fields.get("max_running_requests"))

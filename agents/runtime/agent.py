@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 IDLE_READ_INTERVAL_S = 0.1
 SILENCE_CHECK_S = 1.0
 LOOK_GAP_MIN_S = 0.01  # between looks that something asked for
+WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted answers to go out
 FAULT_OF_OURS = "the agent failed on this answer; its log says why"
 
@@ -66,7 +67,9 @@ class Agent:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.ready = asyncio.Event()  # set when the replica first takes work
-        self._state: ReplicaState | None = None
+        self._state: ReplicaState | None = None  # that was logged, and why, and when again
+        self._why = ""
+        self._why_due_at = float("-inf")
         self._registered: tuple[ModelId, ...] | None = None
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
             effects.Refuse: self._refuse,
@@ -222,11 +225,13 @@ class Agent:
         return FrameWriter(self._bus.outbox.to(inbox), self._clock, self._who)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
-        state = self._core.state
-        if state is not self._state:
-            why = look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+        state, now = self._core.state, self._clock()
+        why = look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+        # While it is ready, a single look may fail without a consequence.
+        is_news = state is not ReplicaState.READY and why != self._why
+        if state is not self._state or (is_news and now >= self._why_due_at):
             log.info("%s/%s is %s: %s", self._config.region, self._config.replica, state, why)
-            self._state = state
+            self._state, self._why, self._why_due_at = state, why, now + WHY_EVERY_S
         if state is ReplicaState.READY:
             self.ready.set()
 

@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 import click
 import uvloop
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from agents.adapters.own_name import NameTaken
 from agents.config import AgentConfig, Kind
+from agents.engine_key import EngineKeyInvalid, engine_key
 from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
@@ -44,7 +45,29 @@ from schemas.plain_words import what_it_must_be_instead
     help="Most requests to hold at once.",
     show_default="256; 8 for openai",
 )
-@click.option("--batch-max", type=int, help="Most requests the engine runs at once, if known.")
+@click.option(
+    "--batch-max",
+    type=int,
+    envvar="MESH_BATCH_MAX",
+    help="Most requests the engine runs at once (vLLM: --max-num-seqs). [MESH_BATCH_MAX]",
+    show_default="what llama.cpp and SGLang say; unknown of others",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    envvar="MESH_ENGINE_MODELS",
+    metavar="NAME",
+    help="What the engine serves, for one that can't list it; repeat it for more, or separate them "
+    "by spaces in the environment. [MESH_ENGINE_MODELS]",
+    show_default="what its /v1/models lists",
+)
+@click.option(
+    "--engine-key-file",
+    envvar="MESH_ENGINE_KEY_FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the engine's API key; or set MESH_ENGINE_KEY. [MESH_ENGINE_KEY_FILE]",
+)
 @click.option(
     "--residency",
     envvar="MESH_RESIDENCY",
@@ -60,13 +83,17 @@ from schemas.plain_words import what_it_must_be_instead
 @click.option("--metrics-host", default="127.0.0.1", help="Where the own metrics page listens.")
 @click.option("--metrics-port", type=int, default=0, help="Own Prometheus page; 0 for none.")
 @click.option("--ready-file", help="Written when the replica first takes work.")
-def command(nats_password_file: Path | None, **options: Any) -> None:
+def command(nats_password_file: Path | None, engine_key_file: Path | None, **options: Any) -> None:
     """Serve the work of one engine from the bus.
 
     SIGTERM drains: nothing new is taken, what runs is finished. A second one stops at once.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    config = _checked({**options, "nats_password": _password(nats_password_file)})
+    secrets = {
+        "nats_password": _password(nats_password_file),
+        "engine_key": _engine_key(engine_key_file),
+    }
+    config = _checked(options | secrets)
     tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
     look_seldom()
     raise_limit()
@@ -90,6 +117,13 @@ def _password(file: Path | None) -> str | None:
     if file is not None:
         return file.read_text().strip()
     return os.environ.get("NATS_PASSWORD")
+
+
+def _engine_key(file: Path | None) -> SecretStr | None:
+    try:
+        return engine_key(file, os.environ)
+    except EngineKeyInvalid as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _checked(options: dict[str, Any]) -> AgentConfig:

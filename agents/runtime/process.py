@@ -56,6 +56,9 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             metrics_url=config.metrics_page,
             kind=KINDS[config.engine_kind],
             clock=clock,
+            key=None if config.engine_key is None else config.engine_key.get_secret_value(),
+            models=config.models,
+            asks_batch_max=config.batch_max is None,
         )
         opened.callback(engine.close)
         ears = AgentBus(client, link, config.region, config.replica)

@@ -80,6 +80,7 @@ def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
         return None  # its client has a first byte already
     fields: dict[str, Any] = orjson.loads(body)
     if path == CHAT:
+        text_bytes -= _tools_size(fields)  # they are kept whole, and come first
         messages = list(_cut_messages(fields["messages"], text_bytes))
         kept: dict[str, Any] = {"messages": messages}
     elif isinstance(fields["prompt"], str):
@@ -89,7 +90,7 @@ def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:
     about_the_prompt = {name: fields[name] for name in fields if name not in ABOUT_THE_ANSWER}
     whole = about_the_prompt | kept | {"stream": False, "max_tokens": 1}
     try:
-        has_text = bool(prompt_text(whole, chat=path == CHAT))
+        has_text = bool(prompt_text(whole, chat=path == CHAT).data)
         return orjson.dumps(whole) if has_text else None
     except (PromptInvalid, orjson.JSONEncodeError):  # orjson reads deeper than it writes
         return None
@@ -126,8 +127,13 @@ def _cut_parts(parts: list[Any], left: int) -> Iterator[Any]:
         return
 
 
+def _tools_size(fields: dict[str, Any]) -> int:
+    tools: dict[str, Any] = {"tools": fields.get("tools"), "messages": [{}]}
+    return len(prompt_text(tools, chat=True).data) - _size({})
+
+
 def _size(message: dict[str, Any]) -> int:
-    return len(prompt_text({"messages": [message]}, chat=True))
+    return len(prompt_text({"messages": [message]}, chat=True).data)
 
 
 def _cut_text(text: str, text_bytes: int) -> str:

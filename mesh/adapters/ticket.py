@@ -11,6 +11,7 @@ from mesh.adapters.answer import Answer, EngineError
 from mesh.adapters.outlet import Outlet
 from mesh.adapters.spans import RequestSpans
 from mesh.adapters.wishes import NO_WISHES, Wishes
+from mesh.core.prefixes.prompt import NO_PROMPT, PromptText, TextSize
 from schemas.decision import Decision
 from schemas.http import Fault
 from schemas.ids import ModelId, RequestId
@@ -26,7 +27,7 @@ class Ask:
     model: ModelId
     path: str
     body: bytes
-    text: bytes  # of the prompt
+    text: PromptText
     timeout_s: float | None
     wishes: Wishes = NO_WISHES
     warm: bool = False  # nobody asks
@@ -34,7 +35,7 @@ class Ask:
 
     def forget(self) -> None:
         """Nobody needs its body and prompt any more."""
-        self.body = self.text = b""
+        self.body, self.text = b"", NO_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Ticket:
     deadline: float
     arrived_at: float
     spans: RequestSpans
-    text_bytes: int  # of the prompt, also when the prompt itself is no longer kept
+    size: TextSize  # of the prompt, also when the prompt itself is no longer kept
     answer: Answer | None = None  # of the attempt under way
     decision: Decision | None = None  # the last one
     failure: Failure | None = None

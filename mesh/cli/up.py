@@ -1,13 +1,15 @@
 """`mesh up`: every region on this machine, until Ctrl-C."""
 
 import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import uvloop
 from rich.console import Console
 
-from agents.config import checked_engine_url, checked_metrics_url
+from agents.engine_key import ENGINE_KEY, EngineKeyInvalid, engine_key
 from agents.sim.profiles import PROFILES
 from infra.descriptors import raise_limit
 from infra.nats.passwords import PasswordsUnreadable
@@ -22,6 +24,7 @@ from mesh.cli.choices import (
     known_policy,
     known_pushing,
 )
+from mesh.cli.given_engine import FORM, given_engines
 from mesh.cli.unusable import Unusable
 from mesh.core.region.pushing import Pushing
 from mesh.demo.child import GaveUp
@@ -30,28 +33,6 @@ from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import DEFAULT_STATE, StateInUse
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-
-
-def _given_engines(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> tuple[GivenEngine, ...]:
-    return tuple(_given_engine(value) for value in values)
-
-
-def _given_engine(text: str) -> GivenEngine:
-    """Parse `REGION=URL[,METRICS_URL]`."""
-    region, _, urls = text.partition("=")
-    url, comma, metrics_url = urls.partition(",")
-    for given in (url, metrics_url) if comma else (url,):
-        if not given:
-            raise click.BadParameter(f"{text!r}: write REGION=URL or REGION=URL,METRICS_URL")
-        if "://" not in given:
-            raise click.BadParameter(f"{text!r}: http:// is missing before {given}")
-    try:
-        metrics = checked_metrics_url(metrics_url) if comma else None
-        return GivenEngine(region, checked_engine_url(url), metrics)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r}: {error}") from error
 
 
 @click.command()
@@ -80,11 +61,19 @@ def _given_engine(text: str) -> GivenEngine:
 @click.option(
     "--engine",
     "engines",
-    callback=_given_engines,
+    callback=given_engines,
     multiple=True,
-    metavar="REGION=URL[,METRICS_URL]",
+    metavar=FORM,
     help="A server that runs already, as the engine of one replica; repeat it for more. With "
-    "any given, none is simulated: a region without one has a router and no replica.",
+    "any given, none is simulated: a region without one has a router and no replica. Give "
+    "batch-max for vLLM, which doesn't show its --max-num-seqs, and model for a server that can't "
+    "list its models.",
+)
+@click.option(
+    "--engine-key-file",
+    envvar="MESH_ENGINE_KEY_FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the API key of the given engines; or set MESH_ENGINE_KEY.",
 )
 @click.option(
     "--engine-kind",
@@ -131,6 +120,7 @@ def command(
     time_scale: float | None,
     profile: str | None,
     engines: tuple[GivenEngine, ...],
+    engine_key_file: Path | None,
     engine_kind: str,
     policy: str | None,
     workers: int | None,
@@ -158,7 +148,7 @@ def command(
         replicas=replicas,
         time_scale=1.0 if time_scale is None else time_scale,
         profile=profile,
-        engines=engines,
+        engines=_with_key(engines, engine_key_file),
         engine_kind=EngineKind(engine_kind),
         policy=policy,
         pushing=None if pushing is None else str(pushing),
@@ -174,3 +164,16 @@ def command(
         raise Unusable(str(error)) from error
     except GaveUp as error:
         raise click.ClickException(f"{error}, so nothing runs; its log is above") from error
+
+
+def _with_key(engines: tuple[GivenEngine, ...], file: Path | None) -> tuple[GivenEngine, ...]:
+    """The engines with the key that all of them want, if one is given.
+
+    It leaves the environment, which every process of the mesh inherits: agents alone get it.
+    """
+    try:
+        key = engine_key(file, os.environ)
+    except EngineKeyInvalid as error:
+        raise click.UsageError(str(error)) from error
+    os.environ.pop(ENGINE_KEY, None)
+    return tuple(replace(engine, key=key) for engine in engines)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 
+from agents.engine_key import ENGINE_KEY
 from infra.address import Address
 from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
@@ -95,18 +96,21 @@ class Commands:
         """The agent beside an engine."""
         name = f"agent-{replica}"
         ready_file = self._state.run / f"{name}.json"
-        metrics = ("--metrics-url", engine.metrics_url) if engine.metrics_url else ()
+        given = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
+        given += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
+        given += [word for model in engine.models for word in ("--model", model)]
+        key = {} if engine.key is None else {ENGINE_KEY: engine.key.get_secret_value()}
         return Program(
             name=name,
             kind=Kind.AGENT,
             region=region,
             command=_python(
                 *("agents.cli", "run", "--region", region, "--replica", replica),
-                *("--engine-kind", kind.value, "--engine-url", engine.url, *metrics),
+                *("--engine-kind", kind.value, "--engine-url", engine.url, *given),
                 *("--drain-timeout", str(AGENT_DRAIN_S), "--ready-file", str(ready_file)),
             ),
             ready=FileWritten(ready_file),
-            environment=self._as_user(region, f"agent-{replica}"),
+            environment=self._as_user(region, f"agent-{replica}") | key,
         )
 
     def _as_user(self, region: str, user: str) -> dict[str, str]:

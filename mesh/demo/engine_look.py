@@ -30,6 +30,9 @@ async def _look(given: GivenEngine, kind: EngineKind) -> EngineRead | EngineFail
         metrics_url=given.metrics_url or f"{given.url}/metrics",
         kind=KINDS[kind],
         clock=asyncio.get_running_loop().time,
+        key=None if given.key is None else given.key.get_secret_value(),
+        models=given.models,
+        asks_batch_max=False,
     )
     try:
         return await engine.look()

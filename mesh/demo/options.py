@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from infra.topology import Region, Topology, TopologyError
 from infra.workers import crowd_problems
-from schemas.ids import RegionId, ReplicaId
+from schemas.ids import ModelId, RegionId, ReplicaId
 
 REPLICAS_HERE_MAX = 96  # 8 times the packaged mesh
 
@@ -29,6 +31,9 @@ class GivenEngine:
     region: str
     url: str
     metrics_url: str | None = None
+    batch_max: int | None = None  # None: as its agent finds out
+    models: tuple[ModelId, ...] = ()  # none: those that it lists
+    key: SecretStr | None = None  # that it wants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,7 @@ class Desk:
             deadline=deadline,
             arrived_at=now,
             spans=spans,
-            text_bytes=len(ask.text),
+            size=ask.text.size,
         )
         request = Request(
             key=key,

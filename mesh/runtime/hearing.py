@@ -206,7 +206,7 @@ class Hearing:
         end = answer.end
         if end is None or end.prompt_tokens < 0:
             return
-        self._prompts.learn(ticket.ask.model, ticket.text_bytes, end.prompt_tokens)
+        self._prompts.learn(ticket.ask.model, ticket.size, end.prompt_tokens)
         self._metrics.prompt_tokens.inc(end.prompt_tokens)
         self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
 

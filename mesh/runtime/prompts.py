@@ -1,9 +1,9 @@
-"""From a request's text to the prompt the core sees, with the token ratio learned per model."""
+"""From a request's text to the prompt the core sees, with tokens estimated as learned per model."""
 
-from mesh.core.prefixes.prompt import Prompt, TokenRatio, block_hashes
+from mesh.core.prefixes.prompt import Prompt, PromptText, TextSize, TokenEstimate, block_hashes
 from schemas.ids import ModelId
 
-MODELS_MAX = 256  # token ratios kept; a mesh serves far fewer models
+MODELS_MAX = 256  # estimates kept; a mesh serves far fewer models
 
 
 class PromptReader:
@@ -11,22 +11,21 @@ class PromptReader:
 
     def __init__(self, hash_key: str) -> None:
         self._hash_key = hash_key
-        self._ratios: dict[ModelId, TokenRatio] = {}
+        self._estimates: dict[ModelId, TokenEstimate] = {}
 
-    def read(self, model: ModelId, text: bytes, salt: str = "") -> Prompt:
+    def read(self, model: ModelId, text: PromptText, salt: str = "") -> Prompt:
         """The prompt of that text; `salt`: shared only with prompts of the same one."""
-        hashes = block_hashes(text, key=self._hash_key, model=model, salt=salt)
-        ratio = self._ratio(model)
-        return Prompt(ratio.tokens(len(text)), hashes, ratio.block_tokens)
+        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt)
+        return self._estimate(model).prompt(text, hashes)
 
-    def learn(self, model: ModelId, text_bytes: int, prompt_tokens: int) -> None:
+    def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
         """What an engine counted for a text of that size."""
-        self._ratio(model).observe(text_bytes, prompt_tokens)
+        self._estimate(model).observe(size, prompt_tokens)
 
-    def _ratio(self, model: ModelId) -> TokenRatio:
-        ratio = self._ratios.get(model)
-        if ratio is None:
-            if len(self._ratios) >= MODELS_MAX:
-                self._ratios.pop(next(iter(self._ratios)))
-            ratio = self._ratios[model] = TokenRatio()
-        return ratio
+    def _estimate(self, model: ModelId) -> TokenEstimate:
+        estimate = self._estimates.get(model)
+        if estimate is None:
+            if len(self._estimates) >= MODELS_MAX:
+                self._estimates.pop(next(iter(self._estimates)))
+            estimate = self._estimates[model] = TokenEstimate()
+        return estimate

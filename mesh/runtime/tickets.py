@@ -36,7 +36,7 @@ class Tickets:
 
     def open(self, ticket: Ticket, request: Request, taken_bytes: int) -> None:
         """Enter a request; `taken_bytes` is what was set aside for its body."""
-        self._kept_bytes[ticket.key] = len(ticket.ask.body) + len(ticket.ask.text)
+        self._kept_bytes[ticket.key] = len(ticket.ask.body) + len(ticket.ask.text.data)
         self.bodies.settle(taken_bytes, self._kept_bytes[ticket.key])
         self._tickets[ticket.key], self._requests[ticket.key] = ticket, request
 

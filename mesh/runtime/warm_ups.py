@@ -16,7 +16,7 @@ from mesh.adapters.ticket import Ask, Ticket
 from mesh.adapters.wishes import Wishes
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.prefixes.prompt import BLOCK_BYTES
+from mesh.core.prefixes.prompt import BLOCK_BYTES, NO_PROMPT, NO_TEXT
 from mesh.runtime.tickets import Tickets
 from schemas.exchange import Cancel
 from schemas.ids import RegionId
@@ -71,7 +71,7 @@ class WarmUps:
             model=request.model,
             path=kept.path,
             body=kept.body,
-            text=b"",
+            text=NO_PROMPT,
             timeout_s=None,
             wishes=Wishes(priority=request.priority),
             residency=request.residency,
@@ -84,7 +84,7 @@ class WarmUps:
             deadline=request.deadline,
             arrived_at=request.arrived_at,
             spans=spans,
-            text_bytes=0,
+            size=NO_TEXT,
         )
         self._tickets.open(ticket, request, 0)
 

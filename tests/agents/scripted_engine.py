@@ -72,6 +72,9 @@ class ScriptedEngine:
         "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     )
     requests: list[Request] = field(default_factory=list)
+    looks: list[Request] = field(default_factory=list)  # what was not posted
+    pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
+    key: str | None = None  # who does not send it gets a 401
     port: int = 0
     hangs: bool = False  # takes looks and never answers them
     odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
@@ -106,8 +109,11 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, request: Request, reader, writer) -> None:
-        if request.method == "POST":
-            self.requests.append(request)
+        is_post = request.method == "POST"
+        (self.requests if is_post else self.looks).append(request)
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            writer.write(plain(401, b'{"error":"Unauthorized"}'))
+        elif is_post:
             await self.script(Conversation(request, reader, writer))
         elif self.hangs:
             await reader.read()
@@ -117,6 +123,8 @@ class ScriptedEngine:
         elif request.path == "/v1/models":
             rows = [{"id": name} for name in self.models]
             writer.write(plain(200, orjson.dumps({"data": rows})))
+        elif request.path in self.pages:
+            writer.write(plain(200, self.pages[request.path]))
         elif request.path == "/metrics":
             writer.write(plain(200, self.metrics.encode(), "text/plain"))
         else:

@@ -135,7 +135,7 @@ class Placer:
             self._local_layer(brain, request, (), now, 0),
             self._peer_layer(brain, request, (), now),
         ]
-        return self._held(brain, why, *layers)._replace(placement=Placement.SHED)
+        return self._held(request, brain, why, *layers)._replace(placement=Placement.SHED)
 
     def forbids_here(self, request: Request) -> Refusal | None:
         """What to tell a peer whose request has no place here, whoever may be free."""
@@ -154,12 +154,12 @@ class Placer:
             if local.free:
                 return self._choose(brain, brain.local, request, local.free, now, local)
             within = self.residency.within(request)
-            return self._held(brain, f"no local replica{within} is free", local)
+            return self._held(request, brain, f"no local replica{within} is free", local)
         remote = self._peer_layer(brain, request, avoid, now)
         free = [*local.free, *remote.free]
         if free:
             return self._choose(brain, brain.remote, request, free, now, local, remote)
-        return self._held(brain, self._nobody(request, local, remote), local, remote)
+        return self._held(request, brain, self._nobody(request, local, remote), local, remote)
 
     def _nobody(self, request: Request, *layers: Layer) -> str:
         """Why it must wait: whoever will do is busy, or away."""
@@ -187,7 +187,7 @@ class Placer:
 
     def held(self, request: Request, reason: str) -> Place:
         """The receipt of a request that is held without asking anybody."""
-        return self._held(self._brain_of.get(request.priority, self._brain), reason)
+        return self._held(request, self._brain_of.get(request.priority, self._brain), reason)
 
     def hit_ratio(self, request: Request) -> float:
         """Part of the prompt that some local replica is believed to hold."""
@@ -287,8 +287,8 @@ class Placer:
         choice = policy.choose(request, free, now)
         target = choice.target
         if target is None:
-            return self._held(brain, choice.reason, *layers, choice=choice)
-        candidates, considered = receipt(layers, choice, request.prompt.block_tokens)
+            return self._held(request, brain, choice.reason, *layers, choice=choice)
+        candidates, considered = receipt(layers, choice, request.prompt)
         return Place(
             PLACEMENTS[target.kind],
             target.name,
@@ -302,9 +302,14 @@ class Placer:
         )
 
     def _held(
-        self, brain: Brain, reason: str, *layers: Layer, choice: Choice | None = None
+        self,
+        request: Request,
+        brain: Brain,
+        reason: str,
+        *layers: Layer,
+        choice: Choice | None = None,
     ) -> Place:
-        candidates, considered = receipt(layers, choice or Choice(None, reason))
+        candidates, considered = receipt(layers, choice or Choice(None, reason), request.prompt)
         chosen = choice is not None
         return Place(
             Placement.HOLD,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from mesh.core.policies.base import Choice, Score, Target
+from mesh.core.prefixes.prompt import Prompt
 from schemas.decision import Candidate, CandidateKind
 
 CANDIDATES_MAX = 8  # listed in a receipt; writing one down costs as much as pricing it
-BLOCK_TOKENS = 64.0  # of a prompt whose own ratio is not asked for
 
 
 @dataclass(slots=True)
@@ -29,27 +29,27 @@ class Layer:
 
 
 def receipt(
-    layers: Sequence[Layer], choice: Choice, block_tokens: float = BLOCK_TOKENS
+    layers: Sequence[Layer], choice: Choice, prompt: Prompt
 ) -> tuple[tuple[Candidate, ...], int]:
     """Those to list, and how many there are."""
-    listed = islice(_ordered(layers, choice, block_tokens), CANDIDATES_MAX)
+    listed = islice(_ordered(layers, choice, prompt), CANDIDATES_MAX)
     return tuple(listed), sum(map(len, layers))
 
 
-def _ordered(layers: Sequence[Layer], choice: Choice, block_tokens: float) -> Iterator[Candidate]:
+def _ordered(layers: Sequence[Layer], choice: Choice, prompt: Prompt) -> Iterator[Candidate]:
     done = set()
     for score in _ranked(choice):
         spot = _spot(score.target)
         if spot not in done:
             done.add(spot)
-            yield _candidate(score.target, None, score, block_tokens)
+            yield _candidate(score.target, None, score, prompt)
     if len(done) < sum(len(layer.free) for layer in layers):
         for target in (target for layer in layers for target in layer.free):
             if _spot(target) not in done:
-                yield _candidate(target, None, Score(target), block_tokens)
+                yield _candidate(target, None, Score(target), prompt)
     for layer in layers:
         for target, why in layer.busy:
-            yield _candidate(target, why, Score(target), block_tokens)
+            yield _candidate(target, why, Score(target), prompt)
 
 
 def _ranked(choice: Choice) -> list[Score]:
@@ -76,7 +76,7 @@ def _spot(target: Target) -> tuple[bool, str]:
     return target.kind is CandidateKind.REPLICA, target.name  # a bool is hashed sooner than a kind
 
 
-def _candidate(target: Target, why: str | None, score: Score, block_tokens: float) -> Candidate:
+def _candidate(target: Target, why: str | None, score: Score, prompt: Prompt) -> Candidate:
     terms = score.terms
     if target.peer is not None and target.rtt_s is not None and "rtt_s" not in terms:
         terms = {"rtt_s": target.rtt_s, **terms}
@@ -87,7 +87,7 @@ def _candidate(target: Target, why: str | None, score: Score, block_tokens: floa
         why=why,
         seconds=score.seconds,
         terms=terms,
-        matched_tokens=round(score.matched_blocks * block_tokens),
+        matched_tokens=prompt.held_tokens(score.matched_blocks),
         pending=target.replica.pending if target.replica is not None else _queue(target),
     )
 

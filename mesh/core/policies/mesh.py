@@ -8,7 +8,8 @@ For each candidate, in seconds:
                 was handed off since
   + prefill_s   prompt tokens it does not hold × its seconds per token
   + base_s      what every first token costs there, more where many are running
-  + memory_s    until memory for the prompt is given back, where it is full
+  + memory_s    until memory for the prompt, or a slot in the batch, is given back, where all are
+                taken
   + others_s    what others pay: decodes that our prefill stalls, those in line behind us, a larger
                 batch for all that run there, and the next turns of this conversation, which will
                 follow it to the region it went to
@@ -28,9 +29,10 @@ how long the lines are is known beforehand, which replica will be free is known 
 
 A prompt counts as held from its placement on: while it is being computed it is in the queue that
 is priced as well. A queue, a speed or a number of running requests that nobody tells is reckoned
-from what is usual, never taken for zero; memory that nobody tells is not priced. Near ties are
-broken at random. Of a large fleet it is shown some (`mesh.core.region.roster`): the holders that it
-names, the deepest first, idle ones, and others at random.
+from what is usual, never taken for zero; memory or a size of batch that nobody tells is not
+priced. Near ties are broken at random. Of a large fleet it is shown some
+(`mesh.core.region.roster`): the holders that it names, the deepest first, idle ones, and others at
+random.
 
 Rejected: ranking by scores from 0 to 1 (weights then depend on the fleet); local first and peers
 only when full (the far idle replica is often nearer in seconds); charging how much one more in a

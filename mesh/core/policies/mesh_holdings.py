@@ -80,7 +80,7 @@ class Shelf:
         few = len(among) < self.index.owner_count
         only = [target.name for target in among] if few else None
         for depth, names in self.index.holders(prompt.hashes, only):
-            plain = Held(depth, min(round(depth * prompt.block_tokens), most))
+            plain = Held(depth, min(prompt.held_tokens(depth), most))
             held.update(dict.fromkeys(names, plain))
             ends = self._ends.get(prompt.hashes[depth - 1])
             if ends is None:
@@ -160,7 +160,7 @@ class Holdings:
         known = {name: held.blocks for name, held in there.items()}
         for name, depth in self._told.deepen(known, prompt.hashes, names).items():
             if depth > there.get(name, NOTHING).blocks:
-                tokens = min(round(depth * prompt.block_tokens), max(0, prompt.tokens - 1))
+                tokens = min(prompt.held_tokens(depth), max(0, prompt.tokens - 1))
                 there[name] = Held(depth, max(tokens, there.get(name, NOTHING).tokens))
 
     def hit_ratio(self, request: Request) -> float:
@@ -238,4 +238,4 @@ def _came_true(request: Request, served: Served, belief: Belief) -> bool:
     prompt, cached = request.prompt, float(served.cached_tokens)
     if served.prompt_tokens:
         cached *= prompt.tokens / served.prompt_tokens  # in our count of tokens
-    return cached >= MISS_BELOW * (belief.blocks - 1) * prompt.block_tokens
+    return cached >= MISS_BELOW * prompt.held_tokens(belief.blocks - 1)

@@ -132,10 +132,12 @@ class Lesson:
     fit: Fit = field(default_factory=Fit)
     speed: Speed | None = None
     residence_s: float = RESIDENCE_START_S
+    slot_s: float | None = None  # the same, of answers that were seen; None before the first
 
     def resided(self, seconds: float) -> None:
         """An answer was complete so long after its first token."""
         self.residence_s += 0.1 * (seconds - self.residence_s)
+        self.slot_s = seconds if self.slot_s is None else 0.9 * self.slot_s + 0.1 * seconds
 
 
 UNKNOWN = Lesson()
@@ -156,6 +158,7 @@ class Standing:
     stalled: float  # decodes that a prefill stalls, by their weight
     kv_told_tokens: float  # infinite where nobody tells
     queued_tokens: int | None  # told to be
+    batch_max: float  # requests that run at once; infinite where nobody tells
 
 
 class Lessons:

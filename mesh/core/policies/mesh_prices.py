@@ -21,6 +21,7 @@ STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one
 # little longer, for as long as our answer lasts. How much can't be fitted (prefills hide it), but
 # an idle replica beside a busy one must be worth something even to a prompt that is held there.
 BATCH_WEIGHT = 0.02
+SLOT_START_S = 0.1  # before an answer ended there: held for it, but nobody is shed for a guess
 RTT_START_S = 0.5  # a peer that no ping has come back from
 
 
@@ -116,6 +117,8 @@ class Prices:
             free_tokens = stands.kv_told_tokens - way.tokens
             if free_tokens < needed_tokens and replica.load:
                 memory_s = self._memory_s(target, free_tokens, stands.running)
+            if (over := replica.inside + way.count + 1 - stands.batch_max) > 0.0:
+                memory_s = max(memory_s, self._slot_s(target, over, stands.running))
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - has.tokens
@@ -142,6 +145,7 @@ class Prices:
             running * STALL_WEIGHT,
             math.inf if kv_told_tokens is None else kv_told_tokens,
             beat.prefill_queued_tokens,
+            beat.batch_max or math.inf,
         )
         if beat.running is not None:
             self._lessons.standings[beat.replica] = standing
@@ -154,6 +158,11 @@ class Prices:
         lessons = self._lessons
         given_back_per_s = max(1.0, running) * lessons.kv_tokens / lessons.of(target).residence_s
         return (self._needed_tokens - free_tokens) / given_back_per_s
+
+    def _slot_s(self, target: Target, slots: float, running: float) -> float:
+        """Until so many of the answers that run there have ended, each of which frees a slot."""
+        answer_s = self._lessons.of(target).slot_s
+        return slots * (SLOT_START_S if answer_s is None else answer_s / max(1.0, running))
 
     def _remote(self, target: Target, peer: Peer, held: Held) -> Row:
         lessons, model = self._lessons, self._request.model

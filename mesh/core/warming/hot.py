@@ -197,8 +197,7 @@ class Hot:
             return None
         if fork.forked < FORKED_MIN or self._uses(fork, now) < USES_MIN:
             return None
-        tokens = max(1, round(blocks * request.prompt.block_tokens))
-        prompt = Prompt(tokens, hashes, request.prompt.block_tokens)
+        prompt = request.prompt.beginning(blocks)
         kept = Kept(request.model, prompt, request.residency, fork)
         self._wanted[kept.name] = kept
         return kept

@@ -21,7 +21,7 @@ async def _no_answers(talk: Conversation) -> None:
 
 @contextlib.asynccontextmanager
 async def looking(
-    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0, clock=time.monotonic
+    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0, clock=time.monotonic, **known
 ) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
     async with running(_no_answers) as server:
         client = Engine(
@@ -30,6 +30,7 @@ async def looking(
             kind=KINDS[kind],
             clock=clock,
             look_timeout_s=look_timeout_s,
+            **known,
         )
         try:
             yield client, server
@@ -157,3 +158,100 @@ async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
     await asyncio.gather(*handlers)
     server.close()
     assert asked == 2
+
+
+KEY = "sk-s3cret"
+
+
+async def test_every_look_brings_the_key() -> None:
+    async with looking("llamacpp", key=KEY) as (client, server):
+        server.key, server.pages["/props"] = KEY, b'{"total_slots": 4}'
+        server.metrics = "llamacpp:requests_deferred 0\n"
+        look = await client.look()
+        assert isinstance(look, EngineRead), look
+        asked = {request.path: request.headers.get("authorization") for request in server.looks}
+    assert asked == dict.fromkeys(("/v1/models", "/metrics", "/props"), f"Bearer {KEY}")
+
+
+async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
+    async with running(_no_answers) as server, running(_no_answers) as elsewhere:
+        client = Engine(
+            api_url=server.url,
+            metrics_url=elsewhere.url + "/metrics",
+            kind=KINDS["vllm"],
+            clock=time.monotonic,
+            look_timeout_s=30.0,
+            key=KEY,
+        )
+        assert isinstance(await client.look(), EngineRead)
+        client.close()
+    assert [request.headers["authorization"] for request in server.looks] == [f"Bearer {KEY}"]
+    assert ["authorization" in request.headers for request in elsewhere.looks] == [False]
+
+
+@pytest.mark.parametrize("known", [{}, {"key": "wrong-s3cret"}])
+async def test_an_engine_that_wants_a_key_says_which_option_to_give(known) -> None:
+    async with looking(**known) as (client, server):
+        server.key = KEY
+        look = await client.look()
+    assert isinstance(look, EngineFailed)
+    says = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
+    assert look.detail == f"{server.url}/v1/models {says}"
+
+
+async def test_models_that_are_given_are_not_asked_for() -> None:
+    async with looking(models=("mine", "other")) as (client, server):
+        server.models.clear()
+        assert (await client.look()).models == ("mine", "other")
+        assert [request.path for request in server.looks] == ["/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_there"), [(200, True), (404, True), (401, False), (500, False), (503, False)]
+)
+async def test_where_nothing_else_is_read_health_shows_whether_it_is_there(status, is_there):
+    async with looking("openai", models=("mine",)) as (client, server):
+        server.odd_looks = lambda: plain(status, b"{}")
+        look = await client.look()
+        assert [request.path for request in server.looks] == ["/health"]
+    assert isinstance(look, EngineRead) is is_there
+    if not is_there:
+        assert f"/health answers HTTP {status}" in look.detail
+
+
+async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() -> None:
+    now = 1000.0
+    async with looking("llamacpp", clock=lambda: now) as (client, server):
+        server.metrics = "llamacpp:requests_deferred 0\n"
+        server.pages["/props"] = b'{"total_slots": 4}'
+        for _ in range(3):
+            assert (await client.look()).reading.batch_max == 4
+        assert [request.path for request in server.looks].count("/props") == 1
+        now = 2000.0
+        server.pages["/props"] = b"busy"  # what was known is not forgotten for it
+        assert (await client.look()).reading.batch_max == 4
+        assert [request.path for request in server.looks].count("/props") == 2
+        server.odd_looks = lambda: plain(503, b"loading")
+        assert isinstance(await client.look(), EngineFailed)
+        server.odd_looks, server.pages["/props"] = None, b'{"total_slots": 8}'
+        assert (await client.look()).reading.batch_max == 8
+
+
+@pytest.mark.parametrize("page", [b"rubbish", b'{"total_slots": -1}', None])
+async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_the_same(page):
+    async with looking("llamacpp") as (client, server):
+        server.metrics = "llamacpp:requests_deferred 3\n"
+        if page is not None:
+            server.pages["/props"] = page
+        reading = (await client.look()).reading
+    assert (reading.waiting, reading.batch_max) == (3, None)
+
+
+async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked() -> None:
+    page = b'{"internal_states": [{"effective_max_running_requests_per_dp": 32}]}'
+    for asks, expected in ((True, 32), (False, None)):
+        async with looking("sglang", asks_batch_max=asks) as (client, server):
+            server.pages["/server_info"] = page
+            assert (await client.look()).reading.batch_max == expected
+            asked = [request.path for request in server.looks]
+            assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)

@@ -17,7 +17,7 @@ from infra.nats import permissions
 from schemas.exchange import Outcome
 from schemas.state import ReplicaState
 from tests.agents.asker import asking
-from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, running
+from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 
 GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
 BUS = ("--nats-url", "nats://127.0.0.1:4222")
@@ -111,6 +111,10 @@ async def test_a_new_start_has_a_later_epoch(nats_server, tmp_path) -> None:
         ((*GOOD, *BUS, "--drain-timeout", "-1"), "--drain-timeout: "),
         ((*GOOD, *BUS, "--nats-user", "agent"), "NATS_PASSWORD"),
         ((*GOOD, *BUS, "--nats-password-file", "/nowhere"), "--nats-password-file"),
+        ((*GOOD, *BUS, "--engine-key-file", "/nowhere"), "--engine-key-file"),
+        ((*GOOD, *BUS, "--engine-key-file", "/dev/null"), "/dev/null"),
+        ((*GOOD, *BUS, "--model", ""), "--model: give a name"),
+        ((*GOOD, *BUS, "--batch-max", "0"), "--batch-max: "),
     ],
 )
 def test_bad_input_gets_one_clear_line(arguments, complaint) -> None:
@@ -198,3 +202,65 @@ async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> 
     assert b"Traceback" not in said
     assert said.count(b" is ready") == 1
     assert said.count(b"what was still to be sent is lost") == 1
+
+
+KEY = "sk-s3cret"
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+async def test_an_engine_with_a_key_is_served_and_its_key_is_shown_nowhere(
+    nats_server, tmp_path, by_file
+) -> None:
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(200, b'{"choices": []}'))
+
+    secret, ready = tmp_path / "key", tmp_path / "ready"
+    secret.write_text(KEY + "\n")
+    secret.chmod(0o600)
+    arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
+    given = ("--engine-key-file", str(secret)) if by_file else ()
+    environ = {"NATS_URL": nats_server.url} | ({} if by_file else {"MESH_ENGINE_KEY": KEY})
+    async with running(script) as engine, asking(nats_server.url) as asker:
+        engine.key = KEY
+        async with process(*arguments, "--engine-url", engine.url, *given, **environ) as agent:
+            await appeared(ready, agent)
+            inbox = await asker.ask(1, Authorization="Bearer of-the-client")
+            assert (await asker.answer(inbox)).outcome == Outcome.DONE
+            sent = engine.requests[0].headers
+            assert sent["authorization"] == f"Bearer {KEY}"
+            assert "of-the-client" not in str(sent)
+            engine.key = "another"
+            inbox = await asker.ask(2)
+            end = await asker.answer(inbox)
+            assert end.outcome == Outcome.ENGINE_BROKEN and "--engine-key-file" in end.detail
+            await asker.state(state=ReplicaState.DOWN)
+            command_line = Path(f"/proc/{agent.pid}/cmdline").read_bytes()
+            agent.send_signal(signal.SIGTERM)
+            _, said = await asyncio.wait_for(agent.communicate(), 30)
+    assert KEY.encode() not in said + command_line
+    assert said.count(b"/v1/models answers HTTP 401: it wants an API key") == 1, said.decode()
+
+
+async def test_a_reason_that_changes_is_logged_again(nats_server, tmp_path) -> None:
+    async def script(talk: Conversation) -> None:
+        raise AssertionError("nobody asks")
+
+    arguments = ("run", "--region", "us", "--replica", "g0", "--nats-url", nats_server.url)
+    async with running(script) as engine:
+        engine.odd_looks = lambda: plain(503, b"loading")
+        async with process(*arguments, "--engine-url", engine.url) as agent:
+            said = await said_until(agent, b"HTTP 503")
+            engine.odd_looks = lambda: plain(401, b"{}")
+            said += await said_until(agent, b"HTTP 401")
+            engine.odd_looks = None
+            said += await said_until(agent, b" is ready")
+    assert said.count(b" is starting: ") == 2, said.decode()
+
+
+async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
+    said = b""
+    while word not in said:
+        line = await asyncio.wait_for(agent.stderr.readline(), 30)
+        assert line, said.decode()
+        said += line
+    return said

@@ -3,6 +3,7 @@
 from mesh.adapters.answer import Answer
 from mesh.adapters.spans import RequestSpans
 from mesh.adapters.ticket import Ask, Failure, Ticket
+from mesh.core.prefixes.prompt import NO_PROMPT, NO_TEXT
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView, Outcome
 from schemas.http import CHAT, Fault
@@ -13,9 +14,9 @@ LOST = Failure(Fault.ENGINE_FAILED, "the engine was lost")
 
 
 def ticket(*, deadline: float = float("inf")) -> Ticket:
-    ask = Ask(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", b"", None)
+    ask = Ask(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", NO_PROMPT, None)
     spans = RequestSpans(ask.request_id, ask.model, None)
-    return Ticket(key=1, ask=ask, deadline=deadline, arrived_at=0.0, spans=spans, text_bytes=0)
+    return Ticket(key=1, ask=ask, deadline=deadline, arrived_at=0.0, spans=spans, size=NO_TEXT)
 
 
 class Feeder:

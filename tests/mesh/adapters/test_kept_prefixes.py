@@ -17,11 +17,13 @@ PARTS = st.lists(
 )
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(("system", "user", "assistant")), "content": TEXTS | PARTS}
+        {"role": st.sampled_from(("system", "user", "assistant")), "content": TEXTS | PARTS},
+        optional={"tool_calls": st.lists(TEXTS, max_size=2)},
     ),
     min_size=1,
     max_size=4,
 )
+TOOLS = st.just({}) | st.just({"tools": [{"type": "function", "function": {"name": "f"}}]})
 
 
 def cut(fields, text_bytes, path=CHAT):
@@ -29,13 +31,13 @@ def cut(fields, text_bytes, path=CHAT):
     return None if found is None else orjson.loads(found)
 
 
-@given(MESSAGES, st.integers(1, 200))
-def test_a_cut_chat_has_the_beginning_of_its_text(messages, text_bytes):
-    found = cut({"messages": messages}, text_bytes)
+@given(MESSAGES, TOOLS, st.integers(1, 200) | st.integers(200, 6000))
+def test_a_cut_chat_has_the_beginning_of_its_text(messages, tools, text_bytes):
+    found = cut({"messages": messages} | tools, text_bytes)
     if found is None:
         return
-    whole = prompt_text({"messages": messages}, chat=True)
-    kept = prompt_text(found, chat=True)
+    whole = prompt_text({"messages": messages} | tools, chat=True).data
+    kept = prompt_text(found, chat=True).data
     assert whole.startswith(kept) and len(kept) <= text_bytes
 
 
@@ -63,9 +65,10 @@ def test_what_shapes_the_prompt_stays_and_what_shapes_the_answer_goes():
         "response_format": {"type": "json_object"},
     }
     found = cut(asked, 512)
+    before = len(b"\0tools\0" + orjson.dumps(asked["tools"]) + b"\0system\0")
     assert found == {
         "model": "m",
-        "messages": [{"role": "system", "content": "S" * (512 - len("\0system\0"))}],
+        "messages": [{"role": "system", "content": "S" * (512 - before)}],
         "tools": asked["tools"],
         "cache_salt": "acme",
         "chat_template_kwargs": {"think": False},

@@ -73,7 +73,7 @@ async def test_an_ask_carries_the_body_as_it_came(desk):
     assert isinstance(ask, Ask)
     assert (ask.request_id, ask.model, ask.path) == ("abc-1", "tiny", CHAT)
     assert (ask.body, ask.timeout_s) == (HELLO, 2.5)
-    assert b"hi" in ask.text
+    assert b"hi" in ask.text.data
 
 
 async def test_without_a_fit_id_it_gets_its_own(desk):

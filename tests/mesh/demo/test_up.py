@@ -341,6 +341,7 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
         (("--replicas", "-1"), "-1"),
         (("--time-scale", "0"), "0"),
         (("--engine-kind", "abacus"), "vllm"),
+        (("--engine-key-file", "/dev/null"), "write the engine's API key into it"),
         (("--config", "/nonexistent/mesh.toml"), "can't be read"),
     ],
 )

@@ -10,7 +10,7 @@ from mesh.adapters.spans import RequestSpans
 from mesh.adapters.ticket import Ask, Ticket
 from mesh.core import effects as fx
 from mesh.core import events as ev
-from mesh.core.prefixes.prompt import BLOCK_BYTES
+from mesh.core.prefixes.prompt import BLOCK_BYTES, NO_PROMPT
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.warm_ups import WarmUps
 from schemas import exchange, state, subjects, wire
@@ -72,7 +72,7 @@ async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(cap
     """A body that no ingress lets in stands for whatever a reader of bodies may stumble over."""
     tickets, fed = Tickets(str), []
     spans = RequestSpans("r", "tiny", None)
-    ask = Ask("r", "tiny", COMPLETIONS, b"{", b"", None)
+    ask = Ask("r", "tiny", COMPLETIONS, b"{", NO_PROMPT, None)
     tickets.open(Ticket(1, ask, 60.0, 0.0, spans, 0), request(1), 0)
     warm_ups = WarmUps("us", None, tickets, fed.append)
     warm_ups.performers()[fx.KeepPrefix](fx.KeepPrefix(1, 7, 2))

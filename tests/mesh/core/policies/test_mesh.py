@@ -18,7 +18,7 @@ from mesh.core.policies.mesh_lessons import (
     RESIDENCE_START_S,
     SPEED_START,
 )
-from mesh.core.policies.mesh_prices import BATCH_WEIGHT, STALL_WEIGHT
+from mesh.core.policies.mesh_prices import BATCH_WEIGHT, SLOT_START_S, STALL_WEIGHT
 from mesh.core.prefixes.prompt import Prompt
 from mesh.core.region.replica import Replica
 from mesh.core.requests.request import Served
@@ -41,6 +41,7 @@ def asked(key, text="A", blocks=None, **fields):
 
 def replica(name, rtt_s=0.0, **fields):
     idle = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
+    idle["batch_max"] = None
     one = Replica(beat(name, **(idle | fields)), 0.0)
     return Target(name, one.load, CandidateKind.REPLICA, rtt_s, one)
 
@@ -125,6 +126,25 @@ def test_it_holds_for_the_best_while_that_one_is_not_open():
         assert choice.name == name
     assert choice.reason.startswith("a is worth waiting for")
     assert [score.target.name for score in choice.scores] == ["a", "b"]
+
+
+def test_a_slot_in_the_batch_is_worth_more_than_a_short_queue():
+    """Requests that wait in an engine for a slot can't go where one is free."""
+    full = replica("full", running=4, outstanding=4, batch_max=4, kv_capacity_tokens=None)
+    policy, free = mesh(), replica("free", running=3, outstanding=3, batch_max=4)
+    assert place(policy, asked(1), full, free).target is free
+    assert mesh().choose(asked(1), [full], 0.0).target is None
+    unknown = replica("full", running=4, outstanding=4, kv_capacity_tokens=None)
+    assert place(mesh(), asked(1), unknown).target is unknown
+
+
+def test_what_is_on_its_way_takes_slots_too():
+    almost = replica("almost", running=2, outstanding=2, batch_max=4)
+    policy = mesh()
+    for key in range(2):
+        assert place(policy, asked(key), almost).target is almost
+        almost.replica.on_the_way.add(key, 10, 10, 0.0)
+    assert policy.choose(asked(3), [almost], 0.0).target is None
 
 
 def test_it_holds_where_memory_is_full_and_nobody_else_is_there():
@@ -309,6 +329,9 @@ def plain_price(target, tokens):
     whole_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START
     lacking *= target.replica.load > 0
     memory_s = lacking * RESIDENCE_START_S / (max(1, beat.running) * whole_tokens)
+    if beat.batch_max is not None:
+        over = max(0, target.replica.load + 1 - beat.batch_max)
+        memory_s = max(memory_s, over * SLOT_START_S)
     queue_s = (beat.prefill_queued_tokens + sent.prefill_tokens) * S_PER_TOKEN
     prefill_s = tokens * S_PER_TOKEN
     others_s = beat.running * (STALL_WEIGHT * prefill_s + BATCH_WEIGHT * BASE_S)
@@ -322,6 +345,7 @@ REPLICAS = st.lists(
         st.floats(0, 1),  # memory in use
         st.floats(0, 0.3),  # round trip
         st.lists(st.integers(1, 30_000), max_size=3),  # hand-offs
+        st.none() | st.integers(1, 60),  # size of the batch
     ),
     min_size=1,
     max_size=30,
@@ -331,9 +355,9 @@ REPLICAS = st.lists(
 @given(REPLICAS, st.integers(1, 50_000))
 def test_it_decides_what_the_plain_arithmetic_says(fleet, tokens):
     targets = []
-    for number, (waiting, running, used, rtt_s, handoffs) in enumerate(fleet):
+    for number, (waiting, running, used, rtt_s, handoffs, batch_max) in enumerate(fleet):
         said = {"prefill_queued_tokens": waiting, "running": running, "kv_used_ratio": used}
-        target = replica(f"r{number}", rtt_s, **said)
+        target = replica(f"r{number}", rtt_s, batch_max=batch_max, **said)
         for handoff, sent in enumerate(handoffs):
             target.replica.on_the_way.add(handoff, sent, sent, 0.0)
         targets.append(target)

@@ -214,7 +214,9 @@ def test_a_standing_is_kept_until_its_replica_has_another_speed():
     def stand(*names):
         for name in names:
             base_s, s_per_token, _ = lessons.speed_to_stand(beat(name))
-            standing = Standing(beat(name), s_per_token, 0, base_s, 0.0, 0.0, math.inf, None)
+            standing = Standing(
+                beat(name), s_per_token, 0, base_s, 0.0, 0.0, math.inf, None, math.inf
+            )
             lessons.standings[name] = standing
 
     stand("taught", "other", "leans")

@@ -17,7 +17,14 @@ from mesh.core.policies.mesh_lessons import (
     Lessons,
     Speed,
 )
-from mesh.core.policies.mesh_prices import BATCH_WEIGHT, RTT_START_S, STALL_WEIGHT, Price, Prices
+from mesh.core.policies.mesh_prices import (
+    BATCH_WEIGHT,
+    RTT_START_S,
+    SLOT_START_S,
+    STALL_WEIGHT,
+    Price,
+    Prices,
+)
 from mesh.core.prefixes.prompt import Prompt
 from mesh.core.region.replica import Replica
 from schemas.decision import CandidateKind
@@ -277,3 +284,16 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
             queued = own.prefill_queue_tokens(now, s_per_token)
             if queued is not None:
                 assert row.queue_s == queued * s_per_token
+
+
+def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
+    full = replica(running=4, outstanding=4, batch_max=4)
+    lessons = Lessons()
+    assert price(full, lessons=lessons).memory_s == pytest.approx(SLOT_START_S)
+    for _ in range(60):
+        lessons.resided(spot("a"), 8.0)
+    assert price(full, lessons=lessons).memory_s == pytest.approx(8.0 / 4)
+    over = replica(running=4, pending=2, outstanding=6, batch_max=4)
+    assert price(over, lessons=lessons).memory_s == pytest.approx(3 * 8.0 / 4)
+    assert price(replica(running=3, outstanding=3, batch_max=4), lessons=lessons).memory_s == 0.0
+    assert price(replica(running=9, batch_max=None), lessons=lessons).memory_s == 0.0

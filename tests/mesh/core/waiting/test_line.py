@@ -159,7 +159,13 @@ def test_they_are_asked_when_a_replica_that_may_take_them_speaks(region, fields,
     assert region.policy.asked == asked
 
 
-BUSY = {"pending": 2, "running": 8, "prefill_queued_tokens": 100, "prefill_s_per_token": 1e-6}
+BUSY = {
+    "pending": 2,
+    "running": 8,
+    "batch_max": 16,
+    "prefill_queued_tokens": 100,
+    "prefill_s_per_token": 1e-6,
+}
 LOW_BY_MESH = {"policy": "least-load", "policy_by_priority": ((Priority.LOW, "mesh"),)}
 
 

@@ -1,0 +1,56 @@
+"""The command lines and environments of a demo's processes: who is told an engine's key."""
+
+from pathlib import Path
+
+import pytest
+
+from agents.engine_key import ENGINE_KEY, checked_key
+from agents.runtime.command import command
+from infra.address import Address
+from infra.nats import bundle
+from infra.topology import DEFAULT_FILE, load
+from mesh.demo.commands import Commands
+from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.state_directory import StateDirectory
+
+KEY = "sk-s3cret"
+GIVEN = GivenEngine(
+    "us",
+    "http://h:1",
+    "http://m:2/metrics",
+    batch_max=8,
+    models=("org/a", "b"),
+    key=checked_key(KEY, "here"),
+)
+
+
+@pytest.fixture
+def commands(tmp_path):
+    topology = load(DEFAULT_FILE)
+    options = Options(config=DEFAULT_FILE, state=tmp_path)
+    files = bundle.write(topology, tmp_path / "config")
+    return Commands(topology, options, StateDirectory(tmp_path), Path("nats-server"), files)
+
+
+def test_an_agent_gets_all_that_is_given_of_its_engine(commands, monkeypatch):
+    program = commands.agent("us", "us-0", GIVEN, EngineKind.LLAMACPP)
+    for name, value in program.environment.items():
+        monkeypatch.setenv(name, value)
+    read = command.make_context("run", list(program.command[4:])).params
+    assert (read["engine_url"], read["metrics_url"]) == (GIVEN.url, GIVEN.metrics_url)
+    assert (read["batch_max"], read["models"]) == (8, ("org/a", "b"))
+
+
+def test_the_key_is_in_the_environment_of_its_agent_and_nowhere_else(commands):
+    program = commands.agent("us", "us-0", GIVEN, EngineKind.LLAMACPP)
+    assert program.environment[ENGINE_KEY] == KEY
+    assert KEY not in " ".join(program.command)
+    assert KEY not in repr(GIVEN)
+    others = (
+        commands.nats("us"),
+        commands.engine("us", "us-0"),
+        commands.router("us", "r1", Address("127.0.0.1", 1), None),
+        commands.agent("us", "us-1", GivenEngine("us", "http://h:1"), EngineKind.VLLM),
+    )
+    for other in others:
+        assert KEY not in f"{other.command} {other.environment}"
