@@ -29,10 +29,14 @@ _CLOSED = {
 }
 
 
+STOOD_STILL_S = 1.0  # beyond `wake_at`: far more than a busy event loop is ever late
+
+
 class AgentCore:
     """Decide; never do. Feed events with `handle`, perform the effects in order.
 
-    Call `handle(Tick(), now)` at `wake_at` at the latest.
+    Call `handle(Tick(), now)` at `wake_at` at the latest. An event that comes STOOD_STILL_S after it
+    shows that this process was stopped, or its host was: then nobody else's silence counts.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -70,7 +74,15 @@ class AgentCore:
         """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
         if self._leaving is ReplicaState.GONE:
             return []
+        if now - self._cadence.due_at > STOOD_STILL_S:
+            self._wait_anew(now)
         return [*self._handlers[type(event)](event, now), *self._beat(now)]
+
+    def _wait_anew(self, now: float) -> None:
+        """This process stood still: what others sent meanwhile is still to be read."""
+        self._routers.wait_anew(now)
+        self._bodies.wait_anew(now)
+        self._engine.health.wait_anew(now)
 
     @property
     def wake_at(self) -> float:
