@@ -29,13 +29,15 @@ _CLOSED = {
 }
 
 
+# After these the engine may be gone, or be another one.
+_DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
 STOOD_STILL_S = 1.0  # beyond `wake_at`: far more than a busy event loop is ever late
 
 
 class AgentCore:
     """Decide; never do. Feed events with `handle`, perform the effects in order.
 
-    Call `handle(Tick(), now)` at `wake_at` at the latest. An event that comes STOOD_STILL_S after it
+    Call `handle(Tick(), now)` at `wake_at` at the latest. An event that comes STOOD_STILL_S later
     shows that this process was stopped, or its host was: then nobody else's silence counts.
     """
 
@@ -233,7 +235,7 @@ class AgentCore:
         self._forget(answer)
         if event.outcome is Outcome.DONE and not answer.work.warm:
             self._served_total += 1
-        return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
+        return [effects.LookNow()] if event.outcome in _DOUBTFUL else []
 
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
         self._engine.read(event)

@@ -158,11 +158,12 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The engine's whole answer is here."""
+    """The engine's whole answer is here. `served` is None if nothing can be learned from it: its
+    end was lost, or it ended with an error of the engine's."""
 
     key: int
     attempt: int
-    served: Served = NOTHING_SAID
+    served: Served | None = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)

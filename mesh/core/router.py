@@ -247,7 +247,8 @@ class RouterCore:
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            self._attempts.served(record, event.served, now)
+            if event.served is not None:
+                self._attempts.served(record, event.served, now)
             self._ends.end(record, now)
             self._line.offer(record.replica, now)
 
@@ -364,6 +365,8 @@ class RouterCore:
     # Time.
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
+        if self.replicas.bus.stood_still(now):
+            self.peers.wait_anew(now)
         self._fleet.expire(now)
         for record in self._outlook.doubtful(self.inflight.values(), now):
             self._check(record, now)

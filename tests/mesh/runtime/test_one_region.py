@@ -170,6 +170,40 @@ async def test_engine_5xx_is_placed_again_and_passed_on_when_all_fail(one):
     assert "engine says no" in body.decode() or "loading" in body.decode()
 
 
+def error_event(status: int, message: str = "EngineCore died") -> bytes:
+    error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+
+async def test_a_stream_that_begins_with_an_error_is_placed_again(one):
+    first, second = one.engines
+    first.behaviour = raw_stream(error_event(500), b"data: [DONE]\n\n")
+    second.behaviour = say("fine")
+    for _ in range(2):
+        status, body, _ = await post(one, chat(stream=True))
+        assert (status, b"fine" in body, b"error" in body) == (200, True, False)
+    assert first.seen
+    assert one.sample("us", "mesh_requests_total", outcome="ok") == 2
+
+
+async def test_a_stream_that_begins_with_a_clients_error_is_that_error(one):
+    set_all(one, raw_stream(error_event(400, "too long"), b"data: [DONE]\n\n"))
+    status, body, headers = await post(one, chat(stream=True))
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert orjson.loads(body)["error"]["message"] == "too long"
+    assert sum(len(engine.seen) for engine in one.engines) == 1
+
+
+async def test_an_engines_error_inside_a_stream_is_no_success(one, caplog):
+    parts = (event("begun"), error_event(500), b"data: [DONE]\n\n")
+    set_all(one, raw_stream(*parts))
+    status, body, _ = await post(one, chat(stream=True))
+    assert (status, body) == (200, b"".join(parts))  # as it came, and nothing added
+    assert one.sample("us", "mesh_requests_total", outcome="engine_failed") == 1
+    assert one.sample("us", "mesh_requests_total", outcome="ok") == 0
+    assert "engine_failed: EngineCore died" in caplog.text
+
+
 async def test_a_dead_engine_takes_no_more_work(one):
     first, second = one.engines
     second.behaviour = say("fine")
