@@ -15,6 +15,7 @@ from agents.adapters.kinds import EngineKind
 from agents.adapters.page import Page
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
+from schemas.http import CHAT
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 
 LOOK_TIMEOUT_S = 1.0
@@ -23,6 +24,7 @@ MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
 STATUS_OK = 200
+STATUS_SERVER_ERROR = 500
 
 
 class EngineOdd(ValueError):
@@ -46,6 +48,7 @@ class Engine:
         self._look_timeout_s = look_timeout_s
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
+        self.held = 0  # answers that are not read further for now; relays count them
         self._api = HttpClient(api_url, clock)
         self._page = HttpClient(metrics_url, clock) if kind.has_metrics else None
 
@@ -63,6 +66,25 @@ class Engine:
         """Nobody reads that answer any more."""
         self._api.release(answered)
 
+    async def probe(self, path: str, model: ModelId, timeout_s: float) -> bool:
+        """Ask for one token. Whether any answer came in time that is no server error."""
+        text: dict[str, object] = {"prompt": "1"}
+        if path == CHAT:
+            text = {"messages": [{"role": "user", "content": "1"}]}
+        body = orjson.dumps({"model": model, "max_tokens": 1, **text})
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.post(path, body, {"Content-Type": "application/json"})
+                try:
+                    status = (await answer.until_head()).status
+                    while await answer.read():
+                        pass
+                finally:
+                    self.release(answer)
+        except (OSError, HttpBroken):
+            return False
+        return status < STATUS_SERVER_ERROR
+
     def want_models(self) -> None:
         """Read the models with the next look."""
         self._models_due_at = float("-inf")
@@ -76,7 +98,8 @@ class Engine:
         timed_out = False
         try:
             models = await self._models() if began_at >= self._models_due_at else None
-            return EngineRead(began_at, await self._reading(), models)
+            reading = await self._reading()
+            return EngineRead(began_at, reading, models, self.heard_at, self.held)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:

@@ -8,6 +8,12 @@ cached ones come on top of it.
 from agents.adapters.page import Page
 from agents.core.reading import EngineReading
 
+_PROGRESS = (
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "llamacpp:n_decode_total",
+)
+
 
 def read(page: Page) -> EngineReading:
     """What this page says; None for series that this version does not have."""
@@ -16,6 +22,7 @@ def read(page: Page) -> EngineReading:
         running=page.count("llamacpp:requests_processing"),
         kv_used_ratio=page.ratio("llamacpp:kv_cache_usage_ratio"),
         prefix_hit_ratio=_hit_ratio(page),
+        progress=page.totals(*_PROGRESS),
     )
 
 

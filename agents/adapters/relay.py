@@ -34,7 +34,7 @@ from agents.core.stream import Tail, ends_events, has_said_all, starts_events
 from agents.core.usage import read_usage
 from agents.core.window import Window
 from infra import tracing
-from schemas.exchange import End, Frame, Head, Outcome
+from schemas.exchange import End, Frame, Head, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,11 @@ TEXT_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an answer ended, and for people why."""
+    """How an answer ended, and for people why. `refused`: said instead if it has not begun."""
 
     outcome: Outcome
     detail: str = ""
+    refused: Refused | None = None
 
 
 _DONE = Verdict(Outcome.DONE)
@@ -88,6 +89,7 @@ class Relay:
         self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
+        self._is_held = False
         self._answer: Connection | None = None  # on which the engine answers
         self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
@@ -98,11 +100,15 @@ class Relay:
         self._window.credit(consumed_bytes)
         if self._window.open and self._answer is not None:
             self._answer.go_on()
+            self._hold(False)
 
-    def abort(self, outcome: Outcome, detail: str) -> None:
-        """Cut the conversation at once. Without effect when it is over already."""
+    def abort(self, outcome: Outcome, detail: str, refused: Refused | None = None) -> None:
+        """Cut the conversation at once. Without effect when it is over already.
+
+        `refused`: what to say instead of an END if nothing of the answer was said.
+        """
         if self._aborted is None:
-            self._aborted = Verdict(outcome, detail)
+            self._aborted = Verdict(outcome, detail, refused)
             if self._talking is not None:
                 self._talking.cancel()
 
@@ -126,7 +132,10 @@ class Relay:
         usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
         if self._span.is_recording():
             self._span.set_attributes(_attributes(verdict, usage, self._ttft_s))
-        self._frames.say(Frame.END, self._end(verdict, usage))
+        if verdict.refused is not None and self._first_byte_at is None:
+            self._frames.say(Frame.REFUSED, verdict.refused)
+        else:
+            self._frames.say(Frame.END, self._end(verdict, usage))
         return AnswerEnded(
             inbox=self._inbox,
             outcome=verdict.outcome,
@@ -199,6 +208,7 @@ class Relay:
             return await self._relay(answer)
         finally:
             self._answer = None
+            self._hold(False)
             self._engine.release(answer)
 
     async def _relay(self, answer: Connection) -> Verdict:
@@ -272,6 +282,12 @@ class Relay:
         self._frames.data(chunk, now)
         if not self._window.send(len(chunk)) and self._answer is not None:
             self._answer.hold()
+            self._hold(True)
+
+    def _hold(self, held: bool) -> None:
+        """Whether the engine may have said more than was read."""
+        self._engine.held += held - self._is_held
+        self._is_held = held
 
 
 def _is_undecided(first: bytes) -> bool:

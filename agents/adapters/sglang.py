@@ -3,6 +3,13 @@
 from agents.adapters.page import Page
 from agents.core.reading import EngineReading
 
+# The counters move when a request ends; the gauge with each part of a prompt and with tokens.
+_PROGRESS = (
+    "sglang:prompt_tokens_total",
+    "sglang:generation_tokens_total",
+    "sglang:num_used_tokens",
+)
+
 
 def read(page: Page) -> EngineReading:
     """What this page says; None for series that this version does not have."""
@@ -13,4 +20,5 @@ def read(page: Page) -> EngineReading:
         kv_used_ratio=used,
         kv_capacity_tokens=page.count("sglang:max_total_num_tokens"),
         prefix_hit_ratio=page.ratio("sglang:cache_hit_rate"),
+        progress=page.totals(*_PROGRESS),
     )

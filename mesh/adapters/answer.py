@@ -295,15 +295,15 @@ class Answer:
             return self._failed("the answer ended without a head")
         if self._is_error:
             self.engine_error = EngineError(self.head.status, self.head.content_type, self.take())
-            return self._failed(f"the engine answered {self.head.status}", answered=True)
+            return self._failed(f"the engine answered {self.head.status}", self.head.status)
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end))
 
-    def _failed(self, detail: str, *, answered: bool = False) -> ev.Event:
+    def _failed(self, detail: str, status: int | None = None) -> ev.Event:
         if self.is_whole:  # only what it cost was lost
             self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
             return ev.AnswerEnded(self.key, self.attempt, None)
-        return ev.AttemptFailed(self.key, self.attempt, detail, answered)
+        return ev.AttemptFailed(self.key, self.attempt, detail, status)
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
         if now < self._progress_due_at:

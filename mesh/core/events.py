@@ -147,13 +147,13 @@ class AnswerStarted:
 class AttemptFailed:
     """Taken, or never delivered, and no answer came of it.
 
-    `answered`: the engine did answer, with an error status that the edge keeps to pass on.
+    `status`: the engine did answer, with this error, which the edge keeps to pass on.
     """
 
     key: int
     attempt: int
     detail: str
-    answered: bool = False
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ class Warming:
         self, event: ev.AttemptRefused | ev.AttemptFailed, record: Inflight, now: float
     ) -> None:
         self.counts.failed += 1
-        if isinstance(event, ev.AttemptFailed) and event.answered:
+        if isinstance(event, ev.AttemptFailed) and event.status is not None:
             self.hot.bar(record.request.prompt.hashes[-1])  # its engine won't compute that
             self._drop()
         self._close(record, now)

@@ -170,6 +170,19 @@ async def test_engine_5xx_is_placed_again_and_passed_on_when_all_fail(one):
     assert "engine says no" in body.decode() or "loading" in body.decode()
 
 
+async def test_an_error_of_the_request_itself_is_not_tried_everywhere(one):
+    async with scripted_engine() as third:
+        await one.agent("us", "us-2", third)
+        await one.until_ready("us", 3)
+        engines = (*one.engines, third)
+        for status, asked in ((501, 1), (500, 2)):
+            for engine in engines:
+                engine.behaviour, engine.seen = fail(status, "no images"), []
+            got, body, _ = await post(one, chat())
+            assert (got, orjson.loads(body)["error"]["message"]) == (status, "no images")
+            assert sum(len(engine.seen) for engine in engines) == asked
+
+
 def error_event(status: int, message: str = "EngineCore died") -> bytes:
     error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
     return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
