@@ -32,7 +32,7 @@ from mesh.core.requests.ends import SHUTTING_DOWN, Ends
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.requests.request import Request
-from mesh.core.requests.retries import is_worth_another, note_failure
+from mesh.core.requests.retries import is_worth_another, note_status
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import Admission
 from mesh.core.waiting.hold_queue import HoldQueue
@@ -248,8 +248,7 @@ class RouterCore:
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            if event.served is not None:
-                self._attempts.served(record, event.served, now)
+            self._attempts.served(record, event.served, now)
             self._ends.end(record, now)
             self._line.offer(record.replica, now)
 
@@ -311,36 +310,31 @@ class RouterCore:
         if now >= record.request.deadline:  # the agent has a clock too, and may be first
             self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
+        note_status(record, event.status)
         whole_place = record.peer is None or record.replica is None
         if whole_place and event.status is None:
             self._attempts.rest(record, now)
-        self._attempt_failed(record, event.detail, now, status=event.status)
+        self._attempt_failed(record, event.detail, now)
         self._line.try_all(now)
 
     def _attempt_failed(
-        self,
-        record: Inflight,
-        detail: str,
-        now: float,
-        *,
-        status: int | None = None,
-        same_again: bool = False,
+        self, record: Inflight, detail: str, now: float, *, same_again: bool = False
     ) -> None:
         """Back in line if another attempt may help; the caller lets those in line try.
 
-        `status`: of the engine's own error; `same_again`: where it was, somebody new is now.
+        `same_again`: where it was, somebody new is now.
         """
         if record.started:
             self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
             return
-        note_failure(record, status)
+        record.failures += 1
         place = record.peer or record.replica
         if place is not None and not same_again:
             record.avoid |= {place}
         hope = same_again or self._outlook.others_serve(record)
         if hope and is_worth_another(record, self._settings.failures_max):
             self._back_in_line(record, now)
-        elif status is not None:
+        elif record.engine_status is not None:
             self._ends.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
         else:
@@ -371,8 +365,6 @@ class RouterCore:
     # Time.
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
-        if self.replicas.bus.stood_still(now):
-            self.peers.wait_anew(now)
         self._fleet.expire(now)
         for record in self._outlook.doubtful(self.inflight.values(), now):
             self._check(record, now)

@@ -86,4 +86,4 @@ class Inflight:
         self.held_s, self.held_since, self.place = self.waited_s(now), None, None
         self.attempt += 1
         self.attempted_at = self.heard_at = now
-        self.lines = 1
+        self.lines, self.engine_status = 1, None

@@ -17,9 +17,8 @@ SERVER_ERRORS = range(500, 600)
 SERVER_ERRORS_MAX = 2  # of the engines that one request was tried on
 
 
-def note_failure(record: Inflight, status: int | None) -> None:
-    """One more attempt came to nothing; `status`: of the engine's error, if it answered one."""
-    record.failures += 1
+def note_status(record: Inflight, status: int | None) -> None:
+    """The attempt under way failed; `status`: of the engine's error, if it answered with one."""
     record.engine_status = status
     if status in SERVER_ERRORS:
         record.server_errors += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.requests.inflight import Inflight
-from mesh.core.requests.retries import is_worth_another, note_failure
+from mesh.core.requests.retries import is_worth_another, note_status
 from tests.mesh.core.build import request
 
 LOST = None
@@ -32,5 +32,7 @@ LOST = None
 def test_another_attempt(failures, again) -> None:
     record = Inflight(request(1))
     for status in failures:
-        note_failure(record, status)
+        record.release(now=0.0)
+        note_status(record, status)
+        record.failures += 1
     assert is_worth_another(record, failures_max=3) is again
