@@ -142,6 +142,7 @@ class Outcome(StrEnum):
     DONE = "done"
     ENGINE_LOST = "engine_lost"  # connection refused, reset, or cut inside the answer
     ENGINE_BROKEN = "engine_broken"  # answered, but not with what HTTP or SSE promise
+    ENGINE_FAILED = "engine_failed"  # the stream ended with an error event of the engine's own
     BODY_LOST = "body_lost"  # the parts of the request's body never arrived
     DEADLINE = "deadline"
     CANCELLED = "cancelled"  # the router asked for it, or the router is gone

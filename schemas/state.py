@@ -47,6 +47,13 @@ class ReplicaState(StrEnum):
     GONE = "gone"  # the agent's last word
 
 
+class DownReason(StrEnum):
+    """Why a replica is down."""
+
+    UNREACHABLE = "unreachable"  # looks at the engine fail
+    HUNG = "hung"  # it answers looks, takes requests and computes none
+
+
 class Health(StrEnum):
     """How alive a region is, by the gaps between its digests."""
 
@@ -120,6 +127,9 @@ class Heartbeat:
     """The same as `taken`, of the routers of `owner`."""
     term: Term = 0
     """The highest term that this agent has heard of: work of a lower one is refused."""
+    down_reason: str | None = None
+    """Why it is down: unreachable, or hung (it answers looks, takes requests and computes none);
+    null in other states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from agents.adapters.page import Page
 from agents.config import MODELS_MAX
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
+from schemas.http import CHAT
 from schemas.ids import MODEL_CHARS_MAX, ModelId
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # a question of SGLang's settings reaches its scheduler
-STATUS_OK, STATUS_UNAUTHORIZED, STATUS_BROKEN = 200, 401, 500
+STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
 KEY_WANTED = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
 
 
@@ -67,6 +68,7 @@ class Engine:
         self._has_refused_key = False
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
+        self.held = 0  # answers that are not read further for now; relays count them
         self._api = HttpClient(api_url, clock, key)
         self._page: HttpClient | None = None
         if kind.has_metrics:
@@ -93,6 +95,25 @@ class Engine:
             self._has_refused_key = True
             log.warning("%s %s", self._api.url, KEY_WANTED)
 
+    async def probe(self, path: str, model: ModelId, timeout_s: float) -> bool:
+        """Ask for one token. Whether any answer came in time that is no server error."""
+        text: dict[str, object] = {"prompt": "1"}
+        if path == CHAT:
+            text = {"messages": [{"role": "user", "content": "1"}]}
+        body = orjson.dumps({"model": model, "max_tokens": 1, **text})
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.post(path, body, {"Content-Type": "application/json"})
+                try:
+                    status = (await answer.until_head()).status
+                    while await answer.read():
+                        pass
+                finally:
+                    self.release(answer)
+        except (OSError, HttpBroken):
+            return False
+        return status < STATUS_SERVER_ERROR
+
     def want_models(self) -> None:
         """Read the models with the next look."""
         self._models_due_at = float("-inf")
@@ -106,7 +127,8 @@ class Engine:
         timed_out = False
         try:
             models = await self._models() if began_at >= self._models_due_at else None
-            return EngineRead(began_at, await self._reading(), models)
+            reading = await self._reading()
+            return EngineRead(began_at, reading, models, self.heard_at, self.held)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:
@@ -163,7 +185,7 @@ async def _page(answer: Connection, url: str, *, is_health: bool) -> bytes:
     if head.status == STATUS_UNAUTHORIZED:
         raise EngineOdd(f"{url} {KEY_WANTED}")
     # Of who serves no page of health, a 404 says as well that it is there.
-    if head.status >= STATUS_BROKEN if is_health else head.status != STATUS_OK:
+    if head.status >= STATUS_SERVER_ERROR if is_health else head.status != STATUS_OK:
         raise EngineOdd(f"{url} answers HTTP {head.status}")
     page = bytearray()
     while chunk := await answer.read():

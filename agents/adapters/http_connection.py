@@ -76,6 +76,11 @@ class Connection(asyncio.Protocol):
         return self._asked > 1 and self.is_closing and self._head is None and not self._silent_bytes
 
     @property
+    def is_ended(self) -> bool:
+        """Whether its answer was received to the end."""
+        return self._is_ended
+
+    @property
     def is_closing(self) -> bool:
         """Whether nothing more will come."""
         return self._transport is None or self._transport.is_closing()

@@ -10,6 +10,11 @@ from agents.adapters.settings_page import batch_size, read_object
 from agents.core.reading import EngineReading
 
 SETTINGS_PATHS = ("/props",)
+_PROGRESS = (
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "llamacpp:n_decode_total",
+)
 
 
 def read(page: Page) -> EngineReading:
@@ -19,6 +24,7 @@ def read(page: Page) -> EngineReading:
         running=page.count("llamacpp:requests_processing"),
         kv_used_ratio=page.ratio("llamacpp:kv_cache_usage_ratio"),
         prefix_hit_ratio=_hit_ratio(page),
+        progress=page.totals(*_PROGRESS),
     )
 
 

@@ -67,6 +67,11 @@ class Page:
         value = self.total(name)
         return None if value is None or value < 0 else round(value)
 
+    def totals(self, *names: str) -> tuple[float, ...]:
+        """`total` of each of these that the page has, in this order."""
+        totals = (self.total(name) for name in names)
+        return tuple(total for total in totals if total is not None)
+
     def mean(self, name: str) -> float | None:
         """The mean over all label sets, or None if the page lacks the name."""
         values = [series.value for series in self.series(name)]

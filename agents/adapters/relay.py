@@ -7,10 +7,15 @@ together: a chunk in is a frame out.
 
 A relay ends exactly once, with one END frame and one `AnswerEnded`, whatever happens: the engine
 ends well or badly, or `abort` cuts the conversation, which closes the engine's connection and by
-that aborts the generation.
+that aborts the generation. An answer of which everything has been received is not cut any more: an
+abort, or a connection that is lost, changes nothing after `[DONE]` or the end of the body.
+
+A stream whose first event is an error becomes the HTTP error that it stands for, so that the
+router treats it as any other (`agents.core.engine_error`).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,27 +27,31 @@ from agents.adapters.frames import FrameWriter
 from agents.adapters.http_connection import Connection, HttpBroken
 from agents.adapters.http_connection import Head as HttpHead
 from agents.core.effects import Hand
+from agents.core.engine_error import EngineError, first_error, last_error
 from agents.core.events import AnswerBegan, AnswerEnded
 from agents.core.reading import NO_USAGE, Usage
-from agents.core.stream import Tail, ends_events, starts_events
+from agents.core.stream import Tail, ends_events, has_said_all, starts_events
 from agents.core.usage import read_usage
 from agents.core.window import Window
 from infra import tracing
-from schemas.exchange import End, Frame, Head, Outcome
+from schemas.exchange import End, Frame, Head, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId
 
+log = logging.getLogger(__name__)
 _tracer = tracing.tracer(__name__)
 
 EVENT_STREAM = "text/event-stream"
+JSON = "application/json"
 TEXT_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an answer ended, and for people why."""
+    """How an answer ended, and for people why. `refused`: said instead if it has not begun."""
 
     outcome: Outcome
     detail: str = ""
+    refused: Refused | None = None
 
 
 _DONE = Verdict(Outcome.DONE)
@@ -80,20 +89,26 @@ class Relay:
         self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
+        self._is_held = False
         self._answer: Connection | None = None  # on which the engine answers
         self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
+        self._received: Verdict | None = None  # what it amounts to, once all of it was received
 
     def credit(self, consumed_bytes: int) -> None:
         """The client is so far."""
         self._window.credit(consumed_bytes)
         if self._window.open and self._answer is not None:
             self._answer.go_on()
+            self._hold(False)
 
-    def abort(self, outcome: Outcome, detail: str) -> None:
-        """Cut the conversation at once. Without effect when it is over already."""
+    def abort(self, outcome: Outcome, detail: str, refused: Refused | None = None) -> None:
+        """Cut the conversation at once. Without effect when it is over already.
+
+        `refused`: what to say instead of an END if nothing of the answer was said.
+        """
         if self._aborted is None:
-            self._aborted = Verdict(outcome, detail)
+            self._aborted = Verdict(outcome, detail, refused)
             if self._talking is not None:
                 self._talking.cancel()
 
@@ -117,7 +132,10 @@ class Relay:
         usage = read_usage(self._tail.read()) if self._tail.total else NO_USAGE
         if self._span.is_recording():
             self._span.set_attributes(_attributes(verdict, usage, self._ttft_s))
-        self._frames.say(Frame.END, self._end(verdict, usage))
+        if verdict.refused is not None and self._first_byte_at is None:
+            self._frames.say(Frame.REFUSED, verdict.refused)
+        else:
+            self._frames.say(Frame.END, self._end(verdict, usage))
         return AnswerEnded(
             inbox=self._inbox,
             outcome=verdict.outcome,
@@ -151,7 +169,7 @@ class Relay:
             cut = self._cut()
             if cut is None or task.uncancel() > 0:
                 raise
-            return cut
+            return self._received or cut
         finally:
             self._talking = None  # from here on a cancel would hit the END frame
 
@@ -168,9 +186,9 @@ class Relay:
         try:
             return await self._exchange(self._request_headers())
         except OSError as problem:
-            return Verdict(Outcome.ENGINE_LOST, _described(problem))
+            return self._received or Verdict(Outcome.ENGINE_LOST, _described(problem))
         except HttpBroken as problem:
-            return Verdict(Outcome.ENGINE_BROKEN, _described(problem))
+            return self._received or Verdict(Outcome.ENGINE_BROKEN, _described(problem))
 
     def _request_headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", **self._passed_on}
@@ -190,6 +208,7 @@ class Relay:
             return await self._relay(answer)
         finally:
             self._answer = None
+            self._hold(False)
             self._engine.release(answer)
 
     async def _relay(self, answer: Connection) -> Verdict:
@@ -200,8 +219,11 @@ class Relay:
         good = 200 <= head.status < 300
         self._streamed = good and _media_type(head) == EVENT_STREAM
         first = await self._first_bytes(answer)
-        if self._streamed and not starts_events(first):
-            return Verdict(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
+        if self._streamed:
+            if not starts_events(first):
+                return Verdict(Outcome.ENGINE_BROKEN, f"no event stream: {first[:80]!r}")
+            if isinstance(error := first_error(first, more=False), EngineError):
+                return await self._say_error(error)
         if good and not first:
             return Verdict(Outcome.ENGINE_BROKEN, f"HTTP {head.status} with an empty body")
         await self._head(head)
@@ -209,19 +231,42 @@ class Relay:
             return cut
         if first:
             self._pass_on(first)
-        await answer.pour(self._pass_on)
-        problem = ends_events(self._tail) if self._streamed else None
-        return _DONE if problem is None else Verdict(Outcome.ENGINE_BROKEN, problem)
+        try:
+            await answer.pour(self._pass_on)
+        except (OSError, HttpBroken, asyncio.CancelledError):
+            if answer.is_ended or (self._streamed and has_said_all(self._tail.read())):
+                self._received = self._judged()
+            raise
+        return self._judged()
 
     async def _first_bytes(self, answer: Connection) -> bytes:
-        """The first chunk; of a stream as many as it takes to tell whether it is one."""
+        """The first chunk; of a stream as many as it takes to tell what it begins with."""
         first = await answer.read()
-        while first and self._streamed and starts_events(first) is None:
+        while first and self._streamed and _is_undecided(first):
             chunk = await answer.read()
             if not chunk:
                 break
             first += chunk
         return first
+
+    async def _say_error(self, error: EngineError) -> Verdict:
+        """Answer with the HTTP error that the stream's first event stands for."""
+        log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
+        self._streamed = False
+        await self._head(HttpHead(error.status, JSON))
+        self._pass_on(error.body)
+        return _DONE
+
+    def _judged(self) -> Verdict:
+        """What an answer of which everything was received amounts to."""
+        if not self._streamed:
+            return _DONE
+        if (problem := ends_events(self._tail)) is not None:
+            return Verdict(Outcome.ENGINE_BROKEN, problem)
+        if (error := last_error(self._tail.read())) is not None:
+            log.info("%s: the stream ends with an error: %s", self._request_id, error.message)
+            return Verdict(Outcome.ENGINE_FAILED, error.message)
+        return _DONE
 
     async def _head(self, head: HttpHead) -> None:
         self._first_byte_at = self._clock()
@@ -240,6 +285,18 @@ class Relay:
         self._frames.data(chunk, now)
         if not self._window.send(len(chunk)) and self._answer is not None:
             self._answer.hold()
+            self._hold(True)
+
+    def _hold(self, held: bool) -> None:
+        """Whether the engine may have said more than was read."""
+        self._engine.held += held - self._is_held
+        self._is_held = held
+
+
+def _is_undecided(first: bytes) -> bool:
+    """Whether more must come to tell what a stream begins with."""
+    starts = starts_events(first)
+    return starts is None or (starts and first_error(first, more=True) is True)
 
 
 def _media_type(head: HttpHead) -> str:

@@ -10,6 +10,12 @@ from agents.adapters.settings_page import batch_size, read_object
 from agents.core.reading import EngineReading
 
 SETTINGS_PATHS = ("/get_server_info", "/server_info")  # the second one is its later name
+# The counters move when a request ends; the gauge with each part of a prompt and with tokens.
+_PROGRESS = (
+    "sglang:prompt_tokens_total",
+    "sglang:generation_tokens_total",
+    "sglang:num_used_tokens",
+)
 
 
 def read(page: Page) -> EngineReading:
@@ -21,6 +27,7 @@ def read(page: Page) -> EngineReading:
         kv_used_ratio=used,
         kv_capacity_tokens=page.count("sglang:max_total_num_tokens"),
         prefix_hit_ratio=page.ratio("sglang:cache_hit_rate"),
+        progress=page.totals(*_PROGRESS),
     )
 
 

@@ -7,6 +7,14 @@ give that one as `--batch-max`. With data parallelism every series comes once pe
 from agents.adapters.page import Page, Series
 from agents.core.reading import EngineReading
 
+# The gauge rises with each part of a long prompt; the counters show nothing until its end.
+_PROGRESS = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "vllm:kv_cache_usage_perc",
+)
+
 
 def read(page: Page) -> EngineReading:
     """What this page says; None for series that are not there yet."""
@@ -19,6 +27,7 @@ def read(page: Page) -> EngineReading:
         prefix_hit_ratio=page.share(
             "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
         ),
+        progress=page.totals(*_PROGRESS),
     )
 
 

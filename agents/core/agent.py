@@ -29,10 +29,17 @@ _CLOSED = {
 }
 
 
+# After these the engine may be gone, or be another one.
+_DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
+HANGS = "the engine hangs: it answers looks and computes nothing"
+STOOD_STILL_S = 1.0  # beyond `wake_at`: far more than a busy event loop is ever late
+
+
 class AgentCore:
     """Decide; never do. Feed events with `handle`, perform the effects in order.
 
-    Call `handle(Tick(), now)` at `wake_at` at the latest.
+    Call `handle(Tick(), now)` at `wake_at` at the latest. An event that comes STOOD_STILL_S later
+    shows that this process was stopped, or its host was: then nobody else's silence counts.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -48,6 +55,7 @@ class AgentCore:
         self._seq = 0
         self._served_total = 0
         self._refused_total = 0
+        self._last_work: Work | None = None  # a probe is like it
         self._told: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
             events.WorkArrived: self._on_work,
@@ -60,6 +68,7 @@ class AgentCore:
             events.AnswerEnded: self._on_ended,
             events.EngineRead: self._on_engine_read,
             events.EngineFailed: self._on_engine_failed,
+            events.ProbeEnded: self._on_probe_ended,
             events.DrainAsked: self._on_drain,
             events.StopAsked: self._on_stop,
             events.Left: self._on_left,
@@ -70,7 +79,15 @@ class AgentCore:
         """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
         if self._leaving is ReplicaState.GONE:
             return []
+        if now - self._cadence.due_at > STOOD_STILL_S:
+            self._wait_anew(now)
         return [*self._handlers[type(event)](event, now), *self._beat(now)]
+
+    def _wait_anew(self, now: float) -> None:
+        """This process stood still: what others sent meanwhile is still to be read."""
+        self._routers.wait_anew(now)
+        self._bodies.wait_anew(now)
+        self._engine.wait_anew(now)
 
     @property
     def wake_at(self) -> float:
@@ -84,12 +101,19 @@ class AgentCore:
 
     @property
     def state(self) -> ReplicaState:
-        return self._leaving or self._engine.health.state
+        return self._leaving or self._engine.state
 
     @property
     def models(self) -> tuple[ModelId, ...]:
         """What the engine said it serves."""
         return self._engine.models
+
+    def down_because(self, now: float) -> str | None:
+        """For people: why a look that went well leaves it down."""
+        if not self._engine.stall.hung:
+            return None
+        silent_s = self._engine.stall.silent_s(now)
+        return f"hung: for {silent_s:.1f} s no byte and no step of {len(self._answers)} requests"
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
@@ -152,21 +176,23 @@ class AgentCore:
         return Refusal.FULL if over or self._full_for(work) else None
 
     def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> Effect:
+        return effects.Refuse(inbox, self._refused(reason), detail)
+
+    def _refused(self, reason: Refusal) -> Refused:
         self._refused_total += 1
         fresh = self._engine.load(self._answers)
-        message = Refused(
+        return Refused(
             reason=reason,
             region=self._replica.region,
             replica=self._replica.replica,
             pending=-1 if fresh.pending is None else fresh.pending,
             running=-1 if fresh.running is None else fresh.running,
         )
-        return effects.Refuse(inbox, message, detail)
 
     def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
         answer.unqueued = self._engine.is_unqueued(self._answers)
         self._answers.hand(answer, now)
-        work = answer.work
+        work = self._last_work = answer.work
         return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
@@ -209,8 +235,9 @@ class AgentCore:
 
     def _on_began(self, event: events.AnswerBegan, now: float) -> list[Effect]:
         answer = self._answers.get(event.inbox)
-        if answer is not None:
+        if answer is not None and answer.handed_at is not None:
             self._answers.begin(answer, now)
+            self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
         return []
 
     def _on_ended(self, event: events.AnswerEnded, now: float) -> list[Effect]:
@@ -221,15 +248,33 @@ class AgentCore:
         self._forget(answer)
         if event.outcome is Outcome.DONE and not answer.work.warm:
             self._served_total += 1
-        return [effects.LookNow()] if event.outcome is Outcome.ENGINE_LOST else []
+        return [effects.LookNow()] if event.outcome in _DOUBTFUL else []
 
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
         self._engine.read(event)
         self._answers.look(event.began_at, now)
-        return []
+        return self._let_go() if self._engine.stalls(event, self._answers, now) else []
+
+    def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[Effect]:
+        hangs = self._engine.stall.probed(now, answered=event.answered)
+        return self._let_go() if hangs else []
+
+    def _let_go(self) -> list[Effect]:
+        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed."""
+        done: list[Effect] = []
+        for answer in list(self._answers.waiting()):
+            refused = self._refused(Refusal.ENGINE_DOWN)
+            if answer.handed_at is None:
+                self._forget(answer)
+                done.append(effects.Refuse(answer.inbox, refused, HANGS))
+            elif not answer.aborted:
+                answer.aborted = True
+                done.append(effects.Abort(answer.inbox, Outcome.ENGINE_LOST, HANGS, refused))
+        return done
 
     def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
         self._engine.failed(event, now)
+        self._engine.stall.wait_anew(now)  # whether it computes was not seen
         return []
 
     def _on_drain(self, event: events.DrainAsked, now: float) -> list[Effect]:
@@ -254,6 +299,11 @@ class AgentCore:
         done += self._end_all(lost, Outcome.BODY_LOST, "the next part of the body never came")
         if self._engine.health.lost(now):
             done += self._end_all(self._answers, Outcome.ENGINE_LOST, "the engine fell silent")
+        if self._engine.stall.is_given_up(now):
+            done += self._end_all(self._answers, Outcome.ENGINE_LOST, HANGS)
+        if self._engine.stall.begins_probe(now):
+            assert self._last_work is not None, "what hangs was given work"
+            done.append(effects.Probe(self._last_work.path, self._last_work.model))
         return done
 
     def _end_all(self, answers: Iterable[Answer], outcome: Outcome, why: str) -> list[Effect]:

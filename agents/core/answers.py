@@ -9,6 +9,7 @@ from agents.core.since_look import SinceLook
 from agents.core.work import Work
 
 # Bodies of answers without a first byte are held in memory, here or in the HTTP client.
+BYTES_PER_TOKEN = 4  # of a prompt that nobody has counted
 HELD_BYTES_MAX = 256 * 1024 * 1024
 
 
@@ -31,6 +32,12 @@ class Answer:
     @property
     def deadline_at(self) -> float:
         return self.taken_at + self.work.deadline_s
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of its prompt, to be computed: the router's estimate, else by the size of its body."""
+        estimate = self.work.prefill_tokens
+        return self.body_bytes // BYTES_PER_TOKEN if estimate is None else estimate
 
 
 class AnswerTable:
@@ -115,6 +122,11 @@ class AnswerTable:
             self.held_bytes -= answer.body_bytes
             if answer.handed_at is not None:
                 self.since_look.drop(answer.handed_at)
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """Of those that the engine has and that have no first byte."""
+        return max((a.prompt_tokens for a in self.waiting() if a.handed_at is not None), default=0)
 
     def waiting(self) -> Iterator[Answer]:
         """Those without a first byte, in the order they were taken."""

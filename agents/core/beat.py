@@ -90,4 +90,5 @@ def compose(
         owner=told.owner,
         owner_taken=told.owner_taken or {},
         term=told.term,
+        down_reason=engine.down_reason if told.state is ReplicaState.DOWN else None,
     )

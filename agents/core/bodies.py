@@ -59,6 +59,11 @@ class Bodies:
         self.close(inbox)
         return b"".join(assembly.parts)
 
+    def wait_anew(self, now: float) -> None:
+        """No part could be taken in until now: the wait for the next one is counted from here."""
+        for assembly in self._open.values():
+            assembly.last_part_at = now
+
     def late(self, now: float) -> list[str]:
         """Inboxes whose next part is overdue."""
         return [

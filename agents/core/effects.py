@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from agents.core.routers import RouterName
 from schemas.exchange import BodyWanted, Outcome, Refused
+from schemas.ids import ModelId
 from schemas.state import Heartbeat
 
 
@@ -38,11 +39,15 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Abort a running relay; its END frame and `AnswerEnded` carry this outcome."""
+    """Abort a running relay; its END frame and `AnswerEnded` carry this outcome.
+
+    `refused`: sent instead of END if no byte of the answer has come.
+    """
 
     inbox: str
     outcome: Outcome
     detail: str
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +79,12 @@ class LookNow:
     """Read the engine at once, its models too: something says that it changed."""
 
 
-Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | Beat | LookNow
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the engine for one token, of this model; report `ProbeEnded` exactly once."""
+
+    path: str
+    model: ModelId
+
+
+Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | Beat | LookNow | Probe

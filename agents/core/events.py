@@ -77,6 +77,8 @@ class EngineRead:
     began_at: float  # when the reading began: what was handed over later may not be in it
     reading: EngineReading
     models: tuple[ModelId, ...] | None
+    heard_at: float = float("-inf")  # when any answer last brought a byte
+    held: int = 0  # answers that are not read further because their clients read slowly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,13 @@ class EngineFailed:
     heard_at: float
     timed_out: bool
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEnded:
+    """A probe was answered, or was not in its time. Comes exactly once for every `Probe`."""
+
+    answered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,7 @@ Event = (
     | AnswerEnded
     | EngineRead
     | EngineFailed
+    | ProbeEnded
     | DrainAsked
     | StopAsked
     | Left

@@ -46,6 +46,10 @@ class EngineHealth:
         if self._failures >= FAILURES_MAX and self._was_up and self._down_since is None:
             self._down_since = now
 
+    def wait_anew(self, now: float) -> None:
+        """No byte could be taken in until now: its answers' silence is counted from here on."""
+        self._heard_at = now
+
     def lost(self, now: float) -> bool:
         """Whether its running answers can be given up."""
         if self._down_since is None:

@@ -17,6 +17,8 @@ class EngineReading:
     kv_used_ratio: float | None = None
     kv_capacity_tokens: int | None = None
     prefix_hit_ratio: float | None = None  # of the engine's whole life
+    # Numbers of which one rises with every computed step, and none without; empty if it has none.
+    progress: tuple[float, ...] = ()
 
 
 NOTHING_KNOWN = EngineReading()

@@ -9,7 +9,8 @@ never heard of gets its time from its first work.
 
 A sign that comes after others were missed says that the way to the router may have been cut, and
 what was sent meanwhile lost. While the agent's own bus is away nobody can be heard, so nobody is
-silent, for AWAY_S_MAX; when it is back everybody has their time anew.
+silent, for AWAY_S_MAX; when it is back everybody has their time anew. The same after the agent
+itself stood still: signs that came meanwhile wait unread in its socket.
 """
 
 from dataclasses import dataclass
@@ -88,6 +89,10 @@ class RouterWatch:
     def bus_returned(self, now: float) -> None:
         """Everybody may be heard again."""
         self._away_since = None
+        self.wait_anew(now)
+
+    def wait_anew(self, now: float) -> None:
+        """Nobody could be heard until now: silence is counted from here on."""
         for sign in self._signs.values():
             sign.seen_at, sign.cut_off = now, True
 

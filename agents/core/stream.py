@@ -72,6 +72,11 @@ def ends_events(tail: Tail) -> str | None:
     end = tail.read()
     if tail.total <= len(end) and b"data:" not in end:
         return "the stream ended without one event"
-    if end.endswith(_BOUNDARIES) or end.rstrip().endswith(b"[DONE]"):
+    if end.endswith(_BOUNDARIES) or has_said_all(end):
         return None
     return "the stream ended in the middle of an event"
+
+
+def has_said_all(end: bytes) -> bool:
+    """Whether the last event of an OpenAI stream has come: nothing that follows matters."""
+    return end.rstrip().endswith(b"[DONE]")

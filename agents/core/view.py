@@ -11,8 +11,10 @@ from agents.core.load import NOBODY_HANDED, Handed
 from agents.core.prefill import PrefillEstimator, PrefillLine
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from agents.core.served import Served
+from agents.core.stall import Owed, StallWatch
 from schemas.exchange import Outcome
 from schemas.ids import ModelId
+from schemas.state import DownReason, ReplicaState
 
 
 class Load(NamedTuple):
@@ -34,10 +36,33 @@ class EngineView:
         self._counts_own = counts_own
         self._prefill = PrefillEstimator()
         self.health = EngineHealth()
+        self.stall = StallWatch()
         self.served = Served()
         self.reading: EngineReading = NOTHING_KNOWN
         self.read_at: float | None = None  # when the last reading began
         self.models: tuple[ModelId, ...] = ()
+
+    @property
+    def state(self) -> ReplicaState:
+        """Whether it can be given work."""
+        return ReplicaState.DOWN if self.stall.hung else self.health.state
+
+    @property
+    def down_reason(self) -> DownReason | None:
+        """Why it is down; None if it isn't."""
+        if self.health.state is ReplicaState.DOWN:
+            return DownReason.UNREACHABLE
+        return DownReason.HUNG if self.stall.hung else None
+
+    def wait_anew(self, now: float) -> None:
+        """This process stood still: what the engine did meanwhile is still to be read."""
+        self.health.wait_anew(now)
+        self.stall.wait_anew(now)
+
+    def stalls(self, event: EngineRead, answers: AnswerTable, now: float) -> bool:
+        """Whether a good look shows that it hangs as of now."""
+        owed = Owed(answers.handed - event.held, answers.longest_prompt_tokens)
+        return self.stall.look(event.reading.progress, event.heard_at, owed, self.line, now)
 
     @property
     def line(self) -> PrefillLine | None:

@@ -20,9 +20,11 @@ from agents.core.events import (
     EngineRead,
     Event,
     Left,
+    ProbeEnded,
     StopAsked,
     Tick,
 )
+from agents.core.stall import PROBE_TIMEOUT_S
 from infra.ending import end_all
 from schemas import subjects
 from schemas.exchange import Credit, End, Frame, Outcome, Placed
@@ -61,6 +63,7 @@ class Agent:
         self._who = encode(Placed(config.region, config.replica))
         self._writers: dict[str, FrameWriter] = {}  # of answers that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
+        self._probing: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._look_now = asyncio.Event()
         self._waking_at = float("inf")
@@ -80,6 +83,7 @@ class Agent:
             effects.SpeakUp: self._speak_up,
             effects.Beat: self._beat,
             effects.LookNow: self._look,
+            effects.Probe: self._probe,
         }
 
     async def feed(self, event: Event) -> None:
@@ -156,11 +160,13 @@ class Agent:
 
     async def cut(self) -> None:
         """End every answer that still runs, without a word."""
-        await end_all([task for _, task in self._relays.values()])
+        probing = [] if self._probing is None else [self._probing]
+        await end_all([*probing, *(task for _, task in self._relays.values())])
 
     async def _refuse(self, effect: effects.Refuse) -> None:
         log.info("refused: %s %s", effect.message.reason, effect.detail)
-        self._writer(effect.inbox).say(Frame.REFUSED, effect.message)
+        writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
+        writer.say(Frame.REFUSED, effect.message)
 
     async def _ask_body(self, effect: effects.AskBody) -> None:
         writer = self._writers[effect.inbox] = self._writer(effect.inbox)
@@ -193,7 +199,7 @@ class Agent:
 
     async def _abort(self, effect: effects.Abort) -> None:
         if (found := self._relays.get(effect.inbox)) is not None:
-            found[0].abort(effect.outcome, effect.detail)
+            found[0].abort(effect.outcome, effect.detail, effect.refused)
 
     async def _finish(self, effect: effects.Finish) -> None:
         end = End(
@@ -221,16 +227,28 @@ class Agent:
         self._engine.want_models()
         self._look_now.set()
 
+    async def _probe(self, effect: effects.Probe) -> None:
+        self._probing = self._tasks.create_task(self._probed(effect))
+
+    async def _probed(self, effect: effects.Probe) -> None:
+        answered = await self._engine.probe(effect.path, effect.model, PROBE_TIMEOUT_S)
+        await self.feed(ProbeEnded(answered))
+
     def _writer(self, inbox: str) -> FrameWriter:
         return FrameWriter(self._bus.outbox.to(inbox), self._clock, self._who)
 
     def _tell_state(self, look: EngineRead | EngineFailed) -> None:
         state, now = self._core.state, self._clock()
-        why = look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+        hung = self._core.down_because(now)
+        why = hung or (
+            look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+        )
         # While it is ready, a single look may fail without a consequence.
         is_news = state is not ReplicaState.READY and why != self._why
         if state is not self._state or (is_news and now >= self._why_due_at):
-            log.info("%s/%s is %s: %s", self._config.region, self._config.replica, state, why)
+            level = logging.INFO if hung is None else logging.WARNING
+            where = f"{self._config.region}/{self._config.replica}"
+            log.log(level, "%s is %s: %s", where, state, why)
             self._state, self._why, self._why_due_at = state, why, now + WHY_EVERY_S
         if state is ReplicaState.READY:
             self.ready.set()

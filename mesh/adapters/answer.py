@@ -28,7 +28,11 @@ STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
-LAST_EVENTS = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")
+LAST_EVENTS = tuple(
+    field + b"[DONE]" + ending
+    for field in (b"data: ", b"data:")
+    for ending in (b"\n\n", b"\r\n\r\n")
+)
 LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
@@ -96,6 +100,19 @@ class Answer:
     def is_complete(self) -> bool:
         """Whether the engine's whole answer is here."""
         return self.end is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is missing, though its end may be: its last event is here."""
+        if self.is_complete or not self.is_event_stream:
+            return self.is_complete
+        return b"".join((self._given_out_last, *self._chunks)).endswith(LAST_EVENTS)
+
+    @property
+    def engine_failure(self) -> str | None:
+        """What the engine reported in an error event of its own, with which it ended the stream."""
+        failed = self.end is not None and self.end.outcome == Outcome.ENGINE_FAILED
+        return self.end.detail if failed and self.end is not None else None
 
     @property
     def buffered_bytes(self) -> int:
@@ -216,7 +233,7 @@ class Answer:
         """Whether it still waits for that frame."""
         return self._next_number == number
 
-    def lost(self, number: int) -> ev.AttemptFailed:
+    def lost(self, number: int) -> ev.Event:
         """That frame was not sent again, whoever was asked."""
         return self._failed(f"frame {number} of the answer was lost")
 
@@ -269,18 +286,24 @@ class Answer:
         return self._progressed(now)
 
     def _feed_end(self, end: exchange.End) -> ev.Event:
+        if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
+            self.end = end  # its client was told by the engine itself
+            return ev.AnswerEnded(self.key, self.attempt, None)
         if end.outcome != Outcome.DONE:
             return self._failed(end.detail or end.outcome)
         if self.head is None:
             return self._failed("the answer ended without a head")
         if self._is_error:
             self.engine_error = EngineError(self.head.status, self.head.content_type, self.take())
-            return self._failed(f"the engine answered {self.head.status}", answered=True)
+            return self._failed(f"the engine answered {self.head.status}", self.head.status)
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end))
 
-    def _failed(self, detail: str, *, answered: bool = False) -> ev.AttemptFailed:
-        return ev.AttemptFailed(self.key, self.attempt, detail, answered)
+    def _failed(self, detail: str, status: int | None = None) -> ev.Event:
+        if self.is_whole:  # only what it cost was lost
+            self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
+            return ev.AnswerEnded(self.key, self.attempt, None)
+        return ev.AttemptFailed(self.key, self.attempt, detail, status)
 
     def _progressed(self, now: float) -> ev.AttemptProgressed | None:
         if now < self._progress_due_at:

@@ -8,7 +8,7 @@ import orjson
 
 from mesh.adapters.problem import Problem
 from mesh.adapters.wishes import IN_BODY
-from mesh.core.prefixes.prompt import PromptInvalid, prompt_text
+from mesh.core.prefixes.prompt import PromptInvalid, PromptText, prompt_text
 from schemas.http import CHAT, Fault
 from schemas.ids import MODEL_CHARS_MAX
 
@@ -19,7 +19,7 @@ class BodyFields:
 
     model: str
     wishes: Mapping[str, str]  # the fields that wishes are read from, those that are text
-    text: bytes  # of the prompt
+    text: PromptText
 
 
 def read_fields(path: str, body: bytes) -> BodyFields:

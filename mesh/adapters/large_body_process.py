@@ -25,6 +25,8 @@ import msgpack
 
 from mesh.adapters.body_fields import BodyFields, read_fields
 from mesh.adapters.problem import Problem
+from mesh.core.prefixes.parts import Part, PartKind
+from mesh.core.prefixes.prompt import PromptText
 from schemas.http import Fault
 
 ASKED = struct.Struct(">IQ")
@@ -36,8 +38,10 @@ KEPT_BYTES_MAX = 256 * 1024**2  # whoever has needed more is to be ended: the ne
 
 def pack(fields: BodyFields) -> tuple[bytes, ...]:
     """An answer, in pieces."""
-    about = msgpack.packb([fields.model, fields.wishes], unicode_errors="surrogatepass")
-    return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(fields.text)), about, fields.text
+    text = fields.text
+    values = [fields.model, fields.wishes, text.parts, text.is_certain]
+    about = msgpack.packb(values, unicode_errors="surrogatepass")
+    return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(text.data)), about, text.data
 
 
 def pack_problem(problem: Problem) -> tuple[bytes, ...]:
@@ -54,8 +58,9 @@ def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
     if kind == PROBLEM:
         name, message, param = values
         raise Problem(Fault[name], message, param)
-    model, wishes = values
-    return BodyFields(model, wishes, text)
+    model, wishes, parts, is_certain = values
+    found = tuple(Part(PartKind(kind), end) for kind, end in parts)
+    return BodyFields(model, wishes, PromptText(text, found, is_certain))
 
 
 def serve(asked: BinaryIO, answered: BinaryIO) -> None:

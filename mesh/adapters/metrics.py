@@ -95,7 +95,7 @@ class RouterMetrics:
     def _requests(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "mesh_requests",
-            "Requests by how they ended: ok, shed, failed, client_gone.",
+            "Requests by how they ended: ok, shed, failed, engine_failed, client_gone.",
             ["outcome"],
             registry=registry,
         )

@@ -95,9 +95,9 @@ class RequestReader:
                 await self._continue(request)
                 await self._arrival(request, upload)
             body, fields = await self._large.read(path, upload.chunks())
-            if not self._budget.take(len(fields.text), upload.size):
+            if not self._budget.take(len(fields.text.data), upload.size):
                 raise no_room()
-            upload.taken += len(fields.text)
+            upload.taken += len(fields.text.data)
         except BaseException:
             upload.release()
             raise

@@ -6,6 +6,9 @@ buffers, and no process in between grows.
 
 An answer is finished when its last byte has left this process, not when it was written: until
 then it counts for the drain and its deadline holds.
+
+Nothing follows the last event of an answer: once it is here, whatever becomes of the request, the
+client's answer ends well.
 """
 
 import asyncio
@@ -77,7 +80,7 @@ async def relay(
         door.leave(ticket)
         _cut(request)
         return response
-    if ticket.failure is None:
+    if ticket.failure is None or answer.is_whole:
         door.finished(ticket)
     else:
         door.failed(ticket)
@@ -125,7 +128,7 @@ async def _pump(
         await stream.write(chunk)
         await request.writer.drain()  # `write` counts its own bytes only
         door.passed(ticket)
-    if ticket.failure is None:
+    if ticket.failure is None or answer.is_whole:
         return b""
     if answer.is_event_stream:
         if not answer.is_between_events:

@@ -147,22 +147,23 @@ class AnswerStarted:
 class AttemptFailed:
     """Taken, or never delivered, and no answer came of it.
 
-    `answered`: the engine did answer, with an error status that the edge keeps to pass on.
+    `status`: the engine did answer, with this error, which the edge keeps to pass on.
     """
 
     key: int
     attempt: int
     detail: str
-    answered: bool = False
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The engine's whole answer is here."""
+    """The engine's whole answer is here. `served` is None if nothing can be learned from it: its
+    end was lost, or it ended with an error of the engine's."""
 
     key: int
     attempt: int
-    served: Served = NOTHING_SAID
+    served: Served | None = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from mesh.core.requests.ends import SHUTTING_DOWN, Ends
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.outlook import DEADLINE_PASSED, Outlook
 from mesh.core.requests.request import Request
+from mesh.core.requests.retries import is_worth_another, note_status
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import Admission
 from mesh.core.waiting.hold_queue import HoldQueue
@@ -309,9 +310,9 @@ class RouterCore:
         if now >= record.request.deadline:  # the agent has a clock too, and may be first
             self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
-        record.engine_answered = event.answered
+        note_status(record, event.status)
         whole_place = record.peer is None or record.replica is None
-        if whole_place and not event.answered:
+        if whole_place and event.status is None:
             self._attempts.rest(record, now)
         self._attempt_failed(record, event.detail, now)
         self._line.try_all(now)
@@ -331,9 +332,9 @@ class RouterCore:
         if place is not None and not same_again:
             record.avoid |= {place}
         hope = same_again or self._outlook.others_serve(record)
-        if hope and record.failures < self._settings.failures_max:
+        if hope and is_worth_another(record, self._settings.failures_max):
             self._back_in_line(record, now)
-        elif record.engine_answered:
+        elif record.engine_status is not None:
             self._ends.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
         else:

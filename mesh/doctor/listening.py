@@ -113,7 +113,8 @@ def _replicas(chart: Chart, topology: Topology, heard: Heard, now: float) -> Non
             continue
         beat, at = found
         ready = beat.state is ReplicaState.READY
-        detail = f"{beat.state}, {beat.outstanding} requests in it"
+        state = beat.state if beat.down_reason is None else f"{beat.state} ({beat.down_reason})"
+        detail = f"{state}, {beat.outstanding} requests in it"
         verdict = verdict_if(ready, Verdict.WARNING)
         chart.note("heartbeat", replica, verdict, detail, round((now - at) * 1000, 1), "ms old")
     for stranger in sorted(heard.beats.keys() - set(known)):

@@ -35,6 +35,7 @@ from mesh.runtime.regions import Regions
 from mesh.runtime.tickets import Tickets
 from mesh.runtime.trie_gossip import TrieGossip
 from schemas import subjects
+from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.residency import Labels
@@ -42,6 +43,7 @@ from schemas.residency import Labels
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
 STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
 
@@ -210,10 +212,15 @@ class Desk:
             self._bus.give_credit(ticket.answer)
 
     def finished(self, ticket: Ticket) -> None:
-        """Its client has the whole answer."""
-        if self._close(ticket, "ok"):
-            assert ticket.answer is not None and ticket.answer.head is not None
-            ticket.spans.end(ticket.answer.head.status)
+        """Its client has the whole answer, which may end with the engine's own error."""
+        assert ticket.answer is not None and ticket.answer.head is not None
+        failure = ticket.answer.engine_failure
+        if not self._close(ticket, "ok" if failure is None else ENGINE_FAILED):
+            return
+        if failure is not None:
+            log.warning("%s: %s: %s", ticket.ask.request_id, ENGINE_FAILED, failure)
+            failure = f"{ENGINE_FAILED}: {failure}"
+        ticket.spans.end(ticket.answer.head.status, failure)
 
     def failed(self, ticket: Ticket) -> None:
         """Its client has been told of the failure."""
@@ -235,11 +242,11 @@ class Desk:
         answer = ticket.answer
         if self._tickets.get(ticket.key) is not ticket:
             return
-        if answer is None or not answer.has_said_all or ticket.failure is not None:
+        if answer is None or not answer.has_said_all:
             self.feed(ev.ClientGone(ticket.key))
             self._close(ticket, "client_gone")
             ticket.spans.end(STATUS_CLIENT_GONE, "the client hung up")
-        elif answer.is_complete:
+        elif answer.is_complete or ticket.failure is not None:
             self.finished(ticket)
         else:
             # OpenAI's clients hang up on [DONE]. The end of the answer, with its counts of tokens,

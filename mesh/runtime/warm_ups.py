@@ -107,5 +107,5 @@ def outcome(ticket: Ticket, event: ev.Event) -> ev.Event:
         status = answer.head.status
         if status >= STATUS_CLIENT_ERROR:
             detail = f"the engine answered {status}"
-            return ev.AttemptFailed(event.key, event.attempt, detail, answered=True)
+            return ev.AttemptFailed(event.key, event.attempt, detail, status)
     return event

@@ -89,6 +89,7 @@ class Engine:
             kv_used_ratio=kv,
             kv_capacity_tokens=stats.kv_capacity_tokens,
             prefix_hit_ratio=stats.hit_tokens / queried if queried else None,
+            progress=(stats.prompt_tokens, stats.generated_tokens, kv),
         )
         if self.sim.wake_at is None:
             self._idle_page = page

@@ -25,12 +25,13 @@ from mesh.sim.looks import REFUSED_CONNECTION, Looks
 from mesh.sim.network import Network
 from mesh.sim.pace import Pace
 from mesh.sim.place import STATUS_OK, Asker, End
-from schemas.exchange import WORKING_S, Outcome
+from schemas.exchange import WORKING_S, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
 BODY = b"{}"  # stands for any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
+PROBE_S = 1.0  # until it is known whether a probe is answered
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 
@@ -106,6 +107,7 @@ class SimReplica:
             fx.SpeakUp: lambda effect: None,
             fx.Beat: lambda effect: self._beats.offer(effect.heartbeat),
             fx.LookNow: lambda effect: self._looks.hurry(),
+            fx.Probe: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 
     @property
@@ -237,7 +239,26 @@ class SimReplica:
         if self._by_number.pop(running.number, None) is not None:
             self.engine.abort(running.number)
             self._arm_engine()
-        self._queue.at(self._queue.now, self._end, effect.inbox, effect.outcome, effect.detail)
+        if effect.refused is not None and not running.began:
+            self._queue.at(self._queue.now, self._leave, effect.inbox, effect.refused)
+        else:
+            self._queue.at(self._queue.now, self._end, effect.inbox, effect.outcome, effect.detail)
+
+    def _leave(self, inbox: str, refused: Refused) -> None:
+        """An answer of which nothing was said is refused after all."""
+        running = self._running.pop(inbox, None)
+        if running is None:
+            return
+        asker = running.asker
+        self._askers[asker] -= 1
+        self._network.send(self.site, asker.site, asker.hear_refused, inbox, refused)
+        self._feed(ev.AnswerEnded(inbox=inbox, outcome=Outcome.ENGINE_LOST))
+        self._inside(-1)
+
+    def _probed(self, epoch: int) -> None:
+        if epoch == self._epoch and self.core is not None:
+            lives = not (self.engine.is_down or self.engine.stands_still)
+            self._feed(ev.ProbeEnded(lives))
 
     def _finish(self, effect: fx.Finish) -> None:
         _, asker = self._asks[effect.inbox]

@@ -263,15 +263,15 @@ class SimRouter:
         if end.outcome != exchange.Outcome.DONE:
             self._failed(ticket, end.detail or end.outcome)
         elif end.status >= STATUS_SERVER_ERROR or end.status == STATUS_TRY_AGAIN:
-            self._failed(ticket, f"the engine answered {end.status}", answered=True)
+            self._failed(ticket, f"the engine answered {end.status}", end.status)
         else:
             self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
             if ticket.key > 0:  # a warm-up was closed by the core
                 self._tickets.close(ticket)
                 self._tell(ticket.ask, ticket.answered(end))
 
-    def _failed(self, ticket: Ticket, detail: str, *, answered: bool = False) -> None:
-        self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, answered))
+    def _failed(self, ticket: Ticket, detail: str, status: int | None = None) -> None:
+        self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, status))
 
     def _decide(self, request: Request) -> None:
         """Feed a request, by the meter's clock."""

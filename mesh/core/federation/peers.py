@@ -189,6 +189,11 @@ class PeerTable:
         if (peer := self._peers.get(region)) is not None:
             peer.refused_at = now
 
+    def wait_anew(self, now: float) -> None:
+        """This router stood still: what peers said meanwhile is still to be read."""
+        for peer in self._peers.values():
+            peer.heard_at = dict.fromkeys(peer.heard_at, now)
+
     def expire(self, now: float) -> None:
         """Forget what routers said that fell silent: their queues and models are unknown again."""
         for peer in self._peers.values():

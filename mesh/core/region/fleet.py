@@ -122,6 +122,8 @@ class Fleet:
 
     def expire(self, now: float) -> None:
         """A tick: whoever fell silent is lost, be it a replica or a region."""
+        if self._replicas.bus.stood_still(now):
+            self._peers.wait_anew(now)
         self.ownership.tick(now, accepting=not self.draining)
         self._replicas.lent = self.ownership.lent_to(now) is not None
         for name, orphans in self._replicas.expire(now):

@@ -129,9 +129,9 @@ class Attempts:
         if record.spot is not None:
             self._placer.began(record.request, record.spot, now)
 
-    def served(self, record: Inflight, served: Served, now: float) -> None:
-        """The whole answer has come: what it cost is a lesson."""
-        if record.spot is not None:
+    def served(self, record: Inflight, served: Served | None, now: float) -> None:
+        """The whole answer has come: what it cost is a lesson, unless nothing is to be learned."""
+        if record.spot is not None and served is not None:
             self._placer.served(record.request, record.spot, served, now)
 
     def leave(self, record: Inflight, now: float) -> None:

@@ -38,7 +38,8 @@ class Inflight:
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
     refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to wait
-    engine_answered: bool = False  # the edge keeps an engine's error answer to pass on
+    engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
+    server_errors: int = 0  # attempts that engines answered with one
 
     @property
     def is_tried(self) -> bool:
@@ -85,4 +86,4 @@ class Inflight:
         self.held_s, self.held_since, self.place = self.waited_s(now), None, None
         self.attempt += 1
         self.attempted_at = self.heard_at = now
-        self.lines = 1
+        self.lines, self.engine_status = 1, None

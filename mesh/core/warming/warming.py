@@ -33,7 +33,7 @@ from mesh.core.placing.placement import Place, Placer
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.attempts import Attempts
 from mesh.core.requests.inflight import Inflight
-from mesh.core.requests.request import Request, Served
+from mesh.core.requests.request import NOTHING_SAID, Request, Served
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.warming.hot import Hot, Kept
@@ -228,13 +228,13 @@ class Warming:
         self, event: ev.AttemptRefused | ev.AttemptFailed, record: Inflight, now: float
     ) -> None:
         self.counts.failed += 1
-        if isinstance(event, ev.AttemptFailed) and event.answered:
+        if isinstance(event, ev.AttemptFailed) and event.status is not None:
             self.hot.bar(record.request.prompt.hashes[-1])  # its engine won't compute that
             self._drop()
         self._close(record, now)
 
     def _on_ended(self, event: ev.AnswerEnded, record: Inflight, now: float) -> None:
-        served = event.served
+        served = event.served or NOTHING_SAID
         self._attempts.began(record, now)
         # One token is no answer to learn lengths from.
         self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)

@@ -29,12 +29,13 @@ def recorded(name: str) -> Page:
                 kv_used_ratio=0.0,
                 kv_capacity_tokens=16 * 7281,
                 prefix_hit_ratio=64 / 117,
+                progress=(5.0, 7.0, 0.0),
             ),
         ),
         (
             vllm,
             "vllm_v1_openshift_idle_excerpt.txt",
-            EngineReading(waiting=0, running=0, kv_used_ratio=0.0),
+            EngineReading(waiting=0, running=0, kv_used_ratio=0.0, progress=(0.0, 0.0, 0.0)),
         ),
         (
             vllm,
@@ -49,6 +50,7 @@ def recorded(name: str) -> Page:
                 running=162,
                 kv_used_ratio=0.28,
                 prefix_hit_ratio=0.007507552643049313,
+                progress=(8128902.0, 7557572.0, 123859.0),
             ),
         ),
         (
@@ -60,9 +62,14 @@ def recorded(name: str) -> Page:
                 kv_used_ratio=0.25,
                 kv_capacity_tokens=430839,
                 prefix_hit_ratio=0.2,
+                progress=(5.0, 37.0),
             ),
         ),
-        (llamacpp, "llamacpp_metrics_real.txt", EngineReading(waiting=0, running=0)),
+        (
+            llamacpp,
+            "llamacpp_metrics_real.txt",
+            EngineReading(waiting=0, running=0, progress=(33065.0, 7801.0, 7831.0)),
+        ),
     ],
 )
 def test_recorded_pages(adapter, name, expected) -> None:
@@ -86,7 +93,11 @@ def test_ranks_are_summed_and_shares_are_averaged() -> None:
         'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n'
     )
     assert vllm.read(page) == EngineReading(
-        waiting=3, running=3, kv_used_ratio=pytest.approx(0.4), kv_capacity_tokens=480
+        waiting=3,
+        running=3,
+        kv_used_ratio=pytest.approx(0.4),
+        kv_capacity_tokens=480,
+        progress=(pytest.approx(0.8),),
     )
 
 
@@ -117,7 +128,9 @@ def test_llamacpp_with_its_older_and_newer_series() -> None:
         "llamacpp:kv_cache_usage_ratio 0.5\nllamacpp:requests_processing 2\n"
         "llamacpp:requests_deferred 1"
     )
-    expected = EngineReading(waiting=1, running=2, kv_used_ratio=0.5, prefix_hit_ratio=0.25)
+    expected = EngineReading(
+        waiting=1, running=2, kv_used_ratio=0.5, prefix_hit_ratio=0.25, progress=(75.0,)
+    )
     assert llamacpp.read(page) == expected
 
 

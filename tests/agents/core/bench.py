@@ -45,6 +45,16 @@ class Bench:
             )
 
     def tick(self, seconds: float) -> list:
+        """Let that much time pass, with a tick whenever the core wants one."""
+        until, done = self.now + seconds, []
+        while self.now < (wake_at := self.core.wake_at) < until:
+            self.now = wake_at
+            done += self.feed(events.Tick())
+        self.now = until
+        return [*done, *self.feed(events.Tick())]
+
+    def stand_still(self, seconds: float) -> list:
+        """Let that much time pass without a tick, as in a process that is stopped."""
         self.now += seconds
         return self.feed(events.Tick())
 

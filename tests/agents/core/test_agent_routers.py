@@ -3,6 +3,7 @@
 import pytest
 
 from agents.core import effects, events
+from agents.core.bodies import PART_TIMEOUT_S
 from agents.core.routers import MISSED_S, RouterName
 from schemas.exchange import Outcome
 from tests.agents.core.bench import HEADERS, Bench, inbox
@@ -23,6 +24,25 @@ def test_a_silent_router_is_given_up(bench) -> None:
     bench.tick(2.9)
     [abort] = bench.tick(0.1)
     assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, SILENT)
+
+
+def test_an_agent_that_stood_still_blames_no_router(bench) -> None:
+    """What routers said meanwhile is still to be read; and what was sent to them may be lost."""
+    bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
+    assert bench.stand_still(10.0) == []
+    assert bench.tick(2.9) == []
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+    assert bench.tick(2.9) == []
+    [abort] = bench.tick(0.1)
+    assert abort.detail == SILENT
+
+
+def test_an_agent_that_stood_still_waits_for_the_next_part_of_a_body(bench) -> None:
+    bench.work(1, **{"Mesh-Deadline-Ms": "60000", "Mesh-Body-Bytes": "4"})
+    assert bench.stand_still(PART_TIMEOUT_S + 1.0) == []
+    bench.feed(events.AliveArrived("us", "r1", 1))
+    [handed] = bench.feed(events.BodyPartArrived(inbox(1), 0, b"abcd"))
+    assert handed.body == b"abcd"
 
 
 def test_a_router_that_missed_something_is_spoken_up_to(bench) -> None:

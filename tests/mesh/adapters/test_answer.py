@@ -52,8 +52,8 @@ class Sender:
         return self.send(Frame.END, wire.encode(exchange.End(outcome, detail, 9, 4, 2, 0.1)))
 
 
-def failure(detail: str, *, answered: bool = False) -> ev.AttemptFailed:
-    return ev.AttemptFailed(KEY, ATTEMPT, detail, answered)
+def failure(detail: str, status: int | None = None) -> ev.AttemptFailed:
+    return ev.AttemptFailed(KEY, ATTEMPT, detail, status)
 
 
 # Order.
@@ -277,7 +277,7 @@ def test_an_engine_s_error_is_kept_and_never_starts(status, content_type) -> Non
     assert not sender.answer.is_startable
     assert not sender.answer.is_event_stream
     event = sender.end()
-    assert event == failure(f"the engine answered {status}", answered=True)
+    assert event == failure(f"the engine answered {status}", status)
     kept = EngineError(status, content_type, b'{"error":"busy"}')
     assert sender.answer.engine_error == kept
     assert not sender.answer.is_startable

@@ -194,6 +194,28 @@ async def test_a_plain_answer_goes_out_with_its_length(status):
     assert home.told == ["started", "finished"]
 
 
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n"])
+@pytest.mark.parametrize("given_out", [True, False])
+async def test_nothing_follows_the_last_event(done, given_out):
+    """Whatever the core makes of an answer whose end was lost: also before [DONE] was written."""
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: 1\n\n")
+    async with house(held) as home, reading(home) as reader:
+        await reader.upto(b"data: 1\n\n\r\n")
+        if given_out:
+            feeder.data(done)
+            await reader.upto(done + b"\r\n")
+            feeder.fail()
+            assert await reader.exactly(5) == b"0\r\n\r\n"
+        else:
+            held.failure = LOST
+            feeder.data(done)
+            assert (await reader.upto(b"0\r\n\r\n")).endswith(done + b"\r\n0\r\n\r\n")
+        await until(lambda: home.is_over)
+    assert home.told[-1] == "finished"
+
+
 async def test_events_go_out_as_they_come():
     held = ticket()
     feeder = Feeder(held)

@@ -199,7 +199,9 @@ class Stage:
         self.feed(ev.AnswerStarted(*self._which(key, fields)))
 
     def do_fail(self, key: str, *answered: str, **fields: str) -> None:
-        self.feed(ev.AttemptFailed(*self._which(key, fields), "it broke", bool(answered)))
+        """`answered`: with which error of the engine's, if with any."""
+        status = int(answered[0]) if answered else None
+        self.feed(ev.AttemptFailed(*self._which(key, fields), "it broke", status))
 
     def do_end(self, key: str, **fields: str) -> None:
         self.feed(ev.AnswerEnded(*self._which(key, fields)))

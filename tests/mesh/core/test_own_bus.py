@@ -1,6 +1,6 @@
 """Whose silence counts when the bus was away."""
 
-from mesh.core.own_bus import OwnBus
+from mesh.core.own_bus import STOOD_STILL_S, OwnBus
 from mesh.core.settings import RouterSettings
 
 
@@ -33,3 +33,14 @@ def test_after_a_while_those_behind_it_are_as_lost_as_they_look() -> None:
     assert ours.silent_s(9.0, 40.1) == 40.1 - 9.0
     ours.returned(50.0)
     assert ours.silent_s(9.0, 50.5) == 0.5
+
+
+def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
+    ours = bus()
+    assert not ours.stood_still(10.0), "the first tick says nothing"
+    assert not ours.stood_still(10.0 + STOOD_STILL_S)
+    assert ours.silent_s(9.0, 11.0) == 2.0
+    assert ours.stood_still(20.0)
+    assert ours.silent_s(9.0, 21.5) == 1.5
+    assert not ours.stood_still(20.1)
+    assert ours.silent_s(9.0, 20.1) == 20.1 - 20.0

@@ -46,7 +46,7 @@ async def until_nothing_is_left(mesh) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "has_bytes"),
-    [(hang(), False), (hang(b'data: {"half'), True), (half_error, True)],
+    [(hang(), False), (hang(b'data: {"half' + b"f" * 96), True), (half_error, True)],
     ids=["before the head", "inside the first event", "inside an error answer"],
 )
 async def test_a_client_that_hangs_up_before_it_has_a_byte_frees_the_engine(

@@ -123,7 +123,7 @@ def test_who_waits_for_other_ground_does_not_block_those_behind():
 @pytest.mark.parametrize("policy", ["skywalker", "mesh"])
 def test_carriers_that_are_away_are_not_now_and_never_is_another_word(away_s, policy):
     made = router(policy=policy)
-    for now in (1.0, away_s):
+    for now in (1.0, away_s - 2.0, away_s - 1.0, away_s):  # nothing was read: not before the last
         made.handle(ev.Tick(), now)
     made.handle(ev.HeartbeatSeen(beat("us-0", 2)), away_s)
     held = arrive(made, "eu", now=away_s, arrived_at=away_s, deadline=away_s + 999.0)

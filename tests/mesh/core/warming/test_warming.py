@@ -189,7 +189,7 @@ def test_what_no_engine_computes_is_not_tried_again():
     world = warm_world()
     world.pass_time(3.0)
     [key] = under_way(world)
-    world.feed(ev.AttemptFailed(key, 1, "the engine answered 400", answered=True))
+    world.feed(ev.AttemptFailed(key, 1, "the engine answered 400", status=400))
     assert world.closed == [key] and len(world.sent(fx.DropPrefix)) == 1
     world.inside = {name: set() for name in world.names}
     world.share(times=6)

@@ -1,0 +1,102 @@
+"""AgentCore and an engine that answers looks and computes nothing."""
+
+import pytest
+
+from agents.core import effects, events
+from agents.core.reading import EngineReading
+from agents.core.stall import FIRST_S, FLOOR_S, MARGIN
+from schemas.exchange import Outcome, Refusal
+from schemas.state import DownReason, ReplicaState
+from tests.agents.core.bench import MODEL, Bench, inbox
+
+LATE = {"Mesh-Deadline-Ms": "600000", "Mesh-Prefill-Tokens": "20"}
+
+
+class Stage(Bench):
+    """Looks at the engine 20 times a second, and its router says that it lives."""
+
+    steps = 0.0
+
+    def run(self, seconds: float, *, works: bool = False, held: int = 0) -> list:
+        done = []
+        for _ in range(round(seconds * 20)):
+            self.steps += works
+            done += self.tick(0.05)
+            reading = EngineReading(waiting=0, running=0, progress=(self.steps,))
+            done += self.feed(events.EngineRead(self.now, reading, (MODEL,), held=held))
+            done += self.feed(events.AliveArrived("us", "r1", 1))
+        return done
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage(outstanding_max=8)
+    stage.run(0.5)
+    stage.work(9, **LATE)
+    stage.run(1.0, works=True)
+    stage.end(9)
+    return stage
+
+
+HANGS_S = FLOOR_S + MARGIN * 0.1
+
+
+def test_what_has_no_byte_is_refused_and_what_has_is_left_alone_for_a_while(stage) -> None:
+    stage.work(1, **LATE)
+    stage.work(2, **LATE)
+    stage.feed(events.AnswerBegan(inbox(1)))
+    stage.work(3, **{**LATE, "Mesh-Body-Bytes": "4"})
+    done = stage.run(HANGS_S + 0.5)
+    refused, aborted, probe = (
+        next(one for one in done if isinstance(one, kind))
+        for kind in (effects.Refuse, effects.Abort, effects.Probe)
+    )
+    assert len(done) == 3
+    assert (refused.inbox, refused.message.reason) == (inbox(3), Refusal.ENGINE_DOWN)
+    assert (aborted.inbox, aborted.refused.reason) == (inbox(2), Refusal.ENGINE_DOWN)
+    assert probe == effects.Probe("/v1/completions", MODEL)
+    assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.DOWN, DownReason.HUNG)
+    assert stage.core.down_because(stage.now).startswith("hung: for 4.")
+    stage.end(2, Outcome.ENGINE_LOST)
+    [late] = [one for one in stage.work(4, **LATE) if isinstance(one, effects.Refuse)]
+    assert late.message.reason is Refusal.ENGINE_DOWN
+    done = stage.run(HANGS_S)
+    [given_up] = [one for one in done if isinstance(one, effects.Abort)]
+    assert (given_up.inbox, given_up.outcome) == (inbox(1), Outcome.ENGINE_LOST)
+    assert given_up.refused is None
+
+
+@pytest.mark.parametrize("sign", ["probe", "step"])
+def test_it_takes_work_again_when_it_computes(stage, sign) -> None:
+    stage.work(1, **LATE)
+    stage.run(HANGS_S + 0.5)
+    stage.end(1, Outcome.ENGINE_LOST)
+    if sign == "probe":
+        stage.feed(events.ProbeEnded(answered=False))
+        assert [one for one in stage.run(1.5) if isinstance(one, effects.Probe)]
+        stage.feed(events.ProbeEnded(answered=True))
+    else:
+        stage.run(0.1, works=True)
+    assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.READY, None)
+    assert [one for one in stage.work(2, **LATE) if isinstance(one, effects.Hand)]
+
+
+def test_answers_that_wait_for_their_clients_are_no_hang(stage) -> None:
+    stage.work(1, **LATE)
+    stage.feed(events.AnswerBegan(inbox(1)))
+    assert stage.run(10 * HANGS_S, held=1) == []
+
+
+def test_looks_that_failed_have_seen_nothing(stage) -> None:
+    stage.work(1, **LATE)
+    stage.run(FLOOR_S / 2)
+    stage.fail(times=1)
+    assert stage.run(FLOOR_S) == []
+
+
+def test_a_new_engine_has_its_time(stage) -> None:
+    fresh = Stage()
+    fresh.run(0.5)
+    fresh.work(1, **LATE)
+    assert fresh.run(FIRST_S) == []
+    assert fresh.run(0.5)
