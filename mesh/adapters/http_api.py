@@ -213,7 +213,7 @@ class HttpApi:
             error = ticket.engine_error
             assert error is not None, "told to pass on an error answer that never came"
             self._door.failed(ticket)
-            headers["content-type"] = error.content_type
+            headers = {**error.headers, **headers, "content-type": error.content_type}
             return web.Response(status=error.status, body=error.body, headers=headers)
         return await relay(request, ticket, self._door, headers)
 
