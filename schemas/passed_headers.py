@@ -1,9 +1,9 @@
 """Which headers of an engine's answer reach the client, in which bounds.
 
 Engines and what runs before them tell harmless things in headers: times, limits, names of theirs.
-Only names that are listed or begin as listed pass, because an unknown one may be an order to a proxy
-on the way: `connection`, `set-cookie`, and some of `x-` as well. What the mesh says itself, nobody
-says for it. The agent chooses, and the router checks again what it was told, by the same rule.
+Only names that are listed or begin as listed pass, because an unknown one may be an order to a
+proxy on the way: `connection`, `set-cookie`, some of `x-` as well. What the mesh says itself,
+nobody says for it. The agent chooses, and the router checks what it was told by the same rule.
 """
 
 import re

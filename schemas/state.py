@@ -47,6 +47,31 @@ class ReplicaState(StrEnum):
     GONE = "gone"  # the agent's last word
 
 
+CARDS_MAX = 8  # told of one replica or region; they are repeated every second
+CARD_CHARS_MAX = 256
+CardText = Annotated[str, Field(max_length=CARD_CHARS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What an engine says of a model in its `/v1/models`, for clients to read there."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    created: Count | None = None
+    """Seconds since 1970."""
+    owned_by: CardText | None = None
+    root: CardText | None = None
+    """What was loaded: a name or a path."""
+    parent: CardText | None = None
+    """The model that an adapter was made for."""
+    max_model_len: Count | None = None
+    """Most tokens of prompt and answer together."""
+
+
+Cards = Annotated[dict[Model, ModelCard], Field(max_length=CARDS_MAX)]
+
+
 class Health(StrEnum):
     """How alive a region is, by the gaps between its digests."""
 
@@ -120,6 +145,9 @@ class Heartbeat:
     """The same as `taken`, of the routers of `owner`."""
     term: Term = 0
     """The highest term that this agent has heard of: work of a lower one is refused."""
+    cards: Cards = field(default_factory=dict)
+    """What the engine says of its models, the first of them. Told once a second; where there are
+    none, the last ones hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +211,9 @@ class Digest:
     there are none, the last ones that this router told hold."""
     warm_tokens: Count | None = None
     """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
+    cards: Cards = field(default_factory=dict)
+    """What engines say of its models, the first of them. Told once a second; where there are none,
+    the last ones hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from agents.adapters.page import Page
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
 
 LOOK_TIMEOUT_S = 1.0
 MODELS_EVERY_S = 1.0
@@ -75,8 +76,12 @@ class Engine:
         began_at = self._clock()
         timed_out = False
         try:
-            models = await self._models() if began_at >= self._models_due_at else None
-            return EngineRead(began_at, await self._reading(), models)
+            page = await self._models_page() if began_at >= self._models_due_at else None
+            if page is None:
+                return EngineRead(began_at, await self._reading(), None)
+            models = model_ids(page, self._api.url + MODELS_PATH)
+            self._models_due_at = self._clock() + MODELS_EVERY_S
+            return EngineRead(began_at, await self._reading(), models, model_cards(page))
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:
@@ -86,11 +91,8 @@ class Engine:
             began_at=began_at, heard_at=self.heard_at, timed_out=timed_out, detail=detail
         )
 
-    async def _models(self) -> tuple[ModelId, ...]:
-        page = await self._get(self._api, MODELS_PATH)
-        models = model_ids(page, self._api.url + MODELS_PATH)
-        self._models_due_at = self._clock() + MODELS_EVERY_S
-        return models
+    async def _models_page(self) -> bytes:
+        return await self._get(self._api, MODELS_PATH)
 
     async def _reading(self) -> EngineReading:
         if self._page is None:
@@ -134,6 +136,31 @@ def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
     if not models:
         raise EngineOdd(f"{url} lists no model")
     return models
+
+
+def model_cards(data: bytes) -> dict[ModelId, ModelCard]:
+    """What an answer of `/v1/models` that has names says of the first models beside those."""
+    rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])][:CARDS_MAX]
+    cards = {ModelId(row["id"]): _card(row) for row in rows}
+    return {model: card for model, card in cards.items() if card != ModelCard()}
+
+
+def _card(row: Mapping[str, object]) -> ModelCard:
+    return ModelCard(
+        created=_count(row.get("created")),
+        owned_by=_text(row.get("owned_by")),
+        root=_text(row.get("root")),
+        parent=_text(row.get("parent")),
+        max_model_len=_count(row.get("max_model_len")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= CARD_CHARS_MAX else None
 
 
 def _is_model(name: object) -> bool:

@@ -1,5 +1,6 @@
 """What the agent knows of its engine: the last reading, its models, its health, its speeds."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from agents.core.reading import NOTHING_KNOWN, EngineReading
 from agents.core.served import Served
 from schemas.exchange import Outcome
 from schemas.ids import ModelId
+from schemas.state import ModelCard
 
 
 class Load(NamedTuple):
@@ -38,6 +40,7 @@ class EngineView:
         self.reading: EngineReading = NOTHING_KNOWN
         self.read_at: float | None = None  # when the last reading began
         self.models: tuple[ModelId, ...] = ()
+        self.cards: Mapping[ModelId, ModelCard] = {}
 
     @property
     def line(self) -> PrefillLine | None:
@@ -56,7 +59,7 @@ class EngineView:
         self.reading = reading
         self.read_at = event.began_at
         if event.models is not None:
-            self.models = event.models
+            self.models, self.cards = event.models, event.cards
         self.health.succeeded()
 
     def failed(self, event: EngineFailed, now: float) -> None:

@@ -1,8 +1,11 @@
 """What engines say beside their answers reaches clients, as far as it is harmless."""
 
+import asyncio
+
 import pytest
 from aiohttp import web
 
+from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh
 
@@ -60,3 +63,45 @@ async def test_harmless_headers_pass_and_no_others(mesh, status, content_type, b
     assert "set-cookie" not in got and "x-accel-redirect" not in got
     assert got.getall("x-mesh-region") == ["us"]
     assert "engine" not in got["x-request-id"] and len(got.getall("x-request-id")) == 1
+
+
+CARD = {
+    "created": 1_700_000_000,
+    "owned_by": "vllm",
+    "root": "/models/tiny",
+    "parent": None,
+    "max_model_len": 8192,
+}
+
+
+async def until_card(session, url: str, root: str) -> dict:
+    async with asyncio.timeout(20):
+        while True:
+            async with session.get(url + "/v1/models") as answer:
+                if answer.status == 200:
+                    [model] = (await answer.json())["data"]
+                    if model["root"] == root:
+                        return model
+            await asyncio.sleep(0.02)
+
+
+async def test_what_an_engine_says_of_its_model_is_read_here_and_in_other_regions(tmp_path):
+    async with (
+        nats_pair(tmp_path, "us", "eu") as servers,
+        scripted_engine() as engine,
+        small_mesh(servers) as mesh,
+        client() as session,
+    ):
+        engine.card = CARD | {"permission": [{"id": "x"}]}
+        for region in ("us", "eu"):
+            await mesh.router(region, **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        expected = {"id": "tiny", "object": "model", **CARD}
+        for region in ("us", "eu"):
+            url = mesh.urls[region]
+            assert await until_card(session, url, CARD["root"]) == expected
+            async with session.get(url + "/v1/models/tiny/") as answer:
+                assert await answer.json() == expected
+            async with session.get(url + "/v1/models/") as answer:
+                assert (await answer.json())["data"] == [expected]
