@@ -41,6 +41,8 @@ DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
 RTT_MS_MAX = 10_000.0
+ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$"  # as browsers write it
+ORIGINS_MAX = 64
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
 
 
@@ -78,6 +80,12 @@ def _base_url(value: object) -> str:
     return value
 
 
+def _origin(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(ORIGIN_PATTERN, value):
+        raise ValueError('write an origin without a path, like "https://app.example.com", or "*"')
+    return value
+
+
 def _degrees(value: object) -> object:
     numbers = isinstance(value, list | tuple) and all(type(each) in (int, float) for each in value)
     if not numbers or len(value) != 2:  # type: ignore[arg-type]
@@ -111,6 +119,18 @@ Routers = Annotated[
     tuple[RouterName, ...],
     Field(max_length=REGION_ROUTERS_MAX),
     _listed('a list of one name or more, like ["r1"]', at_least=1),
+]
+Origins = Annotated[
+    tuple[
+        Annotated[
+            str,
+            BeforeValidator(_origin),
+            WithJsonSchema({"type": "string", "pattern": ORIGIN_PATTERN}),
+        ],
+        ...,
+    ],
+    Field(max_length=ORIGINS_MAX),
+    _listed('a list of origins, like ["https://app.example.com"], or ["*"]'),
 ]
 Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20)]
 
@@ -151,6 +171,7 @@ class Region(Table):
     routers: Routers = (RouterId("r1"),)
     workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)] = 1  # processes of a router
     metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
+    cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
     routing: Routing = Routing()  # what differs here from the mesh's
     residency: LabelList = ()  # labels that its ground carries
     confined_to: LabelList = ()  # nothing that enters here goes where none of these is carried

@@ -215,6 +215,7 @@ class Head:
     content_type: str
     region: str
     replica: str
+    headers: tuple[str, ...] = ()  # those for the client, as schemas.passed_headers chose them
 
 
 @wire_message

@@ -34,6 +34,10 @@ NEAR = "near"  # a query that says the same
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 H_EXPECT = "expect"
+H_ORIGIN = "origin"
+H_ALLOW_ORIGIN = "access-control-allow-origin"
+H_REQUEST_METHOD = "access-control-request-method"
+H_REQUEST_HEADERS = "access-control-request-headers"
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
@@ -56,6 +60,8 @@ REGIONS = "/v1/regions"
 HEALTH = "/health"
 READY = "/ready"
 METRICS = "/metrics"
+
+OWNER = "mesh"  # of models whose engines name none
 
 # The paths that an agent may call at its engine for a client.
 ENGINE_PATHS = frozenset({CHAT, COMPLETIONS})
@@ -103,12 +109,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model that some ready replica of the mesh serves."""
+    """One model that some ready replica of the mesh serves, and what its engine says of it."""
 
     id: str
     object: Literal["model"] = "model"
     created: Count = 0
-    owned_by: str = "mesh"
+    owned_by: str = OWNER
+    root: str | None = None
+    """What was loaded: a name or a path."""
+    parent: str | None = None
+    """The model that an adapter was made for."""
+    max_model_len: Count | None = None
+    """Most tokens of prompt and answer together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,31 @@ class DownReason(StrEnum):
     HUNG = "hung"  # it answers looks, takes requests and computes none
 
 
+CARDS_MAX = 8  # told of one replica or region; they are repeated every second
+CARD_CHARS_MAX = 256
+CardText = Annotated[str, Field(max_length=CARD_CHARS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What an engine says of a model in its `/v1/models`, for clients to read there."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    created: Count | None = None
+    """Seconds since 1970."""
+    owned_by: CardText | None = None
+    root: CardText | None = None
+    """What was loaded: a name or a path."""
+    parent: CardText | None = None
+    """The model that an adapter was made for."""
+    max_model_len: Count | None = None
+    """Most tokens of prompt and answer together."""
+
+
+Cards = Annotated[dict[Model, ModelCard], Field(max_length=CARDS_MAX)]
+
+
 class Health(StrEnum):
     """How alive a region is, by the gaps between its digests."""
 
@@ -130,6 +155,9 @@ class Heartbeat:
     down_reason: str | None = None
     """Why it is down: unreachable, or hung (it answers looks, takes requests and computes none);
     null in other states."""
+    cards: Cards = field(default_factory=dict)
+    """What the engine says of its models, the first of them. Told once a second; where there are
+    none, the last ones hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +221,9 @@ class Digest:
     there are none, the last ones that this router told hold."""
     warm_tokens: Count | None = None
     """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
+    cards: Cards = field(default_factory=dict)
+    """What engines say of its models, the first of them. Told once a second; where there are none,
+    the last ones hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN, EngineReading
 from schemas.http import CHAT
 from schemas.ids import MODEL_CHARS_MAX, ModelId
+from schemas.state import CARD_CHARS_MAX, CARDS_MAX, ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # a question of SGLang's settings reaches its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
+NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_WANTED = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
 
 
@@ -126,9 +128,10 @@ class Engine:
         began_at = self._clock()
         timed_out = False
         try:
-            models = await self._models() if began_at >= self._models_due_at else None
+            is_due = began_at >= self._models_due_at
+            models, cards = await self._models() if is_due else (None, NO_CARDS)
             reading = await self._reading()
-            return EngineRead(began_at, reading, models, self.heard_at, self.held)
+            return EngineRead(began_at, reading, models, cards, self.heard_at, self.held)
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:
@@ -139,16 +142,16 @@ class Engine:
             began_at=began_at, heard_at=self.heard_at, timed_out=timed_out, detail=detail
         )
 
-    async def _models(self) -> tuple[ModelId, ...]:
+    async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
         if not self._given_models:
             page = await self._get(self._api, MODELS_PATH)
-            models = model_ids(page, self._api.url + MODELS_PATH)
+            known = model_ids(page, self._api.url + MODELS_PATH), model_cards(page)
         else:
-            models = self._given_models
+            known = self._given_models, NO_CARDS
             if self._page is None:  # nothing else shows whether it is there
                 await self._get(self._api, HEALTH_PATH, is_health=True)
         self._models_due_at = self._clock() + MODELS_EVERY_S
-        return models
+        return known
 
     async def _reading(self) -> EngineReading:
         if self._page is None:
@@ -206,6 +209,31 @@ def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
     if not models:
         raise EngineOdd(f"{url} lists no model")
     return models
+
+
+def model_cards(data: bytes) -> dict[ModelId, ModelCard]:
+    """What an answer of `/v1/models` that has names says of the first models beside those."""
+    rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])][:CARDS_MAX]
+    cards = {ModelId(row["id"]): _card(row) for row in rows}
+    return {model: card for model, card in cards.items() if card != ModelCard()}
+
+
+def _card(row: Mapping[str, object]) -> ModelCard:
+    return ModelCard(
+        created=_count(row.get("created")),
+        owned_by=_text(row.get("owned_by")),
+        root=_text(row.get("root")),
+        parent=_text(row.get("parent")),
+        max_model_len=_count(row.get("max_model_len")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= CARD_CHARS_MAX else None
 
 
 def _is_model(name: object) -> bool:

@@ -12,6 +12,8 @@ from typing import cast
 
 import httptools
 
+from schemas.passed_headers import ALLOWED, ALLOWED_PREFIXES, chosen
+
 SILENT_BYTES_MAX = 64 * 1024  # of a head, or of trailers: what brings no byte of a body
 BUFFERED_BYTES = 32 * 1024  # nobody takes them yet: the socket is read no further
 _INFORMATION = range(100, 200)  # statuses before the one that counts
@@ -25,12 +27,19 @@ class HttpBroken(ValueError):
     """What came is no answer in HTTP/1.1."""
 
 
+_MAY_PASS = tuple(begin.encode() for begin in (*ALLOWED_PREFIXES, *ALLOWED))
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is known before the first byte of the body. `content_type` as it came, empty if none."""
+    """What is known before the first byte of the body. `content_type` as it came, empty if none.
+
+    `headers`: those that are for the client, as `schemas.passed_headers` has them.
+    """
 
     status: int
     content_type: str
+    headers: tuple[str, ...] = ()
 
 
 class Connection(asyncio.Protocol):
@@ -55,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._head: Head | None = None
         self._silent_bytes = 0
         self._content_type = b""
+        self._passed: list[tuple[str, str]] = []
         self._has_length = False  # or is chunked: its end does not depend on the connection's
         self._keeps = False
         self._body.clear()
@@ -263,17 +273,19 @@ class Connection(asyncio.Protocol):
             self._has_length = True
         elif name == b"transfer-encoding":
             self._has_length = value.lower().endswith(b"chunked")
+        elif name.startswith(_MAY_PASS):
+            self._passed.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
         if status in _INFORMATION:
-            self._content_type, self._has_length = b"", False
+            self._content_type, self._has_length, self._passed = b"", False, []
             return
         content_type = self._content_type.decode("utf-8", "replace")
         if not content_type.isprintable():
             raise HttpBroken(f"content type {content_type!r}")
-        self._head = Head(status, content_type)
+        self._head = Head(status, content_type, chosen(self._passed) if self._passed else ())
         self._keeps = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:

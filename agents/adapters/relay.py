@@ -275,6 +275,7 @@ class Relay:
             content_type=head.content_type[:TEXT_MAX],
             region=self._region,
             replica=self._replica,
+            headers=head.headers,
         )
         self._frames.say(Frame.HEAD, said)
         await self._began(AnswerBegan(self._inbox))

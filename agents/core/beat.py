@@ -11,6 +11,8 @@ from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.residency import Label, Labels
 from schemas.state import Heartbeat, ReplicaState
 
+CARDS_EVERY = 10  # heartbeats: what never changes need not be told ten times a second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
@@ -91,4 +93,5 @@ def compose(
         owner_taken=told.owner_taken or {},
         term=told.term,
         down_reason=engine.down_reason if told.state is ReplicaState.DOWN else None,
+        cards=dict(engine.cards) if told.seq % CARDS_EVERY == 0 else {},
     )

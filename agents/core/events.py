@@ -1,11 +1,12 @@
 """What may happen to an agent. The runtime makes these; `AgentCore.handle` takes them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agents.core.reading import NO_USAGE, EngineReading, Usage
 from schemas.exchange import Outcome
 from schemas.ids import ModelId, RegionId, RouterId
+from schemas.state import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class EngineRead:
     began_at: float  # when the reading began: what was handed over later may not be in it
     reading: EngineReading
     models: tuple[ModelId, ...] | None
+    cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
     heard_at: float = float("-inf")  # when any answer last brought a byte
     held: int = 0  # answers that are not read further because their clients read slowly
 

@@ -1,5 +1,6 @@
 """What the agent knows of its engine: the last reading, its models, its health, its speeds."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from agents.core.served import Served
 from agents.core.stall import Owed, StallWatch
 from schemas.exchange import Outcome
 from schemas.ids import ModelId
-from schemas.state import DownReason, ReplicaState
+from schemas.state import DownReason, ModelCard, ReplicaState
 
 
 class Load(NamedTuple):
@@ -41,6 +42,7 @@ class EngineView:
         self.reading: EngineReading = NOTHING_KNOWN
         self.read_at: float | None = None  # when the last reading began
         self.models: tuple[ModelId, ...] = ()
+        self.cards: Mapping[ModelId, ModelCard] = {}
 
     @property
     def state(self) -> ReplicaState:
@@ -81,7 +83,7 @@ class EngineView:
         self.reading = reading
         self.read_at = event.began_at
         if event.models is not None:
-            self.models = event.models
+            self.models, self.cards = event.models, event.cards
         self.health.succeeded()
 
     def failed(self, event: EngineFailed, now: float) -> None:

@@ -11,7 +11,8 @@ which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from mesh.core import events as ev
@@ -19,6 +20,7 @@ from mesh.core.requests.request import Served
 from schemas import exchange, wire
 from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.passed_headers import as_mapping
 from schemas.state import Digest, decode_digest
 
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
@@ -52,6 +54,7 @@ class EngineError:
     status: int
     content_type: str
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)  # its harmless ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class Answer:
     def __init__(self, key: int, attempt: int, inbox: str) -> None:
         self.key, self.attempt, self.inbox = key, attempt, inbox
         self.head: exchange.Head | None = None
+        self.passed: Mapping[str, str] = {}  # headers of the engine's that are for the client
         self.end: exchange.End | None = None
         self.engine_error: EngineError | None = None
         self.region: RegionId | None = None  # who answers, as soon as it is known
@@ -238,14 +242,14 @@ class Answer:
         return self._failed(f"frame {number} of the answer was lost")
 
     def _feed_head(self, payload: bytes, now: float) -> ev.Event | None:
-        head, region, replica = _read_head(payload)
+        head, region, replica, passed = _read_head(payload)
         if self.head is not None:
             return self._failed("the answer has two heads")
         self.head = head
         self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
         # No error answer is read event by event.
         self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
-        self.region, self.replica = region, replica
+        self.region, self.replica, self.passed = region, replica, passed
         return self._progressed(now)
 
     def _feed_about_place(self, frame: FrameView) -> ev.Event | None:
@@ -294,7 +298,9 @@ class Answer:
         if self.head is None:
             return self._failed("the answer ended without a head")
         if self._is_error:
-            self.engine_error = EngineError(self.head.status, self.head.content_type, self.take())
+            self.engine_error = EngineError(
+                self.head.status, self.head.content_type, self.take(), self.passed
+            )
             return self._failed(f"the engine answered {self.head.status}", self.head.status)
         self.end = end
         return ev.AnswerEnded(self.key, self.attempt, _served(end))
@@ -313,13 +319,13 @@ class Answer:
 
 
 @lru_cache(HEADS_CACHED)
-def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId]:
+def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId, Mapping[str, str]]:
     """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
 
     Raises WireError.
     """
     head = wire.decode_as(exchange.Head, payload)
-    return head, *place_named(head.region, head.replica)
+    return head, *place_named(head.region, head.replica), as_mapping(head.headers)
 
 
 def _events_bytes(data: bytes) -> int:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.connections import Connections
+from mesh.adapters.cors import Cors
 from mesh.adapters.http_server import FULL, UNPARSABLE
 from mesh.adapters.near import read_near
 from mesh.adapters.own_headers import refuse_misread
@@ -33,6 +34,7 @@ from schemas.decision import header_value
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.residency import Labels
+from schemas.state import ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ class FrontDoor(Door, Protocol):
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica serves."""
+        ...
+
+    def model_card(self, model: ModelId) -> ModelCard:
+        """What an engine says of it."""
         ...
 
     def known_models(self) -> tuple[ModelId, ...]:
@@ -94,10 +100,12 @@ class HttpApi:
         elsewhere: str = "",
         connections: Connections | None = None,
         count: Callable[[str], None] = lambda why: None,
+        cors_origins: Collection[str] = (),
     ) -> None:
         """`elsewhere`: words about the paths that are left out. `connections`: of the port where
         clients come. `count` is called with why a body is refused: the code of the fault."""
         self._connections, self._count = connections, count
+        self._cors = Cors(cors_origins) if cors_origins else None
         self._reader = RequestReader(door.bodies, self._precheck)
         self._region = region
         self._elsewhere = elsewhere
@@ -133,32 +141,47 @@ class HttpApi:
             refuse_misread(request)
             return await handler(request, known_id)
         except Problem as problem:
-            headers = self._headers(known_id) | problem.headers
+            headers = self._headers(request, known_id) | problem.headers
             return _error(problem.fault, problem.message, headers, param=problem.param)
         except Exception as error:
             if request.writer.output_size > 0:
                 raise  # the answer had begun: the connection is cut
             log.error("request failed inside the router", exc_info=error)
             message = "the router failed on this request; its log says why"
-            answer = _error(Fault.INTERNAL, message, self._headers(known_id))
+            answer = _error(Fault.INTERNAL, message, self._headers(request, known_id))
             answer.force_close()
             return answer
 
     def _handler(self, request: web.BaseRequest) -> Handler:
         path = _path(request)
-        methods = self._by_path.get(path)
-        if methods is None and self._with_model and path.startswith(MODEL_PREFIX):
-            methods = {"GET": self._model}
+        methods = self._by_path.get(path) or self._methods(path)
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
             words = f"no path {path}; there are {known}{self._elsewhere}"
             raise Problem(Fault.PATH_UNKNOWN, words)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None and request.method == "OPTIONS" and self._cors is not None:
+            return self._preflight
         if handler is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             message = f"{path} takes {allowed}"
             raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
+
+    def _methods(self, path: str) -> dict[str, Handler] | None:
+        if self._with_model and path.startswith(MODEL_PREFIX):
+            return {"GET": self._model}
+        return self._by_path.get(path)
+
+    async def _preflight(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
+        assert self._cors is not None
+        methods = self._methods(_path(request)) or {}
+        origin = request.headers.get(http.H_ORIGIN)
+        told = self._cors.preflight(origin, request.headers, methods)
+        if told is None:
+            message = "no request of a browser that may come from its page's origin"
+            raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)})
+        return web.Response(status=204, headers=self._headers(request, known_id) | dict(told))
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         ticket = await self._admitted(request, known_id)
@@ -197,7 +220,7 @@ class HttpApi:
             raise no_room()
 
     async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
-        headers = self._headers(ticket.ask.request_id)
+        headers = self._headers(request, ticket.ask.request_id)
         receipt = ticket.receipt
         if ticket.ask.wishes.debug and receipt is not None:
             headers[http.H_DECISION] = header_value(receipt)
@@ -213,13 +236,13 @@ class HttpApi:
             error = ticket.engine_error
             assert error is not None, "told to pass on an error answer that never came"
             self._door.failed(ticket)
-            headers["content-type"] = error.content_type
+            headers = {**error.headers, **headers, "content-type": error.content_type}
             return web.Response(status=error.status, body=error.body, headers=headers)
         return await relay(request, ticket, self._door, headers)
 
     async def _models(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        models = tuple(http.Model(id=model) for model in self._models_served())
-        return self._json(known_id, http.ModelList(data=models))
+        models = tuple(self._described(model) for model in self._models_served())
+        return self._json(request, known_id, http.ModelList(data=models))
 
     async def _model(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         asked = _path(request).removeprefix(MODEL_PREFIX)
@@ -229,9 +252,20 @@ class HttpApi:
                 Fault.MODEL_UNKNOWN,
                 f"the model {asked!r} is not served here; known: {', '.join(models)}",
             )
-        return self._json(known_id, http.Model(id=asked))
+        return self._json(request, known_id, self._described(ModelId(asked)))
 
-    def _models_served(self) -> tuple[str, ...]:
+    def _described(self, model: ModelId) -> http.Model:
+        card = self._door.model_card(model)
+        return http.Model(
+            id=model,
+            created=card.created or 0,
+            owned_by=card.owned_by or http.OWNER,
+            root=card.root,
+            parent=card.parent,
+            max_model_len=card.max_model_len,
+        )
+
+    def _models_served(self) -> tuple[ModelId, ...]:
         """Raises Problem where there is none: a client takes an empty list for all that will be."""
         models = self._door.models()
         if not models and (because := self._door.not_ready_because()) is not None:
@@ -239,31 +273,37 @@ class HttpApi:
         return models
 
     async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        return self._json(known_id, http.RegionList(data=self._door.regions(read_near(request))))
+        return self._json(
+            request, known_id, http.RegionList(data=self._door.regions(read_near(request)))
+        )
 
     async def _health(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        return web.Response(text="ok\n", headers=self._headers(known_id))
+        return web.Response(text="ok\n", headers=self._headers(request, known_id))
 
     async def _ready(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         problem = self._door.not_ready_because()
         if problem is not None:
-            return _error(*problem, self._headers(known_id))
+            return _error(*problem, self._headers(request, known_id))
         if self._connections is not None and self._connections.is_full:
-            return _error(Fault.OVERLOADED, FULL, self._headers(known_id))
+            return _error(Fault.OVERLOADED, FULL, self._headers(request, known_id))
         if self._door.bodies.is_full:
-            return _error(Fault.OVERLOADED, no_room().message, self._headers(known_id))
-        return self._json(known_id, self._door.readiness())
+            return _error(Fault.OVERLOADED, no_room().message, self._headers(request, known_id))
+        return self._json(request, known_id, self._door.readiness())
 
     async def _metrics(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         page = generate_latest(self._registry)
-        headers = self._headers(known_id) | {"content-type": "text/plain; version=0.0.4"}
+        headers = self._headers(request, known_id) | {"content-type": "text/plain; version=0.0.4"}
         return web.Response(body=page, headers=headers)
 
-    def _headers(self, known_id: RequestId) -> dict[str, str]:
-        return {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
+    def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:
+        """Of every answer."""
+        headers = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
+        if self._cors is not None:
+            headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))
+        return headers
 
-    def _json(self, known_id: RequestId, value: object) -> web.Response:
-        return _json(200, orjson.dumps(value), self._headers(known_id))
+    def _json(self, request: web.BaseRequest, known_id: RequestId, value: object) -> web.Response:
+        return _json(200, orjson.dumps(value), self._headers(request, known_id))
 
 
 def _path(request: web.BaseRequest) -> str:

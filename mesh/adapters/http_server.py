@@ -6,7 +6,6 @@ byte by byte, or none, is let go after `headers_s`; an idle one after `idle_s`.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -62,7 +61,9 @@ class _Protocol(RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._place = self._server.places.enter()
         if self._place is Place.NONE:  # taken since the connection was accepted
-            cast(asyncio.Transport, transport).abort()
+            refusal = _Refusal(self._server)
+            transport.set_protocol(refusal)
+            refusal.connection_made(transport)
             return
         super().connection_made(transport)
         self._await_headers()
@@ -152,15 +153,13 @@ class _Refusal(asyncio.Protocol):
         self._over: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
         if not self._server.begin_refusal():
             transport.abort()
             return
         loop = asyncio.get_running_loop()
-        self._over = loop.call_later(REFUSAL_S, transport.abort)
+        self._over = loop.call_later(REFUSAL_S, transport.abort)  # what it sends is not kept
         transport.write(self._server.raw_error(Fault.OVERLOADED, FULL))
-        with contextlib.suppress(OSError):  # it has left already
-            transport.write_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._over is not None:

@@ -61,6 +61,7 @@ async def relay(
     """Send a startable answer to its end. Raises ConnectionError when the client is gone."""
     answer = ticket.answer
     assert answer is not None and answer.head is not None, "relay needs a startable answer"
+    headers = {**answer.passed, **headers} if answer.passed else headers
     headers["content-type"] = answer.head.content_type
     headers[H_REGION] = answer.head.region
     door.started(ticket)

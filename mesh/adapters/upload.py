@@ -19,6 +19,7 @@ WINDOW_S = 10.0  # longer than any pause of a network that recovers, or of a pro
 WINDOW_BYTES = 40 * 1024  # 4 KiB/s: half of what a phone at the edge of its cell (64 kbit/s) sends
 UPLOAD_S_MAX = 120.0  # for the whole
 STEP_BYTES = 256 * 1024  # decoded at once: well below a millisecond
+PIECE_BYTES = 64 * 1024  # that a body is kept in, at least
 MEMBERS_MAX = 256  # of one gzip stream (RFC 1952, 2.2): each costs a new decoder
 INFLATING_BYTES = 48 * 1024  # what zlib keeps for one stream
 H_CONTENT_ENCODING = "content-encoding"
@@ -112,6 +113,7 @@ class Upload:
         self._inflater = None if encoding == "identity" else Inflater(encoding)
         self._arrived_bytes = 0
         self._chunks: list[bytes] = []
+        self._small = bytearray()  # of the next one
         self.size = 0  # of the body, decoded
         self.taken = 0  # from the budget
         if self._inflater is not None:
@@ -145,19 +147,31 @@ class Upload:
             if not self._inflater.is_whole and self._arrived_bytes:
                 raise self._inflater.broken()
             self._give_back(INFLATING_BYTES)
+        self._put_away()
         return self._chunks
 
     def release(self) -> None:
         """It is not kept."""
         self._give_back(self.taken)
         self._chunks = []
+        self._small.clear()
 
     def _keep(self, data: bytes) -> None:
         if self.size + len(data) > BODY_BYTES_MAX:
             raise too_large()
         self._take(len(data))
         self.size += len(data)
-        self._chunks.append(data)
+        if len(data) >= PIECE_BYTES and not self._small:
+            self._chunks.append(data)
+            return
+        self._small += data  # or a body of tiny pieces would take many times its size
+        if len(self._small) >= PIECE_BYTES:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        if self._small:
+            self._chunks.append(bytes(self._small))
+            self._small.clear()
 
     def _take(self, count: int) -> None:
         if not self._budget.take(count, self.size):

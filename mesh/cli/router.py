@@ -185,6 +185,7 @@ def command(
         http_port=address.port,
         metrics=page and page.listen,
         connections_max=connections_max(raise_limit()),
+        cors_origins=own.cors_origins,
         by_option=_given(http=http, metrics=metrics),
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
         settings=_settings(topology, RegionId(region), given, bool(prefix_key), **limits),

@@ -80,6 +80,7 @@ class RouterCore:
             term=lambda region: self.ownership.term(region),
         )
         self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
+        self.model_card = self._outlook.model_card
         self.gossip = Gossip(
             Origin(region, router), epoch, settings, self._effects, self.replicas.remembers
         )

@@ -35,6 +35,7 @@ class RouterConfig:
     metrics: Address | None = None  # a page of this process's own, besides
     by_option: frozenset[str] = frozenset()  # of these two, what mesh.toml did not say: for errors
     connections_max: int = CONNECTIONS_MAX  # of clients
+    cors_origins: tuple[str, ...] = ()  # pages of these may call; "*" for every one
     http_times: HttpTimes = field(default_factory=HttpTimes)
     bus: BusAddress
     settings: RouterSettings

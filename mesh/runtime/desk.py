@@ -39,6 +39,7 @@ from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
 from schemas.ids import ModelId
 from schemas.residency import Labels
+from schemas.state import ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,10 @@ class Desk:
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica serves."""
         return self._core.models()
+
+    def model_card(self, model: ModelId) -> ModelCard:
+        """What an engine says of it."""
+        return self._core.model_card(model)
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Models that can be asked for, if only to wait for a replica's return."""

@@ -270,6 +270,7 @@ class Router:
             elsewhere,
             connections,
             self._turned_away,
+            self._config.cors_origins,
         )
         self._apis.append(api)
         return api

@@ -87,6 +87,18 @@ MISTAKES = {
         'regions.us.endpoint: write the URL that clients use, like "https://us.example.com/v1" '
         "(there is 'us.example.com')",
     ),
+    "origin with a path": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\ncors_origins = ["https://app.example.com/"]',
+        "regions.us.cors_origins.0: write an origin without a path, like "
+        '"https://app.example.com", or "*" (there is \'https://app.example.com/\')',
+    ),
+    "origins that are no list": (
+        'leaf = "127.0.0.1:4201"',
+        'leaf = "127.0.0.1:4201"\ncors_origins = "*"',
+        'regions.us.cors_origins: write a list of origins, like ["https://app.example.com"], '
+        "or [\"*\"] (there is '*')",
+    ),
     "location that is a name": (
         'leaf = "127.0.0.1:4201"',
         'leaf = "127.0.0.1:4201"\nlocation = "Dublin"',

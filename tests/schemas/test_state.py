@@ -4,6 +4,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from schemas.state import (
+    CARD_CHARS_MAX,
+    CARDS_MAX,
     STATE_BYTES_MAX,
     TERM_MAX,
     Digest,
@@ -125,3 +127,37 @@ def test_a_term_beyond_all_terms_is_no_term():
     ):
         with pytest.raises(WireError, match=r"^term: "):
             decode(data)
+
+
+CARDED = Digest(
+    region="us",
+    router="r1",
+    epoch=1,
+    seq=1,
+    accepting=True,
+    replicas_ready=0,
+    replicas_free=0,
+    queue=0,
+    models={},
+    requests_per_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("good", "decode"), [(HEARTBEAT, decode_heartbeat), (CARDED, decode_digest)]
+)
+@pytest.mark.parametrize(
+    "cards",
+    [
+        {f"m{number}": {} for number in range(CARDS_MAX + 1)},
+        {"m": {"root": "x" * (CARD_CHARS_MAX + 1)}},
+        {"m": {"max_model_len": -1}},
+        {"m": {"created": 2**63}},
+        {"": {}},
+    ],
+)
+def test_what_is_claimed_of_models_has_bounds(good, decode, cards):
+    plain = orjson.loads(encode_state(good))
+    assert decode(orjson.dumps(plain | {"cards": {"m": {"root": "x", "new": 1}}})).cards
+    with pytest.raises(WireError, match="cards"):
+        decode(orjson.dumps(plain | {"cards": cards}))

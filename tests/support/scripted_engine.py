@@ -23,6 +23,7 @@ class ScriptedEngine:
 
     def __init__(self, model: str = "tiny") -> None:
         self.model = model
+        self.card: dict[str, object] = {}  # what its list of models says beside the name
         self.waiting, self.running, self.kv = 0, 0, 0.0
         self.behaviour: Behaviour = say("hello")
         self.seen: list[dict] = []
@@ -57,7 +58,7 @@ class ScriptedEngine:
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model}]})
+        return web.json_response({"object": "list", "data": [{"id": self.model, **self.card}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(

@@ -68,6 +68,7 @@ class SmallMesh:
         peers: tuple[str, ...] | None = None,
         http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
         connections_max: int = CONNECTIONS_MAX,
+        cors_origins: tuple[str, ...] = (),
         **settings: object,
     ) -> str:
         """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`.
@@ -92,6 +93,7 @@ class SmallMesh:
             keys=keys or {},
             http_times=http_times,
             connections_max=connections_max,
+            cors_origins=cors_origins,
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)

@@ -170,8 +170,11 @@ class PeerTable:
             return
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
-        if known is not None and not digest.rtt_s:  # told now and then: the last ones hold
-            digest = replace(digest, rtt_s=known.rtt_s)
+        if known is not None and not (digest.rtt_s and digest.cards):
+            # Told now and then: the last ones hold.
+            digest = replace(
+                digest, rtt_s=digest.rtt_s or known.rtt_s, cards=digest.cards or known.cards
+            )
         peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
         # The digest left half a round trip ago: what was forwarded since can't be in it. An

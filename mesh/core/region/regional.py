@@ -1,6 +1,7 @@
 """This region's own digest: what its router tells the peers, and when."""
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import median
 from types import MappingProxyType
 
@@ -11,7 +12,7 @@ from mesh.core.settings import RouterSettings
 from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.waiting.rate import Rate
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import Digest, ModelCapacity, ReplicaState
+from schemas.state import CARDS_MAX, Digest, ModelCapacity, ModelCard, ReplicaState
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
 # Round trips are measured once a second and differ little from one to the next; in every digest,
@@ -30,6 +31,7 @@ class RegionalDigest:
         self._settings = settings
         self._seq = 0
         self._published_at = self._made_at = self._round_trips_at = float("-inf")
+        self._cards_at = float("-inf")
         self._latest: Digest | None = None
         self._accepted = True
         self._last: tuple[object, ...] = ()
@@ -66,7 +68,8 @@ class RegionalDigest:
             return None
         self._last, self._published_at, self._accepted = telling, now, accepting
         told_s = self._round_trips(rtt_s, now)
-        return self._digest(models, replicas, held, accepting, now, adopted, told_s)
+        cards = self._cards(replicas, models, now)
+        return self._digest(models, replicas, held, accepting, now, adopted, told_s, cards)
 
     def fresh(
         self,
@@ -81,7 +84,7 @@ class RegionalDigest:
         if self._latest is not None and now - self._made_at < CHANGE_S_MIN:
             return self._latest
         counts = _counts(replicas, now)
-        return self._digest(counts, replicas, held, accepting, now, adopted, {})
+        return self._digest(counts, replicas, held, accepting, now, adopted, {}, {})
 
     def _round_trips(
         self, rtt_s: Callable[[], dict[RegionId, float]], now: float
@@ -93,6 +96,17 @@ class RegionalDigest:
             self._round_trips_at = now
         return told
 
+    def _cards(
+        self, replicas: ReplicaTable, models: Iterable[ModelId], now: float
+    ) -> dict[ModelId, ModelCard]:
+        """What engines say of the first models, as often as round trips are told."""
+        if now - self._cards_at < ROUND_TRIPS_S:
+            return {}
+        self._cards_at = now
+        known = ((model, replicas.card(model)) for model in models)
+        found = ((model, card) for model, card in known if card is not None)
+        return dict(itertools.islice(found, CARDS_MAX))
+
     def _digest(
         self,
         counts: dict[ModelId, tuple[int, int]],
@@ -102,6 +116,7 @@ class RegionalDigest:
         now: float,
         adopted: Mapping[RegionId, int],
         rtt_s: dict[RegionId, float],
+        cards: dict[ModelId, ModelCard],
     ) -> Digest:
         speakers = ((replica, replica.heartbeat) for replica in replicas)
         ready = [one for one, beat in speakers if beat.state is ReplicaState.READY and beat.models]
@@ -128,6 +143,7 @@ class RegionalDigest:
             adopted=dict(adopted),
             rtt_s=rtt_s,
             warm_tokens=self.warm_tokens(now),
+            cards=cards,
         )
         return self._latest
 

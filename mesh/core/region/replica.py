@@ -5,11 +5,13 @@ hand-off, and is an attribute.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mesh.core.region.handoffs import Handoffs
-from schemas.state import Heartbeat, ReplicaState
+from schemas.ids import ModelId
+from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 
 class Owed(NamedTuple):
@@ -33,6 +35,7 @@ class Replica:
     inside: int = field(init=False)
     room: int = field(init=False)
     kv_told_tokens: float | None = field(init=False)
+    cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
     took: bool = False  # `takes`, when it was last settled
 
     def __post_init__(self) -> None:
@@ -44,6 +47,8 @@ class Replica:
         The agent's own count of requests never misses; the engine's may include work of others.
         """
         self.heartbeat, self.seen_at, self.refused_at = beat, now, None
+        if beat.cards:  # told now and then: the last ones hold
+            self.cards = beat.cards
         self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
         self.room = most - beat.outstanding if is_ready and most is not None else 0

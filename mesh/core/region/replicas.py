@@ -23,7 +23,7 @@ from mesh.core.region.roster import Roster
 from mesh.core.region.sight import REST_S, Sight
 from mesh.core.settings import RouterSettings
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-from schemas.state import Heartbeat, ReplicaState
+from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 REPLICAS_MAX = 16_384  # with those adopted; heartbeats of more are not listened to
 OTHER_MODEL = "other model"
@@ -240,6 +240,11 @@ class ReplicaTable:
     def regions(self) -> Collection[RegionId]:
         """Whose replicas were heard of."""
         return self._sights.keys()
+
+    def card(self, model: ModelId) -> ModelCard | None:
+        """What the engine of some replica that serves the model says of it."""
+        cards = (replica.cards.get(model) for replica in self.serving(model))
+        return next((card for card in cards if card is not None), None)
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that somebody serves, or would if it were ready."""

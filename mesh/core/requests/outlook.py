@@ -10,6 +10,7 @@ from mesh.core.requests.inflight import Inflight
 from mesh.core.settings import RouterSettings
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, RegionId
+from schemas.state import ModelCard
 
 RETURN_S = WORKING_S + 3.0  # an answer that goes on is heard of after the bus's return
 DEADLINE_PASSED = "the request's deadline has passed"
@@ -44,6 +45,14 @@ class Outlook:
             for digest in peer.digests.values():
                 ready.update(model for model, has in digest.models.items() if has.ready)
         return tuple(sorted(ready))
+
+    def model_card(self, model: ModelId) -> ModelCard:
+        """What an engine says of it, one of this region's rather than of a peer's."""
+        if (card := self._replicas.card(model)) is not None:
+            return card
+        digests = (digest for _, peer in self._peers for digest in peer.digests.values())
+        cards = (digest.cards.get(model) for digest in digests)
+        return next((card for card in cards if card is not None), ModelCard())
 
     def others_serve(self, record: Inflight) -> bool:
         """Whether a place that has not failed this request serves its model, free or not."""

@@ -5,13 +5,15 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.engine import Engine, EngineOdd, model_ids
+from agents.adapters.engine import Engine, EngineOdd, model_cards, model_ids
 from agents.adapters.kinds import KINDS
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN
+from schemas.state import CARDS_MAX, ModelCard
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
 
 
@@ -255,3 +257,13 @@ async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked()
             assert (await client.look()).reading.batch_max == expected
             asked = [request.path for request in server.looks]
             assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
+
+
+def test_cards_keep_what_has_the_right_shape_of_the_first_models():
+    rows = [{"id": f"m{number}", "max_model_len": number} for number in range(CARDS_MAX + 3)]
+    rows[0] |= {"owned_by": "vllm", "root": 7, "parent": "x" * 10_000, "created": -1}
+    rows[1]["max_model_len"] = True
+    cards = model_cards(orjson.dumps({"data": rows}))
+    assert cards["m0"] == ModelCard(owned_by="vllm", max_model_len=0)
+    assert "m1" not in cards  # it says nothing
+    assert len(cards) == CARDS_MAX - 1

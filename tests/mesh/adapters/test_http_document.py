@@ -12,7 +12,7 @@ from mesh.adapters.http_server import HttpServer
 from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Readiness, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
-from schemas.state import Health
+from schemas.state import Health, ModelCard
 
 DOCUMENT = document()
 OPERATIONS = [
@@ -51,6 +51,9 @@ class House:
         return (ModelId("org/model-1.5"),)
 
     known_models = models
+
+    def model_card(self, model):
+        return ModelCard(root="/models/x", max_model_len=4096)
 
     def regions(self, near):
         assert near is None

@@ -8,6 +8,7 @@ import contextlib
 import io
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
@@ -17,6 +18,7 @@ from mesh.adapters.http_server import HttpServer
 from mesh.adapters.problem import Problem
 from mesh.adapters.read_request import RequestReader, request_id
 from mesh.adapters.ticket import Ask
+from mesh.core.prefixes.prompt import prompt_text
 from schemas.http import CHAT, COMPLETIONS, Fault
 
 HELLO = b'{"model": "tiny",  "messages": [{"role": "user", "content": "hi"}], "stream": null}'
@@ -178,8 +180,17 @@ async def test_a_large_body_is_read_elsewhere_and_as_well(desk):
     body = HELLO[:-1] + b', "x": "' + b"y" * 400_000 + b'", "user": "me", "cache_salt": "s"}'
     ask = await post(desk, io.BytesIO(body))
     assert isinstance(ask, Ask)
-    assert (ask.model, ask.body, b"hi" in ask.text) == ("tiny", body, True)
+    assert (ask.model, ask.body, b"hi" in ask.text.data) == ("tiny", body, True)
     assert (ask.wishes.session, ask.wishes.salt) == ("me", "s")
+
+
+async def test_a_large_image_is_the_same_part_wherever_its_body_is_read(desk):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
+    fields = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
+    ask = await post(desk, io.BytesIO(orjson.dumps(fields)))
+    assert isinstance(ask, Ask)
+    assert ask.text == prompt_text(fields, chat=True)
+    assert len(ask.text.parts) == 1
 
 
 async def test_a_large_body_that_is_wrong_is_told_what_to_change(desk):

@@ -166,9 +166,9 @@ async def test_beyond_the_places_for_probes_nobody_is_read_and_all_are_told(nats
         full = 1 + PROBES
         await mesh.until(lambda: mesh.sample("us", "mesh_http_connections") == full, "them all")
         async with connections(mesh.urls["us"], 5) as pairs:
-            for reader, writer in pairs:
+            for _, writer in pairs:
                 writer.write(head(100_000) + b"x" * 100_000)
-                got = await answer(reader)
+            for got in await asyncio.gather(*(answer(reader) for reader, _ in pairs)):
                 assert got.startswith(b"HTTP/1.1 503 Service Unavailable\r\n"), got
                 assert b"retry-after: 1" in got and b"x-mesh-region: us" in got
                 assert b'"code":"overloaded"' in got

@@ -1,0 +1,54 @@
+"""Cross-origin requests (the Fetch standard's CORS protocol): off unless origins are configured.
+
+Browsers ask before they let a page of another origin call the endpoint. What a page may read is
+told with every answer, errors and streams too, or its author would see but "network error".
+Cookies play no part here, so `*` lets nobody do more than any program without a browser can.
+"""
+
+from collections.abc import Collection, Mapping
+
+from schemas import http
+
+ANY = "*"
+PREFLIGHT_S = 600  # a browser may keep the answer; it asks before each request otherwise
+_EXPOSED = (http.H_REQUEST_ID, http.H_REGION, http.H_DECISION, http.H_RETRY_AFTER, ANY)
+VARY = {"vary": "origin"}
+
+
+class Cors:
+    """Which origins may call, and what browsers are told."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        """`origins`: as browsers write them, or `*` alone for every one."""
+        self._origins = frozenset(origins)
+
+    def headers(self, origin: str | None) -> Mapping[str, str]:
+        """Those of any answer to a request of this origin; None where it names none."""
+        if not self._origins:
+            return {}
+        if ANY in self._origins:
+            return {} if origin is None else self._allowed(ANY)
+        if origin not in self._origins:
+            return VARY
+        return {**self._allowed(origin), **VARY}
+
+    def preflight(
+        self, origin: str | None, asked: Mapping[str, str], methods: Collection[str]
+    ) -> Mapping[str, str] | None:
+        """Those of the answer to an OPTIONS that a browser sends first; None if it is none, or
+        of an origin that may not call. `asked`: the request's headers."""
+        allowed = self.headers(origin)
+        if http.H_ALLOW_ORIGIN not in allowed or http.H_REQUEST_METHOD not in asked:
+            return None
+        wanted = asked.get(http.H_REQUEST_HEADERS)
+        return {
+            **allowed,
+            "access-control-allow-methods": ", ".join(methods),
+            **({"access-control-allow-headers": wanted} if wanted else {}),
+            "access-control-max-age": str(PREFLIGHT_S),
+        }
+
+    @staticmethod
+    def _allowed(origin: str) -> dict[str, str]:
+        exposed = ", ".join(_EXPOSED)
+        return {http.H_ALLOW_ORIGIN: origin, "access-control-expose-headers": exposed}

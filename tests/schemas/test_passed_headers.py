@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.passed_headers import BYTES_MAX, HEADERS_MAX, as_mapping, chosen, may_pass
+
+
+@pytest.mark.parametrize(
+    "name", ["x-ratelimit-remaining", "openai-processing-ms", "server-timing", "retry-after"]
+)
+def test_what_engines_tell_their_clients_passes(name):
+    assert may_pass(name)
+    assert chosen([(name, "12")]) == (name, "12")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection",
+        "transfer-encoding",
+        "content-length",
+        "set-cookie",
+        "server",
+        "date",
+        "access-control-allow-origin",
+        "x-mesh-region",
+        "x-mesh_region",
+        "x-meshregion",
+        "x-request-id",
+        "x-accel-redirect",
+        "x-sendfile",
+        "x-envoy-immediate-health-check-fail",
+        "x-" + "a" * 100,
+        "x-a b",
+        "x-a\r\nset-cookie",
+        "X-UPPER",
+        "",
+    ],
+)
+def test_what_steers_proxies_or_speaks_for_the_mesh_does_not(name):
+    assert chosen([(name, "1")]) == () == tuple(as_mapping((name, "1")))
+
+
+@pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "a\0", "\N{SNOWMAN}", "\t"])
+def test_values_are_plain_text(value):
+    assert chosen([("x-a", value)]) == ()
+
+
+def test_lines_of_one_name_are_one_list():
+    assert chosen([("x-a", "1"), ("x-b", "2"), ("x-a", "3")]) == ("x-a", "1, 3", "x-b", "2")
+
+
+def test_there_are_bounds_on_number_and_size():
+    many = chosen((f"x-{number}", "1") for number in range(100))
+    assert len(many) == 2 * HEADERS_MAX
+    assert chosen([("x-a", "1"), ("x-b", "b" * BYTES_MAX)]) == ("x-a", "1")
+
+
+@given(st.lists(st.text(max_size=20)).map(tuple))
+def test_whatever_an_agent_says_only_what_may_pass_does(told):
+    assert all(may_pass(name) for name in as_mapping(told))
+
+
+@given(st.dictionaries(st.from_regex(r"x-[a-z]{1,9}", fullmatch=True), st.just("v"), max_size=9))
+def test_what_an_honest_agent_chose_comes_through(headers):
+    expected = {name: value for name, value in headers.items() if may_pass(name)}
+    assert as_mapping(chosen(headers.items())) == expected
