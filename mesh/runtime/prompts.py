@@ -13,9 +13,9 @@ class PromptReader:
         self._hash_key = hash_key
         self._ratios: dict[ModelId, TokenRatio] = {}
 
-    def read(self, model: ModelId, text: bytes, salt: str = "") -> Prompt:
-        """The prompt of that text; `salt`: shared only with prompts of the same one."""
-        hashes = block_hashes(text, key=self._hash_key, model=model, salt=salt)
+    def read(self, model: ModelId, text: bytes, salt: str = "", tenant: str = "") -> Prompt:
+        """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        hashes = block_hashes(text, key=self._hash_key, model=model, salt=salt, tenant=tenant)
         ratio = self._ratio(model)
         return Prompt(ratio.tokens(len(text)), hashes, ratio.block_tokens)
 

@@ -211,3 +211,17 @@ def test_a_hash_is_keyed_blake2b_of_the_model_and_all_text_so_far():
     whole = hashlib.blake2b(b"org/model\x00\x00" + text, key=secret, digest_size=8).digest()
     assert hashes(text)[1] == int.from_bytes(whole)
     assert not set(hashes(text)) & set(hashes(text, key="other"))
+
+
+def test_prompts_of_different_tenants_share_nothing_and_no_salt_is_taken_for_a_tenant():
+    text = b"a" * 4 * BLOCK_BYTES
+
+    def of(tenant, salt=""):
+        return block_hashes(text, key="k", model=MODEL, salt=salt, tenant=tenant)
+
+    assert of("acme") == of("acme")
+    others = [of(""), of("acme"), of("beta"), of("acme", "s"), of("", "s"), of("", "acme")]
+    others += [of("", "\x00acme"), of("", "acme\x00"), of("", "s\x00acme")]
+    firsts = {hashes[0] for hashes in others}
+    assert len(firsts) == len(others)
+    assert of("") == block_hashes(text, key="k", model=MODEL), "as before there were tenants"
