@@ -34,9 +34,8 @@ from tests.support.mesh_up import mesh_up, write_config
 REGION = "us"
 PROFILE = ("--profile", "l4-llama3.1-8b")
 PROMPT_WORDS, ANSWER_TOKENS = 330, 64  # some 500 tokens, none shared
-CLIENTS = 96  # of the closed loop: more than two engines run at a time
+CLIENTS = 160  # of the closed loop: more than two engines have memory for
 SETTLE_S = 15.0  # from a loop's start until engines are full and answers end; not counted
-ENDING_S = 5.0  # as long after it answers of before still end at the same pace
 RETURNS = 0.25  # of those refused come back
 NORMAL = 3  # probes in a row with a quick first token: it has recovered
 PROBE_S, RECOVERY_S_MAX, CLIENT_S_MAX = 0.5, 180.0, 150.0
@@ -157,7 +156,7 @@ def _rows(load: Load, begin: float, peak: float, memory: Sequence[float]) -> dic
     refused = [ask for ask in asks if ask.status == TOO_MANY]
     returns = [ask for ask in load.asks if ask.is_return]
     answered = [ask for ask in asks if ask.status == 200]
-    done = load.done_per_s(begin + SETTLE_S, load.over_at + ENDING_S)
+    done = load.done_per_s(begin + SETTLE_S, load.over_at)
     sure_at = max((ask.end_at for ask in load.asks if ask.status == TOO_MANY), default=begin)
     came = f"{sum(ask.status == 200 for ask in returns)} of {len(returns)}"
     late = [ask for ask in returns if ask.at >= load.over_at]
