@@ -34,7 +34,7 @@ from tests.support.mesh_up import mesh_up, write_config
 REGION = "us"
 PROFILE = ("--profile", "l4-llama3.1-8b")
 PROMPT_WORDS, ANSWER_TOKENS = 330, 64  # some 500 tokens, none shared
-CLIENTS = 160  # of the closed loop: more than two engines have memory for
+CLIENTS = 96  # of the closed loop: what two engines run at a time, and some who wait
 SETTLE_S = 15.0  # from a loop's start until engines are full and answers end; not counted
 RETURNS = 0.25  # of those refused come back
 NORMAL = 3  # probes in a row with a quick first token: it has recovered
