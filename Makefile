@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: up test test-pythons test-engines drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
-.PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing gate-renew
+.PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
 STUDY = $(BIN)/python -m tests.benchmarks
@@ -64,6 +64,9 @@ bench-agent: $(STAMP) ## how many requests one agent process carries
 
 bench-tracing: $(STAMP) ## what tracing costs, off and with 1, 10 and 100 % sampled (minutes)
 	$(BIN)/python -m tests.benchmarks.tracing_cost
+
+bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
+	$(BIN)/python -m tests.benchmarks.overload
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.benchmarks.gate_renew

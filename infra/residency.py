@@ -1,4 +1,4 @@
-"""Residency in mesh.toml: labels of regions, and of tenants by a hash of their API keys.
+"""Residency in mesh.toml: labels of regions, and tenants by a hash of their API keys.
 
 A key's SHA-256 stands in the file instead of the key: whoever reads the file can't ask in its
 name. That holds for keys that were made at random, as API keys are; a slow password hash would
@@ -8,7 +8,7 @@ cost every request what a placement costs a hundred times over, and guards only 
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -48,10 +48,18 @@ KeyHash = Annotated[
 
 
 class Tenant(Table):
-    """`[tenants.<name>]`: whose prompts may be computed where, whatever their requests say."""
+    """`[tenants.<name>]`: whose prompts share prefixes with nobody else's, and where they may be
+    computed, whatever their requests say."""
 
     key_sha256: Annotated[tuple[KeyHash, ...], Field(min_length=1, max_length=KEYS_MAX)]
-    residency: Annotated[LabelList, Field(min_length=1)]
+    residency: Annotated[LabelList, Field(min_length=1)] = ()  # none: anywhere
+
+
+class KeyHolder(NamedTuple):
+    """What mesh.toml says of one API key."""
+
+    tenant: str
+    residency: Labels
 
 
 class HasResidency(Protocol):

@@ -88,6 +88,7 @@ Hops = Annotated[
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": HOPS_MAX}),
 ]
 GoalMs = Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX)]
+DelayS = Annotated[float, Field(ge=0, le=3600)]
 
 
 PartOfOne = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -111,6 +112,7 @@ class Routing(Table):
     hold_order: Order | None = None
     topology: Annotated[Shape, BeforeValidator(_shape)] | None = None
     hops_max: Hops | None = None  # regions that a request may pass: 0 forwards nothing
+    queue_delay_s_max: DelayS | None = None  # requests without an objective; 0: no limit
     own_ttft_goal_ms: GoalMs | None = None  # peers' work must leave this to the own clients
     proactive: Proactive | None = None
     # Prefix gossip on each link; 0: nothing is told, to siblings neither.

@@ -29,13 +29,13 @@ from pydantic import (
 from infra import residency
 from infra.address import Address, parse_address
 from infra.config_problems import Location, problem_lines
-from infra.residency import LabelList, Tenant
+from infra.residency import KeyHolder, LabelList, Tenant
 from infra.routing import Proactive, Routing, Shape
 from infra.table import Table
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId, RouterId, checked_name
 from schemas.near_words import did_you_mean
-from schemas.residency import Ground, Labels
+from schemas.residency import Ground
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
@@ -255,10 +255,13 @@ class Topology(Table):
         return residency.ground_of(self.regions, (region, *self.asked_by(region)))
 
     @property
-    def keys(self) -> dict[str, Labels]:
-        """The labels of each tenant's API keys, by the key's SHA-256."""
-        listed = self.tenants.values()
-        return {key: tenant.residency for tenant in listed for key in tenant.key_sha256}
+    def keys(self) -> dict[str, KeyHolder]:
+        """Each tenant's API keys, by the key's SHA-256."""
+        return {
+            key: KeyHolder(name, tenant.residency)
+            for name, tenant in self.tenants.items()
+            for key in tenant.key_sha256
+        }
 
     def _keeps_to_itself(self, region: RegionId) -> bool:
         return self.routing_of(region).topology is Shape.REGION_LOCAL

@@ -67,8 +67,9 @@ class Candidate:
     """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
     prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
     token costs there; memory_s: until KV memory is free; others_s: what the others there pay."""
-    matched_tokens: Count = 0
-    """Prompt tokens whose KV it is believed to hold."""
+    matched_tokens: Count | None = 0
+    """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
+    lists API keys shows neither prices nor matches to requests without one of them."""
     pending: Count | None = None
     """Requests accepted there and not yet running, hand-offs on their way included."""
 
@@ -110,6 +111,21 @@ class Decision:
 
 
 _DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+
+
+NOT_SHOWN = "prices and matches are shown to requests with a tenant's key"
+
+
+def without_matches(decision: Decision) -> Decision:
+    """The decision without what tells whether a prompt has been here before: the tokens that match,
+    the seconds that follow from them, and the sentence that says these. Why one is shed is in its
+    error anyway."""
+    reason = decision.reason if decision.placement is Placement.SHED else NOT_SHOWN
+    candidates = tuple(
+        replace(one, matched_tokens=None, seconds=None, terms={})
+        for one in sorted(decision.candidates, key=lambda one: one.name)
+    )
+    return replace(decision, reason=reason, candidates=candidates)
 
 
 def rounded(decision: Decision) -> Decision:

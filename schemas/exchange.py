@@ -46,6 +46,7 @@ H_REGIONS = "Mesh-Regions"  # which ones, its origin first; the origin alone whe
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
+H_TENANT = "Mesh-Tenant"  # by its API key: it shares prefixes with no other tenant's prompts
 H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client says
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's

@@ -103,6 +103,12 @@ WAY = (
         "The regions passed, the origin first; the origin alone when missing. It never goes back.",
         required=False,
     ),
+    Header(
+        exchange.H_TENANT,
+        NAME_PATTERN,
+        "The tenant whose API key its client gave: its prompt shares prefixes with no other's.",
+        required=False,
+    ),
 )
 
 # Channel name → headers of its messages.

@@ -30,7 +30,7 @@ from mesh.adapters.upload import no_room
 from mesh.adapters.wishes import read_wishes
 from mesh.core.federation.geo import Location
 from schemas import http
-from schemas.decision import header_value
+from schemas.decision import header_value, without_matches
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.residency import Labels
@@ -71,6 +71,10 @@ class FrontDoor(Door, Protocol):
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
         """Where a request that wants these may go. Raises Problem if that is nowhere."""
+        ...
+
+    def tenant(self, headers: Mapping[str, str]) -> str | None:
+        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
         ...
 
     def readiness(self) -> http.Readiness:
@@ -200,6 +204,7 @@ class HttpApi:
             raise
         try:
             ask.residency = self._door.residency(ask.wishes.residency, request.headers)
+            ask.tenant = self._door.tenant(request.headers)
             models = self._door.known_models()
             if models and ask.model not in models:
                 raise Problem(
@@ -223,7 +228,8 @@ class HttpApi:
         headers = self._headers(request, ticket.ask.request_id)
         receipt = ticket.receipt
         if ticket.ask.wishes.debug and receipt is not None:
-            headers[http.H_DECISION] = header_value(receipt)
+            shown = without_matches(receipt) if ticket.ask.tenant == "" else receipt
+            headers[http.H_DECISION] = header_value(shown)
         failure = ticket.failure
         if failure is not None:
             self._door.failed(ticket)

@@ -45,6 +45,7 @@ class KeptPrefix:
 
     path: str
     body: bytes
+    tenant: str | None = None  # whose request it was
 
 
 class KeptPrefixes:
@@ -53,12 +54,14 @@ class KeptPrefixes:
     def __init__(self) -> None:
         self._kept: dict[int, KeptPrefix] = {}
 
-    def keep(self, name: int, path: str, body: bytes, text_bytes: int) -> int | None:
+    def keep(
+        self, name: int, path: str, body: bytes, text_bytes: int, tenant: str | None = None
+    ) -> int | None:
         """Keep a request up to so many bytes of its prompt; its size, or None if it can't be."""
         cut = cut_body(body, path, text_bytes)
         if cut is None or len(cut) > BODY_BYTES_MAX:
             return None
-        self._kept[name] = KeptPrefix(path, cut)
+        self._kept[name] = KeptPrefix(path, cut, tenant)
         return len(cut)
 
     def drop(self, name: int) -> None:

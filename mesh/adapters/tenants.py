@@ -1,14 +1,19 @@
-"""Where a client's request may go: what it says, what its API key says, what the region says.
+"""Whose request it is, and where it may go: what it says, its API key says, and the region says.
 
 The first that says something sets the range, every other one narrows it, and an empty range is an
 error and never "anywhere". A label that no region carries is a mistake of whoever wrote it (400):
 most likely a word misspelt, and the client should hear of it at once. A key that is on no list
 says nothing: keys are not checked here, but by whoever stands in front of the routers.
+
+To this mesh, prompts of a tenant share prefixes with those of the same tenant alone: else anybody
+could ask for the receipt of a guessed prompt, and see in it whether somebody else had sent it.
+Requests with no key, or an unknown one, are nobody's: they share prefixes with each other, so their
+receipts don't say what matched. Where no keys are listed all is one tenant's.
 """
 
 from collections.abc import Mapping
 
-from infra.residency import key_hash
+from infra.residency import KeyHolder, key_hash
 from mesh.adapters.problem import Problem
 from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId
@@ -17,7 +22,8 @@ from schemas.residency import Ground, Label, Labels, labels_text, narrowed
 BEARER = "bearer "
 KEY_CHARS_MAX = 4096
 
-Keys = Mapping[str, Labels]  # by the SHA-256 of the key, in hex
+Keys = Mapping[str, KeyHolder]  # by the SHA-256 of the key, in hex
+NOBODY = KeyHolder("", ())
 
 
 class Tenants:
@@ -35,17 +41,22 @@ class Tenants:
             known = labels_text(self._known) or "none"
             message = f"no region carries {labels_text(unknown)}; labels of this mesh: {known}"
             raise Problem(Fault.INVALID, message, H_RESIDENCY)
-        of_key = self._of_key(headers.get(H_AUTHORIZATION, ""))
+        of_key = self._holder(headers).residency
         found = narrowed(wanted, of_key, self._confined)
         if found is not None and not found:
             raise Problem(Fault.RESIDENCY, self._nothing_left(wanted, of_key), H_RESIDENCY)
         return tuple(sorted(found or ()))
 
-    def _of_key(self, authorization: str) -> Labels:
+    def tenant(self, headers: Mapping[str, str]) -> str | None:
+        """The tenant whose key it has; empty for nobody's, None where no keys are listed."""
+        return self._holder(headers).tenant if self._keys else None
+
+    def _holder(self, headers: Mapping[str, str]) -> KeyHolder:
+        authorization = headers.get(H_AUTHORIZATION, "")
         if not self._keys or authorization[: len(BEARER)].lower() != BEARER:
-            return ()
+            return NOBODY
         key = authorization[len(BEARER) :].strip()[:KEY_CHARS_MAX]
-        return self._keys.get(key_hash(key), ())
+        return self._keys.get(key_hash(key), NOBODY)
 
     def _nothing_left(self, wanted: Labels, of_key: Labels) -> str:
         said: dict[str, frozenset[Label] | Labels] = {

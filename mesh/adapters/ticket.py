@@ -32,6 +32,7 @@ class Ask:
     wishes: Wishes = NO_WISHES
     warm: bool = False  # nobody asks
     residency: Labels = ()  # where one of these is carried; empty: anywhere
+    tenant: str | None = None  # whose it is; empty: nobody's; None: tenants are not told apart
 
     def forget(self) -> None:
         """Nobody needs its body and prompt any more."""

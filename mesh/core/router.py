@@ -70,7 +70,6 @@ class RouterCore:
         self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
         self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
         self._guests = Guests(self.held, self._effects)
-        self._foreign = ForeignWork(settings, self.replicas, self._placer, self._line, self._guests)
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -87,7 +86,10 @@ class RouterCore:
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
         self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
-        self._admission = Admission(self.held)
+        self._admission = Admission(self.held, settings, dice, self._outlook.serving)
+        self._foreign = ForeignWork(
+            settings, self.replicas, self._placer, self._line, self._guests, self._admission.delay
+        )
         self._ends = Ends(
             inflight=self.inflight,
             held=self.held,
@@ -200,8 +202,7 @@ class RouterCore:
         """Try it there, unless that would be too late for it."""
         if record.held_since is not None:
             self._admission.released(record.request, now)
-        if (late := self._admission.late(record, place, now)) is not None:
-            self._ends.shed(record, place, str(late), now, late)
+        if self._ends.shed_if_too_late(record, place, now):
             return
         self._admission.begun(now)
         if (inbox := record.request.answer_inbox) is None:
@@ -213,8 +214,7 @@ class RouterCore:
 
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
         """A new request must wait, or be shed, or another one for it."""
-        if (late := self._admission.late(record, place, now)) is not None:
-            self._ends.shed(record, place, f"{place.reason}: {late}", now, late)
+        if self._ends.shed_if_too_late(record, place, now):
             return
         if self.held.is_full:
             last = self.held.newest_below(record.request.priority)
@@ -301,7 +301,7 @@ class RouterCore:
             record.shun(record.peer, now)
         if record.refusals >= self._settings.refusals_max:
             self._ends.shed(record, None, f"refused {record.refusals} times", now)
-        else:
+        elif not self._ends.shed_if_too_late(record, None, now):
             self._back_in_line(record, now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
@@ -367,6 +367,7 @@ class RouterCore:
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
         self._fleet.expire(now)
+        self._admission.look(now)
         for record in self._outlook.doubtful(self.inflight.values(), now):
             self._check(record, now)
         self._line.try_all(now)
@@ -382,9 +383,7 @@ class RouterCore:
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
-            elif (late := self._admission.late(record, record.place, now)) is not None:
-                self._ends.shed(record, None, str(late), now, late)
-            elif record.request.answer_inbox is not None:
+            elif not self._ends.shed_if_too_late(record, record.place, now):
                 self._guests.check(record.request, now)
         elif (lost := self._outlook.lost_because(record, now)) is not None:
             self._attempts.cancel(record)

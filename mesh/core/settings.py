@@ -16,6 +16,7 @@ MAY_BE_ZERO = (
     "siblings_bytes_per_s",
     "lease_s",
     "warm_idle_share",
+    "queue_delay_s_max",
 )
 
 
@@ -39,6 +40,12 @@ class RouterSettings:
     hops_max: int = 1
     hold_max: int = 1000  # requests held per router; beyond it new ones are shed at once
     hold_s_max: float = 60.0  # a held request is shed after this long
+    # A request that names no objective is refused once it would be held longer than this, as far as
+    # the pace of the line tells; 0: only hold_max and hold_s_max bound the line. People stay with a
+    # dialogue for about ten seconds without an answer (Nielsen, Usability Engineering, ch. 5), and
+    # objectives for first tokens in the literature are 0.2 to 10 s: whoever waits longer has mostly
+    # left or asked again, and what is computed for them is missing elsewhere.
+    queue_delay_s_max: float = 10.0
     request_s_max: float = 600.0  # default deadline, from arrival to last byte
     failures_max: int = 3  # attempts that may fail under one request before its client hears of it
     refusals_max: int = 32  # refusals cost a millisecond, but not for ever

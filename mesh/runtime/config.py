@@ -45,4 +45,4 @@ class RouterConfig:
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
     entries: Mapping[RegionId, Entry] = field(default_factory=dict)
-    keys: Keys = field(default_factory=dict)  # labels of API keys, by the key's SHA-256
+    keys: Keys = field(default_factory=dict)  # by the SHA-256 of the API key

@@ -159,6 +159,10 @@ class Desk:
                 self._metrics.residency_refused.labels("client").inc()
             raise
 
+    def tenant(self, headers: Mapping[str, str]) -> str | None:
+        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
+        return self._tenants.tenant(headers)
+
     def readiness(self) -> Readiness:
         """Whether it is known what replicas hold, and since when."""
         warmth = self._core.gossip.siblings.warmth
@@ -185,7 +189,7 @@ class Desk:
             key=key,
             request_id=ask.request_id,
             model=ask.model,
-            prompt=self._prompts.read(ask.model, ask.text, ask.wishes.salt),
+            prompt=self._prompts.read(ask.model, ask.text, ask.wishes.salt, ask.tenant or ""),
             arrived_at=now,
             deadline=deadline,
             hops=0,

@@ -157,6 +157,14 @@ def _session(headers: Mapping[str, str]) -> str | None:
     return session
 
 
+def _tenant(headers: Mapping[str, str]) -> str:
+    tenant = headers.get(exchange.H_TENANT, "")
+    try:
+        return tenant and checked_name("tenant", tenant)
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_TENANT}: {error}"[:300]) from error
+
+
 def _prompt(
     data: bytes, headers: Mapping[str, str], path: str, model: ModelId, prompts: PromptReader
 ) -> Prompt:
@@ -169,7 +177,8 @@ def _prompt(
         fields = orjson.loads(data)
         if not isinstance(fields, dict):
             raise IngressInvalid("the body is no JSON object")
-        return prompts.read(model, prompt_text(fields, chat=path == CHAT), salt_of(fields))
+        text = prompt_text(fields, chat=path == CHAT)
+        return prompts.read(model, text, salt_of(fields), _tenant(headers))
     except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
         raise IngressInvalid(str(error)) from error
 

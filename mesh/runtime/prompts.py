@@ -13,9 +13,9 @@ class PromptReader:
         self._hash_key = hash_key
         self._estimates: dict[ModelId, TokenEstimate] = {}
 
-    def read(self, model: ModelId, text: PromptText, salt: str = "") -> Prompt:
-        """The prompt of that text; `salt`: shared only with prompts of the same one."""
-        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt)
+    def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
+        """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
         return self._estimate(model).prompt(text, hashes)
 
     def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:

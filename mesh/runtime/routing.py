@@ -87,6 +87,8 @@ def _exchange(routing: Routing) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if routing.hops_max is not None:
         chosen["hops_max"] = routing.hops_max
+    if routing.queue_delay_s_max is not None:
+        chosen["queue_delay_s_max"] = routing.queue_delay_s_max
     if routing.own_ttft_goal_ms is not None:
         chosen["own_ttft_goal_s"] = routing.own_ttft_goal_ms / 1000
     return chosen

@@ -57,7 +57,9 @@ class WarmUps:
         if ticket is not None:
             ask, text_bytes = ticket.ask, effect.blocks * BLOCK_BYTES
             try:
-                body_bytes = self._kept.keep(effect.prefix, ask.path, ask.body, text_bytes)
+                body_bytes = self._kept.keep(
+                    effect.prefix, ask.path, ask.body, text_bytes, ask.tenant
+                )
             except Exception:  # whatever is wrong with the copy, the client's request goes on
                 log.exception("request %s can't be cut to be kept", ask.request_id)
         kept = ev.PrefixKept(effect.prefix, body_bytes)
@@ -76,6 +78,7 @@ class WarmUps:
             wishes=Wishes(priority=request.priority),
             residency=request.residency,
             warm=True,
+            tenant=kept.tenant,
         )
         spans = RequestSpans(request.request_id, request.model, None)
         ticket = Ticket(

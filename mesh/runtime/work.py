@@ -34,7 +34,7 @@ def request_headers(ticket: Ticket, attempt: int, now: float) -> dict[str, str]:
 
 def way_headers(ticket: Ticket, origin: RegionId, now: float) -> dict[str, str]:
     """What a peer wants to know of the request's way so far; no agent does."""
-    return {
+    return ({exchange.H_TENANT: ticket.ask.tenant} if ticket.ask.tenant else {}) | {
         exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
         exchange.H_HOPS: "1",
         exchange.H_ORIGIN: origin,

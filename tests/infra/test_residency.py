@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from infra.residency import key_hash
+from infra.residency import KeyHolder, key_hash
 from infra.topology import Topology, TopologyError, parse
 from schemas.ids import RegionId
 
@@ -50,7 +50,7 @@ def test_what_it_says_is_the_ground_and_the_keys():
     mesh = read("", 'residency = ["eu", "de"]\nconfined_to = ["eu"]', tenant())
     assert mesh.ground.carried_by(EU) == {"de", "eu"}
     assert mesh.ground.confined_to(EU) == {"eu"}
-    assert mesh.keys == {key_hash("sk-1"): ("eu",)} == {KEY: ("eu",)}
+    assert mesh.keys == {key_hash("sk-1"): KeyHolder("acme", ("eu",))} == {KEY: ("acme", ("eu",))}
 
 
 def test_who_is_not_asked_carries_nothing_for_those_who_do_not_ask():

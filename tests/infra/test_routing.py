@@ -65,6 +65,8 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ),
         ("proactive = { idle_share = 2.0 }", "idle_share: must be at most 1"),
         ("own_ttft_goal_ms = 0", "own_ttft_goal_ms: must be at least 1"),
+        ("queue_delay_s_max = -1", "queue_delay_s_max: must be at least 0"),
+        ("queue_delay_s_max = nan", "queue_delay_s_max: must be a finite number"),
         ('policy_by_priority = {hgh = "mesh"}', 'no class "hgh"; there are high, normal, low'),
         ('policy_by_priority = "mesh"', 'write a table, like { low = "least-load" }'),
     ],

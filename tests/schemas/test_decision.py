@@ -15,6 +15,7 @@ from schemas.decision import (
     encode_decision,
     header_value,
     rounded,
+    without_matches,
 )
 from schemas.wire import WireError
 from tests.schemas.strategies import DECISIONS
@@ -115,3 +116,23 @@ def test_a_term_that_is_no_number_reads_as_unknown(number):
     )
     assert json.loads(header_value(made))["candidates"][0]["terms"] == {"rtt_s": None}
     assert decode_decision(encode_decision(made)).candidates[0].terms == {"rtt_s": None}
+
+
+def test_a_receipt_without_matches_tells_nothing_of_prompts():
+    terms = {"rtt_s": 0.0, "prefill_s": 0.1}
+    here = Candidate(
+        name="us-1", kind=CandidateKind.REPLICA, available=True, seconds=0.1, terms=terms,
+        matched_tokens=20, pending=3,
+    )  # fmt: skip
+    there = replace(here, name="us-0", seconds=0.9, matched_tokens=0)
+    decision = Decision(
+        request="r", region="us", policy="mesh", placement=Placement.LOCAL, replica="us-1",
+        reason="first token in 0.1 s", candidates=(here, there), considered=2,
+    )  # fmt: skip
+    shown = without_matches(decision)
+    assert [one.name for one in shown.candidates] == ["us-0", "us-1"], "not in order of price"
+    for one in shown.candidates:
+        assert (one.matched_tokens, one.seconds, one.terms, one.pending) == (None, None, {}, 3)
+    assert (shown.replica, shown.considered) == ("us-1", 2)
+    assert "0.1" not in shown.reason
+    assert decode_decision(encode_decision(shown)) == shown

@@ -25,9 +25,11 @@ from mesh.core.federation.guests import Guests
 from mesh.core.placing.placement import Place, Placer
 from mesh.core.region.replica import Replica
 from mesh.core.region.replicas import ReplicaTable
+from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.line import Line
+from mesh.core.waiting.queue_delay import QueueDelay
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 
@@ -42,12 +44,14 @@ class ForeignWork:
         placer: Placer,
         line: Line,
         guests: Guests,
+        delay: QueueDelay,
     ) -> None:
         self._goal_s = settings.own_ttft_goal_s
         self._replicas = replicas
         self._placer = placer
         self._line = line
         self._guests = guests
+        self._delay = delay
 
     def place(self, request: Request, now: float, *, draining: bool) -> Place | Refusal:
         """The local replica or other region it goes to, or that it may wait, or why not."""
@@ -63,9 +67,10 @@ class ForeignWork:
             return place
         if place.placement is not Placement.LOCAL:
             why = self._placer.forbids_here(request)
-            if why is None and may_wait and not self._guests.is_full:
-                return place
-            return why or Refusal.NO_REPLICA
+            if why is not None or not may_wait or self._guests.is_full:
+                return why or Refusal.NO_REPLICA
+            crowded = self._delay.crowded(Inflight(request), place, now)  # its wait at home counts
+            return place if crowded is None else Refusal.NO_REPLICA
         if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
             return Refusal.OWN_WORK
         return place

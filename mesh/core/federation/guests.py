@@ -40,7 +40,7 @@ class Guests:
         self._say_held(request, now)
 
     def check(self, request: Request, now: float) -> None:
-        """A tick: say so again, if it is time."""
+        """A tick: say so again, if it is a guest and time."""
         if now - self._said_at.get(request.key, now) >= HELD_S:
             self._say_held(request, now)
 

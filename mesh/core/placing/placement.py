@@ -54,7 +54,7 @@ class Place(NamedTuple):
     policy: str
     by_choice: bool = False  # held though somebody was free: others in line may be placed
     prefill_tokens: int = 0  # of the prompt, not believed to be held there
-    first_token: FirstToken | None = None  # held: where soonest; placed: if it has an SLO
+    first_token: FirstToken | None = None  # held: where soonest; placed: by a peer or SLO
     may_queue: bool = False  # it was chosen with what is pending there in view
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
@@ -295,7 +295,7 @@ class Placer:
             choice.reason,
             brain.name,
             prefill_tokens=_prefill_tokens(request, choice),
-            first_token=None if request.slo_ttft_s is None else choice.first_token,
+            first_token=choice.first_token if target.peer or request.slo_ttft_s else None,
             may_queue=policy.judges_load or self._pushes_past_pending,
             candidates=candidates,
             considered=considered,

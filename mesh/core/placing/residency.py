@@ -21,7 +21,7 @@ from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.request import Request
 from schemas.exchange import Refusal
 from schemas.ids import RegionId
-from schemas.residency import NOTHING, Ground, Label, labels_text, narrowed
+from schemas.residency import NOTHING, Ground, Label, Labels, labels_text, narrowed
 
 # Why a candidate in a receipt could not be chosen.
 EXCLUDED = "residency"  # it is not on that ground
@@ -44,9 +44,13 @@ class Residency:
 
         What came from another region entered there, and is confined by what it says alone.
         """
-        if not request.residency and not self._confined:
+        return self.wanted_by(request.residency, is_foreign=bool(request.hops))
+
+    def wanted_by(self, labels: Labels, *, is_foreign: bool) -> frozenset[Label] | None:
+        """The same of any request that says these labels."""
+        if not labels and not self._confined:
             return None
-        return narrowed(request.residency, NOTHING if request.hops else self._confined)
+        return narrowed(labels, NOTHING if is_foreign else self._confined)
 
     def of_replica(self, replica: Replica) -> Carried:
         """The labels it carries: of its region's, those that its agent vouches for."""

@@ -2,8 +2,9 @@
 
 The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash covers everything before it
 too, so one hash stands for the whole prefix up to its block's end, and equal hashes mean equal
-prefixes. The model and the tenant's salt are hashed first: prefixes of different models or tenants
-never meet, as they don't in the engine.
+prefixes. The model, the request's salt and its tenant are hashed first: prefixes of different
+models, salts or tenants never meet. In the engine they don't either, but for tenants, which it does
+not know.
 
 Hashes cross regions, so they are keyed BLAKE2b (RFC 7693), not a checksum: without the mesh's
 secret nobody can turn them back into text, nor even test a guess. Whoever has the secret can
@@ -190,12 +191,17 @@ def prompt_text(body: Mapping[str, Any], *, chat: bool) -> PromptText:
     return PromptText(b"".join(written.pieces), tuple(written.parts), response_format is None)
 
 
-def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tuple[int, ...]:
-    """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX."""
+def block_hashes(
+    text: bytes, *, key: str, model: ModelId, salt: str = "", tenant: str = ""
+) -> tuple[int, ...]:
+    """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX.
+
+    `salt`: the request's own word. `tenant`: whose it is, which no request can say itself.
+    """
     end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
     if not end:
         return ()
-    chained = _chain(key, model, salt).copy()
+    chained = _chain(key, model, salt, tenant).copy()
     update, digest = chained.update, chained.digest
     digests = []
     for start in range(0, end, BLOCK_BYTES):
@@ -205,11 +211,15 @@ def block_hashes(text: bytes, *, key: str, model: ModelId, salt: str = "") -> tu
 
 
 @lru_cache(CHAINS_CACHED)
-def _chain(key: str, model: ModelId, salt: str) -> "hashlib.blake2b":
+def _chain(key: str, model: ModelId, salt: str, tenant: str) -> "hashlib.blake2b":
     """The state before the first block. Copy it: it is shared."""
     secret = hashlib.sha256(key.encode()).digest()  # of any length, where BLAKE2b takes 64 bytes
     whose = b"\x00".join((model.encode(), salt.encode("utf-8", "surrogatepass"), b""))
-    return hashlib.blake2b(whose, key=secret, digest_size=HASH_BYTES)
+    # A parameter of its own, because a salt may hold any bytes: none is taken for a tenant.
+    person = hashlib.sha256(tenant.encode()).digest()[: hashlib.blake2b.PERSON_SIZE]
+    return hashlib.blake2b(
+        whose, key=secret, digest_size=HASH_BYTES, person=person if tenant else b""
+    )
 
 
 class _Written:

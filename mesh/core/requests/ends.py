@@ -13,8 +13,9 @@ from mesh.core.placing.placement import Place, Placer
 from mesh.core.requests.attempts import Attempts
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.request import Request
-from mesh.core.waiting.admission import RETRY_AFTER_S_MAX, Admission, Late
+from mesh.core.waiting.admission import Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
+from mesh.core.waiting.returns import RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
@@ -85,6 +86,17 @@ class Ends:
         """A peer's request is not taken, or not kept; `inbox` is where its router hears of it."""
         self._effects.append(fx.RefusePeer(request.key, inbox, why, self._fresh(now)))
 
+    def shed_if_too_late(self, record: Inflight, place: Place | None, now: float) -> bool:
+        """Whether it is over: it would miss its objective, or, without one, wait for too long."""
+        late = self._admission.late(record, place, now)
+        why = late or self._admission.delay.crowded(record, place, now)
+        if why is None:
+            return False
+        joins = place is not None and place.target is None and record.held_since is None
+        because = f"{place.reason}: " if joins and place is not None else ""
+        self.shed(record, place, f"{because}{why}", now, late)
+        return True
+
     def shed(
         self,
         record: Inflight,
@@ -93,7 +105,7 @@ class Ends:
         now: float,
         late: Late | None = None,
     ) -> None:
-        """Refuse it with its receipt, and say when those before it will be gone."""
+        """Refuse it with its receipt, and say when to come back."""
         self._given_up(record, place, why, now)
         retry_after_s = self._admission.retry_after_s(record.request, late, now)
         self.fail(record, now, Fault.SATURATED, f"no room in time: {why}", retry_after_s)

@@ -8,6 +8,7 @@ from mesh.core.placing.residency import Residency
 from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_queue import Kind
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, RegionId
 from schemas.state import ModelCard
@@ -69,6 +70,31 @@ class Outlook:
             and peer.ready(request.model, wanted) > 0
             for region, peer in self._peers
         )
+
+    def serving(self, kind: Kind, now: float, enough: int = 1) -> int:
+        """Replicas, here and in other regions, that serve requests of this kind, free or not.
+
+        Counted as far as `enough`. 0 while the bus is away; replicas that the router is blind to
+        are not counted, for what they do can't be seen.
+        """
+        model, labels, is_foreign = kind
+        replicas, takes = self._replicas, self._residency
+        if not replicas.bus.is_there:
+            return 0
+        wanted, found = takes.wanted_by(labels, is_foreign=is_foreign), 0
+        for replica in replicas.serving(model):
+            if found >= enough:
+                return found
+            found += (
+                replicas.serves(replica, model)
+                and takes.takes_replica(wanted, replica)
+                and not replicas.is_blind_to(replica, now)
+            )
+        if int(is_foreign) < self._settings.hops_max:
+            for region, peer in self._peers:
+                if found < enough and takes.takes_peer(wanted, region, peer):
+                    found += peer.ready(model, wanted)
+        return found
 
     def unserved_because(self, record: Inflight) -> str | None:
         """Why nobody at all may serve it, or None if somebody will have room."""

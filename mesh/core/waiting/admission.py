@@ -13,24 +13,30 @@ with expected, in seconds from now, as far as it is known:
   + the rest    of the cheapest first token, by the policy: round trip, prefill, …
 
 Line and engine queue drain side by side, so the longer of the two counts and not their sum. At a
-cold start neither is known and nobody is shed. Rejected: shedding by length of the queue alone
+cold start neither is known and nobody is shed. Who says no objective may wait as long as the
+region's limit allows (`queue_delay.py`). Rejected: shedding by length of the queue alone
 (it knows no seconds), and never shedding early (a client learns at its deadline what was known
 at arrival; that is how queues fill with requests that are answered too late for anyone).
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import NamedTuple
 
 from mesh.core.placing.placement import Place
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.request import Request
-from mesh.core.waiting.hold_queue import HoldQueue
+from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_queue import HoldQueue, Kind
 from mesh.core.waiting.pace import Pace
+from mesh.core.waiting.queue_delay import QueueDelay
 from mesh.core.waiting.rate import Rate
+from mesh.core.waiting.returns import Returns
 from schemas.ids import ModelId
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.
 SLO_MARGIN = 1.5
-RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 MODELS_MAX = 256  # lines whose pace is remembered; a mesh serves far fewer models
 BEGUN_WINDOW_S = 10.0
 
@@ -48,16 +54,37 @@ class Late(NamedTuple):
 class Admission:
     """Watches the lines move; decides nothing by itself."""
 
-    def __init__(self, held: HoldQueue) -> None:
+    def __init__(
+        self,
+        held: HoldQueue,
+        settings: RouterSettings,
+        dice: Random,
+        serving: Callable[[Kind, float, int], int],
+    ) -> None:
+        """`serving`: how many replicas serve that kind of requests, as far as the last argument."""
         self._held = held
+        self._dice = dice
+        self._serving = serving
         self._paces: dict[ModelId, Pace] = {}
+        self._returns: dict[ModelId, Returns] = {}
+        self.delay = QueueDelay(settings.queue_delay_s_max, held, self._line_s, serving)
         self._begun = Rate(BEGUN_WINDOW_S)
 
     def waits(self, request: Request, now: float) -> None:
         """It has joined the line."""
         if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
-            del self._paces[next(iter(self._paces))]
+            oldest = next(iter(self._paces))
+            del self._paces[oldest]
+            self._returns.pop(oldest, None)
         self._paces.setdefault(request.model, Pace()).waits(now)
+
+    def look(self, now: float) -> None:
+        """A tick: a line that nobody serves does not move, which says nothing of its pace."""
+        served = {kind[0] for kind in self._held.held_kinds if self._serving(kind, now, 1)}
+        for model in self._held.models():
+            if (pace := self._paces.get(model)) is not None:
+                (pace.waits if model in served else pace.nobody_waits)(now)
+        self.delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
         """It has left the line for an attempt."""
@@ -107,13 +134,26 @@ class Admission:
         return place._replace(reason=f"{place.reason}; first token expected in {expected_s:.3f} s")
 
     def retry_after_s(self, request: Request, late: Late | None, now: float) -> float:
-        """When those before it will be gone at the present pace; when it would be in time."""
-        ahead = self._held.ahead(request)
-        pace = self._pace_per_s(request.model, now)
-        wait_s = ahead / pace if pace > 0.0 else RETRY_AFTER_S_MAX
-        if late is not None:
-            wait_s = max(wait_s if ahead else 0.0, late.expected_s - late.slo_s)
-        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, wait_s))
+        """Whole seconds until it should come back; it is expected back then.
+
+        When it could join the line, or, with an objective, when those before it are gone and it
+        would be in time; and behind those who were told to come back before.
+        """
+        ahead = self._held.ahead(replace(request, arrived_at=now)) - (request in self._held)
+        pace_per_s = self._pace_per_s(request.model, now)
+        wait_s: float | None = 0.0
+        if ahead:
+            wait_s = ahead / pace_per_s if pace_per_s > 0.0 else None
+        if wait_s is not None and late is not None:
+            wait_s = max(wait_s, late.expected_s - late.slo_s)
+        elif wait_s is not None and request.slo_ttft_s is None:
+            place_s = 1.0 / pace_per_s if ahead and self._held.is_full else 0.0
+            wait_s = max(place_s, wait_s - self.delay.limit_s)
+        if request.model in self._paces:
+            returns = self._returns.setdefault(request.model, Returns())
+        else:
+            returns = Returns()
+        return returns.after_s(wait_s, pace_per_s, now, self._dice)
 
     def _line_s(self, request: Request, now: float) -> float | None:
         pace = self._paces.get(request.model)

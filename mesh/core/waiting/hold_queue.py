@@ -8,7 +8,7 @@ group is next.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import merge
 
 from mesh.core.requests.request import Request
@@ -40,6 +40,9 @@ class HoldQueue:
         self._alike: dict[Kind, int] = {}
         self._untried: dict[Priority, Line] = {priority: [] for priority in LOWEST_FIRST}
 
+    def __contains__(self, request: Request) -> bool:
+        return request.key in self._group_of
+
     def __len__(self) -> int:
         return len(self._group_of)
 
@@ -61,11 +64,21 @@ class HoldQueue:
         """How many different kinds of requests are held."""
         return len(self._alike)
 
+    @property
+    def held_kinds(self) -> Collection[Kind]:
+        """Which ones."""
+        return self._alike.keys()
+
     def ahead(self, request: Request) -> int:
         """Those held for its model who stand before that one, whether it is held or not."""
         place = standing(request), request.key
         lines = (lines.get(request.model, ()) for lines in self._lines.values())
         return sum(bisect_left(line, place) for line in lines)
+
+    def next_of(self, model: ModelId) -> Request | None:
+        """Whoever stands first in the line of that model; None if nobody waits."""
+        lines = (lines[model] for lines in self._lines.values() if model in lines)
+        return min((line[0] for line in lines), default=(0.0, 0, None))[2]
 
     def newest_below(self, priority: Priority) -> Request | None:
         """Who came last of the lowest class, if that is lower than `priority`.

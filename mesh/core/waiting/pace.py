@@ -1,7 +1,8 @@
 """How fast a line moves: releases per second of the time in which somebody stood in it.
 
 A rate over all time would say what was asked for, not what can be had: after a quiet hour it is
-near zero, and the first request that has to wait would be told to come back in a minute.
+near zero, and the first request that has to wait would be told to come back in a minute. Counting
+begins with the first release: the wait for that one is for those who went before there was a line.
 """
 
 WINDOW_S = 10.0  # of waiting: what lies further back fades
@@ -25,8 +26,11 @@ class Pace:
 
     def released(self, now: float) -> None:
         """Somebody who waited has got a place."""
-        self._count_to(now)
-        self._releases += 1.0
+        if not self._seen:
+            self._since = now
+        else:
+            self._count_to(now)
+            self._releases += 1.0
         self._seen += 1
 
     def nobody_waits(self, now: float) -> None:
@@ -42,7 +46,7 @@ class Pace:
         return self._releases / self._busy_s
 
     def _count_to(self, now: float) -> None:
-        if self._since is None:
+        if self._since is None or not self._seen:
             return
         self._busy_s += now - self._since
         self._since = now

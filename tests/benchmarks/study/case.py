@@ -58,6 +58,9 @@ class Case:
         return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
+NO_DELAY_LIMIT = "queue_delay_s_max=0"
+
+
 def fleet(total: int, regions: Iterable[str] = REGIONS) -> dict[RegionId, int]:
     """Replicas dealt out evenly, the first regions getting what is left over."""
     names = [RegionId(region) for region in regions]
@@ -73,7 +76,12 @@ def case(
     world: Mapping[str, Any] | None = None,
     **scenario: Any,
 ) -> Case:
-    """A case from a scenario's own fields. Raises ValidationError for one that can't be."""
+    """A case from a scenario's own fields. Raises ValidationError for one that can't be.
+
+    No system has a limit of queue delay unless the case gives one: the studies compare where
+    requests are placed, on the same requests, and the systems that they stand for refuse none.
+    """
+    scenario["setting"] = (NO_DELAY_LIMIT, *scenario.get("setting", ()))
     settings = SimSettings(
         hold_order=system.hold_order,
         regions=[{str(region): count for region, count in replicas.items()}],

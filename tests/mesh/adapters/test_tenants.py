@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.residency import key_hash
+from infra.residency import KeyHolder, key_hash
 from mesh.adapters.problem import Problem
 from mesh.adapters.tenants import Tenants
 from schemas.http import H_RESIDENCY, Fault
@@ -11,7 +11,7 @@ from schemas.residency import ground
 
 US, EU, FR = RegionId("us"), RegionId("eu"), RegionId("fr")
 GROUND = ground({US: ("us",), EU: ("eu",), FR: ("eu", "fr")}, {FR: ("eu", "fr")})
-KEYS = {key_hash("acme"): ("eu", "us")}
+KEYS = {key_hash("acme"): KeyHolder("acme", ("eu", "us"))}
 ACME = {"authorization": "Bearer acme"}
 
 
@@ -66,3 +66,18 @@ def test_the_key_itself_is_in_no_message():
     with pytest.raises(Problem) as caught:
         said(FR, "us", **ACME)
     assert "acme" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        (ACME, "acme"),
+        ({"authorization": "bearer  acme"}, "acme"),
+        ({"authorization": "Bearer other"}, ""),
+        ({"authorization": "Basic acme"}, ""),
+        ({}, ""),
+    ],
+)
+def test_whose_it_is_says_the_key(headers, tenant):
+    assert Tenants(US, GROUND, KEYS).tenant(headers) == tenant
+    assert Tenants(US, GROUND, {}).tenant(headers) is None, "where none are listed"

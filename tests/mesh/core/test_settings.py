@@ -17,6 +17,7 @@ MAY_BE_ZERO = {
     "siblings_bytes_per_s",
     "lease_s",
     "warm_idle_share",
+    "queue_delay_s_max",
 }
 
 

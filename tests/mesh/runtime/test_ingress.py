@@ -87,6 +87,17 @@ def test_the_salt_is_read_from_the_body_as_at_home():
     assert not set(read().prompt.hashes) & set(read(SALTED).prompt.hashes)
 
 
+def test_the_tenant_is_the_asking_router_s_word_and_no_text_but_a_name():
+    told = [read(**{exchange.H_TENANT: name}).prompt.hashes for name in ("acme", "beta")]
+    assert not set(read().prompt.hashes) & {*told[0], *told[1]}
+    assert not set(told[0]) & set(told[1])
+    text = b"x" * 1000
+    assert told[0] == PromptReader("key").read("tiny", text, "", "acme").hashes
+    for name in ("Acme", "a b", "x" * 33):
+        with pytest.raises(IngressInvalid, match=exchange.H_TENANT):
+            read(**{exchange.H_TENANT: name})
+
+
 @pytest.mark.parametrize("name", [exchange.H_DEADLINE_MS, exchange.H_HOPS, exchange.H_SLO_TTFT_MS])
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "nan", "9" * 40, "9" * 400, "9" * 5000, "²"])
 def test_a_number_that_nobody_can_reckon_with_is_refused(name, text):

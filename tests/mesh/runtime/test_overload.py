@@ -95,3 +95,23 @@ async def test_who_judges_load_may_give_a_busy_replica_more(nats_server):
         decision = orjson.loads(headers["x-mesh-decision"])
         assert (status, decision["placement"], len(engine.seen)) == (200, "local", 1)
         assert decision["candidates"][0]["pending"] >= 5
+
+
+async def test_a_line_that_does_not_move_takes_nobody_more_and_its_first_waits_on(nats_server):
+    """Nobody said an objective but the last; one replica, so one may wait for a long job."""
+    limit_s = 0.2
+    async with full_region(nats_server, queue_delay_s_max=limit_s) as (mesh, engine):
+        first = asyncio.create_task(post(mesh, chat()))
+        await until_held(mesh, 1)
+        core, clock = mesh.routers["us"].core, asyncio.get_running_loop().time
+        [held] = core.held
+        await mesh.until(lambda: clock() - held.arrived_at > 2 * limit_s, "its wait to be long")
+        status, body, headers = await post(mesh, chat())
+        error = orjson.loads(body)["error"]
+        assert (status, error["code"]) == (429, "saturated")
+        assert "is longer than the limit of 0.2 s" in error["message"]
+        assert 1 <= int(headers["retry-after"]) <= 60
+        patient = asyncio.create_task(post(mesh, chat(), **{"x-mesh-slo-ttft-ms": "60000"}))
+        await until_held(mesh, 2)
+        engine.waiting = 0
+        assert [(await one)[0] for one in (first, patient)] == [200, 200]

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from infra.residency import key_hash
+from infra.residency import KeyHolder, key_hash
 from infra.topology import parse
 from mesh.core.gossip.told import Origin
 from schemas import exchange, subjects, wire
@@ -25,7 +25,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.timeout(120)
 
 TABLES = {"eu": 'residency = ["eu"]\nconfined_to = ["eu"]', "us": 'residency = ["us"]'}
-KEYS = {key_hash("acme-key"): ("us",)}
+KEYS = {key_hash("acme-key"): KeyHolder("acme", ("us",))}
 SETTINGS = {"policy": "skywalker", "peer_reply_s": 20.0} | PATIENT
 HOLD_S = 1.0
 SHED_SOON = {"hold_s_max": HOLD_S}

@@ -121,3 +121,9 @@ def test_warming_needs_a_policy_that_follows_prefixes():
         TopologyError, match=r"^mesh\.toml: regions\.us\.routing\.proactive: policy 'least-load'"
     ):
         router_settings(chosen, US)
+
+
+def test_how_long_a_line_may_be_is_the_operators():
+    chosen = topology(whole="queue_delay_s_max = 30", us="queue_delay_s_max = 0")
+    us, eu = router_settings(chosen, US), router_settings(chosen, EU)
+    assert (us.queue_delay_s_max, eu.queue_delay_s_max) == (0.0, 30.0)

@@ -8,6 +8,7 @@ import pytest
 from mesh.core.policies.base import Choice, Layered, Target
 from mesh.core.region.pushing import BLIND
 from mesh.core.requests.request import Request
+from mesh.core.settings import RouterSettings
 from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.rtt import RttTable
@@ -304,8 +305,27 @@ def test_with_more_hops_everything_still_ends_once_and_nothing_comes_back(policy
     sa = RegionId("sa")
     pairs = combinations((US, EU, AP, sa), 2)
     rtt = RttTable({pair: 50.0 + 30.0 * number for number, pair in enumerate(pairs)})
-    fleet = config({US: 1, EU: 1, AP: 1, sa: 1}, policy=policy, hops_max=3, rtt=rtt, jitter_s=0.01)
+    regions = {US: 1, EU: 1, AP: 1, sa: 1}
+    fleet = config(
+        regions, policy=policy, hops_max=3, rtt=rtt, jitter_s=0.01, queue_delay_s_max=0.0
+    )
     world = played(steady(400, 0.02, US, US, EU, prompt=300), fleet)
     told = report(world, Workload(name="test"))
     assert told["ok"] == told["requests"] == 400
     assert leftovers(world) == {}
+
+
+@pytest.mark.parametrize("policy", ["mesh", "skywalker", "least-load"])
+def test_at_five_times_what_engines_can_do_most_are_refused_at_once_and_the_rest_in_time(policy):
+    """3.3 prompts a second can be computed, 16.7 come; nobody says an objective."""
+    world, ends = World(steady(500, 0.06, US, prompt=300), config({US: 1}, policy=policy)), []
+    world.ledger.watch = lambda ask, answered, now: ends.append((ask, answered, now - ask.asked_at))
+    world.run()
+    limit_s = RouterSettings().queue_delay_s_max
+    ttft_s = [ask.first_at - ask.asked_at for ask, _, _ in ends if ask.first_at is not None]
+    refused = [(answered, after_s) for ask, answered, after_s in ends if ask.first_at is None]
+    assert len(ttft_s) > 0.9 * (30.0 + limit_s) / prefill_s(300), "engines were not idle"
+    assert max(ttft_s) < 1.5 * limit_s
+    assert sorted(after_s for _, after_s in refused)[int(0.9 * len(refused))] < 0.1
+    assert all(1.0 <= answered.retry_after_s <= 60.0 for answered, _ in refused)
+    assert len(ttft_s) + len(refused) == 500

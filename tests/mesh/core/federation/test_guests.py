@@ -141,3 +141,16 @@ def test_a_guest_that_waits_when_the_bus_returns_goes_on_waiting(region):
     region.ask(foreign(1))
     region.core.handle(ev.BusReturned(), 0.1)
     assert placed(region.hear(0.2, **IDLE)) == [(1, "inbox-1")]
+
+
+def test_the_limit_of_waiting_holds_for_guests_with_what_they_waited_at_home():
+    region = Region(queue_delay_s_max=10.0)
+    region.hear(**BUSY)
+    for key in (1, 2):
+        assert of(fx.TellHeld, region.ask(foreign(key), 0.0))
+    now = 10.5  # nobody was let go: who came first stands for the line
+    region.hear(now, **BUSY)
+    refused = of(fx.RefusePeer, region.ask(foreign(3, arrived_at=now), now))
+    assert [(r.key, r.reason) for r in refused] == [(3, Refusal.NO_REPLICA)]
+    assert of(fx.TellHeld, region.ask(foreign(4, arrived_at=-20.0), now)), "it goes first"
+    assert of(fx.RefusePeer, region.ask(foreign(5, arrived_at=-10.0), now)), "it has waited"

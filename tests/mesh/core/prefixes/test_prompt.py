@@ -362,3 +362,17 @@ def test_a_response_format_counts_at_the_end_and_teaches_nothing(chat):
     assert estimate.prompt(PromptText(b"x" * 400), ()).tokens == 100
     estimate.observe(TextSize(400), 10)
     assert estimate.prompt(PromptText(b"x" * 400), ()).tokens < 100
+
+
+def test_prompts_of_different_tenants_share_nothing_and_no_salt_is_taken_for_a_tenant():
+    text = b"a" * 4 * BLOCK_BYTES
+
+    def of(tenant, salt=""):
+        return block_hashes(text, key="k", model=MODEL, salt=salt, tenant=tenant)
+
+    assert of("acme") == of("acme")
+    others = [of(""), of("acme"), of("beta"), of("acme", "s"), of("", "s"), of("", "acme")]
+    others += [of("", "\x00acme"), of("", "acme\x00"), of("", "s\x00acme")]
+    firsts = {hashes[0] for hashes in others}
+    assert len(firsts) == len(others)
+    assert of("") == block_hashes(text, key="k", model=MODEL), "as before there were tenants"

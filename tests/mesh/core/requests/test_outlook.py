@@ -8,6 +8,7 @@ from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.outlook import RETURN_S, Outlook
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.hold_queue import kind_of
 from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
@@ -158,3 +159,23 @@ def test_only_the_doubtful_are_looked_at(view):
     view.replicas.see(beat("a", 2), 10.0)
     found = view.outlook.doubtful([fine, quiet, late, held, lost], 10.0)
     assert [id(one) for one in found] == [id(late), id(held), id(lost)]
+
+
+def test_replicas_here_and_elsewhere_that_serve_a_kind_are_counted_as_far_as_asked():
+    view = View()
+    ours, guests = kind_of(request(1)), kind_of(foreign(1))
+    assert [view.outlook.serving(ours, 0.1, enough) for enough in (1, 9)] == [1, 1 + 4]
+    assert view.outlook.serving(guests, 0.1, 9) == 1, "it goes no further"
+    assert view.outlook.serving(kind_of(request(1, model=ModelId("other"))), 0.1) == 0
+    view.replicas.see(beat("a", 2, state=ReplicaState.DRAINING), 0.1)
+    assert view.outlook.serving(guests, 0.1) == 0
+    view.replicas.bus.lost(0.2)
+    assert view.outlook.serving(ours, 0.2) == 0
+
+
+def test_of_replicas_that_nobody_hears_nothing_can_be_expected():
+    view = View()
+    view.replicas.see(beat("b"), 0.0)
+    kind, late_s = kind_of(foreign(1)), RouterSettings().heartbeat_late_s
+    assert view.outlook.serving(kind, late_s, 9) == 2
+    assert view.outlook.serving(kind, late_s + 0.1, 9) == 0

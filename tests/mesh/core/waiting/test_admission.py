@@ -1,5 +1,7 @@
 """Admission: what is expected, what is too late, and a Retry-After that is true."""
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,14 +9,10 @@ from hypothesis import strategies as st
 from mesh.core.placing.placement import Place
 from mesh.core.policies.base import FirstToken
 from mesh.core.requests.inflight import Inflight
-from mesh.core.waiting.admission import (
-    RETRY_AFTER_S_MAX,
-    RETRY_AFTER_S_MIN,
-    SLO_MARGIN,
-    Admission,
-    Late,
-)
+from mesh.core.settings import RouterSettings
+from mesh.core.waiting.admission import SLO_MARGIN, Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
+from mesh.core.waiting.returns import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from tests.mesh.core.build import request
@@ -25,9 +23,13 @@ PACE_PER_S = 2.0
 class Door:
     """A line that has moved at PACE_PER_S, with `waiting` in it since time 0."""
 
-    def __init__(self, waiting=0, *, moved=True):
+    def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1):
         self.held = HoldQueue(1000)
-        self.admission = Admission(self.held)
+        self.serving = serving
+        settings = RouterSettings(queue_delay_s_max=limit_s)
+        self.admission = Admission(
+            self.held, settings, Random(1), lambda kind, now, enough: min(self.serving, enough)
+        )
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
             self.put(request(key, arrived_at=0.0))
@@ -104,18 +106,55 @@ def test_an_objective_that_has_passed_is_missed_whatever_is_known():
     assert Door(moved=False).late(1.0, None, waited_s=1.0) == Late(1.0, 1.0)
 
 
+def is_told(after_s, wait_s):
+    """What it says for that wait, up to chance."""
+    return wait_s <= after_s <= (wait_s + 1) * (1 + JITTER_RATIO) + 1
+
+
 def test_retry_after_is_when_those_before_it_are_gone():
     door, asked = Door(9), request(999, arrived_at=50.0)
-    assert door.admission.retry_after_s(asked, None, door.now) == pytest.approx(9 / PACE_PER_S)
-    first = request(998, arrived_at=5.0, priority=Priority.HIGH)
-    assert door.admission.retry_after_s(first, None, door.now) == RETRY_AFTER_S_MIN
-    assert Door(500).admission.retry_after_s(asked, None, 5.0) == RETRY_AFTER_S_MAX
+    assert is_told(door.admission.retry_after_s(asked, None, door.now), 9 / PACE_PER_S)
+    door, first = Door(9), request(998, arrived_at=5.0, priority=Priority.HIGH)
+    assert is_told(door.admission.retry_after_s(first, None, door.now), 1.0)
+    assert LATEST_S <= Door(500).admission.retry_after_s(asked, None, 5.0) <= RETRY_AFTER_S_MAX
+
+
+def test_retry_after_is_when_the_line_is_short_enough_to_be_joined():
+    door, asked = Door(39, limit_s=10.0), request(999, arrived_at=5.0)
+    assert is_told(door.admission.retry_after_s(asked, None, door.now), 39 / PACE_PER_S - 10.0)
+
+
+def test_whoever_is_refused_and_was_held_is_not_before_itself():
+    door = Door(1)
+    [held] = door.held
+    assert is_told(door.admission.retry_after_s(held, None, door.now), 1.0)
 
 
 def test_retry_after_is_when_it_would_be_in_time():
-    door, asked = Door(), request(999, arrived_at=50.0)
-    assert door.admission.retry_after_s(asked, Late(12.0, 2.0), door.now) == pytest.approx(10.0)
-    assert Door(9).admission.retry_after_s(asked, Late(3.0, 2.0), 5.0) == pytest.approx(4.5)
+    asked = request(999, arrived_at=50.0, slo_ttft_s=2.0)
+    assert is_told(Door().admission.retry_after_s(asked, Late(12.0, 2.0), 5.0), 10.0)
+    assert is_told(Door(9).admission.retry_after_s(asked, Late(3.0, 2.0), 5.0), 4.5)
+
+
+def test_of_a_crowd_each_is_told_a_later_time():
+    door = Door(39, limit_s=10.0)
+    told = [
+        door.admission.retry_after_s(request(n, arrived_at=5.0), None, door.now)
+        for n in range(100, 160)
+    ]
+    for number, after_s in enumerate(told):
+        assert is_told(after_s, 39 / PACE_PER_S - 10.0 + number / PACE_PER_S)
+
+
+def test_a_line_that_nobody_serves_keeps_its_pace():
+    door, asked = Door(9), request(999, arrived_at=1000.0)
+    expected_s = door.admission.expected_s(asked, None, door.now)
+    door.serving = 0
+    door.admission.look(door.now)
+    assert door.admission.expected_s(asked, None, door.now + 900.0) == expected_s
+    door.serving = 1
+    door.admission.look(door.now + 900.0)
+    assert door.admission.expected_s(asked, None, door.now + 910.0) > 2 * expected_s
 
 
 def test_lines_of_different_models_have_their_own_pace():

@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.waiting.hold_order import HEAD_START_S, standing
+from mesh.core.waiting.hold_order import HEAD_START_S, HoldOrder, standing
 from mesh.core.waiting.hold_queue import LOWEST_FIRST, HoldQueue, kind_of
 from schemas.exchange import Priority
 from schemas.ids import ModelId
@@ -163,6 +164,23 @@ def test_kinds_are_models_on_one_ground():
     for one in held:
         queue.put(one)
     assert (queue.kinds, queue.alike(kind_of(held[0])), queue.alike(kind_of(held[1]))) == (2, 1, 2)
+    assert set(queue.held_kinds) == {kind_of(held[0]), kind_of(held[1])}
     queue.remove(held[1])
     queue.remove(held[2])
+    assert set(queue.held_kinds) == {kind_of(held[0])}
     assert (queue.kinds, queue.alike(kind_of(held[1]))) == (1, 0)
+
+
+@pytest.mark.parametrize("order", HoldOrder)
+def test_the_next_of_a_model_is_whoever_stands_first_in_any_group(order):
+    queue = HoldQueue(10, order.turns(lambda one: one.key / 10))
+    assert queue.next_of(MODEL) is None
+    held = [request(key, arrived_at=10.0 - key) for key in (1, 9, 5)]
+    for one in held:
+        assert one not in queue
+        queue.put(one)
+        assert one in queue
+    assert queue.next_of(MODEL) is held[1]
+    queue.remove(held[1])
+    assert queue.next_of(MODEL) is held[2]
+    assert queue.next_of(ModelId("other")) is None

@@ -1,0 +1,126 @@
+"""The limit of a wait: for newcomers, for those in line, and not for a long job or an outage."""
+
+import pytest
+
+from mesh.core.placing.placement import Place
+from mesh.core.policies.base import FirstToken
+from mesh.core.requests.inflight import Inflight
+from mesh.core.waiting.hold_queue import HoldQueue, kind_of
+from mesh.core.waiting.queue_delay import HELD_FACTOR, QueueDelay
+from schemas.decision import Placement
+from schemas.exchange import Priority
+from tests.mesh.core.build import MODEL, request
+
+LIMIT_S = 10.0
+
+
+class Line:
+    """`waiting` of a model since time 0, in a line that moves at `per_s`, if that is known."""
+
+    def __init__(self, waiting=0, per_s=None, serving=1, limit_s=LIMIT_S):
+        self.held, self.per_s, self.serving = HoldQueue(1000), per_s, serving
+        self.delay = QueueDelay(
+            limit_s, self.held, self._line_s, lambda kind, now, enough: min(self.serving, enough)
+        )
+        for key in range(waiting):
+            self.held.put(request(key))
+
+    def _line_s(self, one, now):
+        return None if self.per_s is None else (self.held.ahead(one) + 1) / self.per_s
+
+    def newcomer(self, now=0.0, place=None, **fields):
+        asked = request(999, arrived_at=now, **fields)
+        return self.delay.crowded(Inflight(asked), place, now)
+
+    def held_one(self, now, key):
+        record = Inflight(request(key))
+        record.hold(0.0)
+        return self.delay.crowded(record, None, now)
+
+
+def place(queue_s, placement=Placement.HOLD):
+    target = None if placement is Placement.HOLD else "eu"
+    return Place(placement, target, "", "mesh", first_token=FirstToken(queue_s + 1.0, queue_s))
+
+
+def test_a_newcomer_is_refused_where_the_line_is_longer_than_the_limit():
+    assert Line(99, per_s=10.0).newcomer() is None
+    crowded = Line(100, per_s=10.0).newcomer()
+    assert (crowded.wait_s, crowded.limit_s) == (pytest.approx(10.1), LIMIT_S)
+    assert str(crowded) == "a wait of 10.1 s is longer than the limit of 10 s"
+
+
+def test_without_a_limit_or_with_an_objective_nobody_is_refused_for_it():
+    assert Line(900, per_s=1.0, limit_s=0.0).newcomer() is None
+    assert Line(900, per_s=1.0).newcomer(slo_ttft_s=30.0) is None
+
+
+def test_a_higher_class_joins_where_a_lower_one_may_not():
+    line = Line(100, per_s=10.0)
+    told = [line.newcomer(priority=priority) is None for priority in Priority]
+    assert told == [True, False, False]
+
+
+def test_before_the_pace_is_known_the_first_in_line_stands_for_it():
+    line = Line(5)
+    assert line.newcomer(now=LIMIT_S) is None
+    assert line.newcomer(now=LIMIT_S + 0.1).wait_s == pytest.approx(LIMIT_S + 0.1)
+
+
+def test_what_the_policy_knows_of_queues_counts_where_it_is_more():
+    line = Line(5, per_s=10.0)
+    assert line.newcomer(place=place(9.0)) is None
+    assert line.newcomer(place=place(11.0)).wait_s == pytest.approx(11.0)
+
+
+def test_who_goes_to_a_peer_waits_there_and_not_here():
+    peer = Placement.PEER
+    assert Line(500, per_s=10.0).newcomer(place=place(9.0, peer)) is None
+    assert Line(5, per_s=10.0).newcomer(place=place(11.0, peer)) is not None
+
+
+def test_who_was_let_in_is_refused_when_the_line_has_become_slow():
+    line = Line(50, per_s=10.0)
+    assert [line.held_one(LIMIT_S + 0.1, key) for key in (1, 49)] == [None, None]
+    line.per_s = 2.0
+    assert line.held_one(LIMIT_S - 0.1, 49) is None, "its limit has not passed"
+    assert line.held_one(LIMIT_S + 0.1, 49).wait_s == pytest.approx(LIMIT_S + 0.1 + 25.0)
+    assert line.held_one(LIMIT_S + 0.1, 15) is None, "it will be served within twice the limit"
+
+
+def test_in_a_line_that_never_moved_twice_the_limit_is_the_end():
+    line, end_s = Line(5), HELD_FACTOR * LIMIT_S
+    assert line.held_one(end_s, 4) is None
+    assert line.held_one(end_s + 0.1, 4) is not None
+
+
+def test_as_many_as_there_are_replicas_may_wait_for_a_long_job():
+    line = Line(3, per_s=0.01, serving=3)
+    assert [line.held_one(50.0, key) for key in range(3)] == [None] * 3
+    assert line.newcomer() is not None
+    line.serving = 4
+    assert line.newcomer() is None
+
+
+def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
+    line = Line(5, per_s=10.0, serving=0)
+    line.per_s = 0.1
+    assert line.newcomer(now=40.0) is None
+    for now in (10.0, 40.0):
+        line.delay.look(now)
+        assert line.held_one(now, 4) is None
+    line.serving, line.per_s = 1, 0.5
+    line.delay.look(40.1)
+    assert line.held_one(40.0 + LIMIT_S, 4) is None
+    assert line.held_one(40.1 + LIMIT_S, 4).wait_s == pytest.approx(LIMIT_S + 0.1 + 10.0)
+    for key in range(5):
+        line.held.remove(request(key))
+    line.delay.look(60.0)
+    assert line.delay._unserved_at == {}, "of nobody who is held"
+
+
+def test_it_knows_the_kinds_that_are_held():
+    line = Line(2, serving=0)
+    line.held.put(request(7, residency=("eu",)))
+    line.delay.look(1.0)
+    assert line.delay._unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
