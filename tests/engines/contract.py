@@ -72,6 +72,7 @@ class EngineContract:
     """Inherit it in a module with a fixture `mesh` of two equal engines."""
 
     too_long_says = "context"  # of the engine's own answer
+    slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -183,14 +184,21 @@ class EngineContract:
         await mesh.until_ready()
         await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
 
-    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(self, mesh):
+    @pytest.mark.parametrize("begun", [False, True], ids=["unbegun", "begun"])
+    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(
+        self, mesh, begun
+    ):
         engine = mesh.engines["us-0"]
-        answers = [Asked() for _ in range(4 * engine.batch_max)]
+        chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
+        answers = [Asked() for _ in range(4 * engine.batch_max if begun else engine.batch_max)]
         streams = [
-            asyncio.create_task(mesh.ask(prompt(("kill", n), 60), 96, into=asked))
+            asyncio.create_task(mesh.ask(prompt(("kill", begun, n), chars), tokens, into=asked))
             for n, asked in enumerate(answers)
         ]
-        await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        if begun:
+            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        else:
+            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
         await engine.kill()
         await asyncio.gather(*streams)
         broken = [asked for asked in answers if not asked.whole]
@@ -198,7 +206,9 @@ class EngineContract:
         assert {asked.replica for asked in broken} <= {"us-0"}
         assert all(asked.begun for asked in broken), list(map(str, broken))
         assert len(broken) <= engine.batch_max
-        assert mesh.beats["us-0"].state is not ReplicaState.READY
+        await mesh.until(
+            lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+        )
 
         await engine.start()
         await mesh.until_ready()

@@ -23,8 +23,8 @@ from tests.engines.engine import MODEL, RealEngine
 from tests.support.nats_server import running_nats_server
 from tests.support.router_process import RouterProcess, router_process, runs
 
-ANSWER_WITHIN_S = 60.0
-STATE_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 40.0
+STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
 # The default policy weighs a cached prefix against speeds that it learns; on a busy machine those
 # are anything. A test of prefixes alone asks with this priority.
