@@ -52,8 +52,12 @@ class Asked:
         return self.status == 200 and not self.problem and self.stream.fault is None
 
     def __str__(self) -> str:
+        """For a test that fails."""
         fault = self.stream.fault if self.status == 200 else self.body.decode(errors="replace")
-        return f"{self.replica}: HTTP {self.status} {fault or 'whole'} {self.problem}"
+        places = (
+            [(each.name, each.why) for each in self.decision.candidates] if self.decision else ()
+        )
+        return f"{self.replica}: HTTP {self.status} {fault or 'whole'} {self.problem} {places}"
 
 
 class MeshOverEngines:
@@ -66,6 +70,7 @@ class MeshOverEngines:
         self._nats_url, self._processes = nats_url, processes
         self.engines: dict[str, RealEngine] = {}
         self.beats: dict[str, Heartbeat] = {}  # the last of each replica
+        self._last: Asked | None = None
 
     @property
     def url(self) -> str:
@@ -131,7 +136,8 @@ class MeshOverEngines:
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise AssertionError(
-                f"waited {STATE_WITHIN_S:g} s for {what}; heartbeats: {self.beats}"
+                f"waited {STATE_WITHIN_S:g} s for {what}; the last asked: {self._last}; "
+                f"heartbeats: {self.beats}"
             ) from None
 
     async def until_ready(self, *replicas: str) -> None:
@@ -152,7 +158,8 @@ class MeshOverEngines:
 
     async def _placed_on(self, names: set[str]) -> bool:
         """Whether the router considers all of these as places that it could choose."""
-        decision = (await self.ask("Who is there?", 1)).decision
+        self._last = await self.ask("Who is there?", 1)
+        decision = self._last.decision
         found = decision.candidates if decision else ()
         return names <= {place.name for place in found if place.available}
 
