@@ -28,7 +28,7 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 test: lint ## every check: style, types, layers, tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp and Dynamo's mocker (installs 7 GB once; minutes)
+test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines
 
