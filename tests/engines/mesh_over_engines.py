@@ -243,5 +243,6 @@ async def mesh_over(
         await asyncio.gather(*(engine.start() for engine in mesh.engines.values()))
         for replica, engine in mesh.engines.items():
             await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key))
+        await router.until_serves(0)
         await mesh.until_ready()
         yield mesh
