@@ -16,7 +16,7 @@ import pytest_asyncio
 from mesh.replay.stream import Fault
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import BY_PREFIX, Asked, MeshOverEngines, body
+from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
 
 WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
 KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
@@ -59,8 +59,10 @@ async def asked_directly(engine: RealEngine, number: int, tokens: int) -> AsyncI
 
 
 async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
+    """So many at once, placed on all replicas that can be had."""
     texts = [prompt((number, n), 60) for n in range(number)]
-    return await asyncio.gather(*(mesh.ask(text, tokens, **options) for text in texts))
+    asked = (mesh.ask(text, tokens, priority=BY_TURNS, **options) for text in texts)
+    return await asyncio.gather(*asked)
 
 
 def replicas(answers: list[Asked]) -> set[str | None]:
@@ -192,7 +194,9 @@ class EngineContract:
         chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
         answers = [Asked() for _ in range(4 * engine.batch_max if begun else engine.batch_max)]
         streams = [
-            asyncio.create_task(mesh.ask(prompt(("kill", begun, n), chars), tokens, into=asked))
+            asyncio.create_task(
+                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
+            )
             for n, asked in enumerate(answers)
         ]
         if begun:
