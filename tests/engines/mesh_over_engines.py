@@ -26,7 +26,7 @@ from tests.support.router_process import RouterProcess, router_process, runs
 ANSWER_WITHIN_S = 40.0
 STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
-# The default policy goes by speeds that it learns, and on a busy machine those are anything. A test of
+# The default policy goes by speeds that it learns; on a busy machine those are anything. A test of
 # prefixes alone, and one that needs work on every replica, ask with these priorities.
 BY_PREFIX, BY_TURNS = "low", "high"
 ROUTING = f'policy_by_priority = {{ {BY_PREFIX} = "prefix-tree", {BY_TURNS} = "round-robin" }}'
