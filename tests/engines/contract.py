@@ -16,7 +16,7 @@ import pytest_asyncio
 from mesh.replay.stream import Fault
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
-from tests.engines.mesh_over_engines import BY_PREFIX, Asked, MeshOverEngines, body
+from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
 
 WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
 KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
@@ -59,8 +59,10 @@ async def asked_directly(engine: RealEngine, number: int, tokens: int) -> AsyncI
 
 
 async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
+    """So many at once, placed on all replicas that can be had."""
     texts = [prompt((number, n), 60) for n in range(number)]
-    return await asyncio.gather(*(mesh.ask(text, tokens, **options) for text in texts))
+    asked = (mesh.ask(text, tokens, priority=BY_TURNS, **options) for text in texts)
+    return await asyncio.gather(*asked)
 
 
 def replicas(answers: list[Asked]) -> set[str | None]:
@@ -72,6 +74,7 @@ class EngineContract:
     """Inherit it in a module with a fixture `mesh` of two equal engines."""
 
     too_long_says = "context"  # of the engine's own answer
+    slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -183,14 +186,23 @@ class EngineContract:
         await mesh.until_ready()
         await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
 
-    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(self, mesh):
+    @pytest.mark.parametrize("begun", [False, True], ids=["unbegun", "begun"])
+    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(
+        self, mesh, begun
+    ):
         engine = mesh.engines["us-0"]
-        answers = [Asked() for _ in range(4 * engine.batch_max)]
+        chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
+        answers = [Asked() for _ in range(4 * engine.batch_max if begun else engine.batch_max)]
         streams = [
-            asyncio.create_task(mesh.ask(prompt(("kill", n), 60), 96, into=asked))
+            asyncio.create_task(
+                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
+            )
             for n, asked in enumerate(answers)
         ]
-        await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        if begun:
+            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        else:
+            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
         await engine.kill()
         await asyncio.gather(*streams)
         broken = [asked for asked in answers if not asked.whole]
@@ -198,7 +210,9 @@ class EngineContract:
         assert {asked.replica for asked in broken} <= {"us-0"}
         assert all(asked.begun for asked in broken), list(map(str, broken))
         assert len(broken) <= engine.batch_max
-        assert mesh.beats["us-0"].state is not ReplicaState.READY
+        await mesh.until(
+            lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+        )
 
         await engine.start()
         await mesh.until_ready()

@@ -23,13 +23,13 @@ from tests.engines.engine import MODEL, RealEngine
 from tests.support.nats_server import running_nats_server
 from tests.support.router_process import RouterProcess, router_process, runs
 
-ANSWER_WITHIN_S = 60.0
-STATE_WITHIN_S = 60.0
+ANSWER_WITHIN_S = 40.0
+STATE_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.02
-# The default policy weighs a cached prefix against speeds that it learns; on a busy machine those
-# are anything. A test of prefixes alone asks with this priority.
-BY_PREFIX = "low"
-ROUTING = f'policy_by_priority = {{ {BY_PREFIX} = "prefix-tree" }}'
+# The default policy goes by speeds that it learns; on a busy machine those are anything. A test of
+# prefixes alone, and one that needs work on every replica, ask with these priorities.
+BY_PREFIX, BY_TURNS = "low", "high"
+ROUTING = f'policy_by_priority = {{ {BY_PREFIX} = "prefix-tree", {BY_TURNS} = "round-robin" }}'
 
 
 @dataclass
@@ -52,8 +52,12 @@ class Asked:
         return self.status == 200 and not self.problem and self.stream.fault is None
 
     def __str__(self) -> str:
+        """For a test that fails."""
         fault = self.stream.fault if self.status == 200 else self.body.decode(errors="replace")
-        return f"{self.replica}: HTTP {self.status} {fault or 'whole'} {self.problem}"
+        places = (
+            [(each.name, each.why) for each in self.decision.candidates] if self.decision else ()
+        )
+        return f"{self.replica}: HTTP {self.status} {fault or 'whole'} {self.problem} {places}"
 
 
 class MeshOverEngines:
@@ -66,6 +70,7 @@ class MeshOverEngines:
         self._nats_url, self._processes = nats_url, processes
         self.engines: dict[str, RealEngine] = {}
         self.beats: dict[str, Heartbeat] = {}  # the last of each replica
+        self._last: Asked | None = None
 
     @property
     def url(self) -> str:
@@ -131,7 +136,8 @@ class MeshOverEngines:
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             raise AssertionError(
-                f"waited {STATE_WITHIN_S:g} s for {what}; heartbeats: {self.beats}"
+                f"waited {STATE_WITHIN_S:g} s for {what}; the last asked: {self._last}; "
+                f"heartbeats: {self.beats}"
             ) from None
 
     async def until_ready(self, *replicas: str) -> None:
@@ -152,7 +158,8 @@ class MeshOverEngines:
 
     async def _placed_on(self, names: set[str]) -> bool:
         """Whether the router considers all of these as places that it could choose."""
-        decision = (await self.ask("Who is there?", 1)).decision
+        self._last = await self.ask("Who is there?", 1)
+        decision = self._last.decision
         found = decision.candidates if decision else ()
         return names <= {place.name for place in found if place.available}
 
@@ -236,5 +243,6 @@ async def mesh_over(
         await asyncio.gather(*(engine.start() for engine in mesh.engines.values()))
         for replica, engine in mesh.engines.items():
             await mesh.agent(replica, engine, *mesh.key_file(replica, engine.api_key))
+        await router.until_serves(0)
         await mesh.until_ready()
         yield mesh
