@@ -14,6 +14,7 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
+from mesh.adapters import streams
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import Keys
 from mesh.core.settings import RouterSettings
@@ -71,6 +72,9 @@ class SmallMesh:
         `peers`: whom it knows, if not all other regions.
         """
         known = self._regions if peers is None else peers
+        if not isinstance(self._servers, NatsRegions):  # those have theirs
+            address = self._address(region, "router")
+            await streams.set_up(address, RegionId(region), has_peers=len(known) > 1)
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId(name),
