@@ -33,6 +33,7 @@ REQUEST_S = 5.0
 # with this code, where it is not the last any more.
 H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 WRONG_LAST_SEQUENCE = 10071
+MADE, PUT_RIGHT, AS_IT_SHOULD_BE = "made", "put right", "as it should be"  # what `set_up` did
 _NAME_IN_USE = 10058  # by a stream with other settings
 _INFO = "$JS.API.STREAM.INFO."
 # What the server fills in where nothing was asked for; all else must be unset.
@@ -133,17 +134,17 @@ async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) 
 
 async def _set_up(client: Client, config: StreamConfig) -> str:
     stream = client.jetstream(timeout=REQUEST_S)
-    done = "as it should be"
+    done = AS_IT_SHOULD_BE
     try:
         try:
             if await altered(client, config):
                 await stream.add_stream(config)
-                done = "made"
+                done = MADE
         except nats.js.errors.BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
             await stream.update_stream(config)
-            done = "put right"
+            done = PUT_RIGHT
         left = await altered(client, config)
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
         left = [str(error) or type(error).__name__]

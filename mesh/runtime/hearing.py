@@ -198,7 +198,7 @@ class Hearing:
             self._metrics.refusals.labels(event.reason).inc()
             if event.region != self._config.region:
                 self._metrics.forwards.labels(event.region, "refused").inc()
-            if answer.fresh is not None and answer.fresh.region in self._config.peers:
+            if answer.fresh is not None and answer.fresh.region == answer.asked:
                 self._feed(ev.DigestSeen(answer.fresh))
         elif isinstance(event, ev.AttemptFailed):
             self._metrics.failures.inc()

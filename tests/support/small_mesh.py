@@ -1,6 +1,7 @@
 """Routers and agents of one or several regions in this process, each region on its own server."""
 
 import asyncio
+import contextlib
 import io
 import itertools
 import time
@@ -74,7 +75,8 @@ class SmallMesh:
         known = self._regions if peers is None else peers
         if not isinstance(self._servers, NatsRegions):  # those have theirs
             address = self._address(region, "router")
-            await streams.set_up(address, RegionId(region), has_peers=len(known) > 1)
+            with contextlib.suppress(streams.StreamsUnusable):  # some have no JetStream
+                await streams.set_up(address, RegionId(region), has_peers=len(known) > 1)
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId(name),

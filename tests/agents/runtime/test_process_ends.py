@@ -231,7 +231,11 @@ async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
     async with scene(nats_server, hello) as on:
 
         async def info() -> dict:
-            reply = await on.asker.client.request("$SRV.INFO.mesh-agent", b"", timeout=20)
+            # As the server makes reply subjects of requests from another account.
+            replies = await on.asker.client.subscribe("_R_.1.2")
+            await on.asker.client.publish("$SRV.INFO.mesh-agent", b"", reply="_R_.1.2")
+            reply = await replies.next_msg(timeout=20)
+            await replies.unsubscribe()
             return orjson.loads(reply.data)
 
         expected = {"region": "us", "replica": "g0", "engine": "vllm", "models": "org/llama"}

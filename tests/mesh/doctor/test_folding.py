@@ -15,6 +15,9 @@ class Hands:
     def part(self, kind, region, name):
         return Remedy(f"{kind} {name} of {region}", "true")
 
+    def stream(self, region, name):
+        return Remedy(f"stream {name} of {region}", "true")
+
 
 by_hand = Hands()
 
