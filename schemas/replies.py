@@ -11,6 +11,7 @@ Which peer has asked is in no subject but a question's about gossip; there the i
 own. Elsewhere it is an inbox of some peer, which that peer could publish to itself.
 """
 
+import re
 from collections.abc import Callable, Container
 
 from schemas import subjects
@@ -26,16 +27,18 @@ PING_PREFIX = "ping-"  # before the region that is asked
 TRIE_PREFIX = "trie-"  # before a random token
 LEASE_PREFIX = "lease-"
 WHO, HERE = "who", "here"  # among routers of one name
+_PLAIN = re.compile(r"[!-~]+")
 _OWN = (PING_PREFIX, TRIE_PREFIX, LEASE_PREFIX)
 
 
 def is_answer(token: str) -> bool:
     """Whether an inbox whose last token this is may be one of a client's answer."""
-    return is_stream(token) and not token.startswith(_OWN) and token not in (WHO, HERE)
+    own = token.startswith(_OWN) or token in (WHO, HERE)
+    return is_stream(token) and not own and _PLAIN.fullmatch(token) is not None
 
 
 def _is_trie(token: str) -> bool:
-    return token.startswith(TRIE_PREFIX)
+    return token.startswith(TRIE_PREFIX) and _PLAIN.fullmatch(token) is not None
 
 
 _KINDS: dict[str, Callable[[str], bool]] = {
