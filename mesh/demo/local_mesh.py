@@ -170,22 +170,25 @@ class LocalMesh:
                 group.create_task(self._start_simulated(commands, name, replica))
 
     async def _set_up_streams(self, name: RegionId) -> None:
+        """Make them, or put right what somebody altered; a region serves without them too."""
         setup = read_logins(self._topology, self._state.config)[name].setup
         assert setup is not None, "rendered before anything is started"
         has_peers = bool(self._topology.peers(name))
-        done = await streams.set_up(setup, name, has_peers=has_peers)
-        for stream, what in done.items():
-            if what == streams.PUT_RIGHT:
-                log.error("stream %s of %s was altered, and is put right", stream, name)
+        task = asyncio.create_task(streams.set_up(setup, name, has_peers=has_peers))
+        try:
+            await asyncio.wait([task])  # nats-py may lose a cancel
+            for stream, what in task.result().items():
+                if what == streams.PUT_RIGHT:
+                    log.error("stream %s of %s was altered, and is put right", stream, name)
+        except (BusUnreachable, streams.StreamsUnusable) as error:
+            log.warning("streams of %s: %s", name, error)
+        finally:
+            await end_all([task])
 
     async def _keep_streams(self, name: RegionId) -> None:
-        """Put right what somebody alters. Runs until cancelled."""
         while True:
             await asyncio.sleep(streams.CHECK_S)
-            try:
-                await self._set_up_streams(name)
-            except (BusUnreachable, streams.StreamsUnusable) as error:
-                log.info("streams of %s: %s", name, error)
+            await self._set_up_streams(name)
 
     async def _start_router(self, program: Program) -> None:
         child = self._supervisor.launch(program)

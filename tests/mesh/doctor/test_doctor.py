@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nats.js.api import RePublish
 
 from infra.address import parse_address
-from infra.nats.region_config import ACCOUNT
+from infra.nats.region_config import ACCOUNT, OBSERVE_ACCOUNT
 from infra.topology import parse
 from mesh.adapters.streams import altered as altered_in
 from mesh.adapters.streams import kept, lease
@@ -145,8 +145,9 @@ async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
 async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
     def edit(name: str, tree: dict[str, Any]) -> None:
         if name == "us":
-            for user in tree["accounts"][ACCOUNT]["users"]:
-                user.pop("permissions")
+            for account in (ACCOUNT, OBSERVE_ACCOUNT):
+                for user in tree["accounts"][account]["users"]:
+                    user.pop("permissions")
 
     async with running(tmp_path, edit=edit) as (regions, _):
         expected = {
