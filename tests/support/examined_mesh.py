@@ -45,9 +45,8 @@ async def examined(regions, directory, **differs):
     logins = read_logins(regions.topology, directory / "rendered")
     topology = differs.get("topology", regions.topology)
     manner = Manner(LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", LIMITS))
-    return await examine(
-        topology, logins, manner, OnMachines(topology, Path("mesh.toml"), directory / "rendered")
-    )
+    by_hand = OnMachines(topology, directory / "mesh.toml", directory / "rendered")
+    return await examine(topology, logins, manner, by_hand)
 
 
 async def looked(look, fits):
