@@ -266,7 +266,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.MSGPACK,
         messages=(exchange.Alive,),
         publish=frozenset({ROUTER}),
-        subscribe=frozenset({AGENT, PEER_AGENT}),
+        subscribe=frozenset({AGENT, PEER_AGENT, OPERATOR}),
         about="A router's sign of life, every 500 ms: agents abort the work of a router that "
         "has been silent for 3 s, or for 7 s if it is of another region.",
     ),
