@@ -8,15 +8,18 @@ worth nothing later (a heartbeat) must ask `is_connected` first.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import nats
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from infra.ending import end_all
+from schemas.replies import is_service_reply
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +200,34 @@ class _Client(Client):
     async def close(self) -> None:
         self._transport = _LeavingTransport(self._transport, is_connected=self.is_connected)
         await super().close()
+
+
+class AnsweringServices:
+    """A client as a NATS micro service uses it, that lets it answer where services may.
+
+    The library's service answers to whatever reply subject a request names.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._nuid = client._nuid
+        self.flush = client.flush
+
+    async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Subscribe, and pass on what may be answered."""
+
+        async def guarded(msg: Msg) -> None:
+            if is_service_reply(msg.reply):
+                await cb(msg)
+            else:
+                log.info("%s: not answered at %.200r", msg.subject, msg.reply)
+
+        return await self._client.subscribe(subject, cb=guarded)
+
+
+def answering_services(client: Client) -> Client:
+    """What to give a service of the library as its client."""
+    return cast(Client, AnsweringServices(client))
 
 
 @dataclass(slots=True)

@@ -19,6 +19,9 @@ class Role(StrEnum):
     ROUTER = "router"
     PEER_AGENT = "peer_agent"
     PEER_ROUTER = "peer_router"
+    OBSERVER = "observer"  # people and tools: state only, as far as it reaches their region
+    OPERATOR = "operator"  # an observer who examines with `mesh doctor`
+    STREAM = "stream"  # the region's own JetStream, for what it publishes by itself
 
 
 class Carrier(StrEnum):
@@ -68,6 +71,7 @@ def _template(builder: Any, *names: str) -> str:
 
 AGENT, ROUTER = Role.AGENT, Role.ROUTER
 PEER_AGENT, PEER_ROUTER = Role.PEER_AGENT, Role.PEER_ROUTER
+OBSERVER, OPERATOR = Role.OBSERVER, Role.OPERATOR
 
 CHANNELS: tuple[Channel, ...] = (
     Channel(
@@ -77,7 +81,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Heartbeat,),
         publish=frozenset({AGENT}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
         about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
         "listen while they have adopted the region, and until what they placed there is over.",
     ),
@@ -178,7 +182,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Digest,),
         publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
         about="A region's state in one message, every 100 ms and on change.",
     ),
     Channel(
@@ -188,7 +192,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieDelta,),
         publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER, OPERATOR}),
         prefixes=True,
         about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
         "hashes: numbered deltas four times a second while there is news, and signs of life. Of "
@@ -228,7 +232,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Lease,),
         publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        subscribe=frozenset({Role.STREAM}),
         about="Who would own the region's replicas: its own routers, or a peer's that adopts them. "
         "The stream LEASES takes it only if nobody has written since "
         "(Nats-Expected-Last-Subject-Sequence).",
@@ -239,8 +243,8 @@ CHANNELS: tuple[Channel, ...] = (
         carrier=Carrier.REPUBLISHED,
         encoding=Encoding.JSON,
         messages=(state.Lease,),
-        publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER}),
+        publish=frozenset({Role.STREAM}),
+        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
         about="What that stream took, four times a second, with its Nats-Sequence: who owns the "
         "region's replicas.",
     ),
@@ -262,7 +266,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.MSGPACK,
         messages=(exchange.Alive,),
         publish=frozenset({ROUTER}),
-        subscribe=frozenset({AGENT, PEER_AGENT}),
+        subscribe=frozenset({AGENT, PEER_AGENT, OPERATOR}),
         about="A router's sign of life, every 500 ms: agents abort the work of a router that "
         "has been silent for 3 s, or for 7 s if it is of another region.",
     ),

@@ -14,6 +14,7 @@ from schemas.residency import Label
 
 ROOT = "mesh"
 INBOX_ROOT = "_INBOX"
+SERVICE_REPLY_ROOT = "_R_"  # of a server's own reply subjects, for requests from another account
 ANY = "*"
 
 QUEUE_AGENT = "agent"

@@ -11,6 +11,7 @@ is dropped there, and the exchange's numbering tells the router.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -28,10 +29,11 @@ from agents.core.events import (
     Event,
     WorkArrived,
 )
-from infra.bus import BusUnreachable, flush
+from infra.bus import BusUnreachable, answering_services, flush
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.replies import reply_inbox
 from schemas.state import Heartbeat, encode_state
 from schemas.wire import WireError, decode_as
 
@@ -60,6 +62,7 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
+        self.unanswered = 0  # work that was dropped because of its reply subject
         # For frames of answers; whoever opens this runs it.
         self.outbox = Outbox(client.publish, link)
 
@@ -68,9 +71,6 @@ class AgentBus:
 
         On return the server has taken every subscription, or has complained of it.
         """
-
-        async def work(msg: Msg) -> None:
-            await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
 
         async def cancel(msg: Msg) -> None:
             if (message := self._decoded(Cancel, msg)) is not None:
@@ -86,11 +86,7 @@ class AgentBus:
 
         async def alive(msg: Msg) -> None:
             if (message := self._decoded(Alive, msg)) is not None:
-                tokens = msg.subject.split(".")
-                terms = dict(zip(message.owned, message.terms, strict=False))
-                region, router = RegionId(tokens[1]), RouterId(tokens[3])
-                term = terms.get(self._region)
-                await feed(AliveArrived(region, router, message.epoch, term))
+                await feed(self._alive(msg.subject, message))
 
         me = (self._region, self._replica)
         await self._subscribe(subjects.alive(subjects.ANY, subjects.ANY), alive)
@@ -98,7 +94,10 @@ class AgentBus:
         await self._subscribe(subjects.credit(*me), credited)
         await self._subscribe(subjects.body(*me), body)
         await self._subscribe(
-            subjects.work(*me), work, queue=subjects.QUEUE_AGENT, messages=WORK_MESSAGES_MAX
+            subjects.work(*me),
+            partial(self._work, feed),
+            queue=subjects.QUEUE_AGENT,
+            messages=WORK_MESSAGES_MAX,
         )
         await self.flush()
 
@@ -122,7 +121,7 @@ class AgentBus:
                 description="The process beside one inference engine",
                 metadata=self._metadata,
             )
-            self._service = Service(self._client, config)
+            self._service = Service(answering_services(self._client), config)
             try:
                 await self._service.start()
             except nats.errors.Error as problem:  # the bus is away; its subscriptions come back
@@ -177,6 +176,25 @@ class AgentBus:
                 pending_bytes_limit=BYTES_MAX,
             )
         )
+
+    def _alive(self, subject: str, sign: Alive) -> AliveArrived:
+        tokens = subject.split(".")
+        term = dict(zip(sign.owned, sign.terms, strict=False)).get(self._region)
+        return AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), sign.epoch, term)
+
+    async def _work(self, feed: Feed, msg: Msg) -> None:
+        if self._is_answered(msg):
+            await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
+
+    def _is_answered(self, msg: Msg) -> bool:
+        """Whether it wants its answer where one may go. Whoever sends one other sends many."""
+        if reply_inbox("work", msg.subject, msg.reply, self._region, None) is not None:
+            return True
+        self.unanswered += 1
+        if self.unanswered & (self.unanswered - 1) == 0:  # at 1, 2, 4, 8, …
+            why = "work %d that wants its answer at %.200r is dropped"
+            log.warning(why, self.unanswered, msg.reply)
+        return False
 
     def _decoded(self, cls: type[M], msg: Msg) -> M | None:
         try:

@@ -16,8 +16,8 @@ from agents.core.view import EngineView, Load
 from agents.core.work import BadWork, Work, parse_handoff, parse_owner, parse_term, parse_work
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
-from schemas.ids import ModelId, NameInvalid, checked_name
-from schemas.parcels import is_stream
+from schemas.ids import ModelId
+from schemas.replies import reply_inbox
 from schemas.state import Heartbeat, ReplicaState
 
 # States in which work is refused, and what the router is told.
@@ -138,7 +138,7 @@ class AgentCore:
         handoff = parse_handoff(event.headers)
         if handoff is not None:
             self._taken.note(handoff)
-        router = _router_of(event.inbox)
+        router = self._router_of(event.inbox)
         if router is None or event.inbox in self._answers:
             return []  # nobody to answer, or frames of two answers would mix
         try:
@@ -155,6 +155,13 @@ class AgentCore:
         self._answers.add(answer)
         self._routers.join(router, now)
         return self._take(answer, event.body, now)
+
+    def _router_of(self, inbox: str) -> RouterName | None:
+        """Whose inbox this is, or None for a reply subject that work is not answered at."""
+        home = self._replica.region
+        subject = subjects.work(home, self._replica.replica)
+        address = reply_inbox("work", subject, inbox, home, None)
+        return None if address is None else RouterName(address.region, address.router)
 
     def _take(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
         if answer.work.deadline_s <= 0.0:
@@ -347,16 +354,3 @@ class AgentCore:
         self._cadence.sent(now)
         self._seq += 1
         return [effects.Beat(self._heartbeat(carried, full, now))]
-
-
-def _router_of(inbox: str) -> RouterName | None:
-    """Whose inbox this is, or None for a reply subject that no router of ours has."""
-    address = subjects.parse_inbox(inbox)
-    if address is None or not is_stream(address.stream):
-        return None
-    try:
-        checked_name("region", address.region)
-        checked_name("router", address.router)
-    except NameInvalid:
-        return None
-    return RouterName(address.region, address.router)

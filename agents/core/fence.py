@@ -13,16 +13,24 @@ refused even when another has taken a new one.
 Nobody's term is above doubt for ever: an adopter that has not said for a while that it owns the
 replica has let go, or is gone, and the replica's own routers are believed again, even without a
 lease (their stream may have stopped); so no term is asked of their work.
+
+Nor does a term that was said once bind anybody for ever. While its region repeats it, it counts as
+it was said; what is remembered of it rises by a step (`schemas.rising`). So who claims the highest
+of all terms has the replica for as long as it goes on claiming, as any peer could that writes
+leases, and the next honest write is above what it leaves behind.
 """
 
 from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
+from schemas.rising import AGENT_TERM
 from schemas.state import TERM_MAX
 
-# Three of an adopter's signs of life. Longer than its lease, so it does not hand out work by then.
-ADOPTED_S = 1.5
+assert AGENT_TERM.step is not None and AGENT_TERM.step_s is not None
+assert AGENT_TERM.for_s is not None
+STEP, STEP_S = AGENT_TERM.step, AGENT_TERM.step_s
+ADOPTED_S = AGENT_TERM.for_s
 
 
 @dataclass(slots=True)
@@ -30,7 +38,10 @@ class Fence:
     """One replica's. Told of every claim; asked before work is taken."""
 
     home: RegionId
-    term: int = 0  # the highest one heard
+    term: int = 0  # the highest one heard, as far as it is believed
+    _claimed: int = 0  # by the owner, as it said it
+    _ceiling: int = STEP  # of `term`, since `_stepped_at`
+    _stepped_at: float = -inf
     _owner: RegionId | None = None  # whose it is; None while nobody has said so
     _heard_at: float = -inf
 
@@ -44,12 +55,17 @@ class Fence:
         """That region says that it owns the replica under this term; too high a one is none."""
         if term > TERM_MAX:
             return
-        if term > self.term or (owner == self._owner and term == self.term):
-            self.term, self._owner, self._heard_at = term, owner, now
+        is_fresh = now - self._heard_at <= ADOPTED_S
+        known = self._claimed if is_fresh else self.term
+        if term > known or (owner == self._owner and term >= self.term):
+            self._claimed, self._owner, self._heard_at = term, owner, now
+            if now - self._stepped_at >= STEP_S:
+                self._stepped_at, self._ceiling = now, self.term + STEP
+            self.term = max(self.term, min(term, self._ceiling))
 
     def admits(self, owner: RegionId, term: int | None, now: float) -> bool:
         """Whether to take work from a router of `owner` that hands it over under this term."""
         adopter = self.owner(now)
         if adopter is None:
             return owner == self.home
-        return owner == adopter and term is not None and term >= self.term
+        return owner == adopter and term is not None and term >= self._claimed

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agents.adapters.bus import AgentBus
 from schemas.state import Heartbeat
 
 LABELS = ("region", "replica", "engine")
@@ -37,8 +38,9 @@ COUNTERS = {
 class HeartbeatCollector(Collector):
     """Makes the page from the heartbeat of the moment it is asked for."""
 
-    def __init__(self, heartbeat: Callable[[], Heartbeat]) -> None:
+    def __init__(self, heartbeat: Callable[[], Heartbeat], unanswered: Callable[[], int]) -> None:
         self._heartbeat = heartbeat
+        self._unanswered = unanswered
 
     def collect(self) -> Iterator[Metric]:
         beat = self._heartbeat()
@@ -52,6 +54,13 @@ class HeartbeatCollector(Collector):
             counter = CounterMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
             counter.add_metric(labels, float(getattr(beat, name)))
             yield counter
+        dropped = CounterMetricFamily(
+            "mesh_agent_replies_dropped",
+            "Work that wants its answer where none may go",
+            labels=LABELS,
+        )
+        dropped.add_metric(labels, float(self._unanswered()))
+        yield dropped
         state = GaugeMetricFamily(
             "mesh_agent_state", "1 for the state the replica is in", labels=(*LABELS, "state")
         )
@@ -60,11 +69,15 @@ class HeartbeatCollector(Collector):
 
 
 async def serve_metrics(
-    opened: AsyncExitStack, host: str, port: int, heartbeat: Callable[[], Heartbeat]
+    opened: AsyncExitStack,
+    host: str,
+    port: int,
+    heartbeat: Callable[[], Heartbeat],
+    bus: AgentBus,
 ) -> None:
     """Serve `/metrics` until `opened` closes. Raises OSError when the port is taken."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(HeartbeatCollector(heartbeat))
+    registry.register(HeartbeatCollector(heartbeat, lambda: bus.unanswered))
 
     async def page(request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain")

@@ -66,7 +66,7 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
             agent = Agent(config, AgentCore(_replica(config, epoch)), ears, engine, clock, tasks)
             if config.metrics_port:
                 await serve_metrics(
-                    opened, config.metrics_host, config.metrics_port, agent.heartbeat
+                    opened, config.metrics_host, config.metrics_port, agent.heartbeat, ears
                 )
             await ears.listen(agent.feed, agent.credit)
             standing.check()

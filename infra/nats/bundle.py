@@ -4,7 +4,9 @@
     DIR/<region>/nats.conf                      the region's server
     DIR/<region>/credentials/router.env         NATS_URL, NATS_USER, NATS_PASSWORD, MESH_REGION,
                                                 MESH_PREFIX_KEY
+    DIR/<region>/credentials/observer.env
     DIR/<region>/credentials/operator.env
+    DIR/<region>/credentials/setup.env
     DIR/<region>/credentials/system.env
     DIR/<region>/credentials/agent-<replica>.env
 
@@ -29,10 +31,9 @@ from infra.nats.region_config import (
     Site,
     User,
     agent_user,
-    operator_user,
+    region_users,
     router_user,
     settings,
-    system_user,
     users,
 )
 from infra.topology import Topology
@@ -49,7 +50,7 @@ class RegionFiles:
     """What was written for one region."""
 
     config: Path
-    credentials: Mapping[str, Path]  # by user name: router, operator, system, agent-<replica>
+    credentials: Mapping[str, Path]  # by user name: router, observer, …, agent-<replica>
 
 
 Written = Mapping[RegionId, RegionFiles]
@@ -101,7 +102,7 @@ def _write_credentials(
 
 
 def _clients(topology: Topology, name: RegionId) -> Iterator[User]:
-    yield from (router_user(name), operator_user(name), system_user(name))
+    yield from region_users(name)
     yield from (agent_user(name, replica) for replica in topology.region(name).replicas)
 
 

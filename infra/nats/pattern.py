@@ -1,7 +1,8 @@
 """NATS subject patterns: which one includes another.
 
 `*` stands for one token, a last `>` for one or more. Lists of permissions are made from several
-rows of the channel table, and read best when no pattern in them is covered by another.
+rows of the channel table, and read best when no pattern in them is covered by another. A pattern
+may have a queue group behind a space, as in permissions to subscribe: without one it is any.
 """
 
 from collections.abc import Iterable
@@ -9,6 +10,10 @@ from collections.abc import Iterable
 
 def covers(wide: str, narrow: str) -> bool:
     """Whether every subject that `narrow` matches is matched by `wide` too."""
+    wide, _, wide_group = wide.partition(" ")
+    narrow, _, narrow_group = narrow.partition(" ")
+    if wide_group and wide_group != narrow_group:
+        return False
     wide_tokens, narrow_tokens = wide.split("."), narrow.split(".")
     for number, token in enumerate(wide_tokens):
         if token == ">":

@@ -1,9 +1,9 @@
 """Who may say and hear what, made from the channel table (`schemas.catalog`) and nothing else.
 
 Two questions are answered here: what a *role* may do on its own region's server (agent, router,
-operator), and what region X may say *into* region Y over their leaf link (`spoken`). Into Y, X may
-put requests to Y, answers to Y's inboxes, and what X says of itself to its peers. Everything else
-would be X speaking in another's name.
+observer, operator, setup), and what region X may say *into* region Y over their leaf link
+(`spoken`). Into Y, X may put requests to Y, answers to Y's inboxes, and what X says of itself to
+its peers. Everything else would be X speaking in another's name.
 
 Residency is enforced here a second time, so that a router that is wrong, or not ours any more,
 can't send a prompt where it may not be. A server reads subjects and no bodies, so what it enforces
@@ -16,14 +16,16 @@ who must be sure of a prompt sends it to a confined region.
 Rejected: permissions written by hand beside the table (the first subject added to one and not to
 the other is either a hole or an outage), and `allow_responses` (a request whose reply subject is
 no inbox would lend its sender the answerer's voice: whatever is answered goes to inboxes only).
+Where a server answers by itself (JetStream), or for a tool, the request crosses from one account
+into another, and its answer can reach nobody but the account that asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from infra.nats.pattern import widest
 from schemas import subjects
-from schemas.catalog import CHANNELS, Channel, Role, channel
+from schemas.catalog import CHANNELS, Carrier, Channel, Role, channel
 from schemas.ids import RegionId, ReplicaId
 from schemas.residency import OPEN_GROUND, Ground
 
@@ -31,99 +33,122 @@ PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
 INBOX, INGRESS, INGRESS_WITHIN = map(channel, ("inbox", "ingress", "ingress_within"))
 STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
 
-# The inboxes that the `nats` command makes for its own requests: `_INBOX.<id>`, `_INBOX.<id>.<n>`.
-# Answers to clients lie one token deeper (`schemas.subjects.inbox`).
-TOOL_INBOXES = (
-    f"{subjects.INBOX_ROOT}.{subjects.ANY}",
-    f"{subjects.INBOX_ROOT}.{subjects.ANY}.{subjects.ANY}",
-)
-CLIENT_INBOXES = f"{TOOL_INBOXES[-1]}.>"
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
+# Where the server takes replies to requests that cross from one account into another.
+ACROSS_ACCOUNTS = f"{subjects.SERVICE_REPLY_ROOT}.>"
 
 SERVICE_VERBS = ("PING", "INFO", "STATS")
+SERVICES = (subjects.SERVICE_AGENT, subjects.SERVICE_ROUTER)
 
-# JetStream's API per stream (docs.nats.io, "NATS API reference"), `{}` for the stream's name.
+# JetStream's API (docs.nats.io, "NATS API reference"), `{}` for a stream's name. `API_INFO` is
+# asked for by no process: an account that does not import it gets an API of its own, which knows
+# no stream and answers in this one's place [tried, 2.15.1].
+API_INFO = "$JS.API.INFO"
+STREAM_INFO = "$JS.API.STREAM.INFO.{}"
+LAST_BY_SUBJECT = "$JS.API.DIRECT.GET.{}.>"
 STREAM_READS = (
-    "STREAM.INFO.{}",
-    "STREAM.MSG.GET.{}",
-    "DIRECT.GET.{}",
-    "DIRECT.GET.{}.>",
-    "CONSUMER.NAMES.{}",
-    "CONSUMER.LIST.{}",
-    "CONSUMER.INFO.{}.*",
+    STREAM_INFO,
+    LAST_BY_SUBJECT,
+    "$JS.API.STREAM.MSG.GET.{}",
+    "$JS.API.DIRECT.GET.{}",
 )
-STREAM_WRITES = (
-    "STREAM.CREATE.{}",
-    "STREAM.UPDATE.{}",
-    "CONSUMER.CREATE.{}",
-    "CONSUMER.CREATE.{}.>",
-    "CONSUMER.DELETE.{}.*",
-    "CONSUMER.MSG.NEXT.{}.*",
-)
-ACCOUNT_READS = ("INFO", "STREAM.NAMES", "STREAM.LIST")
+STREAM_WRITES = tuple(f"$JS.API.STREAM.{verb}.{{}}" for verb in ("CREATE", "UPDATE", "DELETE"))
+ACCOUNT_READS = (API_INFO, "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST")
+STREAM_EVENTS = "$JS.EVENT.ADVISORY.>"  # who created, altered or deleted a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What one user of a nats-server may publish and subscribe to."""
+    """What one user of a nats-server may publish and subscribe to.
+
+    `subscribe`: a pattern, or a pattern and a queue group behind a space, which allows no
+    subscription but in that group.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    # What a wildcard subscription must not bring in all the same. To the server, a permission
-    # that ends in `*` also admits a subscription that ends in `>` there [tried, 2.15.1]; what
-    # lies deeper is kept out by a deny, which is checked at each delivery.
-    never_heard: tuple[str, ...] = ()
 
 
 def agent(region: RegionId, replica: ReplicaId) -> Permissions:
     """One replica's agent: its own heartbeat and answers out, its own work in."""
     own = {"region": region, "replica": replica}
     return Permissions(
-        publish=widest([*_rows("publish", Role.AGENT, Role.PEER_AGENT, own), *TOOL_INBOXES]),
+        publish=widest([*_rows("publish", Role.AGENT, Role.PEER_AGENT, own), ACROSS_ACCOUNTS]),
         subscribe=widest(
             [
                 *_rows("subscribe", Role.AGENT, Role.PEER_AGENT, own),
-                *_service(subjects.SERVICE_AGENT),
+                *service(subjects.SERVICE_AGENT),
             ]
         ),
     )
 
 
 def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
-    """A region's routers: they own its inboxes, and keep its streams."""
+    """A region's routers: they own its inboxes, and read its streams."""
     own = {"region": region}
     return Permissions(
-        publish=widest(
-            [
-                *_router_says(region, ground),
-                ALL_INBOXES,  # a peer's ping is answered deeper than a client's request
-                *_jetstream(region, ACCOUNT_READS),
-                *_jetstream(region, _of_streams((*STREAM_READS, *STREAM_WRITES), STREAMS)),
-                *(f"$JS.{kind}.{stream}.>" for kind in ("ACK", "FC") for stream in STREAMS),
-            ]
-        ),
+        publish=widest([*_router_says(region, ground), *router_reads(), ACROSS_ACCOUNTS]),
         subscribe=widest(
             [
                 *_rows("subscribe", Role.ROUTER, Role.PEER_ROUTER, own),
-                # Replies to its own requests (ping, JetStream) come to inboxes below its prefix.
+                # Replies to its own requests (JetStream) come to inboxes below its prefix.
                 subjects.inboxes(region),
-                *_service(subjects.SERVICE_ROUTER),
+                *service(subjects.SERVICE_ROUTER),
             ]
         ),
     )
 
 
-def operator(region: RegionId) -> Permissions:
-    """People with the `nats` command: look at everything, ask services and streams, say nothing.
+def router_reads() -> tuple[str, ...]:
+    """Of JetStream, what routers ask: how both streams are set, and the last heartbeats.
 
-    What clients are answered stays private: only a tool's own inboxes can be heard.
+    Not the lease itself. Whoever may write it chooses its bytes, and who reads it chooses where the
+    answer is published: both together would publish anything as anybody.
     """
-    reads = (*ACCOUNT_READS, *_of_streams(STREAM_READS, (subjects.ANY,)))
-    return Permissions(
-        publish=widest([*_jetstream(region, reads), "$SRV.>"]),
-        subscribe=widest([f"{subjects.ROOT}.>", *TOOL_INBOXES, "$JS.EVENT.>"]),
-        never_heard=(CLIENT_INBOXES,),
+    last_heartbeats = LAST_BY_SUBJECT.format(subjects.STREAM_HEARTBEATS)
+    return (*(STREAM_INFO.format(name) for name in STREAMS), last_heartbeats)
+
+
+def observer_reads() -> tuple[str, ...]:
+    """Of JetStream, what people and tools ask: everything that is in a stream, and its settings."""
+    return (*ACCOUNT_READS, *(call.format(name) for call in STREAM_READS for name in STREAMS))
+
+
+def observed(role: Role, home: RegionId, speaker: RegionId) -> tuple[str, ...]:
+    """What that role sees of a region in its own region `home`: of others, what crosses anyway."""
+    return tuple(
+        row.subject(region=speaker)
+        for row in CHANNELS
+        if role in row.subscribe and (speaker == home or row.carrier is not Carrier.LAST_VALUE)
     )
+
+
+def observer() -> Permissions:
+    """Dashboards and people who look on: state, services and streams, and nothing that clients say.
+
+    They have an account of their own (`region_config`), into which nothing else comes.
+    """
+    return _looking_on(Role.OBSERVER)
+
+
+def operator() -> Permissions:
+    """An observer who examines: which prefixes are told here, and who alters a stream."""
+    return _looking_on(Role.OPERATOR, STREAM_EVENTS)
+
+
+def _looking_on(role: Role, *more: str) -> Permissions:
+    seen = [row.subject() for row in CHANNELS if role in row.subscribe]
+    return Permissions(
+        publish=widest([*observer_reads(), *services()]),
+        subscribe=widest([*seen, *more, ALL_INBOXES]),
+    )
+
+
+def setup() -> Permissions:
+    """Who makes the streams and puts them right; no process of the mesh has this login."""
+    calls = (*STREAM_WRITES, *STREAM_READS)
+    own = [call.format(name) for call in calls for name in STREAMS]
+    return Permissions(publish=widest([*own, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
 
 
 def system() -> Permissions:
@@ -184,24 +209,19 @@ def _rows(side: str, own_role: Role, peer_role: Role, own: Mapping[str, str]) ->
     """Patterns of a role: as itself with its own names, as a peer with any region's."""
     for row in CHANNELS:
         roles: frozenset[Role] = getattr(row, side)
+        group = f" {row.queue}" if row.queue is not None and side == "subscribe" else ""
         if own_role in roles:
-            yield row.subject(**own)
+            yield row.subject(**own) + group
         if peer_role in roles:
-            yield row.subject()
+            yield row.subject() + group
 
 
-def _service(name: str) -> Iterator[str]:
+def service(name: str) -> Iterator[str]:
+    """What a NATS micro service of that name answers."""
     for verb in SERVICE_VERBS:
         yield from (f"$SRV.{verb}", f"$SRV.{verb}.{name}", f"$SRV.{verb}.{name}.*")
 
 
-def _of_streams(calls: Iterable[str], streams: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(streams)
-    return tuple(call.format(name) for call in calls for name in names)
-
-
-def _jetstream(region: RegionId, calls: Iterable[str]) -> Iterator[str]:
-    """API subjects under both prefixes: the plain one and that of the region's domain."""
-    for call in calls:
-        yield f"$JS.API.{call}"
-        yield f"$JS.{region}.API.{call}"
+def services() -> tuple[str, ...]:
+    """The same of all services of the mesh."""
+    return widest(subject for name in SERVICES for subject in service(name))

@@ -8,6 +8,14 @@ other side sends or asks for, and nothing can pass from one peer to the next. Th
 says the same once more as the permissions of the user that the peer logs in as: a peer that
 ignores them is cut off.
 
+Two more accounts keep answers of the server apart. JetStream answers whatever reply subject a
+request names, and asks nobody's permissions: a request could have it write where its sender may
+not. So the streams are in an account of their own, `STATE`, and people who look on are in
+`OBSERVE`. Between these and `MESH` requests are *services*: the server replaces the reply subject,
+and brings the answer back to the account that asked, and nowhere else. Peers write a lease this
+way too. Streams can be made, altered and removed inside `STATE` only, where nobody but the user
+`setup` logs in.
+
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
   side has then only deny lists, and a subject that it denies to come in may not go out either:
@@ -17,7 +25,7 @@ Rejected:
 - gateways: one interest graph over all regions, and no permissions per region.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +34,13 @@ from infra.nats import permissions
 from infra.nats.conf import Value
 from infra.nats.permissions import Permissions
 from infra.topology import Topology
+from schemas import subjects
+from schemas.catalog import CHANNELS, Carrier, Role
 from schemas.ids import RegionId, ReplicaId
 
 ACCOUNT = "MESH"
+STATE_ACCOUNT = "STATE"
+OBSERVE_ACCOUNT = "OBSERVE"
 SYSTEM_ACCOUNT = "SYS"
 MEBIBYTE = 1024 * 1024
 
@@ -70,8 +82,18 @@ def router_user(region: RegionId) -> User:
     return User(f"{region}/router", "router")
 
 
+def observer_user(region: RegionId) -> User:
+    """Who people and dashboards log in as to see a region's state."""
+    return User(f"{region}/observer", "observer")
+
+
+def setup_user(region: RegionId) -> User:
+    """Who makes a region's streams, and puts them right."""
+    return User(f"{region}/setup", "setup")
+
+
 def operator_user(region: RegionId) -> User:
-    """Who people log in as to inspect a region."""
+    """Who people log in as to examine a region."""
     return User(f"{region}/operator", "operator")
 
 
@@ -95,10 +117,16 @@ def link_account(peer: RegionId) -> str:
     return f"LINK-{peer}"
 
 
+def region_users(name: RegionId) -> tuple[User, ...]:
+    """Everyone of a region beside its agents."""
+    makers = (router_user, observer_user, operator_user, setup_user, system_user)
+    return tuple(make(name) for make in makers)
+
+
 def users(topology: Topology) -> Iterator[User]:
     """Everyone who needs a password."""
     for name, region in topology.regions.items():
-        yield from (router_user(name), operator_user(name), system_user(name))
+        yield from region_users(name)
         yield from (agent_user(name, replica) for replica in region.replicas)
     yield from (link_user(link.acceptor, link.solicitor) for link in topology.links)
 
@@ -128,48 +156,108 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """What one account lets another have. `kind`: stream (messages) or service (requests)."""
+
+    kind: str
+    subject: str
+    exporter: str
+    importer: str
+
+
 def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
-    peers = topology.peers(name)
-    ground = topology.ground
-    said_to = {peer: permissions.spoken(name, peer, ground) for peer in peers}
-    heard_from = {peer: permissions.spoken(peer, name, ground) for peer in peers}
-    links: dict[str, Value] = {
-        link_account(peer): {
-            "users": _link_users(topology, name, peer, site),
-            "exports": [_export(subject, [ACCOUNT]) for subject in heard_from[peer]],
-            "imports": [_import(subject, ACCOUNT) for subject in said_to[peer]],
-        }
-        for peer in peers
-    }
-    listeners: dict[str, list[str]] = {}
-    for peer, said in said_to.items():
-        for subject in said:
-            listeners.setdefault(subject, []).append(link_account(peer))
-    mesh: dict[str, Value] = {
-        "jetstream": "enabled",
-        "users": [*_client_users(topology, name, site)],
-        "exports": [_export(subject, to) for subject, to in sorted(listeners.items())],
-        "imports": [
-            _import(subject, link_account(peer))
-            for peer, heard in heard_from.items()
-            for subject in heard
+    logins: dict[str, list[Value]] = {
+        ACCOUNT: [*_client_users(topology, name, site)],
+        STATE_ACCOUNT: [_user(setup_user(name), permissions.setup(), site)],
+        OBSERVE_ACCOUNT: [
+            _user(observer_user(name), permissions.observer(), site),
+            _user(operator_user(name), permissions.operator(), site),
         ],
     }
+    for peer in topology.peers(name):
+        logins[link_account(peer)] = _link_users(topology, name, peer, site)
+    flows = [*_state_flows(name), *_observe_flows(topology, name)]
+    for peer in topology.peers(name):
+        flows += _link_flows(topology, name, peer)
+    accounts: dict[str, Value] = {
+        account: {
+            **({"jetstream": "enabled"} if account == STATE_ACCOUNT else {}),
+            "users": users,
+            "exports": _exports(flows, account),
+            "imports": [_import(flow) for flow in flows if flow.importer == account],
+        }
+        for account, users in logins.items()
+    }
     system = {"users": [_user(system_user(name), permissions.system(), site)]}
-    return {ACCOUNT: mesh, **links, SYSTEM_ACCOUNT: system}
+    return accounts | {SYSTEM_ACCOUNT: system}
 
 
-def _export(subject: str, to: list[str]) -> Value:
-    return {"stream": subject, "accounts": to}
+def _state_flows(name: RegionId) -> Iterator[_Flow]:
+    """Between the region's routers and agents, and its streams."""
+    for row in CHANNELS:
+        if row.carrier is Carrier.LAST_VALUE:
+            yield _Flow("stream", row.subject(region=name), ACCOUNT, STATE_ACCOUNT)
+        elif row.carrier is Carrier.COMPARE_AND_SET:
+            yield _Flow("service", row.subject(region=name), STATE_ACCOUNT, ACCOUNT)
+        elif row.carrier is Carrier.REPUBLISHED:
+            yield _Flow("stream", row.subject(region=name), STATE_ACCOUNT, ACCOUNT)
+    for call in (permissions.API_INFO, *permissions.router_reads()):
+        yield _Flow("service", call, STATE_ACCOUNT, ACCOUNT)
 
 
-def _import(subject: str, account: str) -> Value:
-    return {"stream": {"account": account, "subject": subject}}
+def _observe_flows(topology: Topology, name: RegionId) -> Iterator[_Flow]:
+    """What people who look on may have: operators all that observers have."""
+    for subject in permissions.observed(Role.OPERATOR, name, name):
+        yield _Flow("stream", subject, _source(subject, name, ACCOUNT), OBSERVE_ACCOUNT)
+    for peer in topology.peers(name):
+        spoken = permissions.spoken(peer, name, topology.ground)
+        for subject in permissions.observed(Role.OPERATOR, name, peer):
+            if subject in spoken:
+                yield _Flow("stream", subject, link_account(peer), OBSERVE_ACCOUNT)
+    for subject in permissions.services():
+        yield _Flow("service", subject, ACCOUNT, OBSERVE_ACCOUNT)
+    for call in permissions.observer_reads():
+        yield _Flow("service", call, STATE_ACCOUNT, OBSERVE_ACCOUNT)
+    yield _Flow("stream", permissions.STREAM_EVENTS, STATE_ACCOUNT, OBSERVE_ACCOUNT)
+
+
+def _link_flows(topology: Topology, name: RegionId, peer: RegionId) -> Iterator[_Flow]:
+    """What passes between the region and one peer."""
+    link = link_account(peer)
+    for subject in permissions.spoken(peer, name, topology.ground):
+        if subject == subjects.lease(name):  # the stream answers: to the link alone
+            yield _Flow("service", subject, STATE_ACCOUNT, link)
+        else:
+            yield _Flow("stream", subject, link, ACCOUNT)
+    for subject in permissions.spoken(name, peer, topology.ground):
+        yield _Flow("stream", subject, _source(subject, name, ACCOUNT), link)
+
+
+def _source(subject: str, name: RegionId, otherwise: str) -> str:
+    """The account that a subject of the region is published in: imports are not passed on."""
+    return STATE_ACCOUNT if subject == subjects.leased(name) else otherwise
+
+
+def _exports(flows: Iterable[_Flow], account: str) -> list[Value]:
+    importers: dict[tuple[str, str], list[str]] = {}
+    for flow in flows:
+        if flow.exporter == account:
+            importers.setdefault((flow.kind, flow.subject), []).append(flow.importer)
+    return [
+        # Of services that many answer, the first answer must not end the others' way.
+        {kind: subject, "accounts": to}
+        | ({"response_type": "stream"} if subject in permissions.services() else {})
+        for (kind, subject), to in sorted(importers.items())
+    ]
+
+
+def _import(flow: _Flow) -> Value:
+    return {flow.kind: {"account": flow.exporter, "subject": flow.subject}}
 
 
 def _client_users(topology: Topology, name: RegionId, site: Site) -> Iterator[Value]:
     yield _user(router_user(name), permissions.router(name, topology.ground), site)
-    yield _user(operator_user(name), permissions.operator(name), site)
     for replica in topology.region(name).replicas:
         yield _user(agent_user(name, replica), permissions.agent(name, replica), site)
 
@@ -195,10 +283,7 @@ def _user(
         "allowed_connection_types": [connection],
         "permissions": {
             "publish": {"allow": allowed.publish},
-            "subscribe": {
-                "allow": allowed.subscribe,
-                **({"deny": allowed.never_heard} if allowed.never_heard else {}),
-            },
+            "subscribe": {"allow": allowed.subscribe},
         },
     }
 

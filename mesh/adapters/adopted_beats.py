@@ -28,7 +28,7 @@ OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
 class AdoptedBeats:
     """`want` regions, run `keep` in a task."""
 
-    def __init__(self, client: Callable[[], Client], heard: Callable[[bytes], None]) -> None:
+    def __init__(self, client: Callable[[], Client], heard: Callable[[Msg], None]) -> None:
         self._client = client
         self._heard = heard
         self._wanted: set[RegionId] = set()
@@ -65,4 +65,4 @@ class AdoptedBeats:
             self._ears[region] = await self._client().subscribe(subject, cb=self._hear)
 
     async def _hear(self, msg: Msg) -> None:
-        self._heard(msg.data)
+        self._heard(msg)

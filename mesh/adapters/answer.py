@@ -75,6 +75,7 @@ class Answer:
         self.engine_error: EngineError | None = None
         self.region: RegionId | None = None  # who answers, as soon as it is known
         self.replica: ReplicaId | None = None
+        self.asked: RegionId | None = None  # the peer that is to place it
         self.fresh: Digest | None = None  # how the region is that refused it
         self.is_event_stream = False  # so that an error event may end it; known with the head
         self._is_error = False

@@ -2,24 +2,22 @@
 
 `publish` never waits: effects of the core are performed in order and at once, so messages go
 into a bounded outbox that one task empties into nats-py. After a reconnect nats-py restores the
-subscriptions by itself; the heartbeat stream lives in the server's memory and is made again here.
+subscriptions by itself; what was published meanwhile is read from the heartbeat stream.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import StreamConfig
-from nats.js.errors import BadRequestError
-from nats.micro import add_service
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, BusUnreachable, close, connect, flush
+from infra.bus import BusAddress, BusUnreachable, answering_services, close, connect, flush
 from infra.ending import end_all
 from mesh.adapters import streams
 from mesh.adapters.answer import Answer
@@ -47,14 +45,15 @@ class _Outgoing(NamedTuple):
 class Listeners:
     """Who hears what. Called on the event loop, one message after another; they never wait."""
 
-    heartbeat: Callable[[bytes], None]
-    digest: Callable[[bytes], None]
+    heartbeat: Callable[[Msg], None]
+    digest: Callable[[Msg], None]
     trie: Callable[[Msg], None]
     siblings: Callable[[Msg], None]
     trie_ask: Callable[[Msg], None]
     lease: Callable[[Msg], None]
     answer: Callable[[Msg], None]
     ingress: Callable[[Msg], None]
+    ping: Callable[[Msg], None]
     lost: Callable[[], None]
     back: Callable[[], None]
 
@@ -68,8 +67,12 @@ class RouterBus:
         router: RouterId,
         peers: tuple[RegionId, ...],
         address: BusAddress,
+        *,
+        keeps_lease: bool = True,
     ) -> None:
+        """`keeps_lease`: whether the region has a lease, if it has peers."""
         self.region, self.router = region, router
+        self._keeps_lease = keeps_lease and bool(peers)
         self._peers = peers
         self._address = address
         self._client: Client | None = None
@@ -166,15 +169,11 @@ class RouterBus:
 
     async def _subscribe(self, listeners: Listeners) -> None:
         region = self.region
-
-        async def echo(msg: Msg) -> None:
-            self.publish(msg.reply, msg.data)
-
         routers = subjects.QUEUE_ROUTERS
         listen = self.client.subscribe
-        await listen(subjects.heartbeat(region, subjects.ANY), cb=_data(listeners.heartbeat))
+        await listen(subjects.heartbeat(region, subjects.ANY), cb=_msg(listeners.heartbeat))
         for peer in self._peers:
-            await listen(subjects.digest(peer), cb=_data(listeners.digest))
+            await listen(subjects.digest(peer), cb=_msg(listeners.digest))
             await listen(subjects.leased(peer), cb=_msg(listeners.lease))
         if self._peers:
             await listen(subjects.leased(region), cb=_msg(listeners.lease))
@@ -186,7 +185,7 @@ class RouterBus:
         await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
         within = subjects.ingress_within(region, subjects.ANY)
         await listen(within, queue=routers, cb=_msg(listeners.ingress))
-        await listen(subjects.ping(region), queue=routers, cb=echo)
+        await listen(subjects.ping(region), queue=routers, cb=_msg(listeners.ping))
         await flush(self.client)
 
     async def _register(self) -> None:
@@ -198,58 +197,46 @@ class RouterBus:
             description="A region's front door and brain",
             metadata=metadata,
         )
-        self._service = await add_service(self.client, config)
+        self._service = Service(answering_services(self.client), config)
+        await self._service.start()
 
-    async def keep_heartbeat_stream(self, take: Callable[[bytes], None]) -> None:
-        """Make the last-value stream, hand its heartbeats to `take`, and again at every return.
+    async def watch_streams(
+        self, take: Callable[[str, bytes], None], found: Callable[[str, list[str]], None]
+    ) -> None:
+        """Hand the last heartbeats to `take`, at the start and at every return of the bus, and look
+        every CHECK_S at the streams: `found` gets each one's name and what is otherwise with it.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
-        until each replica's next heartbeat.
+        until each replica's next heartbeat, and nobody can own its replicas but itself.
         """
-
-        async def make_and_read() -> None:
-            await self._ensure_stream(streams.heartbeats(self.region))
-            for beat in await self._last_heartbeats():
-                take(beat)
-
-        await self._keep(make_and_read, "heartbeat stream")
-
-    async def keep_lease_stream(self) -> None:
-        """Make the stream of this region's lease, and again at every return.
-
-        Runs until cancelled. Without it nobody can own the region's replicas but its own routers.
-        """
-        lease = streams.lease(self.region)
-        await self._keep(lambda: self._ensure_stream(lease), "lease stream")
-
-    async def _keep(self, make: Callable[[], Coroutine[Any, Any, None]], what: str) -> None:
         while True:
             self._returned.clear()
             try:
-                await make()
+                for subject, beat in await self._last_heartbeats():
+                    take(subject, beat)
+                while not self._returned.is_set():
+                    for config in streams.kept(self.region, has_peers=self._keeps_lease):
+                        found(str(config.name), await streams.altered(self.client, config))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(streams.CHECK_S):
+                            await self._returned.wait()
             except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
-                log.warning("%s: %s", what, error or type(error).__name__)
+                log.warning("streams: %s", error or type(error).__name__)
                 await asyncio.sleep(STREAM_RETRY_S)
-                continue
-            await self._returned.wait()
 
-    async def _ensure_stream(self, config: StreamConfig) -> None:
-        stream = self.client.jetstream()
-        try:
-            await stream.add_stream(config)
-        except BadRequestError:  # another version made it, with other settings
-            await stream.update_stream(config)
-
-    async def _last_heartbeats(self) -> list[bytes]:
+    async def _last_heartbeats(self) -> list[tuple[str, bytes]]:
         manager = self.client.jsm()
-        info = await manager.stream_info(
-            subjects.STREAM_HEARTBEATS, subjects_filter=subjects.heartbeat(self.region, ">")
-        )
+        try:
+            info = await manager.stream_info(
+                subjects.STREAM_HEARTBEATS, subjects_filter=subjects.heartbeat(self.region, ">")
+            )
+        except nats.js.errors.NotFoundError:  # it was never made: `streams.altered` says so
+            return []
         beats = []
         for subject in info.state.subjects or {}:
             last = await manager.get_last_msg(subjects.STREAM_HEARTBEATS, subject, direct=True)
             if last.data is not None:
-                beats.append(last.data)
+                beats.append((subject, last.data))
         return beats
 
     # What routers say beside answers.
@@ -271,13 +258,6 @@ class RouterBus:
         credit = answer.credit_due()
         if credit is not None:
             self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
-
-
-def _data(listener: Callable[[bytes], None]) -> Callable[[Msg], Awaitable[None]]:
-    async def callback(msg: Msg) -> None:
-        listener(msg.data)
-
-    return callback
 
 
 def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:

@@ -58,6 +58,18 @@ class RouterMetrics:
             "Leases that were not what they said they are.",
             registry=registry,
         )
+        self.replies_dropped = Counter(
+            "mesh_replies_dropped",
+            "Requests on the bus that want their answer where none may go, by channel.",
+            ["channel"],
+            registry=registry,
+        )
+        self.stream_altered = Gauge(
+            "mesh_stream_altered",
+            "1 while a stream of the region is missing or not as it was made.",
+            ["stream"],
+            registry=registry,
+        )
         registry.register(_CoreState(core, clock))
         # A look-up of labels costs more than raising what it finds.
         self.requests_by_outcome = cache(self.requests.labels)

@@ -80,7 +80,9 @@ def command(
             if file == topology.DEFAULT_FILE:
                 which = f"the demo's {file.name}; --config names another"
             click.echo(f"Examining {', '.join(logins)} of {which}.")
-        by_hand = OnMachines(mesh) if running is None else _of_demo(credentials, running)
+        by_hand: ByHand = OnMachines(mesh, file, credentials)
+        if running is not None:
+            by_hand = _of_demo(credentials, running)
         findings = asyncio.run(examine(mesh, logins, Manner(listen_s, time.monotonic), by_hand))
     except NothingRuns as error:
         demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
@@ -97,7 +99,7 @@ def command(
 
 def _of_demo(credentials: Path, running: Running) -> ByHand:
     state = StateDirectory(credentials.parent)
-    return OfDemo(state.config, state.logs, running.children(), _nats_server)
+    return OfDemo(running.config, state.config, state.logs, running.children(), _nats_server)
 
 
 def _nats_server() -> Path:

@@ -1,13 +1,19 @@
 """The command `mesh infra`: configuration of what runs around the mesh."""
 
+import asyncio
+import sys
 from pathlib import Path
 
 import click
 
 from infra import topology
+from infra.bus import BusUnreachable
 from infra.nats import bundle, server
 from infra.nats.passwords import PasswordsUnreadable
+from mesh.adapters.streams import StreamsUnusable, set_up
 from mesh.cli.unusable import Unusable
+from mesh.doctor.logins import NoCredentials, read_logins
+from schemas.ids import RegionId
 
 
 @click.group(help="Render configuration for the servers around the mesh.")
@@ -54,6 +60,57 @@ def nats(
     except OSError as error:
         raise click.ClickException(f"can't write below {out}: {error}") from error
     _tell(written)
+
+
+@command.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=topology.DEFAULT_FILE,
+    help="The mesh.toml of the mesh. Without it: the three regions of the demo.",
+)
+@click.option(
+    "--credentials",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="The directory that `mesh infra nats --out` wrote, or one with some regions' part of it.",
+)
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    help="This region alone; may be given again. Default: all whose setup credentials are there.",
+)
+def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
+    """Make every region's streams, or put them right; their nats-servers must run.
+
+    Needed once, after the servers were first started, and where `mesh doctor` finds a stream that
+    is missing or altered. Exits with 1 if a region's could not be made.
+    """
+    try:
+        mesh = topology.load(config)
+        logins = read_logins(mesh, credentials)
+    except (topology.TopologyError, NoCredentials) as error:
+        raise Unusable(str(error)) from error
+    found = {name: login.setup for name, login in logins.items() if login.setup is not None}
+    wanted = [RegionId(name) for name in regions] or list(found)
+    if missing := [name for name in wanted if name not in found]:
+        raise Unusable(f"no setup.env of {', '.join(missing)} below {credentials}")
+    if not wanted:
+        raise Unusable(f"no setup.env of any region below {credentials}")
+    failed = False
+    for name in wanted:
+        try:
+            has_peers = bool(mesh.peers(name))
+            done = asyncio.run(set_up(found[name], name, has_peers=has_peers))
+        except (BusUnreachable, StreamsUnusable) as error:
+            click.echo(f"{name}: {error}", err=True)
+            failed = True
+            continue
+        for stream, what in done.items():
+            click.echo(f"{name}: stream {stream} {'is ' * what.startswith('as')}{what}")
+    if failed:
+        sys.exit(1)
 
 
 def _tell(written: bundle.Written) -> None:

@@ -7,6 +7,7 @@ inside this process, in front of the ports where nats-servers accept leaf connec
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,13 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from infra.address import Address
+from infra.bus import BusUnreachable
+from infra.ending import end_all
 from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
 from infra.topology import Region, Topology
 from infra.workers import worker_names, worker_page
+from mesh.adapters import streams
 from mesh.demo import ports
 from mesh.demo.child import Child, Died, Ready
 from mesh.demo.commands import Commands, engine_url
@@ -28,7 +32,10 @@ from mesh.demo.program import Kind, Program
 from mesh.demo.state_directory import StateDirectory
 from mesh.demo.supervisor import Supervisor
 from mesh.demo.wan_proxy import WanProxy
+from mesh.doctor.logins import read_logins
 from schemas.ids import RegionId, ReplicaId, RouterId
+
+log = logging.getLogger(__name__)
 
 # A given engine may still be loading its model. It is waited for, but after this long not silently.
 GIVEN_ENGINE_WITHIN_S = 5.0
@@ -68,6 +75,7 @@ class LocalMesh:
         self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
+        self._keepers: list[asyncio.Task[None]] = []
         self.wan: dict[tuple[RegionId, RegionId], WanProxy] = {}  # (solicitor, acceptor) → link
         self.missing: list[EngineSilent] = []  # given engines that `start` did not wait for
 
@@ -124,6 +132,7 @@ class LocalMesh:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await end_all(self._keepers)
         await self._supervisor.stop()
         await self._links.aclose()
 
@@ -147,6 +156,8 @@ class LocalMesh:
         self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: Region
     ) -> None:
         await self._supervisor.start(commands.nats(name))
+        await self._set_up_streams(name)
+        self._keepers.append(asyncio.create_task(self._keep_streams(name)))
         for router in region.routers:
             page = self.pages[name].get(router)
             program = commands.router(name, router, self.endpoints[name][router], page)
@@ -157,6 +168,27 @@ class LocalMesh:
                 group.create_task(self._start_given(commands, name, replica, given.popleft()))
             else:
                 group.create_task(self._start_simulated(commands, name, replica))
+
+    async def _set_up_streams(self, name: RegionId) -> None:
+        """Make them, or put right what somebody altered; a region serves without them too."""
+        setup = read_logins(self._topology, self._state.config)[name].setup
+        assert setup is not None, "rendered before anything is started"
+        has_peers = bool(self._topology.peers(name))
+        task = asyncio.create_task(streams.set_up(setup, name, has_peers=has_peers))
+        try:
+            await asyncio.wait([task])  # nats-py may lose a cancel
+            for stream, what in task.result().items():
+                if what == streams.PUT_RIGHT:
+                    log.error("stream %s of %s was altered, and is put right", stream, name)
+        except (BusUnreachable, streams.StreamsUnusable) as error:
+            log.warning("streams of %s: %s", name, error)
+        finally:
+            await end_all([task])
+
+    async def _keep_streams(self, name: RegionId) -> None:
+        while True:
+            await asyncio.sleep(streams.CHECK_S)
+            await self._set_up_streams(name)
 
     async def _start_router(self, program: Program) -> None:
         child = self._supervisor.launch(program)

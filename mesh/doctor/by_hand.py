@@ -19,6 +19,8 @@ class OnMachines:
     """Of regions on machines of their own, under the units of `infra/systemd`."""
 
     topology: Topology
+    config: Path
+    credentials: Path
 
     def server(self, region: str, silence: Silence) -> Remedy:
         """Of the nats-server of that region."""
@@ -35,6 +37,16 @@ class OnMachines:
         what = f"{kind} {name} of {region} is not heard; see why and start it anew on its machine"
         return Remedy(what, _restarted(f"mesh-{kind}@{name}"))
 
+    def stream(self, region: str, name: str) -> Remedy:
+        """Of a stream that is missing or altered."""
+        return _set_up(region, name, self.config, self.credentials)
+
+
+def _set_up(region: str, name: str, config: Path, credentials: Path) -> Remedy:
+    what = f"stream {name} of {region} is missing, or somebody altered it; make it as it should be"
+    options = ["--config", str(config), "--credentials", str(credentials), "--region", region]
+    return Remedy(what, shlex.join(["mesh", "infra", "streams", *options]))
+
 
 def _restarted(unit: str) -> str:
     return f"journalctl -n 30 -u {unit}; systemctl restart {unit}"
@@ -44,6 +56,7 @@ def _restarted(unit: str) -> str:
 class OfDemo:
     """Of `mesh up`, by its configurations, its logs, its nats-server and what of it runs."""
 
+    file: Path  # its mesh.toml
     config: Path
     logs: Path
     pids: Mapping[str, int]  # by program
@@ -75,6 +88,10 @@ class OfDemo:
             "then start the mesh anew; its last words"
         )
         return Remedy(what, shlex.join(["tail", "-n", "30", str(self.logs / f"{program}.log")]))
+
+    def stream(self, region: str, name: str) -> Remedy:
+        """Of a stream that is missing or altered; `mesh up` looks at them too, every 30 s."""
+        return _set_up(region, name, self.file, self.config)
 
     def _hangs(self, program: str) -> Remedy:
         what = f"{program} hangs or is stopped; end it, and `mesh up` starts it again"

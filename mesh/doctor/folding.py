@@ -32,6 +32,10 @@ class ByHand(Protocol):
         """Where one of its routers is not heard, or a replica's agent."""
         ...
 
+    def stream(self, region: str, name: str) -> Remedy:
+        """Where one of its streams is missing or altered."""
+        ...
+
 
 def folded(
     findings: Sequence[Finding], silences: Mapping[str, Silence], by_hand: ByHand
@@ -43,6 +47,8 @@ def folded(
     def explained(one: Finding) -> Finding:
         if one.verdict is Verdict.BAD and (kind := HEARD_OF.get(one.check)) is not None:
             return replace(one, remedy=by_hand.part(kind, one.region, one.about))
+        if one.verdict is Verdict.BAD and one.check == "stream":
+            return replace(one, remedy=by_hand.stream(one.region, one.about))
         if one.verdict is Verdict.OK or one.peer is None:
             return one
         if one.peer in dead or (one.peer in mute and one.check in OF_ROUTERS):

@@ -3,7 +3,6 @@
 A lease is heard while we listen, or it is over: its owner renews it four times a lease.
 """
 
-from dataclasses import asdict
 from functools import partial
 
 import nats.errors
@@ -20,15 +19,12 @@ from schemas.ids import RegionId
 from schemas.state import Lease
 
 REQUEST_S = 5.0
-NOT_THERE = "its routers make it when they start, if JetStream is up"
 
 
 async def examine_streams(chart: Chart, topology: Topology, client: Client) -> None:
-    """Whether they are there, as the routers make them. Without peers nobody keeps leases."""
+    """Whether they are there, as they are made."""
     region = RegionId(chart.region)
-    kept = [streams.heartbeats(region)]
-    if topology.peers(region):
-        kept.append(streams.lease(region))
+    kept = streams.kept(region, has_peers=bool(topology.peers(region)))
 
     async def one(config: StreamConfig, page: Chart) -> None:
         await _stream(page, client, config)
@@ -39,33 +35,18 @@ async def examine_streams(chart: Chart, topology: Topology, client: Client) -> N
 async def _stream(chart: Chart, client: Client, config: StreamConfig) -> None:
     name = str(config.name)
     try:
-        info = await client.jsm(timeout=REQUEST_S).stream_info(name)
+        differs = await streams.altered(client, config)
+        if not differs:
+            info = await client.jsm(timeout=REQUEST_S).stream_info(name)
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
         why = str(error) or type(error).__name__
-        chart.note("stream", name, Verdict.BAD, f"{why}; {NOT_THERE}")
+        chart.note("stream", name, Verdict.BAD, f"{why}; is JetStream up?")
         return
-    if differs := _differences(config, info.config):
-        detail = f"not as routers make it: {', '.join(differs)}"
+    if differs:
+        detail = f"not as it is made: {', '.join(differs)}"
         chart.note("stream", name, Verdict.BAD, detail)
     else:
         chart.note("stream", name, Verdict.OK, f"{info.state.messages} last values")
-
-
-def _differences(wanted: StreamConfig, found: StreamConfig) -> list[str]:
-    """Settings that we ask for and that are otherwise there."""
-    has = asdict(found)
-    return [
-        f"{name} is {has[name]}"
-        for name, value in asdict(wanted).items()
-        if _said(value) and _said(value) != _said(has[name])
-    ]
-
-
-def _said(value: object) -> object:
-    """Without what a server may fill in by itself."""
-    if isinstance(value, dict):
-        return {name: one for name, one in value.items() if one}
-    return value
 
 
 async def examine_owner(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.bus import BusAddress
 from infra.nats.bundle import CREDENTIALS
-from infra.nats.region_config import operator_user, router_user, system_user
+from infra.nats.region_config import operator_user, router_user, setup_user, system_user
 from infra.topology import Topology
 from schemas.ids import RegionId
 
@@ -22,11 +22,16 @@ class Logins:
     operator: BusAddress | None = None
     router: BusAddress | None = None
     system: BusAddress | None = None
+    setup: BusAddress | None = None  # who makes streams: the doctor does not
 
     @property
     def url(self) -> str:
         """Where the region's nats-server is."""
-        return next(one.url for one in (self.operator, self.router, self.system) if one is not None)
+        return next(one.url for one in self._known if one is not None)
+
+    @property
+    def _known(self) -> tuple[BusAddress | None, ...]:
+        return self.operator, self.router, self.system, self.setup
 
 
 def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins]:
@@ -37,7 +42,8 @@ def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins
     found = {}
     for region in topology.regions:
         folder = directory / region / CREDENTIALS
-        users = (operator_user(region), router_user(region), system_user(region))
+        makers = (operator_user, router_user, system_user, setup_user)
+        users = [make(region) for make in makers]
         logins = Logins(*(_read(folder / f"{user.name}.env") for user in users))
         if logins != Logins():
             found[region] = logins

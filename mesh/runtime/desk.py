@@ -18,6 +18,7 @@ from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.problem import Problem
 from mesh.adapters.recorder import Decide
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.adapters.spans import RequestSpans
 from mesh.adapters.tenants import Tenants
 from mesh.adapters.ticket import Ask, Ticket
@@ -60,6 +61,7 @@ class Desk:
         metrics: RouterMetrics,
         clock: Callable[[], float],
         decide: Decide,
+        guard: ReplyGuard,
     ) -> None:
         self._config = config
         self._core = core
@@ -71,11 +73,11 @@ class Desk:
         self._tenants = Tenants(config.region, config.settings.ground, config.keys)
         self._prompts = PromptReader(config.hash_key)
         self._tickets = Tickets(lambda token: subjects.inbox(config.region, config.router, token))
-        ingress = Ingress(config, bus, metrics, self._prompts, self._tickets.bodies)
-        self.trie = TrieGossip(config, bus, metrics, self.feed)
+        ingress = Ingress(config, bus, metrics, self._prompts, self._tickets.bodies, guard)
+        self.trie = TrieGossip(config, bus, metrics, self.feed, guard)
         regions = Regions(config, core.peers, bus, clock)
         self.regions = regions.seen
-        self.beats = AdoptedBeats(lambda: bus.client, lambda data: self.hear_heartbeat(data))
+        self.beats = AdoptedBeats(lambda: bus.client, lambda msg: self.hear_heartbeat(msg))
         self.leases = Leases(config, bus, metrics, self.feed, core.ownership, self.beats)
         self._performer = Performer(
             config,
@@ -95,6 +97,7 @@ class Desk:
         metrics.buffered.set_function(self.buffered_bytes)
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
         self.hear_heartbeat = self._hearing.hear_heartbeat
+        self.read_heartbeat = self._hearing.read_heartbeat
         self.hear_digest = self._hearing.hear_digest
         self.hear_answer = self._hearing.hear_answer
         self.hear_parcel = self._hearing.hear_parcel

@@ -55,24 +55,32 @@ class Hearing:
         self._feed = feed
         self._missing = MissingFrames()
 
-    def hear_heartbeat(self, data: bytes) -> None:
+    def hear_heartbeat(self, msg: Msg) -> None:
         """A replica of this region, or of one that it has adopted."""
+        self.read_heartbeat(msg.subject, msg.data)
+
+    def read_heartbeat(self, subject: str, data: bytes) -> None:
+        """A heartbeat and the subject that it was published on, which only its replica may."""
         try:
             beat = state.decode_heartbeat(data)
         except wire.WireError as error:
             log.warning("heartbeat dropped: %s", error)
             return
-        if beat.region == self._config.region or beat.region in self._config.peers:
+        if subject != subjects.heartbeat(beat.region, beat.replica):
+            log.warning("heartbeat on %s dropped: it speaks for another replica", subject)
+        elif beat.region == self._config.region or beat.region in self._config.peers:
             self._feed(ev.HeartbeatSeen(beat))
 
-    def hear_digest(self, data: bytes) -> None:
+    def hear_digest(self, msg: Msg) -> None:
         """A router of a peer region, or of our own."""
         try:
-            digest = state.decode_digest(data)
+            digest = state.decode_digest(msg.data)
         except wire.WireError as error:
             log.warning("digest dropped: %s", error)
             return
-        if digest.region in self._config.peers:
+        if digest.region != subjects.owner(msg.subject):
+            log.warning("digest on %s dropped: it speaks for another region", msg.subject)
+        elif digest.region in self._config.peers:
             self._feed(ev.DigestSeen(digest))
 
     def hear_answer(self, msg: Msg) -> None:
@@ -190,7 +198,7 @@ class Hearing:
             self._metrics.refusals.labels(event.reason).inc()
             if event.region != self._config.region:
                 self._metrics.forwards.labels(event.region, "refused").inc()
-            if answer.fresh is not None and answer.fresh.region in self._config.peers:
+            if answer.fresh is not None and answer.fresh.region == answer.asked:
                 self._feed(ev.DigestSeen(answer.fresh))
         elif isinstance(event, ev.AttemptFailed):
             self._metrics.failures.inc()

@@ -17,6 +17,7 @@ from infra import tracing
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.adapters.spans import IngressSpan
 from mesh.adapters.wishes import salt_of
 from mesh.core import effects as fx
@@ -83,8 +84,6 @@ def _request(
     request_id = RequestId(headers[exchange.H_REQUEST])
     if path not in ENGINE_PATHS or not is_request_id(request_id):
         raise IngressInvalid("path or request id")
-    if subjects.parse_inbox(msg.reply) is None:
-        raise IngressInvalid("reply subject")
     try:
         model = subjects.decode_model(headers[exchange.H_MODEL])
         priority = Priority(headers.get(exchange.H_PRIORITY, Priority.NORMAL))
@@ -209,7 +208,9 @@ class Ingress:
         metrics: RouterMetrics,
         prompts: PromptReader,
         bodies: BodyBudget,
+        guard: ReplyGuard,
     ) -> None:
+        self._guard = guard
         self._config = config
         self._bus = bus
         self._metrics = metrics
@@ -219,7 +220,11 @@ class Ingress:
         metrics.guests.set_function(lambda: len(self._waiting))
 
     def read(self, msg: Msg, key: int, now: float) -> Request | None:
-        """The request in a message; None when it was refused for what it holds."""
+        """The request in a message; None when it was refused for what it holds, or dropped."""
+        channel = "ingress" if subjects.ingress_label(msg.subject) is None else "ingress_within"
+        asker = self._guard.inbox(channel, msg)
+        if asker is None:
+            return None
         taken = len(msg.data)
         if not self._bodies.take(taken):
             self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
@@ -227,6 +232,8 @@ class Ingress:
             return None
         try:
             foreign = read_ingress(msg, key, self._prompts, now)
+            if foreign.request.origin != asker.region:
+                raise IngressInvalid("its answer is not to go to its origin")
         except IngressInvalid as error:
             log.warning("ingress refused: %s", error)
             self._bodies.give_back(taken)

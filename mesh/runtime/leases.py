@@ -23,10 +23,10 @@ from mesh.core import events as ev
 from mesh.core.federation.ownership import Ownership
 from mesh.runtime.config import RouterConfig
 from schemas import exchange, state, subjects, wire
+from schemas.replies import LEASE_PREFIX
 
 log = logging.getLogger(__name__)
 
-PREFIX = "lease-"  # of the last token of these inboxes, beside those of answers to clients
 TOKEN_BYTES = 12
 AWAITED_MAX = 256
 H_SEQUENCE = "Nats-Sequence"
@@ -82,7 +82,7 @@ class Leases:
 
     def claim(self, effect: fx.ClaimLease) -> None:
         """Ask the stream to take this write."""
-        token = f"{PREFIX}{effect.number}-{secrets.token_hex(TOKEN_BYTES)}"
+        token = f"{LEASE_PREFIX}{effect.number}-{secrets.token_hex(TOKEN_BYTES)}"
         while len(self._awaited) >= AWAITED_MAX:
             del self._awaited[next(iter(self._awaited))]
         self._awaited[token] = effect.number

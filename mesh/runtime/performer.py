@@ -100,6 +100,7 @@ class Performer:
             self._ingress.send_on(effect, effect.answer_inbox, self._clock())
             return
         ticket, answer = self._tickets.begin(effect.key, effect.attempt)
+        answer.asked = effect.peer
         now = self._clock()
         headers = request_headers(ticket, effect.attempt, now)
         headers |= way_headers(ticket, self._config.region, now)

@@ -5,18 +5,20 @@ ping that has no answer when the next one leaves is lost; an answer that comes l
 """
 
 import asyncio
-import struct
+import secrets
 from collections.abc import Callable
 
+from nats.aio.msg import Msg
+
 from mesh.adapters.bus import RouterBus
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import events as ev
 from mesh.runtime.config import RouterConfig
 from schemas import subjects
 from schemas.ids import RegionId
+from schemas.replies import PING_BYTES, PING_PREFIX
 
-PREFIX = "ping-"  # of the last token of a router's inbox, before the peer's name
 PING_S = 1.0
-NUMBER = struct.Struct(">Q")
 
 
 class Pings:
@@ -28,13 +30,14 @@ class Pings:
         bus: RouterBus,
         clock: Callable[[], float],
         feed: Callable[[ev.Event], None],
+        guard: ReplyGuard,
     ) -> None:
         self._config = config
         self._bus = bus
         self._clock = clock
         self._feed = feed
-        self._number = 0
-        self._open: dict[RegionId, tuple[int, float]] = {}  # number, and when it left
+        self._guard = guard
+        self._open: dict[RegionId, tuple[bytes, float]] = {}  # its body, and when it left
 
     async def run(self) -> None:
         """One ping to each peer, and again."""
@@ -43,18 +46,25 @@ class Pings:
                 self._send(peer)
             await asyncio.sleep(PING_S)
 
+    def answer(self, msg: Msg) -> None:
+        """A peer's ping: its few bytes go back to its ping inbox."""
+        if len(msg.data) > PING_BYTES:
+            self._guard.drop("ping", msg)
+        elif self._guard.inbox("ping", msg) is not None:
+            self._bus.publish(msg.reply, msg.data)
+
     def hear(self, token: str, data: bytes) -> None:
         """An answer; anything else is dropped. `token`: the last one of the inbox it came to."""
-        peer = RegionId(token.removeprefix(PREFIX))
-        number, sent_at = self._open.get(peer, (0, 0.0))
-        if data == NUMBER.pack(number) and number:
+        peer = RegionId(token.removeprefix(PING_PREFIX))
+        body, sent_at = self._open.get(peer, (b"", 0.0))
+        if body and data == body:
             del self._open[peer]
             self._feed(ev.RttMeasured(peer, self._clock() - sent_at))
 
     def _send(self, peer: RegionId) -> None:
         if self._open.pop(peer, None) is not None:
             self._feed(ev.RttMeasured(peer, None))
-        self._number += 1
-        self._open[peer] = self._number, self._clock()
-        inbox = subjects.inbox(self._config.region, self._config.router, PREFIX + peer)
-        self._bus.publish(subjects.ping(peer), NUMBER.pack(self._number), reply=inbox)
+        body = secrets.token_bytes(PING_BYTES)  # that nobody else can answer
+        self._open[peer] = body, self._clock()
+        inbox = subjects.inbox(self._config.region, self._config.router, PING_PREFIX + peer)
+        self._bus.publish(subjects.ping(peer), body, reply=inbox)

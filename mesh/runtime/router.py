@@ -22,16 +22,17 @@ from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.recorder import Recorder
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import events as ev
 from mesh.core.recording import Header
 from mesh.core.router import RouterCore
-from mesh.runtime import leases, pings, trie_gossip
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.desk import Desk
 from mesh.runtime.pings import Pings
 from schemas import http, subjects
 from schemas.exchange import ALIVE_S
 from schemas.parcels import PARCEL
+from schemas.replies import HERE, LEASE_PREFIX, PING_PREFIX, TRIE_PREFIX, WHO
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,6 @@ LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
 CANCEL_AGAIN_S = 0.1
 EPOCH = struct.Struct(">Q")
-# Last tokens of this router's own inboxes, beside those of answers and pings.
-WHO, HERE = "who", "here"
 NAMESAKE_S = 0.15  # for a namesake on the same server to answer
 
 
@@ -138,7 +137,13 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._clock = asyncio.get_running_loop().time
-        self._bus = RouterBus(config.region, config.router, config.peers, config.bus)
+        self._bus = RouterBus(
+            config.region,
+            config.router,
+            config.peers,
+            config.bus,
+            keeps_lease=config.settings.lease_s > 0.0,
+        )
         self.core = RouterCore(
             region=config.region,
             router=config.router,
@@ -151,9 +156,10 @@ class Router:
         self._metrics.router.labels(config.router).set(1)
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
-        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide)
+        guard = ReplyGuard(config.region, config.peers, self._metrics, self._clock)
+        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide, guard)
         self._namesake = asyncio.Event()
-        self._pings = Pings(config, self._bus, self._clock, self.desk.feed)
+        self._pings = Pings(config, self._bus, self._clock, self.desk.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
         self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
@@ -173,6 +179,7 @@ class Router:
                 lease=self.desk.leases.hear,
                 answer=self._hear_answer,
                 ingress=self.desk.hear_ingress,
+                ping=self._pings.answer,
                 lost=self._bus_is_lost,
                 back=self._bus_is_back,
             )
@@ -187,7 +194,7 @@ class Router:
         """What goes on until the router is closed."""
         yield from (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream())
         if self._config.peers and self._config.settings.lease_s:
-            yield from (self._bus.keep_lease_stream(), self.desk.beats.keep())
+            yield self.desk.beats.keep()
 
     @property
     def http_port(self) -> int:
@@ -322,19 +329,28 @@ class Router:
         token = msg.subject.rpartition(".")[2]
         if token == PARCEL:
             self.desk.hear_parcel(msg)
-        elif token.startswith(pings.PREFIX):
+        elif token.startswith(PING_PREFIX):
             self._pings.hear(token, msg.data)
         elif token in (WHO, HERE):
             self._hear_namesake(token, msg.data)
-        elif token.startswith(trie_gossip.PREFIX):
+        elif token.startswith(TRIE_PREFIX):
             self.desk.trie.hear_answer(msg)
-        elif token.startswith(leases.PREFIX):
+        elif token.startswith(LEASE_PREFIX):
             self.desk.leases.hear_answer(msg)
         else:
             self.desk.hear_answer(msg)
 
     async def _stream(self) -> None:
-        await self._bus.keep_heartbeat_stream(self.desk.hear_heartbeat)
+        await self._bus.watch_streams(self.desk.read_heartbeat, self._stream_found)
+
+    def _stream_found(self, name: str, differs: list[str]) -> None:
+        self._metrics.stream_altered.labels(name).set(bool(differs))
+        if differs:
+            log.error(
+                "stream %s of %s is not as it was made: %s; put it right: mesh infra streams "
+                "--region %s --config MESH.TOML --credentials RENDERED",
+                *(name, self._config.region, ", ".join(differs), self._config.region),
+            )
 
     # The clock.
 

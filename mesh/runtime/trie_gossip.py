@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from mesh.adapters.bus import RouterBus
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import effects as fx
 from mesh.core import events as ev
 from mesh.core.gossip.told import Origin
@@ -21,10 +22,10 @@ from mesh.runtime.config import RouterConfig
 from schemas import subjects, wire
 from schemas.gossip import PEERS, SIBLINGS, TrieAsk, TrieDelta, TriePart
 from schemas.ids import RouterId
+from schemas.replies import TRIE_PREFIX
 
 log = logging.getLogger(__name__)
 
-PREFIX = "trie-"  # of the last token of these inboxes, beside those of answers to clients
 TOKEN_BYTES = 12
 ASKED_MAX = 256  # origins that an answer is awaited of
 
@@ -54,7 +55,9 @@ class TrieGossip:
         bus: RouterBus,
         metrics: RouterMetrics,
         feed: Callable[[ev.Event], None],
+        guard: ReplyGuard,
     ) -> None:
+        self._guard = guard
         self._config = config
         self._bus = bus
         self._metrics = metrics
@@ -82,11 +85,10 @@ class TrieGossip:
 
     def hear_ask(self, msg: Msg) -> None:
         """A router of a peer region, or of our own, missed something."""
-        ask, address = self._read(msg), subjects.parse_inbox(msg.reply)
-        asker = msg.subject.rpartition(".")[2]  # the link's word for it
+        ask, address = self._read(msg), self._guard.inbox("snapshot", msg)
         if not isinstance(ask, TrieAsk):
             self._drop(msg, "no question")
-        elif address is None or address.region != asker or not self._knows(asker):
+        elif address is None:
             self._drop(msg, "wants its answer somewhere else")
         else:
             self._feed(ev.TrieAsked(ask, address.region, msg.reply))
@@ -130,12 +132,9 @@ class TrieGossip:
             if len(self._tokens) >= ASKED_MAX:
                 oldest = next(iter(self._tokens))
                 del self._sources[self._tokens.pop(oldest)]
-            token = self._tokens[source] = PREFIX + secrets.token_hex(TOKEN_BYTES)
+            token = self._tokens[source] = TRIE_PREFIX + secrets.token_hex(TOKEN_BYTES)
             self._sources[token] = source
         return token
-
-    def _knows(self, region: str) -> bool:
-        return region == self._config.region or region in self._config.peers
 
     def _is_sibling(self, delta: TrieDelta) -> bool:
         """Not ourselves, whom the bus lets us hear too."""

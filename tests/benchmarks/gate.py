@@ -34,6 +34,7 @@ from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import events as ev
 from mesh.core.policies import make_policy
 from mesh.core.router import RouterCore
@@ -126,7 +127,8 @@ class Edge:
         core = RouterCore(region=US, router=R1, epoch=1, settings=config.settings, dice=Random(1))
         metrics = RouterMetrics(core, CollectorRegistry(), clock)
         self.bus = RouterBus(US, R1, (), config.bus)
-        self.desk = Desk(config, core, self.bus, metrics, clock, core.handle)
+        guard = ReplyGuard(US, (), metrics, clock)
+        self.desk = Desk(config, core, self.bus, metrics, clock, core.handle, guard)
         self._server = HttpServer(HttpApi(US, self.desk, metrics.registry).handle)
         self._fleet: Client | None = None
         self._work: asyncio.Queue[Msg] = asyncio.Queue()
@@ -145,7 +147,7 @@ class Edge:
 
         await self.bus.open(Listeners(
             heartbeat=deaf, digest=deaf, trie=deaf, siblings=deaf, trie_ask=deaf, lease=deaf,
-            answer=heard, ingress=deaf, lost=deaf, back=deaf,
+            answer=heard, ingress=deaf, ping=deaf, lost=deaf, back=deaf,
         ))  # fmt: skip
         self._fleet = await bus.connect(BusAddress(url), name="fleet", inbox_prefix="_INBOX")
         await self._fleet.subscribe(subjects.work(US, subjects.ANY), cb=self._work.put)
@@ -160,7 +162,8 @@ class Edge:
     def hear_beats(self) -> int:
         """Every replica says that it is idle; returns how many did."""
         for one in self._beats:
-            self.desk.hear_heartbeat(one.line().split(b"\r\n")[1])
+            head, beat, *_ = one.line().split(b"\r\n")
+            self.desk.read_heartbeat(head.split()[1].decode(), beat)
         return len(self._beats)
 
     async def ask(self, counter: Bytecodes, chunks: int) -> None:

@@ -71,7 +71,7 @@ def test_every_region_has_its_server_routers_engines_and_agents(mesh_toml):
     expected = {"render"}
     for region, has in mesh_toml.regions.items():
         assert has.routers == ("r1",), "the file has one router per region, named r1"
-        expected |= {f"nats-{region}", f"router-{region}"}
+        expected |= {f"{kind}-{region}" for kind in ("nats", "streams", "router")}
         expected |= {f"{kind}-{name}" for kind in ("engine", "agent") for name in has.replicas}
     assert set(OURS) == expected
 

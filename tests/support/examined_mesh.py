@@ -45,7 +45,8 @@ async def examined(regions, directory, **differs):
     logins = read_logins(regions.topology, directory / "rendered")
     topology = differs.get("topology", regions.topology)
     manner = Manner(LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", LIMITS))
-    return await examine(topology, logins, manner, OnMachines(topology))
+    by_hand = OnMachines(topology, directory / "mesh.toml", directory / "rendered")
+    return await examine(topology, logins, manner, by_hand)
 
 
 async def looked(look, fits):
@@ -68,10 +69,15 @@ def ill(findings):
 
 async def command(directory, *arguments, config="mesh.toml"):
     """Status, output and errors of `mesh doctor`."""
+    which = () if config is None else ("--config", str(directory / config))
+    credentials = ("--credentials", str(directory / "rendered"))
+    return await ran("mesh.cli.main", "doctor", *which, *credentials, *arguments)
+
+
+async def ran(*arguments):
+    """Status, output and errors of a command: a module and its arguments."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh.cli.main", "doctor"),
-        *(() if config is None else ("--config", str(directory / config))),
-        *("--credentials", str(directory / "rendered"), *arguments),
+        *(sys.executable, "-m", *arguments),
         cwd=Path(__file__).parents[2],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -14,6 +14,7 @@ from infra.nats import bundle, passwords, server
 from infra.nats.conf import to_text
 from infra.nats.region_config import Site, settings, users
 from infra.topology import Topology
+from mesh.adapters import streams
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
 
@@ -60,12 +61,19 @@ class NatsRegions:
         }
 
     async def start(self) -> None:
-        """Start every server and return when every link is up."""
+        """Start every server, make its streams, and return when every link is up."""
         for process in self._servers.values():
             await process.start()
+        for region in self.topology.regions:
+            await self.set_up(region)
         async with asyncio.timeout(LINK_TIMEOUT_S):
             for name in self.topology.regions:
                 await self._until_linked(name)
+
+    async def set_up(self, region: str) -> dict[str, str]:
+        """Make the region's streams, as `mesh infra streams` does."""
+        has_peers = bool(self.topology.peers(region))
+        return await streams.set_up(self.address(region, "setup"), region, has_peers=has_peers)
 
     async def stop(self) -> None:
         for process in self._servers.values():

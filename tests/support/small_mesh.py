@@ -1,6 +1,7 @@
 """Routers and agents of one or several regions in this process, each region on its own server."""
 
 import asyncio
+import contextlib
 import io
 import itertools
 import time
@@ -14,6 +15,7 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
+from mesh.adapters import streams
 from mesh.adapters.connections import CONNECTIONS_MAX
 from mesh.adapters.http_server import HttpTimes
 from mesh.adapters.recorder import RecordTo
@@ -76,6 +78,10 @@ class SmallMesh:
         `peers`: whom it knows, if not all other regions.
         """
         known = self._regions if peers is None else peers
+        if not isinstance(self._servers, NatsRegions):  # those have theirs
+            address = self._address(region, "router")
+            with contextlib.suppress(streams.StreamsUnusable):  # some have no JetStream
+                await streams.set_up(address, RegionId(region), has_peers=len(known) > 1)
         config = RouterConfig(
             region=RegionId(region),
             router=RouterId(name),

@@ -23,6 +23,14 @@ def add_tap(tree: dict[str, Any]) -> None:
     tree["accounts"][ACCOUNT]["users"].append({"user": TAP, "password": TAP})
 
 
+async def connected(mesh: NatsRegions, region: str) -> Client:
+    """That user, on the region's server."""
+    url = mesh.address(region, "router").url
+    return await bus.connect(
+        bus.BusAddress(url, TAP, TAP), name=TAP, inbox_prefix=subjects.inboxes(region)[:-2]
+    )
+
+
 FENCES = itertools.count()
 
 
@@ -37,10 +45,7 @@ class Taps:
 
     async def __aenter__(self) -> "Taps":
         for region in self._mesh.topology.regions:
-            url = self._mesh.address(region, "router").url
-            self.clients[region] = await bus.connect(
-                bus.BusAddress(url, TAP, TAP), name=TAP, inbox_prefix=subjects.inboxes(region)[:-2]
-            )
+            self.clients[region] = await connected(self._mesh, region)
             self.heard[region] = collections.Counter()
         return self
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
+from schemas.rising import ROUTER_TERM
 from schemas.state import TERM_MAX, Lease
 
 GUARD = 0.9  # of a lease is used by its owner: clocks of two hosts don't run quite equally fast
-# How far above the last write an agent is believed. At four writes a second all terms would last
-# for two years; an honest agent that remembers a year of them is caught up with in a minute.
-HINT_STEP = 2**20
+assert ROUTER_TERM.step is not None
+HINT_STEP = ROUTER_TERM.step  # how far above the last write an agent is believed
 
 
 @dataclass(frozen=True, slots=True)

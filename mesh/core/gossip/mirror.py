@@ -25,11 +25,13 @@ from schemas.gossip import (
     TrieDelta,
     TriePart,
 )
+from schemas.rising import PREFIX_STREAM
 
 AHEAD_MAX = 64  # early deltas that are kept; what was missed before them comes with the answer
 GRACE_S = 0.1
 RETRY_S = 0.5
-SILENT_S = 3.0  # six signs of life
+assert PREFIX_STREAM.for_s is not None
+SILENT_S = PREFIX_STREAM.for_s  # six signs of life
 GONE_S = 60.0
 PART_LIMITS = {  # how many parts a set may have, and each how many blocks
     PEERS: (PARTS_MAX, PART_BLOCKS_MAX),
@@ -62,6 +64,7 @@ class Mirror:
         self._epoch = -1
         self._seq = 0  # taken in up to here
         self._latest = 0  # heard of
+        self._latest_at = float("-inf")  # and when
         self._ahead: dict[int, TrieDelta] = {}
         self._snapshot: Snapshot | None = None
         self._wants_all = False  # whatever the numbers say
@@ -85,13 +88,14 @@ class Mirror:
         """Begin in the middle of its stream, with this delta: what was before is not wanted."""
         if self._is_current(delta.epoch, now):
             self._seq = self._latest = delta.seq if delta.is_sign else delta.seq - 1
+            self._latest_at = now
             self.hear(delta, now)
 
     def hear(self, delta: TrieDelta, now: float) -> None:
         """A delta, or a sign, of this origin."""
         if not self._is_current(delta.epoch, now):
             return
-        self._latest = max(self._latest, delta.seq)
+        self._note(delta.seq, now)
         fits = len(delta.gained) + len(delta.lost) <= DELTA_BLOCKS_MAX
         if fits and not delta.is_sign and delta.seq > self._seq:
             if len(self._ahead) < AHEAD_MAX or delta.seq == self._seq + 1:
@@ -102,7 +106,7 @@ class Mirror:
     def miss(self, delta: TrieDelta, now: float) -> None:
         """A delta that could not be listened to: only its number counts."""
         if self._is_current(delta.epoch, now):
-            self._latest = max(self._latest, delta.seq)
+            self._note(delta.seq, now)
             self._judge(now)
 
     def hear_part(self, part: TriePart, now: float) -> bool:
@@ -113,7 +117,7 @@ class Mirror:
             return False
         if part.seq < self._seq and not (self._wants_all and part.is_all):
             return False
-        self._latest = max(self._latest, part.seq)
+        self._note(part.seq, now)
         is_complete = not self.is_whole and self._collect(part, now)
         self._judge(now)
         return is_complete
@@ -155,16 +159,30 @@ class Mirror:
         self._shelf.forget()
 
     def _is_current(self, epoch: int, now: float) -> bool:
-        if epoch < self._epoch:
+        if epoch < self._epoch and not self.is_silent(now):
             return False
         self._heard_at = now
-        if epoch > self._epoch:
-            self._shelf.forget()
-            self._epoch, self._seq, self._latest = epoch, 0, 0
-            self._ahead.clear()
-            self._snapshot, self._hole_since, self._is_too_large = None, None, False
-            self._asked_at = None
+        if epoch != self._epoch:
+            self._begin(epoch)
         return True
+
+    def _begin(self, epoch: int) -> None:
+        """Nothing is known of this life of it."""
+        self._shelf.forget()
+        self._epoch, self._seq, self._latest = epoch, 0, 0
+        self._ahead.clear()
+        self._snapshot, self._hole_since, self._is_too_large = None, None, False
+        self._asked_at = None
+
+    def _note(self, seq: int, now: float) -> None:
+        """It has said this number. A higher one that nobody has repeated for long was never its."""
+        if seq < self._latest and now - self._latest_at > SILENT_S:
+            if seq < self._seq:
+                self._begin(self._epoch)
+            self._ahead = {number: d for number, d in self._ahead.items() if number <= seq}
+            self._latest = max(seq, self._seq)
+        if seq >= self._latest:
+            self._latest, self._latest_at = seq, now
 
     def _judge(self, now: float) -> None:
         self._shelf.trust(self.is_whole)

@@ -100,7 +100,9 @@ class ReplicaTable:
             return News(changed=True, restarted=True, orphans=_inboxes(known))
         last = known.heartbeat
         known.hear(beat, now)
-        known.on_the_way.confirm(beat.taken.get(self._me, 0))
+        taken = beat.taken.get(self._me, 0)
+        if taken <= self._last_handoff:  # else none of ours: who hands over may name any router
+            known.on_the_way.confirm(taken)
         if last.models != beat.models:
             self._roster.leave(beat.replica, last.models)
             self._roster.enter(beat.replica, beat.models, known)

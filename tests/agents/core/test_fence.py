@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.fence import ADOPTED_S, Fence
+from agents.core.fence import ADOPTED_S, STEP, Fence
+from mesh.core.federation.tenure import Tenure
 from schemas.ids import RegionId
 from schemas.state import TERM_MAX
 
@@ -75,4 +76,36 @@ def test_a_term_beyond_all_terms_is_none(fence: Fence):
     fence.claim(EU, TERM_MAX + 1, 1.0)
     assert (fence.owner(1.0), fence.term) == (None, 0)
     fence.claim(EU, TERM_MAX, 1.0)
-    assert (fence.owner(1.0), fence.term) == (EU, TERM_MAX)
+    assert (fence.owner(1.0), fence.term) == (EU, STEP)
+
+
+def test_the_highest_claim_of_all_locks_nobody_out(fence: Fence):
+    """A peer says 2^48 once: as soon as it stops, the next honest lease is above what it left."""
+    fence.claim(EU, 5, 1.0)
+    fence.claim(AP, TERM_MAX, 1.1)
+    assert fence.owner(1.2) == AP, "as long as it says so, for it could have written the lease"
+    over = 1.1 + ADOPTED_S + 0.01
+    assert fence.owner(over) is None and fence.admits(US, None, over)
+    tenure = Tenure(US, seq=6, owner=EU, term=5)
+    tenure.hear_term(fence.term)  # with the next heartbeat
+    term = tenure.next_term(EU)
+    fence.claim(EU, term, over)
+    assert fence.owner(over) == EU and fence.admits(EU, term, over)
+
+
+def test_many_highest_claims_raise_it_by_one_step_a_second(fence: Fence):
+    for number in range(1000):  # for ten seconds
+        fence.claim(AP, TERM_MAX - number % 2, 1.0 + number / 100)
+    assert fence.term <= 11 * STEP
+
+
+def test_an_agent_that_starts_late_believes_an_old_lease_at_once(fence: Fence):
+    """Its term is far beyond a step: of two that claim, the higher one counts from the start."""
+    old, new = 100 * STEP, 100 * STEP + 1
+    fence.claim(EU, old, 1.0)
+    fence.claim(AP, new, 1.1)
+    for later in range(20):
+        fence.claim(EU, old, 1.2 + later / 2)
+        fence.claim(AP, new, 1.3 + later / 2)
+        assert fence.owner(1.4 + later / 2) == AP
+        assert not fence.admits(EU, old, 1.4 + later / 2)

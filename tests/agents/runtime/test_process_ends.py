@@ -17,6 +17,7 @@ from agents.adapters.relay import Relay
 from agents.config import AgentConfig
 from agents.runtime.agent import FAULT_OF_OURS, Agent
 from agents.runtime.process import Stop, run
+from infra import bus
 from infra.bus import BusUnreachable
 from schemas import subjects
 from schemas.exchange import Frame, Outcome, Refusal
@@ -30,6 +31,7 @@ from tests.agents.scripted_engine import (
 )
 from tests.support.flushed import flushed
 from tests.support.frames import frames_of
+from tests.support.nats_server import running_nats_server
 from tests.support.ports import free_ports
 
 
@@ -227,11 +229,32 @@ async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, mo
     assert [str(problem) for problem in failure.value.exceptions] == ["a bug of ours"]
 
 
-async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
-    async with scene(nats_server, hello) as on:
+TWO_ACCOUNTS = """
+accounts {
+  MESH { users: [{user: mesh, password: x}], exports: [{service: "$SRV.>", response_type: stream}] }
+  OBSERVE {
+    users: [{user: observer, password: x}]
+    imports: [{service: {account: MESH, subject: "$SRV.>"}}]
+  }
+}
+no_auth_user: mesh
+"""
+
+
+async def test_the_fleet_is_visible_as_micro_services_to_another_account(tmp_path) -> None:
+    async with (
+        running_nats_server(tmp_path / "nats", config=TWO_ACCOUNTS) as nats_server,
+        scene(nats_server, hello) as on,
+    ):
+        observer = await bus.connect(
+            bus.BusAddress(nats_server.url, "observer", "x"), name="t", inbox_prefix="_INBOX"
+        )
+        within = await on.asker.client.subscribe("_INBOX.us.r1.7")
+        await on.asker.client.publish("$SRV.INFO.mesh-agent", b"", reply="_INBOX.us.r1.7")
+        await flushed(on.asker.client)
 
         async def info() -> dict:
-            reply = await on.asker.client.request("$SRV.INFO.mesh-agent", b"", timeout=20)
+            reply = await observer.request("$SRV.INFO.mesh-agent", b"", timeout=20)
             return orjson.loads(reply.data)
 
         expected = {"region": "us", "replica": "g0", "engine": "vllm", "models": "org/llama"}
@@ -239,6 +262,8 @@ async def test_the_fleet_is_visible_as_micro_services(nats_server) -> None:
         on.engine.models = ["org/other"]
         await on.asker.state(models=("org/other",))
         assert (await info())["metadata"]["models"] == "org/other"
+        assert within.pending_msgs == 0, "inside its own account nobody is answered"
+        await observer.close()
 
 
 async def test_its_own_metrics_page(nats_server) -> None:

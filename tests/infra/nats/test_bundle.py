@@ -44,7 +44,14 @@ def test_a_single_region_needs_no_links(tmp_path):
 
 def test_every_process_has_its_own_file_and_only_its_owner_reads_it(tmp_path, demo: Topology):
     bundle.write(demo, tmp_path)
-    users = ["router", "operator", "system", *(f"agent-us-{n}" for n in range(4))]
+    users = [
+        "router",
+        "observer",
+        "operator",
+        "setup",
+        "system",
+        *(f"agent-us-{n}" for n in range(4)),
+    ]
     credentials = tmp_path / "us" / "credentials"
     assert sorted(path.stem for path in credentials.iterdir()) == sorted(users)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}

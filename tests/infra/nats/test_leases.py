@@ -10,7 +10,6 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from mesh.adapters import streams
 from schemas import subjects
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, running_regions
@@ -65,7 +64,6 @@ async def test_of_regions_that_claim_at_once_one_gets_it_and_all_hear_of_it(regi
     us, eu, ap = routers = [Router(region) for region in ("us", "eu", "ap")]
     for router in routers:
         await router.join(regions)
-    await us.client.jetstream().add_stream(streams.lease("us"))
     last = 0
     async with asyncio.timeout(TIMEOUT_S):
         while not last or eu.heard.empty() or ap.heard.empty():  # until interest has crossed

@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import nats
 import pytest
 from nats import micro
 from nats.aio.client import Client
-from nats.js.api import StorageType, StreamConfig
+from nats.aio.msg import Msg
+from nats.js.api import RePublish
 
 from infra import bus
+from mesh.adapters import streams
 from schemas import subjects
+from schemas.catalog import CHANNELS, Role
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml, running_regions
 
@@ -21,6 +26,8 @@ TIMEOUT_S = 20
 @pytest.fixture(scope="module")
 def us(tmp_path_factory) -> Iterator[NatsRegions]:
     with running_regions(tmp_path_factory.mktemp("us"), toml=mesh_toml(("us",))) as regions:
+        setup = regions.address("us", "setup")
+        asyncio.run(streams.set_up(setup, "us", has_peers=True))  # with the lease's
         yield regions
 
 
@@ -88,8 +95,9 @@ async def test_an_agent_speaks_for_its_own_replica_only(us: NatsRegions):
 
 async def test_an_agent_hears_its_own_work_only(us: NatsRegions):
     async with logged_in(us, "agent-us-0") as agent:
-        for builder in (subjects.work, subjects.cancel, subjects.credit, subjects.body):
-            await agent.client.subscribe(builder("us", "us-0"), queue=subjects.QUEUE_AGENT)
+        await agent.client.subscribe(subjects.work("us", "us-0"), queue=subjects.QUEUE_AGENT)
+        for builder in (subjects.cancel, subjects.credit, subjects.body):
+            await agent.client.subscribe(builder("us", "us-0"))
         await agent.client.subscribe(subjects.alive("*", "*"))
         await agent.allowed()
         await agent.refuses_subscribe(subjects.work("us", "us-1"))
@@ -100,66 +108,105 @@ async def test_an_agent_hears_its_own_work_only(us: NatsRegions):
         await agent.refuses_subscribe(">")
 
 
-async def test_an_agent_is_a_service_that_an_operator_finds(us: NatsRegions):
-    async with logged_in(us, "agent-us-0") as agent, logged_in(us, "operator") as operator:
+async def test_an_agent_is_a_service_that_who_looks_on_finds(us: NatsRegions):
+    async with logged_in(us, "agent-us-0") as agent, logged_in(us, "observer") as observer:
         config = micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
         service = await micro.add_service(agent.client, config)
         await agent.allowed()
         for verb in ("PING", "INFO", "STATS"):
-            reply = await operator.client.request(f"$SRV.{verb}", timeout=TIMEOUT_S)
+            reply = await observer.client.request(f"$SRV.{verb}", timeout=TIMEOUT_S)
             assert service.id in reply.data.decode()
             one = f"$SRV.{verb}.{subjects.SERVICE_AGENT}.{service.id}"
-            await operator.client.request(one, timeout=TIMEOUT_S)
+            await observer.client.request(one, timeout=TIMEOUT_S)
         await service.stop()
-        await operator.allowed()
+        await observer.allowed()
 
 
-async def test_a_request_whose_reply_is_no_inbox_lends_nobody_its_voice(us: NatsRegions):
-    """An operator may ask services; the answer can't be aimed at another's subject."""
-    async with logged_in(us, "agent-us-0") as agent, logged_in(us, "operator") as operator:
-        config = micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
-        service = await micro.add_service(agent.client, config)
-        await agent.allowed()  # the server has the service's subscriptions: the ping will find it
-        aimed_at = subjects.work("us", "us-1")
-        await operator.client.publish("$SRV.PING", reply=aimed_at)
-        assert f'publish to "{aimed_at}"' in await agent.refusal()
+@pytest.mark.parametrize("user", ["observer", "operator"])
+async def test_answers_of_services_and_streams_write_nowhere(us: NatsRegions, user: str):
+    """The server answers whatever reply subject a request names; in another account, that is."""
+    lease, inbox = subjects.lease("us"), subjects.inbox("us", "r1", 7)
+    aimed_at = (lease, subjects.leased("us"), subjects.digest("us"), inbox)
+    aimed_at += (subjects.heartbeat("us", "us-0"), "$JS.API.STREAM.DELETE.LEASES")
+    requests = ("$SRV.PING", "$JS.API.INFO", f"$JS.API.DIRECT.GET.LEASES.{lease}")
+    requests += ("$JS.API.STREAM.INFO.LEASES", "$JS.API.STREAM.MSG.GET.LEASES")
+    asked = b'{"last_by_subj":"%b"}' % lease.encode()
+    async with (
+        logged_in(us, "agent-us-0") as agent,
+        logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
+        logged_in(us, user) as looking,
+    ):
+        service = await micro.add_service(
+            agent.client, micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
+        )
+        await router.client.request(lease, b"last", timeout=TIMEOUT_S)
+        reached = []
+
+        async def note(msg: Msg) -> None:
+            reached.append((msg.subject, msg.data))
+
+        for subject in (subjects.digest("*"), subjects.heartbeat("us", "*"), inbox):
+            await router.client.subscribe(subject, cb=note)
+        await router.client.subscribe(subjects.leased("*"), cb=note)
+        await flushed(router.client)
+        await flushed(agent.client)
+        for request, reply in itertools.product(requests, aimed_at):
+            body = asked if "MSG.GET" in request else b""
+            await looking.client.publish(request, body, reply=reply)
+        await looking.client.request("$SRV.PING", timeout=TIMEOUT_S)
+        await looking.client.jetstream().account_info()
+        await flushed(agent.client)
+        await flushed(router.client)
+        last = await looking.client.jsm().get_last_msg(subjects.STREAM_LEASES, lease)
+        assert (last.data, reached) == (b"last", [])
         await service.stop()
 
 
-async def test_a_router_keeps_heartbeats_in_a_stream_of_its_own_domain(us: NatsRegions):
+async def test_a_router_reads_streams_and_alters_none(us: NatsRegions):
     subject = subjects.heartbeat("us", "us-1")
     async with (
         logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
         logged_in(us, "agent-us-1") as agent,
-        logged_in(us, "operator") as operator,
+        logged_in(us, "observer") as observer,
     ):
-        stream = router.client.jetstream(domain="us")
-        await stream.add_stream(
-            StreamConfig(
-                name=subjects.STREAM_HEARTBEATS,
-                subjects=[subjects.heartbeat("us", "*")],
-                storage=StorageType.MEMORY,
-                max_msgs_per_subject=1,
-                no_ack=True,
-            )
-        )
         for number in range(3):
             await agent.client.publish(subject, b"%d" % number)
         await agent.allowed()
-        plain = router.client.jetstream()
-        heartbeats = await plain.subscribe(subjects.heartbeat("us", "*"), ordered_consumer=True)
+        manager = router.client.jsm()
         async with asyncio.timeout(TIMEOUT_S):
-            while (await heartbeats.next_msg(timeout=TIMEOUT_S)).data != b"2":
-                pass
-        last = await stream.get_last_msg(subjects.STREAM_HEARTBEATS, subject)
+            while (await observer.client.jsm().stream_info("HEARTBEATS")).state.last_seq < 3:
+                await asyncio.sleep(0.01)
+        last = await manager.get_last_msg(subjects.STREAM_HEARTBEATS, subject, direct=True)
         assert last.data == b"2"
-        assert (await stream.account_info()).domain == "us"
-
+        await manager.stream_info(subjects.STREAM_LEASES)
         await router.allowed()
-
-        seen = await operator.client.jetstream().get_last_msg(subjects.STREAM_HEARTBEATS, subject)
+        for call in ("CREATE.HEARTBEATS", "UPDATE.HEARTBEATS", "DELETE.LEASES", "PURGE.LEASES"):
+            await router.refuses_publish(f"$JS.API.STREAM.{call}")
+        await router.refuses_publish(f"$JS.API.DIRECT.GET.LEASES.{subjects.lease('us')}")
+        seen = await observer.client.jsm().get_last_msg(subjects.STREAM_HEARTBEATS, subject)
         assert seen.data == b"2"
-        await operator.allowed()
+        await observer.allowed()
+
+
+async def test_setup_puts_an_altered_stream_right_and_routers_can_see_that(us: NatsRegions):
+    async with (
+        logged_in(us, "setup") as setup,
+        logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
+    ):
+        heartbeats = streams.heartbeats("us")
+        assert await streams.altered(router.client, heartbeats) == []
+        stream = setup.client.jetstream()
+        tapped = RePublish(src=">", dest="_INBOX.ap.x.>")
+        everything = [*heartbeats.subjects, "mesh.us.replica.>"]
+        await stream.update_stream(replace(heartbeats, subjects=everything, republish=tapped))
+        found = await streams.altered(router.client, heartbeats)
+        assert [one.split()[0] for one in found] == ["republish", "subjects"]
+        assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
+        assert await streams.altered(router.client, heartbeats) == []
+        assert (await us.set_up("us"))["HEARTBEATS"] == "as it should be"
+        await stream.delete_stream("HEARTBEATS")
+        assert await streams.altered(router.client, heartbeats) == ["stream not found"]
+        assert (await us.set_up("us"))["HEARTBEATS"] == "made"
 
 
 async def test_a_router_does_not_speak_for_agents_or_other_regions(us: NatsRegions):
@@ -178,39 +225,64 @@ async def test_a_router_does_not_speak_for_agents_or_other_regions(us: NatsRegio
         await router.refuses_publish("$JS.API.STREAM.DELETE.HEARTBEATS")
 
 
-async def test_an_operator_hears_the_mesh_and_says_nothing(us: NatsRegions):
+@pytest.mark.parametrize("user", ["observer", "operator"])
+async def test_who_looks_on_sees_state_and_nothing_else(us: NatsRegions, user: str):
+    hidden = [row.subject(region="us") for row in CHANNELS if Role(user) not in row.subscribe]
+    hidden = [subject for subject in hidden if subject.startswith("mesh.")]
     async with (
-        logged_in(us, "operator") as operator,
+        logged_in(us, user) as looking,
         logged_in(us, "agent-us-0") as agent,
         logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
     ):
-        tap = await operator.client.subscribe("mesh.>")
-        await operator.allowed()
+        heard = asyncio.Queue()
+
+        async def note(msg: Msg) -> None:
+            heard.put_nowait(msg.subject)
+
+        await looking.client.subscribe("mesh.us.heartbeat.>", cb=note)
+        await looking.client.subscribe("mesh.*.gossip.digest", cb=note)
+        await looking.client.subscribe("_INBOX.>", cb=note)
+        await looking.allowed()
+        await agent.client.publish(subjects.inbox("us", "r1", 7), b"private")
         await agent.client.publish(subjects.heartbeat("us", "us-0"), b"{}")
-        assert (await tap.next_msg(timeout=TIMEOUT_S)).subject == subjects.heartbeat("us", "us-0")
+        await agent.allowed()
         await router.client.publish(subjects.digest("us"), b"{}")
-        assert (await tap.next_msg(timeout=TIMEOUT_S)).subject == subjects.digest("us")
-        await operator.client.jetstream().account_info()
-        await operator.allowed()
-        await operator.refuses_publish(subjects.heartbeat("us", "us-0"))
-        await operator.refuses_publish(subjects.work("us", "us-0"))
-        await operator.refuses_publish(subjects.inbox("us", "r1", 7))
-        await operator.refuses_publish("$JS.API.STREAM.CREATE.MINE")
-        await operator.refuses_publish("$JS.API.STREAM.PURGE.HEARTBEATS")
-        await operator.refuses_subscribe(subjects.inbox("us", "r1", "*"))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await heard.get() == subjects.heartbeat("us", "us-0")
+            assert await heard.get() == subjects.digest("us")
+        for subject in (*hidden, "mesh.>", ">"):
+            await looking.refuses_subscribe(subject)
+        for subject in (subjects.heartbeat("us", "us-0"), subjects.work("us", "us-0")):
+            await looking.refuses_publish(subject)
+        for call in ("CREATE.MINE", "PURGE.HEARTBEATS", "UPDATE.LEASES"):
+            await looking.refuses_publish(f"$JS.API.STREAM.{call}")
 
 
-@pytest.mark.parametrize("wildcard", ["_INBOX.>", "_INBOX.us.>"])
-async def test_an_operator_hears_no_answer_to_a_client(us: NatsRegions, wildcard: str):
+@pytest.mark.parametrize("user", ["observer", "operator", "router", "agent-us-1"])
+@pytest.mark.parametrize("queue", ["agent", "routers", "of-mine"])
+async def test_nobody_takes_the_work_of_an_agent(us: NatsRegions, user: str, queue: str):
+    async with logged_in(us, user) as other:
+        for subject in (subjects.work("us", "us-0"), subjects.work("*", "*"), "mesh.>"):
+            await other.client.subscribe(subject, queue=queue)
+            await flushed(other.client)
+            assert f'subscription to "{subject}"' in await other.refusal()
+
+
+async def test_a_queue_group_is_joined_by_its_own_role_alone(us: NatsRegions):
+    ingress, work = subjects.ingress("us"), subjects.work("us", "us-0")
     async with (
-        logged_in(us, "operator") as operator,
+        logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
         logged_in(us, "agent-us-0") as agent,
     ):
-        tap = await operator.client.subscribe(wildcard)
-        await flushed(operator.client)
-        await agent.client.publish(subjects.inbox("us", "r1", 7), b"private")
-        await agent.client.publish("_INBOX.us.tool", b"for a tool")
-        assert (await tap.next_msg(timeout=TIMEOUT_S)).data == b"for a tool"
+        await router.client.subscribe(ingress, queue=subjects.QUEUE_ROUTERS)
+        await agent.client.subscribe(work, queue=subjects.QUEUE_AGENT)
+        await router.allowed()
+        await agent.allowed()
+        for session, subject in ((router, ingress), (agent, work)):
+            for queue in ("", "another"):
+                await session.client.subscribe(subject, queue=queue)
+                await flushed(session.client)
+                assert f'subscription to "{subject}"' in await session.refusal()
 
 
 async def test_the_system_user_sees_the_server_and_not_the_mesh(us: NatsRegions):

@@ -15,7 +15,7 @@ def deaf(*_: object) -> None:
 @pytest.fixture
 async def bus(nats_server):
     made = RouterBus(RegionId("us"), RouterId("r1"), (), BusAddress(nats_server.url))
-    await made.open(Listeners(*(deaf for _ in range(10))))
+    await made.open(Listeners(*(deaf for _ in range(11))))
     yield made
     await made.close()
 

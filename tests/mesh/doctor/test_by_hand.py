@@ -14,7 +14,7 @@ CONFIG, LOGS, SERVER = Path("/a b/config"), Path("/a b/logs"), Path("/bin/nats-s
 
 def demo(**pids):
     names = {name.replace("_", "-"): pid for name, pid in pids.items()}
-    return OfDemo(CONFIG, LOGS, names, lambda: SERVER)
+    return OfDemo(Path("/a b/mesh.toml"), CONFIG, LOGS, names, lambda: SERVER)
 
 
 def test_a_server_of_the_demo_that_hangs_is_ended_and_one_that_is_down_started():
@@ -44,10 +44,19 @@ def test_of_those_that_have_ended_the_last_words_are_shown():
 
 
 def test_on_a_machine_it_is_the_unit_on_its_host():
-    by_hand = OnMachines(load(DEFAULT_FILE))
+    by_hand = OnMachines(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered"))
     for silence in (DOWN, HANGS):
         remedy = by_hand.server("eu", silence)
         assert "systemctl restart mesh-nats@eu" in remedy.command and "127.0.0.1" in remedy.what
     assert "hangs or is stopped" in remedy.what
     assert "systemctl restart mesh-router@r1" in by_hand.part("router", "eu", "r1").command
     assert "systemctl restart mesh-agent@eu-0" in by_hand.part("agent", "eu", "eu-0").command
+
+
+def test_a_stream_is_made_as_it_should_be_by_the_setup_user():
+    here = demo().stream("eu", "LEASES").command
+    there = OnMachines(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).stream("eu", "X")
+    command = "mesh infra streams --config mesh.toml --credentials rendered --region eu"
+    assert there.command == command
+    told = ["--config", "/a b/mesh.toml", "--credentials", "/a b/config", "--region", "eu"]
+    assert shlex.split(here) == ["mesh", "infra", "streams", *told]

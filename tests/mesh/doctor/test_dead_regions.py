@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
@@ -21,6 +22,11 @@ from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.stopped import stopped
 from tests.support.taps import TAP, add_tap
+
+
+def on_machines(topology):
+    return OnMachines(topology, Path("mesh.toml"), Path("rendered"))
+
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -136,7 +142,12 @@ async def test_all_regions_are_asked_at_once_and_each_dead_one_once():
     async with AsyncExitStack() as stack:
         servers = {r: await stack.enter_async_context(silent(answer)) for r in topology.regions}
         logins = {region: login for region, (login, _) in servers.items()}
-        found = await examine(topology, logins, manner(PATIENT), OnMachines(topology))
+        found = await examine(
+            topology,
+            logins,
+            manner(PATIENT),
+            on_machines(topology),
+        )
         assert [one.region for one in found] == list(topology.regions)
         assert all("no nats-server speaks there" in one.detail for one in found)
         assert [len(asked) for _, asked in servers.values()] == [1, 1, 1]
@@ -146,7 +157,12 @@ async def test_an_examination_ends_at_its_limit():
     topology = three()
     limits = Limits(greeting_s=60, all_s=0.5)
     async with silent(asyncio.Event().wait) as (login, _):
-        found = await examine(topology, {"eu": login}, manner(limits), OnMachines(topology))
+        found = await examine(
+            topology,
+            {"eu": login},
+            manner(limits),
+            on_machines(topology),
+        )
     [row] = found
     assert (row.check, row.about, row.verdict) == ("bus", "examination", Verdict.BAD)
     assert "longer than 0.7 s" in row.detail
@@ -157,7 +173,12 @@ async def test_where_no_server_takes_connections_nothing_runs(tmp_path):
     regions = NatsRegions(topology, tmp_path / "rendered")
     logins = read_logins(topology, tmp_path / "rendered")
     with pytest.raises(NothingRuns, match=str(regions.address("ap", "router").url)):
-        await examine(topology, logins, manner(PATIENT), OnMachines(topology))
+        await examine(
+            topology,
+            logins,
+            manner(PATIENT),
+            on_machines(topology),
+        )
 
 
 @asynccontextmanager
@@ -208,7 +229,12 @@ async def test_peers_are_asked_at_once_and_none_waits_for_another_regions_server
         await flushed(tap)
         logins = {**logins, "eu": eu}
         limits = Limits(greeting_s=60, answer_s=30, login_s=60, all_s=100)
-        found = await examine(topology, logins, manner(limits), OnMachines(topology))
+        found = await examine(
+            topology,
+            logins,
+            manner(limits),
+            on_machines(topology),
+        )
     trips = {one.about: one.verdict for one in found if one.check == "round trip"}
     assert trips == {"eu": Verdict.OK, "ap": Verdict.OK}
     assert "no nats-server speaks there" in of_eu(found).detail
@@ -224,6 +250,11 @@ async def test_a_login_ends_at_its_limit_and_says_so(tmp_path):
         await tap.subscribe(subjects.ping("eu"), cb=swallow)
         await flushed(tap)
         limits = Limits(answer_s=60, login_s=1, all_s=60)
-        found = await examine(topology, logins, manner(limits), OnMachines(topology))
+        found = await examine(
+            topology,
+            logins,
+            manner(limits),
+            on_machines(topology),
+        )
     ends = {(one.region, one.about): one.detail for one in found if one.check == "login"}
     assert ends["us", "router"] == "not done within 1.2 s: the bus answers too slowly"

@@ -3,6 +3,7 @@
 Region eu is confined to `eu`, us carries `us`; a replica each, everybody with rendered credentials.
 """
 
+import shlex
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -10,20 +11,20 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner
+from nats.js.api import RePublish
 
 from infra.address import parse_address
-from infra.bus import connect
-from infra.nats.region_config import ACCOUNT
+from infra.nats.region_config import ACCOUNT, OBSERVE_ACCOUNT
 from infra.topology import parse
-from mesh.adapters.streams import lease
+from mesh.adapters.streams import altered as altered_in
+from mesh.adapters.streams import kept, lease
 from mesh.cli.doctor import command as doctor
 from mesh.doctor.findings import Verdict, is_healthy
 from mesh.doctor.logins import NoCredentials, read_logins
 from schemas.ids import RegionId
 from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
-from tests.support.examined_mesh import command, examined, ill, looked, running
+from tests.support.examined_mesh import command, examined, ill, looked, ran, running
 from tests.support.nats_regions import NatsRegions, mesh_toml
-from tests.support.taps import TAP, add_tap
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -144,8 +145,9 @@ async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
 async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
     def edit(name: str, tree: dict[str, Any]) -> None:
         if name == "us":
-            for user in tree["accounts"][ACCOUNT]["users"]:
-                user.pop("permissions")
+            for account in (ACCOUNT, OBSERVE_ACCOUNT):
+                for user in tree["accounts"][account]["users"]:
+                    user.pop("permissions")
 
     async with running(tmp_path, edit=edit) as (regions, _):
         expected = {
@@ -192,28 +194,35 @@ def of_owners(findings):
     return {one.region: one for one in findings if (one.check, one.about) == ("lease", "owner")}
 
 
-async def test_it_sees_a_stream_that_is_not_as_routers_make_it_or_is_gone(tmp_path):
-    async with running(tmp_path, edit=lambda _, tree: add_tap(tree)) as (regions, mesh):
+async def test_it_sees_a_stream_that_is_altered_or_gone_and_says_what_mends_it(tmp_path):
+    async with running(tmp_path) as (regions, mesh):
         for router in mesh.routers.values():
             await router.close()
-        address = replace(regions.address("us", "router"), user=TAP, password=TAP)
-        client = await connect(address, name=TAP, inbox_prefix="_INBOX.us.tap")
+        client = await regions.connect("us", "setup")
         streams = client.jetstream()
-        loose = replace(lease("us"), republish=None, max_msgs_per_subject=9)
-        await streams.delete_stream(STREAM_LEASES)
-        await streams.add_stream(loose)
+        loose = replace(lease("us"), republish=RePublish(src=">", dest="x.>"))
+        await streams.update_stream(replace(loose, max_msgs_per_subject=9))
         await streams.delete_stream(STREAM_HEARTBEATS)
         findings = await examined(regions, tmp_path)
-        await client.close()
         found = {(one.region, one.about): one for one in findings if one.check == "stream"}
-        assert "max_msgs_per_subject is 9" in found["us", STREAM_LEASES].detail
-        assert "republish is None" in found["us", STREAM_LEASES].detail
-        assert "its routers make it" in found["us", STREAM_HEARTBEATS].detail
-        assert {one.verdict for (region, _), one in found.items() if region == "us"} == {
-            Verdict.BAD
-        }
+        altered, gone = found["us", STREAM_LEASES], found["us", STREAM_HEARTBEATS]
+        assert "max_msgs_per_subject is 9, republish is" in altered.detail
+        assert "not found" in gone.detail
+        assert {altered.verdict, gone.verdict} == {Verdict.BAD}
         assert found["eu", STREAM_LEASES].verdict is Verdict.OK
-        assert "nobody: nothing that can be read" in of_owners(findings)["us"].detail
+        options = shlex.split(gone.remedy.command)
+        assert options[:3] == ["mesh", "infra", "streams"]
+        status, out, err = await ran("mesh.cli.main", *options[1:])
+        assert (status, err) == (0, "")
+        said = ["us: stream HEARTBEATS made", "us: stream LEASES put right"]
+        assert out.splitlines() == said
+        assert await altered_streams(client, "us") == []
+        await client.close()
+
+
+async def altered_streams(client, region):
+    wanted = kept(region, has_peers=True)
+    return [one for config in wanted for one in await altered_in(client, config)]
 
 
 async def test_it_says_what_it_examines_and_that_nothing_runs_there(tmp_path):

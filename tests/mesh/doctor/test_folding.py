@@ -15,6 +15,9 @@ class Hands:
     def part(self, kind, region, name):
         return Remedy(f"{kind} {name} of {region}", "true")
 
+    def stream(self, region, name):
+        return Remedy(f"stream {name} of {region}", "true")
+
 
 by_hand = Hands()
 
@@ -92,4 +95,4 @@ def test_who_is_not_heard_comes_with_what_to_do_and_nobody_else():
         finding("eu", "stream", "r1", BAD),
     ]
     whats = [one.remedy and one.remedy.what for one in folded(found, {}, by_hand)]
-    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, None]
+    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, "stream r1 of eu"]

@@ -125,7 +125,7 @@ async def test_a_replica_that_is_lost_after_the_hand_back_is_told_to_whoever_wai
     """A peer of eu waits for it, played here, and a client of eu: not for the silence of 16 s."""
     two.near.behaviour = hang()
     await lose(two)
-    inbox = subjects.inbox("eu", "r9", "7")
+    inbox = subjects.inbox("us", "r9", "7")
     peer = await two.routers["eu"]._bus.client.subscribe(inbox)
     await flushed(two.routers["eu"]._bus.client)
     await two.routers["eu"]._bus.client.publish(
@@ -167,7 +167,7 @@ ASKED = {
     exchange.H_ATTEMPT: "1",
     exchange.H_DEADLINE_MS: "60000",
     exchange.H_HOPS: "1",
-    exchange.H_ORIGIN: "ap",
+    exchange.H_ORIGIN: "us",
 }
 
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from infra.bus import BusAddress
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import effects as fx
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
@@ -139,7 +140,9 @@ class Desk:
             seed=1,
             drain_s=1.0,
         )
-        self.ingress = Ingress(config, self, self.metrics, PromptReader("key"), self.bodies)
+        guard = ReplyGuard(config.region, config.peers, self.metrics, lambda: 0.0)
+        prompts = PromptReader("key")
+        self.ingress = Ingress(config, self, self.metrics, prompts, self.bodies, guard)
 
     def publish(self, subject, payload, reply="", headers=None):
         self.said.append((subject, payload))

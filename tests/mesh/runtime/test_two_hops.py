@@ -31,7 +31,7 @@ async def three(tmp_path):
         where = {"ground": regions.topology.ground, "lease_s": 0.0, **PATIENT}
         where |= {"policy": "skywalker", "peer_reply_s": 20.0}
         async with scripted_engine() as near, scripted_engine() as far, small_mesh(regions) as mesh:
-            await mesh.router("us", peers=("eu",), **where)
+            await mesh.router("us", **where)
             await mesh.router("eu", hops_max=2, **where)
             await mesh.router("ap", hops_max=2, **where)
             await mesh.agent("eu", "eu-0", near)

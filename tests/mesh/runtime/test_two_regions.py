@@ -7,6 +7,7 @@ from dataclasses import replace
 import openai
 import orjson
 import pytest
+from nats.aio.msg import Msg
 
 from infra.bus import BusAddress, connect
 from schemas import exchange, subjects
@@ -163,7 +164,7 @@ async def test_a_refusal_tells_the_asker_how_the_region_is_now(two):
     capacity = {name: replace(it, free=it.ready) for name, it in old.models.items()}
     wrong = replace(old, seq=old.seq + 1, replicas_free=1, models=capacity)
     await two.until(lambda: eu.core._fleet._digest._seq > wrong.seq, "eu to have said more")
-    us.desk.hear_digest(encode_state(wrong))
+    us.desk.hear_digest(Msg(None, subjects.digest("eu"), data=encode_state(wrong)))
     task = asyncio.create_task(post(two, chat()))
     await two.until(lambda: forwards(two, "refused") >= 1, "the peer to refuse")
     fresh = us.core.peers.get("eu").digests["r1"]

@@ -18,6 +18,7 @@ from tests.agents.simserver.support import config, running
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+from tests.support.taps import add_tap, connected
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,7 +62,7 @@ async def comes_to_take(mesh) -> bool:
 @pytest.fixture
 async def two(tmp_path):
     mesh_file = parse(mesh_toml(("us", "eu"), replicas=1), "mesh.toml")
-    regions = NatsRegions(mesh_file, tmp_path)
+    regions = NatsRegions(mesh_file, tmp_path, edit=lambda _, tree: add_tap(tree))
     engine = config(models=(MODEL,), time_scale=20.0)
     try:
         await regions.start()
@@ -82,10 +83,10 @@ async def two(tmp_path):
 
 async def test_what_is_hot_here_is_computed_there_and_found_by_who_comes_there(two):
     dice = random.Random(7)
-    operator = await two.regions.connect("eu", "operator")
-    two.stack.push_async_callback(operator.close)
-    work = await operator.subscribe(subjects.work("eu", "eu-0"))
-    await flushed(operator)
+    tap = await connected(two.regions, "eu")
+    two.stack.push_async_callback(tap.close)
+    work = await tap.subscribe(subjects.work("eu", "eu-0"))
+    await flushed(tap)
     us, eu = (two.routers[region].core.warming for region in ("us", "eu"))
     asked_there = 0
     while not await comes_to_take(two):

@@ -1,0 +1,159 @@
+"""What routers and agents can be made to publish by the reply subject of what they receive.
+
+On a server without users and rules, so that nothing but the processes themselves refuses: every
+channel that a role receives is sent every body, with every reply subject that may get no answer.
+"""
+
+import asyncio
+import itertools
+
+import orjson
+import pytest
+from nats.js.api import StreamConfig
+
+from infra.bus import BusAddress, close, connect
+from mesh.adapters import streams
+from schemas import exchange, subjects, wire
+from schemas.catalog import CHANNELS, Role
+from schemas.gossip import TrieAsk
+from tests.support.flushed import flushed
+from tests.support.scripted_engine import scripted_engine
+from tests.support.small_mesh import PATIENT, chat, small_mesh
+
+WAIT_S = 20.0
+NAMES = {"region": "us", "replica": "us-0", "router": "r1", "asker": "eu", "label": "any"}
+UPDATE = "$JS.API.STREAM.UPDATE.HEARTBEATS"
+# Nobody else says anything there, or what he says is not among the bodies below.
+HOSTILE = (
+    UPDATE,
+    "mesh.us.gossip.digest",
+    "mesh.us.gossip.trie",
+    "mesh.us.gossip.lease",
+    "mesh.us.lease.owner",
+    "mesh.us.heartbeat.us-0",
+    "mesh.us.replica.us-0.body",
+    "mesh.eu.ingress",
+    "mesh.eu.lease.owner",
+    "_INBOX.us.r1.here",
+    "_INBOX.us.r1.ping-eu",
+    "_INBOX.us.r1.ping-us",
+    "_INBOX.eu.r1.who",
+    "_INBOX.eu.r1.lease-1-0a",
+    "_INBOX.eu.r1.parcel",
+    "_INBOX.eu.r1.7.8",
+    "_INBOX.eu.r1",
+    "somewhere.else",
+)
+OWN_REGION = "_INBOX.us.r9.7"  # a client's answer of ours: no peer may have it written
+STRANGER = "_INBOX.ap.r9.7"  # of a region that is no peer
+TAP = streams.heartbeats("us").as_dict() | {"subjects": ["mesh.us.>"]}
+ASKED = {
+    exchange.H_REQUEST: "request-1",
+    exchange.H_MODEL: "none",
+    exchange.H_PATH: "/v1/chat/completions",
+    exchange.H_ATTEMPT: "1",
+    exchange.H_DEADLINE_MS: "60000",
+    exchange.H_HOPS: "1",
+    exchange.H_ORIGIN: "eu",
+}
+BODIES = (
+    b"",
+    b"12345678",
+    orjson.dumps(StreamConfig.from_response(TAP).as_dict()),
+    orjson.dumps(chat()),
+    wire.encode(TrieAsk("r1", 1, 0)),
+    wire.encode(exchange.Cancel("_INBOX.eu.r1.7")),
+)
+SERVICES = ("$SRV.PING", "$SRV.INFO", "$SRV.STATS.mesh-router", "$SRV.STATS.mesh-agent")
+
+
+@pytest.fixture
+async def mesh(nats_server):
+    """A router and an agent of us, to whom eu is a peer that is silent."""
+    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us", peers=("us", "eu"), **PATIENT)
+        await mesh.agent("us", "us-0", engine)
+        await mesh.until_ready("us", 1)
+        yield mesh
+
+
+def heard_by(role: Role) -> list[str]:
+    names = NAMES | {"stream": "7"}
+    return [row.subject(**names) for row in CHANNELS if role in row.subscribe]
+
+
+async def answered(client, subject, body, inbox, headers=None):
+    """Whether an honest request there has its answer; then those before it were handled."""
+    answers = await client.subscribe(inbox)
+    await client.publish(subject, body, reply=inbox, headers=headers)
+    await answers.next_msg(timeout=WAIT_S)
+    await answers.unsubscribe()
+
+
+async def test_no_reply_subject_makes_a_router_or_an_agent_publish_where_it_may_not(
+    mesh, nats_server
+):
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    sent, reached = set(), []
+
+    async def note(msg):
+        if (msg.subject, msg.data) not in sent:
+            reached.append((msg.subject, msg.data[:200]))
+
+    for subject in HOSTILE:
+        await client.subscribe(subject, cb=note)
+    await flushed(client)
+    asked = [*heard_by(Role.ROUTER), *heard_by(Role.AGENT), *SERVICES]
+    requests = list(itertools.product(asked, HOSTILE, BODIES))
+    requests += [(subjects.ping("us"), one, b"12345678") for one in (OWN_REGION, STRANGER)]
+    requests += [(subjects.ingress("us"), one, BODIES[3]) for one in (OWN_REGION, STRANGER)]
+    requests += [(subjects.ping("us"), "_INBOX.eu.r1.ping-us", b"nine byte")]
+    await client.subscribe(OWN_REGION, cb=note)
+    await client.subscribe(STRANGER, cb=note)
+    sent |= {(subject, body) for subject, _, body in requests}
+    for subject, reply, body in requests:
+        await client.publish(subject, body, reply=reply, headers=ASKED)
+    await answered(client, subjects.ping("us"), b"87654321", "_INBOX.eu.r1.ping-us")
+    await answered(client, subjects.ingress("us"), BODIES[3], "_INBOX.eu.r1.7", ASKED)
+    await answered(client, subjects.work("us", "us-0"), b"", "_INBOX.eu.r1.8", ASKED)
+    await flushed(client)
+    own = own_words(reached)
+    assert [one for one in reached if one not in own] == []
+    assert await streams.altered(client, streams.heartbeats("us")) == []
+    for channel in ("ping", "ingress", "ingress_within", "snapshot"):
+        at_least = len(HOSTILE) * len(BODIES)
+        counted = mesh.sample("us", "mesh_replies_dropped_total", channel=channel)
+        assert counted >= at_least, (channel, counted)
+    await close(client)
+
+
+def own_words(reached):
+    """What the router and the agent say there by themselves: state, in its own form."""
+    own = ("mesh.us.gossip.digest", "mesh.us.heartbeat.us-0", "mesh.us.gossip.lease")
+    own += ("mesh.us.lease.owner",)
+    marks = (b'"replicas_ready"', b'"engine"', b'"owner"')
+    return [one for one in reached if one[0] in own and any(mark in one[1] for mark in marks)] + [
+        one for one in reached if one[0] == "mesh.us.gossip.trie" and len(one[1]) < 60
+    ]
+
+
+async def test_nobody_speaks_for_another_replica_or_region(mesh, nats_server):
+    """A login may say its own heartbeat and digest; what is in them may name no other."""
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    replica = mesh.routers["us"].core.replicas.get("us-0")
+    beats = await client.subscribe(subjects.heartbeat("us", "us-0"))
+    beat = orjson.loads((await beats.next_msg(timeout=WAIT_S)).data)
+    forged = orjson.dumps(beat | {"epoch": 2**62, "seq": 2**62})
+    await client.publish(subjects.heartbeat("us", "us-1"), forged)
+    digests = await client.subscribe(subjects.digest("us"))
+    digest = orjson.loads((await digests.next_msg(timeout=WAIT_S)).data) | {"seq": 2**62}
+    await client.publish(subjects.digest("eu"), orjson.dumps(digest | {"region": "ap"}))
+    await client.publish(subjects.digest("eu"), orjson.dumps(digest | {"region": "eu"}))
+    peers = mesh.routers["us"].core.peers
+    await mesh.until(lambda: peers.get("eu") is not None, "eu's own digest")
+    assert peers.get("ap") is None
+    seen = replica.heartbeat.seq
+    await mesh.until(lambda: replica.heartbeat.seq > seen, "another heartbeat of us-0 itself")
+    assert replica.heartbeat.epoch == beat["epoch"]
+    await asyncio.sleep(0)
+    await close(client)

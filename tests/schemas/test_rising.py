@@ -1,0 +1,160 @@
+"""Every number that only rises: one hostile claim of 2^48 or more, and the honest ones go on.
+
+Each row of the table by its own code; a row without a case here fails.
+"""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from agents.core.fence import ADOPTED_S, Fence
+from agents.core.routers import RouterName, RouterWatch
+from agents.core.taken import Taken
+from agents.core.window import Window
+from agents.core.work import Handoff
+from mesh.core.federation.peers import PeerTable
+from mesh.core.federation.tenure import HINT_STEP, Tenure
+from mesh.core.gossip.mirror import Mirror
+from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
+from mesh.core.region.replicas import ReplicaTable
+from mesh.core.settings import RouterSettings
+from schemas.exchange import WINDOW_BYTES, Frame
+from schemas.gossip import TrieDelta
+from schemas.rising import PREFIX_STREAM, RISING
+from schemas.state import TERM_MAX, Lease
+from tests.mesh.adapters.test_answer import EVENTS, Sender
+from tests.mesh.core.build import beat, digest
+
+HUGE = 2**62
+SETTINGS = RouterSettings()
+
+
+def lease(owner: str, term: int) -> Lease:
+    return Lease(region="us", owner=owner, router="r1", term=term, lease_s=1.0)
+
+
+def agent_term():
+    fence = Fence("us")
+    fence.claim("eu", 5, 0.0)
+    fence.claim("ap", TERM_MAX, 0.1)
+    over = 0.1 + ADOPTED_S + 0.01
+    tenure = Tenure("us", seq=9, owner="eu", term=5)
+    tenure.hear_term(fence.term)
+    fence.claim("eu", tenure.next_term("eu"), over)
+    return fence.owner(over) == "eu"
+
+
+def router_term():
+    tenure = Tenure("us", seq=9, owner="eu", term=5)
+    tenure.hear_term(TERM_MAX)
+    return tenure.next_term("eu") <= 9 + HINT_STEP + 1
+
+
+def lease_write():
+    """At the highest term the next write is heard all the same, and an agent believes it."""
+    tenure, fence = Tenure("us"), Fence("us")
+    tenure.hear(lease("ap", TERM_MAX), 10, 0.0)
+    fence.claim("ap", TERM_MAX, 0.0)
+    over = ADOPTED_S + 0.01
+    heard = tenure.hear(lease("eu", tenure.next_term("eu")), 11, over)
+    fence.claim("eu", tenure.term, over)
+    return heard and tenure.owner == "eu" and fence.owner(over) == "eu"
+
+
+def heartbeats():
+    table, honest = ReplicaTable("r1", SETTINGS), beat("us-0")
+    table.see(honest, 0.0)
+    table.see(replace(honest, epoch=HUGE, seq=HUGE), 0.1)
+    for tenth in range(2, 30):
+        table.expire(tenth / 10)
+        table.see(replace(honest, seq=honest.seq + tenth), tenth / 10)
+    return table.get(honest.replica).heartbeat.epoch == honest.epoch
+
+
+def digests():
+    table, honest = PeerTable(SETTINGS), digest("eu")
+    table.see(honest, 0.0)
+    table.see(replace(honest, epoch=HUGE, seq=HUGE), 0.1)
+    for tenth in range(2, 20):
+        table.expire(tenth / 10)
+        table.see(replace(honest, seq=honest.seq + tenth), tenth / 10)
+    return table.get(honest.region).digests[honest.router].epoch == honest.epoch
+
+
+def prefix_gossip():
+    lies = ((1, HUGE), (HUGE, 1), (HUGE, HUGE))
+    return all(_gossip_outlives(*lie) for lie in lies)
+
+
+def _gossip_outlives(epoch: int, seq: int) -> bool:
+    told, origin = ToldPrefixes(), Origin("eu", "r1")
+    mirror = Mirror(origin, ToldShelf(told, origin))
+    mirror.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
+    mirror.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
+    for number in range(2, 20):  # deltas, two a second
+        mirror.hear(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
+        if (ask := mirror.wants(number / 2)) is not None and ask.epoch == 1:
+            for missing in range(ask.after + 1, number + 1):  # what the origin says again
+                mirror.hear(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
+    assert PREFIX_STREAM.for_s is not None and number / 2 > PREFIX_STREAM.for_s
+    return mirror.is_whole
+
+
+def router_epoch():
+    watch, name = RouterWatch("us"), RouterName("us", "r1")
+    watch.seen(name, 1, 0.0)
+    watch.seen(name, HUGE, 0.1)
+    return watch.seen(name, 1, 0.2).restarted and not watch.seen(name, 1, 0.3).restarted
+
+
+def handoffs():
+    """The agent goes by the last number; a router by none that it has not given."""
+    taken = Taken()
+    taken.note(Handoff("r1", HUGE, None))
+    taken.note(Handoff("r1", 3, None))
+    table, one = ReplicaTable("r1", SETTINGS), beat("us-0")
+    table.see(one, 0.0)
+    table.hand_off(one.replica, 10, 10, 0.0)
+    table.see(replace(one, seq=one.seq + 1, taken={"r1": HUGE}), 0.1)
+    on_the_way = len(table.get(one.replica).on_the_way)
+    return taken.snapshot() == {"r1": 3} and on_the_way == 1
+
+
+def frames():
+    """A frame from far ahead is passed over, and asked for; the next one in order counts."""
+    sender = Sender(EVENTS)
+    sender.send(Frame.DATA, b"data: forged\n\n", number=2**32 - 1)
+    sender.data(b"data: 1\n\n")
+    return sender.answer.take() == b"data: 1\n\n"
+
+
+def credits():
+    window = Window()
+    window.send(WINDOW_BYTES)
+    window.credit(HUGE)
+    return not window.open
+
+
+CASES = dict(
+    zip(
+        (row.name for row in RISING),
+        [
+            *(agent_term, router_term, prefix_gossip, lease_write, heartbeats, digests),
+            *(router_epoch, handoffs, frames, credits),
+        ],
+        strict=True,
+    )
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_claim_locks_no_honest_one_out(name: str):
+    assert CASES[name]()
+
+
+def test_chance_lies_do_not_last_either():
+    """Any mixture of lies about an origin's stream is over once nobody repeats them."""
+    dice = Random(7)
+    for _ in range(50):
+        assert _gossip_outlives(dice.choice((1, dice.randrange(2**63))), dice.randrange(1, 2**63))
