@@ -11,6 +11,7 @@ from tests.bench.__main__ import main
 from tests.bench.cells import CELLS, chosen
 
 
+@pytest.mark.benchmark
 @pytest.mark.timeout(120)
 def test_a_run_measures_and_writes(tmp_path):
     out = tmp_path / "found"

@@ -54,6 +54,7 @@ async def test_who_takes_no_long_prompts_is_not_asked_for_them(tmp_path):
     assert found.apart == ["short"]
 
 
+@pytest.mark.benchmark
 @pytest.mark.parametrize("name", ["dynamo", "mesh-dynamo"])
 async def test_what_needs_dynamo_is_absent_where_that_can_not_be_installed(
     tmp_path, monkeypatch, name

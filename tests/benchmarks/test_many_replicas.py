@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from tests.benchmarks.many_replicas import main, what_became
 
 
+@pytest.mark.benchmark
 @pytest.mark.timeout(120)
 def test_a_short_form_measures_all_and_answers_all():
     words = ("--replicas=20", "--quiet-s=3", "--blocks=1000", "--rate=40", "--busy-s=1")

@@ -43,6 +43,7 @@ def test_the_full_part_of_a_run_is_what_a_million_is_made_of() -> None:
     assert row[1:3] == ["80", "3"]
 
 
+@pytest.mark.benchmark
 def test_the_command_prints_a_row_for_each_policy() -> None:
     told = ["--requests", "6", "--replicas", "2", "--regions", "2"]
     ended = CliRunner().invoke(main, [*told, "--policy", "mesh", "--policy", "least-load"])

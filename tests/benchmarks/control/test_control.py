@@ -43,6 +43,7 @@ def test_in_the_twin_more_regions_make_digests_longer_and_nothing_more_frequent(
     assert longer < 6 * 4 * 40 * 10, "40 bytes a region and digest"
 
 
+@pytest.mark.benchmark
 @pytest.mark.timeout(90)
 async def test_live_no_heartbeat_crosses_a_link(tmp_path: Path) -> None:
     [cost] = await look(Scene(regions=2, replicas=8, elsewhere=2), tmp_path, 1, 4.0)
