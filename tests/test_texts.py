@@ -15,7 +15,8 @@ from schemas.catalog import CHANNELS, Channel, Role
 from schemas.http import ROUTES
 
 ROOT = Path(__file__).parents[1]
-TEXTS = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "data"} & set(path.parts))
+NOT_OURS = {".venv", "build", "data"}
+TEXTS = sorted(path for path in ROOT.rglob("*.md") if not NOT_OURS & set(path.parts))
 COMMANDS: dict[str, click.Group] = {"mesh": mesh, "mesh-agent": mesh_agent}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()

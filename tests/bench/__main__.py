@@ -15,6 +15,7 @@ import click
 import orjson
 
 from tests.bench import cells
+from tests.bench.installs import ENVIRONMENTS
 from tests.bench.report import markdown
 from tests.bench.results import Results
 from tests.bench.run import Settings, run, systems
@@ -44,7 +45,7 @@ def _of_different_names(trees: tuple[Path, ...]) -> tuple[Path, ...]:
     callback=lambda ctx, param, value: _of_different_names(value),
     help="Another checkout of the mesh, measured as `mesh of NAME`; repeat it for more.",
 )
-@click.option("--environments", type=click.Path(path_type=Path), default=BUILD)
+@click.option("--environments", type=click.Path(path_type=Path), default=ENVIRONMENTS)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=BUILD / "bench")
 def main(
     quick: bool, only: str, rounds: int | None, trees: tuple[Path, ...], environments: Path,

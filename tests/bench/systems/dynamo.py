@@ -38,7 +38,7 @@ PROMPT_TOKENS_MAX = CONTEXT_TOKENS // 2
 async def dynamo(place: Place, environments: Path) -> System:
     """Raises Absent."""
     programs = await installed(NAME, environments)
-    group = await _group(place, programs, NAME)
+    group = await dynamo_group(place, programs, NAME)
     await asyncio.gather(*(group.mocker(port) for port in free_ports(MOCKERS)))
     pid, url = await group.frontend(*FRONTEND)
     version = await version_of("ai-dynamo", programs)
@@ -58,8 +58,8 @@ async def dynamo(place: Place, environments: Path) -> System:
 async def mesh_dynamo(place: Place, environments: Path) -> System:
     """Our mesh over such mockers, each behind a frontend of its own. Raises Absent."""
     programs = await installed(NAME, environments)
-    groups = [await _group(place, programs, f"{OVER_SAME}-{n}") for n in range(MOCKERS)]
-    await asyncio.gather(*map(_Group.mocker, groups, free_ports(MOCKERS)))
+    groups = [await dynamo_group(place, programs, f"{OVER_SAME}-{n}") for n in range(MOCKERS)]
+    await asyncio.gather(*map(Group.mocker, groups, free_ports(MOCKERS)))
     frontends = await asyncio.gather(*(group.frontend(*LONE_FRONTEND) for group in groups))
     engines = [url for _, url in frontends]
     over = dataclasses.replace(place, engines=engines)
@@ -79,7 +79,7 @@ async def mesh_dynamo(place: Place, environments: Path) -> System:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """Processes of Dynamo's that find each other, and no others, by files in one folder."""
 
     place: Place
@@ -87,19 +87,20 @@ class _Group:
     python: str
     model: Path
 
-    async def mocker(self, port: int) -> None:
-        """`port`: of its health page; it fits 16 bits with a sign, as Dynamo keeps one of them."""
+    async def mocker(self, port: int, options: tuple[str, ...] = MOCKER) -> int:
+        """Its process id. `port`: of its health page and metrics; it fits 16 bits with a sign, as
+        Dynamo keeps one of them."""
         model = ("--model-path", str(self.model), "--model-name", MODEL)
-        await self._start(
+        return await self._start(
             f"mocker-{port}",
-            ("dynamo.mocker", *model, *MOCKER),
+            ("dynamo.mocker", *model, *options),
             f"http://127.0.0.1:{port}/health",
             {"DYN_SYSTEM_PORT": str(port)},
         )
 
-    async def frontend(self, *options: str) -> tuple[int, str]:
+    async def frontend(self, *options: str, port: int | None = None) -> tuple[int, str]:
         """Its process id and address."""
-        [port] = free_ports(1)
+        port = port or free_ports(1)[0]
         url = f"http://127.0.0.1:{port}"
         where = ("--http-host", "127.0.0.1", "--http-port", str(port))
         command = ("dynamo.frontend", *where, *options)
@@ -125,6 +126,7 @@ class _Group:
         )
 
 
-async def _group(place: Place, programs: Path, name: str) -> _Group:
+async def dynamo_group(place: Place, programs: Path, name: str) -> Group:
+    """One without processes yet."""
     model = await tiny_model(programs, place.directory / name / "model")
-    return _Group(place, name, str(programs / "python"), model)
+    return Group(place, name, str(programs / "python"), model)
