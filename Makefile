@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: up test drills bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-engines drills bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing gate-renew
@@ -27,6 +27,10 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 
 test: lint ## every check: style, types, layers, tests
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
+	$(BIN)/python -m tests.engines.install
+	$(BIN)/pytest -m "engines or not engines" tests/engines
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill

@@ -80,11 +80,12 @@ async def router_process(
     workers: int,
     http: int | None = None,
     pages: int | None = None,
+    routing: str = "",
 ) -> AsyncIterator[RouterProcess]:
-    """Started, and ended at the end, its workers too."""
+    """Started, and ended at the end, its workers too. `routing`: lines of the table."""
     pages = pages or free_row(workers)[0]
     http = http or free_ports(1)[0]
-    more = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"'
+    more = f'workers = {workers}\nmetrics = "127.0.0.1:{pages}"\n[regions.us.routing]\n{routing}'
     config = directory / "mesh.toml"
     config.write_text(mesh_toml(("us",), more={"us": more}))
     process = await asyncio.create_subprocess_exec(

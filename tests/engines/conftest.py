@@ -1,0 +1,5 @@
+"""What tests of engines need before they are imported."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.engines.contract")

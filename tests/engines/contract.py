@@ -1,0 +1,283 @@
+"""What the mesh promises over every kind of engine, as tests: a class for each kind inherits them.
+
+Each leaves the mesh as it found it: two replicas, ready and idle.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+import aiohttp
+import openai
+import pytest
+import pytest_asyncio
+
+from mesh.replay.stream import Fault
+from schemas.state import ReplicaState
+from tests.engines.engine import MODEL, RealEngine
+from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
+
+WORDS = ("river", "carries", "old", "boats", "past", "quiet", "mills", "weir", "wide", "green")
+KEYS = ("", "the-engines-own-key")  # of us-0 and us-1
+WAITING = 2
+HUNG_ASKED = 12
+ENGINE_ENDS_WITHIN_S = 10.0
+HUNG_ANSWERED_WITHIN_S = 25.0
+KNOWN_ANSWERED_WITHIN_S = 10.0
+
+
+def prompt(seed: object, chars: int) -> str:
+    """A text like no other; the same for the same seed."""
+    dice = random.Random(str(seed))
+    text = ""
+    while len(text) < chars:
+        text += f"{dice.choice(WORDS)} {dice.randrange(10_000)} "
+    return text
+
+
+@contextlib.asynccontextmanager
+async def asked_directly(engine: RealEngine, number: int, tokens: int) -> AsyncIterator[None]:
+    """So many long streams of a client that goes past the mesh."""
+
+    async def stream(http: aiohttp.ClientSession, text: str) -> None:
+        async with http.post(
+            f"{engine.url}/v1/chat/completions", data=body(text, tokens)
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+            await answer.read()
+
+    headers = {**engine.headers, "content-type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        streams = [asyncio.create_task(stream(http, prompt(n, 40))) for n in range(number)]
+        try:
+            yield
+        finally:
+            for each in streams:
+                each.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def several(mesh: MeshOverEngines, number: int, tokens: int, **options: float) -> list[Asked]:
+    """So many at once, placed on all replicas that can be had."""
+    texts = [prompt((number, n), 60) for n in range(number)]
+    asked = (mesh.ask(text, tokens, priority=BY_TURNS, **options) for text in texts)
+    return await asyncio.gather(*asked)
+
+
+def replicas(answers: list[Asked]) -> set[str | None]:
+    assert [str(each) for each in answers if not each.whole] == []
+    return {each.replica for each in answers}
+
+
+class EngineContract:
+    """Inherit it in a module with a fixture `mesh` of two equal engines."""
+
+    too_long_says = "context"  # of the engine's own answer
+    slow_chars = 8000  # of a prompt that keeps the engine from its first token for a while
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def sdk(self, mesh: MeshOverEngines) -> AsyncIterator[openai.AsyncOpenAI]:
+        url = f"{mesh.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="a-client's", max_retries=0) as client:
+            yield client
+
+    async def test_the_official_client_streams(self, mesh, sdk):
+        assert [model.id for model in (await sdk.models.list()).data] == [MODEL]
+        stream = await sdk.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Where are you?"}],
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        assert sum(bool(choice.delta.content) for choice in choices) > 1
+        assert choices[-1].finish_reason == "length"
+        assert chunks[-1].usage.completion_tokens == 24
+        assert chunks[-1].usage.prompt_tokens > 0
+
+    async def test_the_official_client_gets_whole_answers(self, mesh, sdk):
+        asked = {"model": MODEL, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+        messages = [{"role": "user", "content": "Where are you?"}]
+        chat = await sdk.chat.completions.create(messages=messages, **asked)
+        assert chat.choices[0].message.content
+        assert chat.usage.completion_tokens == 8
+        text = await sdk.completions.create(prompt="Where are", **asked)
+        assert text.choices[0].text
+        assert text.usage.completion_tokens == 8
+
+    async def test_an_engine_ends_what_its_client_leaves(self, mesh, sdk):
+        engines = mesh.engines.values()
+        stream = await sdk.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Tell me a long story."}],
+            max_tokens=min(engine.context_tokens for engine in engines) - 100,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                break
+        await mesh.until(lambda: _computes(mesh), "an engine to say that it computes")
+        await stream.close()
+        async with asyncio.timeout(ENGINE_ENDS_WITHIN_S):
+            while await _computes(mesh):
+                await asyncio.sleep(0.05)
+        await mesh.until_ready()
+
+    async def test_a_prompt_goes_where_it_is_cached(self, mesh):
+        texts = [prompt(("cached", n), 400) for n in range(4)]
+        first = [await mesh.ask(text, 4, priority=BY_PREFIX) for text in texts]
+        again = [await mesh.ask(text, 4, priority=BY_PREFIX) for text in texts]
+        assert replicas(first + again) <= set(mesh.engines)
+        for before, after in zip(first, again, strict=True):
+            assert after.replica == before.replica, after.decision
+            tokens = after.stream.usage.prompt_tokens
+            assert (before.stream.usage.cached_tokens or 0) < tokens / 4
+            assert after.stream.usage.cached_tokens > tokens / 2
+
+    async def test_a_heartbeat_says_what_the_engine_says(self, mesh):
+        engine = mesh.engines["us-0"]
+        tokens = engine.context_tokens // 2
+        async with asked_directly(engine, engine.batch_max + WAITING, tokens):
+            await mesh.until(lambda: _agree(mesh, "us-0", engine.batch_max, WAITING), "one truth")
+            beat = mesh.beats["us-0"]
+            assert beat.full
+            assert beat.outstanding == 0  # all of it is of others
+        await mesh.until(lambda: _agree(mesh, "us-0", 0, 0), "nothing to be computed")
+        await mesh.until_ready()
+
+    async def test_unknown_models_are_refused_with_the_known_ones(self, sdk):
+        with pytest.raises(openai.NotFoundError, match=MODEL) as refused:
+            await sdk.chat.completions.create(
+                model="stranger", messages=[{"role": "user", "content": "Hello"}]
+            )
+        assert refused.value.code == "model_not_found"
+
+    @pytest.mark.parametrize("form", [{"stream": False, "stream_options": None}, {"stream": True}])
+    async def test_a_prompt_that_is_too_long_gets_the_engines_own_answer(self, mesh, form):
+        longest = max(engine.context_tokens for engine in mesh.engines.values())
+        before = await mesh.placements()
+        refused = await mesh.ask(prompt("long", longest * 8), 8, **form)
+        if refused.status == 200:  # some begin a stream to say it there
+            assert form["stream"]
+            assert refused.stream.fault is Fault.ERROR_EVENT
+        else:
+            assert 400 <= refused.status < 600
+            assert self.too_long_says in refused.body.decode()
+        assert await mesh.placements() - before <= 2
+        await mesh.until_ready()
+
+    async def test_a_hung_engine_keeps_nobody_from_an_answer(self, mesh):
+        clock = asyncio.get_running_loop().time
+        async with mesh.engines["us-0"].hung():
+            began = clock()
+            first = await several(mesh, HUNG_ASKED, 8, within_s=HUNG_ANSWERED_WITHIN_S)
+            print(f"{HUNG_ASKED} answered {clock() - began:.1f} s after the hang")
+            assert replicas(first) == {"us-1"}
+            await mesh.until(
+                lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+            )
+            later = await several(mesh, HUNG_ASKED, 8, within_s=KNOWN_ANSWERED_WITHIN_S)
+            assert replicas(later) == {"us-1"}
+        await mesh.until_ready()
+        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
+
+    @pytest.mark.parametrize("begun", [False, True], ids=["unbegun", "begun"])
+    async def test_a_killed_engine_takes_nothing_unbegun_with_it_and_may_come_back(
+        self, mesh, begun
+    ):
+        engine = mesh.engines["us-0"]
+        chars, tokens = (60, 96) if begun else (self.slow_chars, 4)
+        answers = [Asked() for _ in range(4 * engine.batch_max if begun else engine.batch_max)]
+        streams = [
+            asyncio.create_task(
+                mesh.ask(prompt((begun, n), chars), tokens, into=asked, priority=BY_TURNS)
+            )
+            for n, asked in enumerate(answers)
+        ]
+        if begun:
+            await mesh.until(lambda: _begun_at(answers, "us-0"), "a stream of us-0")
+        else:
+            await mesh.until(lambda: mesh.beats["us-0"].outstanding > 0, "us-0 to have work")
+        await engine.kill()
+        await asyncio.gather(*streams)
+        broken = [asked for asked in answers if not asked.whole]
+        assert [str(asked) for asked in broken if asked.problem] == []
+        assert {asked.replica for asked in broken} <= {"us-0"}
+        assert all(asked.begun for asked in broken), list(map(str, broken))
+        assert len(broken) <= engine.batch_max
+        await mesh.until(
+            lambda: mesh.beats["us-0"].state is not ReplicaState.READY, "us-0 to be given up"
+        )
+
+        await engine.start()
+        await mesh.until_ready()
+        await mesh.until(lambda: _answers(mesh, "us-0"), "an answer of us-0")
+
+
+class KeyedEngineContract(EngineContract):
+    """Of engines that can ask for a key: us-1 is started with one, which its agent has in a file.
+
+    That all of the above passes says that the agent gives the key with all it asks.
+    """
+
+    async def test_an_engine_with_a_key_answers_nobody_else(self, mesh):
+        engine = mesh.engines["us-1"]
+        url = f"{engine.url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http:
+            for headers in ({}, {"authorization": "Bearer a-client's"}):
+                async with http.post(url, json={"model": MODEL}, headers=headers) as answer:
+                    assert answer.status == 401
+
+    async def test_an_agent_takes_the_key_from_its_environment(self, mesh):
+        engine = mesh.engines["us-1"]
+        async with mesh.another_agent("us-2", engine, MESH_ENGINE_KEY=engine.api_key) as log:
+            await mesh.until_ready("us-2")
+            await mesh.until(lambda: _answers(mesh, "us-2"), "an answer of us-2")
+            assert engine.api_key not in log.read_text()
+
+    async def test_an_agent_with_a_wrong_key_says_so_and_gets_no_work(self, mesh):
+        engine = mesh.engines["us-1"]
+        wrong = "not-the-engines-key"
+        async with mesh.another_agent("us-3", engine, *mesh.key_file("us-3", wrong)) as log:
+            await mesh.until(lambda: "401" in log.read_text(), "the log to name the reason")
+            await mesh.until(lambda: "us-3" in mesh.beats, "a heartbeat of us-3")
+            assert mesh.beats["us-3"].state is ReplicaState.STARTING
+            assert replicas(await several(mesh, HUNG_ASKED, 8)) <= {"us-0", "us-1"}
+            assert wrong not in log.read_text()
+        await mesh.until_ready()
+
+
+async def _computes(mesh: MeshOverEngines) -> bool:
+    counts = [await engine.counts() for engine in mesh.engines.values()]
+    return any(each.running for each in counts)
+
+
+async def _agree(mesh: MeshOverEngines, replica: str, running: int, waiting: int) -> bool:
+    """Whether the page has these counts, and a heartbeat sent between two looks at it the same."""
+    engine = mesh.engines[replica]
+    before = await engine.counts()
+    seq = mesh.beats[replica].seq
+    await mesh.until(lambda: mesh.beats[replica].seq > seq + 2, "three heartbeats")
+    beat, after = mesh.beats[replica], await engine.counts()
+    if (before.running, before.waiting) != (running, waiting) or before[:2] != after[:2]:
+        return False
+    if (beat.running, beat.pending) != (running, waiting):
+        return False
+    if before.kv_used_ratio is None or after.kv_used_ratio is None:
+        return beat.kv_used_ratio is None
+    lowest, highest = sorted((before.kv_used_ratio, after.kv_used_ratio))
+    return beat.kv_used_ratio is not None and lowest <= beat.kv_used_ratio <= highest
+
+
+async def _answers(mesh: MeshOverEngines, replica: str) -> bool:
+    """Whether one of several requests is answered there; all of them are answered."""
+    return replica in replicas(await several(mesh, HUNG_ASKED, 16))
+
+
+def _begun_at(answers: list[Asked], replica: str) -> bool:
+    return any(asked.begun and asked.replica == replica for asked in answers)

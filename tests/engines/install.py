@@ -1,0 +1,69 @@
+"""Puts the engines that `make test-engines` needs into environments of their own.
+
+    python -m tests.engines.install
+
+What is there already, made from the same requirements, is kept. vLLM brings torch: 6 GB. llama.cpp
+is not among them: it is one of the development requirements.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from tests.bench import tiny_model
+from tests.bench.installs import ENVIRONMENTS, MODEL_WITHIN_S, ROOT, installed, is_installed
+from tests.bench.processes import Absent, output_of
+from tests.engines import tiny_llama, vllm_install
+
+VLLM, DYNAMO = "vllm", "dynamo"
+SCRIPTS = {VLLM: Path(vllm_install.__file__), DYNAMO: None}
+MODELS = ENVIRONMENTS.parent / "models"
+_MADE_BY = (tiny_llama.__file__, tiny_model.__file__)
+
+
+def programs(name: str) -> Path:
+    """The folder of an installed engine's commands."""
+    assert is_installed(name, ENVIRONMENTS, SCRIPTS[name]), f"make test-engines installs {name}"
+    return ENVIRONMENTS / name / "bin"
+
+
+def llama() -> Path:
+    """The folder of the model for vLLM, made or to be made."""
+    made_by = "".join(Path(file).read_text() for file in _MADE_BY)
+    return MODELS / f"llama-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}"
+
+
+async def make_llama() -> None:
+    """Make it, if it isn't there whole. Raises Absent."""
+    folder = llama()
+    if folder.is_dir():
+        return
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    texts = map(str, sorted(ROOT.glob("*.md")))
+    python = str(programs(VLLM) / "python")
+    module = (python, "-m", tiny_llama.__name__, str(part), *texts)
+    await output_of(("env", f"PYTHONPATH={ROOT}", *module), within_s=MODEL_WITHIN_S)
+    part.rename(folder)
+
+
+async def main() -> None:
+    """Install and make all that is missing."""
+    for name, script in SCRIPTS.items():
+        if is_installed(name, ENVIRONMENTS, script):
+            continue
+        print(f"installing {name} into {ENVIRONMENTS / name}, which takes minutes", flush=True)
+        began = time.monotonic()
+        await installed(name, ENVIRONMENTS, script)
+        print(f"installed {name} in {time.monotonic() - began:.0f} s", flush=True)
+    await make_llama()
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except Absent as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,35 @@
+"""llama.cpp's own HTTP server, from the wheel that has it as a library, as one process.
+
+    python llamacpp_server.py MODEL.gguf PORT SLOTS CONTEXT_TOKENS [API_KEY]
+
+It serves the model as `tiny`, until a signal ends it.
+"""
+
+import signal
+import sys
+
+import xllamacpp
+
+PROMPT_CACHE_MIB = 64  # of prompts whose slot another one has taken; 8 GiB by default
+
+
+def main(model: str, port: str, slots: str, context_tokens: str, *api_keys: str) -> None:
+    """Serve; returns never. `context_tokens`: of each slot."""
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = model
+    parameters.model_alias = {"tiny"}
+    parameters.port = int(port)
+    parameters.n_parallel = int(slots)
+    parameters.n_ctx = int(slots) * int(context_tokens)
+    parameters.api_keys = list(api_keys)
+    parameters.endpoint_metrics = True
+    parameters.cache_ram_mib = PROMPT_CACHE_MIB
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(parameters)
+    print(f"listens at {server.listening_address}", flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
