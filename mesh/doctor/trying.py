@@ -107,7 +107,8 @@ async def operator_is_mute(chart: Chart, session: Complaints) -> None:
     )
     await _all_refused(chart, "permissions", "operator", session, tried)
     hears = (subjects.work(region, NOBODY), subjects.ingress(region))
-    await _all_refused(chart, "permissions", "operator", session, hears, kind=SUBSCRIPTION)
+    about = "ears of the operator"
+    await _all_refused(chart, "permissions", about, session, hears, kind=SUBSCRIPTION)
 
 
 async def router_is_bound(chart: Chart, topology: Topology, session: Complaints) -> None:
