@@ -95,7 +95,7 @@ async def logged_in(
 
 
 async def operator_is_mute(chart: Chart, session: Complaints) -> None:
-    """An operator may look at everything and say nothing."""
+    """An operator sees state, hears no prompt and says nothing."""
     region = RegionId(chart.region)
     tried = (
         subjects.heartbeat(region, NOBODY),
@@ -106,6 +106,9 @@ async def operator_is_mute(chart: Chart, session: Complaints) -> None:
         subjects.leased(region),
     )
     await _all_refused(chart, "permissions", "operator", session, tried)
+    hears = (subjects.work(region, NOBODY), subjects.ingress(region))
+    about = "ears of the operator"
+    await _all_refused(chart, "permissions", about, session, hears, kind=SUBSCRIPTION)
 
 
 async def router_is_bound(chart: Chart, topology: Topology, session: Complaints) -> None:

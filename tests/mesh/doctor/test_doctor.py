@@ -152,6 +152,7 @@ async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
     async with running(tmp_path, edit=edit) as (regions, _):
         expected = {
             ("us", "permissions", "operator"),
+            ("us", "permissions", "ears of the operator"),
             ("us", "permissions", "router"),
             ("us", "permissions", "answers for eu"),
             ("us", "residency", "prompts to eu"),

@@ -20,6 +20,7 @@ from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, post, small_mesh, upload
+from tests.support.taps import add_tap, connected
 from tests.support.until import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,7 +35,7 @@ SHED_SOON = {"hold_s_max": HOLD_S}
 @pytest.fixture
 async def regions(tmp_path):
     mesh = parse(mesh_toml(("us", "eu"), replicas=1, more=TABLES), "mesh.toml")
-    running = NatsRegions(mesh, tmp_path)
+    running = NatsRegions(mesh, tmp_path, edit=lambda _, tree: add_tap(tree))
     try:
         await running.start()
         yield running
@@ -60,7 +61,7 @@ async def running(regions, of_us=None, **of_eu):
 
 async def test_where_requests_go_and_what_they_hear(regions):
     async with running(regions) as mesh:
-        spy = await regions.connect("eu", "agent-eu-0")
+        spy = await connected(regions, "eu")
         work = await spy.subscribe(subjects.work("eu", "eu-0"))
         await flushed(spy)
         status, _, headers = await post(mesh, chat(), **{"x-mesh-residency": "eu", **DEBUG})
