@@ -108,13 +108,13 @@ async def test_the_younger_leaves_to_a_namesake_that_was_stopped_while_it_took_t
     await client.close()
 
 
-async def test_an_operator_who_watches_all_costs_a_start_the_wait_and_nothing_else(regions, caplog):
+async def test_an_operator_receives_no_questions_for_names_so_a_start_waits_for_none(
+    regions, caplog
+):
     operator = await regions.connect("us", "operator")
     await operator.subscribe("mesh.>")
     await flushed(operator)
-    began = time.monotonic()
     _, client = await start(regions, 7)
-    assert time.monotonic() - began >= CLAIM_S
-    assert "somebody may listen for this name, but nobody answered in 1 s" in caplog.text
+    assert "somebody may listen for this name" not in caplog.text
     await operator.close()
     await client.close()

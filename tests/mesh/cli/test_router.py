@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.bus import BusAddress
+from mesh.adapters import streams
 from mesh.cli.router import NO_PREFIX_KEY
 from mesh.sim.replay import replay
+from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
 from tests.support.ports import free_ports
 
@@ -38,6 +41,7 @@ async def router(
 
 async def test_what_a_router_recorded_can_be_replayed(tmp_path, nats_server):
     file = tmp_path / "us.jsonl"
+    await streams.set_up(BusAddress(nats_server.url), RegionId("us"), has_peers=False)
     process = await router(
         tmp_path, nats_server.url, "--record", str(file), "--policy", "least-load"
     )

@@ -13,6 +13,7 @@ from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import effects as fx
+from mesh.core.prefixes.prompt import PromptText
 from mesh.core.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.ingress import WAITED_S_MAX, Ingress, IngressInvalid, read_ingress
@@ -92,7 +93,7 @@ def test_the_tenant_is_the_asking_router_s_word_and_no_text_but_a_name():
     told = [read(**{exchange.H_TENANT: name}).prompt.hashes for name in ("acme", "beta")]
     assert not set(read().prompt.hashes) & {*told[0], *told[1]}
     assert not set(told[0]) & set(told[1])
-    text = b"x" * 1000
+    text = PromptText(b"x" * 1000)
     assert told[0] == PromptReader("key").read("tiny", text, "", "acme").hashes
     for name in ("Acme", "a b", "x" * 33):
         with pytest.raises(IngressInvalid, match=exchange.H_TENANT):

@@ -11,7 +11,10 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
+from infra.bus import BusAddress
+from mesh.adapters import streams
 from mesh.cli.router import command
+from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
 from tests.support.ports import free_row
 from tests.support.router_process import router_process, runs
@@ -85,6 +88,7 @@ async def two_workers(tmp_path, nats_server, *options):
 
     Two replicas: when this process stands still, routers know that it is not they who are lost.
     """
+    await streams.set_up(BusAddress(nats_server.url), RegionId("us"), has_peers=False)
     async with (
         scripted_engine() as engine,
         small_mesh({"us": nats_server}) as mesh,
