@@ -12,6 +12,7 @@ from schemas.residency import Label, parse_labels
 NO_LABELS = "none"  # on the command line
 MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 BATCH_MAX_MOST = 65_536
+OUTSTANDING_MAX_MOST = 4096
 Kind = Literal["vllm", "sglang", "llamacpp", "openai"]
 
 
@@ -29,7 +30,7 @@ class AgentConfig(BaseModel):
     nats_user: str | None = None
     nats_password: SecretStr | None = None
     # None: 256 for engines that show their queue, 8 for those that don't (see adapters.kinds).
-    outstanding_max: Annotated[int, Field(ge=1, le=4096)] | None = None
+    outstanding_max: Annotated[int, Field(ge=1, le=OUTSTANDING_MAX_MOST)] | None = None
     batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
     engine_key: SecretStr | None = None  # sent to the engine as a bearer token
     models: tuple[ModelId, ...] = ()  # of an engine that can't list them

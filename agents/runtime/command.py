@@ -43,7 +43,7 @@ from schemas.plain_words import what_it_must_be_instead
     "outstanding_max",
     type=int,
     help="Most requests to hold at once.",
-    show_default="256; 8 for openai",
+    show_default="256, or --batch-max if that is more; openai: --batch-max, or 8",
 )
 @click.option(
     "--batch-max",

@@ -11,11 +11,11 @@ from nats.aio.client import Client
 
 from agents.adapters.bus import AgentBus
 from agents.adapters.engine import Engine
-from agents.adapters.kinds import KINDS
+from agents.adapters.kinds import KINDS, EngineKind
 from agents.adapters.link import Link
 from agents.adapters.own_name import OwnName
 from agents.adapters.standing import Standing
-from agents.config import AgentConfig
+from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
 from agents.core.beat import Replica
 from agents.runtime.agent import Agent
@@ -116,12 +116,22 @@ def _replica(config: AgentConfig, epoch: int) -> Replica:
         replica=config.replica,
         epoch=epoch,
         engine=config.engine_kind,
-        outstanding_max=config.outstanding_max or kind.outstanding_max,
+        outstanding_max=outstanding_max(config, kind),
         heartbeat_s=config.heartbeat_ms / 1000,
         batch_max=config.batch_max,
         residency=config.residency,
         counts_own=not kind.has_metrics,
     )
+
+
+def outstanding_max(config: AgentConfig, kind: EngineKind) -> int:
+    """Requests to hold at most; where the engine shows no queue, as many as it runs at once."""
+    if config.outstanding_max is not None:
+        return config.outstanding_max
+    if config.batch_max is None:
+        return kind.outstanding_max
+    known = max(config.batch_max, kind.outstanding_max if kind.has_metrics else 0)
+    return min(known, OUTSTANDING_MAX_MOST)
 
 
 async def _tell_ready(path: str | None, ready: asyncio.Event) -> None:

@@ -106,6 +106,9 @@ def _routers(chart: Chart, topology: Topology, heard: Heard) -> None:
 
 def _replicas(chart: Chart, topology: Topology, heard: Heard, now: float) -> None:
     known = topology.region(chart.region).replicas
+    states = [found[0].state for name in known if (found := heard.beats.get(name)) is not None]
+    # Without any, this region computes nothing: no longer something that merely wants a look.
+    not_ready = Verdict.WARNING if ReplicaState.READY in states else Verdict.BAD
     for replica in known:
         found = heard.beats.get(replica)
         if found is None:
@@ -115,7 +118,7 @@ def _replicas(chart: Chart, topology: Topology, heard: Heard, now: float) -> Non
         ready = beat.state is ReplicaState.READY
         state = beat.state if beat.down_reason is None else f"{beat.state} ({beat.down_reason})"
         detail = f"{state}, {beat.outstanding} requests in it"
-        verdict = verdict_if(ready, Verdict.WARNING)
+        verdict = verdict_if(ready, not_ready)
         chart.note("heartbeat", replica, verdict, detail, round((now - at) * 1000, 1), "ms old")
     for stranger in sorted(heard.beats.keys() - set(known)):
         chart.note("heartbeat", stranger, Verdict.WARNING, "it is not in the file")

@@ -16,6 +16,8 @@ from schemas.ids import ModelId, RegionId, RouterId
 from schemas.residency import Label
 from schemas.state import Digest, Health, ModelCapacity
 
+NO_REPLICA = "no ready replica of this model"
+
 ROUTERS_MAX = 64  # routers of one peer region that are remembered
 PEERS_MAX = 256  # regions
 
@@ -225,7 +227,7 @@ class PeerTable:
         if not peer.accepting:
             return "draining"
         if not peer.ready(model, labels):
-            return "other model"
+            return NO_REPLICA
         if peer.refused_at is not None:
             return "refused"
         if busy_too:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.federation.peers import PeerTable
+from mesh.core.federation.peers import NO_REPLICA, PeerTable
 from mesh.core.gossip.gossip import Gossip
 from mesh.core.gossip.news import News
 from mesh.core.placing.local_layer import LocalLayers
@@ -38,7 +38,7 @@ from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 
 NOWHERE = RegionId("")  # home of a placer that nobody told where it is
-NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL})  # of whoever is listed in a receipt
+NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # of those in a receipt
 BEEN_THERE = "been there"
 NO_WAY = "no known way to its origin"
 

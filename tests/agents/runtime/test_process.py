@@ -4,7 +4,11 @@ import asyncio
 import time
 
 import orjson
+import pytest
 
+from agents.adapters.kinds import KINDS
+from agents.config import AgentConfig
+from agents.runtime.process import outstanding_max
 from schemas.exchange import WINDOW_BYTES, Frame, Outcome, Refusal
 from tests.agents.scene import Gate, hello, scene
 from tests.agents.scripted_engine import (
@@ -180,3 +184,28 @@ async def test_bytes_that_are_no_message_of_ours_do_no_harm(nats_server) -> None
         refused = await on.asker.refusal(await on.asker.ask(1, **{"Mesh-Path": "/admin"}))
         assert refused.reason == Refusal.BAD_WORK
         assert (await on.asker.answer(await on.asker.ask(2))).outcome == Outcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "most"),
+    [
+        ("openai", {}, 8),
+        ("openai", {"batch_max": 64}, 64),
+        ("openai", {"batch_max": 2}, 2),
+        ("openai", {"batch_max": 2, "outstanding_max": 5}, 5),
+        ("openai", {"batch_max": 60_000}, 4096),
+        ("vllm", {}, 256),
+        ("vllm", {"batch_max": 16}, 256),
+        ("vllm", {"batch_max": 512}, 512),
+    ],
+)
+def test_an_engine_without_a_queue_is_given_what_it_runs_at_once(kind, given, most) -> None:
+    config = AgentConfig(
+        region="us",
+        replica="us-0",
+        engine_kind=kind,
+        engine_url="http://e:1",
+        nats_url="nats://n:1",
+        **given,
+    )
+    assert outstanding_max(config, KINDS[kind]) == most

@@ -27,8 +27,8 @@ def why(table, now=0.0, model=MODEL):
         ({"queue": 10}, None),
         ({"queue": 11}, "queue"),
         ({"accepting": False}, "draining"),
-        ({"ready": 0, "free": 0}, "other model"),
-        ({"models": {}}, "other model"),
+        ({"ready": 0, "free": 0}, "no ready replica of this model"),
+        ({"models": {}}, "no ready replica of this model"),
     ],
 )
 def test_a_digest_says_whether_a_region_may_be_asked(table, fields, reason):
@@ -38,7 +38,7 @@ def test_a_digest_says_whether_a_region_may_be_asked(table, fields, reason):
 
 def test_other_models_are_another_question(table):
     table.see(digest("eu"), 0.0)
-    assert why(table, model=ModelId("other")) == "other model"
+    assert why(table, model=ModelId("other")) == "no ready replica of this model"
 
 
 def test_a_silent_region_is_not_asked(table):
@@ -180,7 +180,7 @@ def test_who_judges_load_by_itself_is_told_what_else_forbids(table):
 
     table.see(digest("eu", free=0, queue=99), 0.0)
     assert why() is None
-    assert why(model=ModelId("other")) == "other model"
+    assert why(model=ModelId("other")) == "no ready replica of this model"
     assert why(1.01) == "silent"
     table.refused(EU, 0.0)
     assert why() == "refused"
