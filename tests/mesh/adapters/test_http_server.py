@@ -154,6 +154,36 @@ async def kept_of_a_pipeline() -> int:
 
 
 @each_loop
+def test_who_is_answered_while_a_next_head_becomes_too_long_is_answered_and_let_go(run):
+    got = run(answered_before_a_long_head())
+    assert (got.count(b"HTTP/1.1 200"), got.count(b"HTTP/")) == (1, 1)
+
+
+async def answered_before_a_long_head() -> bytes:
+    """All that comes back on a connection where the second head, early, has no end."""
+    gate, arrived = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        arrived.set()
+        await gate.wait()
+        return web.Response(text="served")
+
+    server, runner, url = await serve(slow)
+    try:
+        async with asyncio.timeout(30), connections(url, 1) as [(reader, writer)]:
+            writer.write(HEAD + b"\r\n")
+            await arrived.wait()
+            [protocol] = server.connections
+            writer.write(HEAD + LARGE_HEADERS)
+            while not protocol._close:
+                await asyncio.sleep(0.005)
+            gate.set()
+            return await reader.read()
+    finally:
+        await runner.cleanup()
+
+
+@each_loop
 @pytest.mark.parametrize("at_once", [HEAD, b""], ids=["some", "none"])
 def test_headers_that_are_there_at_once_and_never_end_are_given_up(run, at_once):
     assert run(said_of_headers_that_never_end(at_once))[:12] == (at_once and b"HTTP/1.1 408")
