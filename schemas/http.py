@@ -281,7 +281,8 @@ class Fault(Enum):
         BROKEN,
         "overloaded",
         True,
-        "The router has no room for more connections; in `/ready`, for more bytes of requests.",
+        "The router has no room for more connections, or can start no process for a large body; "
+        "in `/ready`, for more bytes of requests.",
     )
     DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")

@@ -1,27 +1,38 @@
 """Which headers of an engine's answer reach the client, in which bounds.
 
-Engines and what runs before them tell harmless things in headers: times, limits, names of theirs.
-Only names that are listed or begin as listed pass, because an unknown one may be an order to a
-proxy on the way: `connection`, `set-cookie`, some of `x-` as well. What the mesh says itself,
-nobody says for it. The agent chooses, and the router checks what it was told by the same rule.
+Engines and what runs before them send harmless things in headers: times, limits, names of theirs.
+Only names that are listed, or begin with a prefix that is, pass: any other may be an order to a
+proxy on the way (`connection`, `set-cookie`, and of `x-` those by which nginx, Envoy, LiteSpeed and
+others let a server steer them), and nobody can list all of those. Ours (`x-mesh-`, `x-request-id`)
+are not listed either. The agent chooses, and the router checks by the same rule what it was sent.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 
-ALLOWED = frozenset({"retry-after", "server-timing"})
-ALLOWED_PREFIXES = ("x-", "openai-")
-# Ours, and those by which nginx, lighttpd, Apache, Envoy and others let themselves be steered.
-DENIED_PREFIXES = (
-    "x-mesh",
-    "x-request-id",
-    "x-accel-",
-    "x-sendfile",
-    "x-lighttpd-",
-    "x-forwarded-",
-    "x-real-",
-    "x-envoy-",
-    "x-http-method",
+ALLOWED = frozenset(
+    {
+        "retry-after",
+        "server-timing",
+        # of Text Generation Inference
+        "x-compute-characters",
+        "x-compute-time",
+        "x-compute-type",
+        "x-generated-tokens",
+        "x-prompt-tokens",
+        "x-queue-time",
+        "x-time-per-token",
+        "x-total-time",
+        "x-validation-time",
+    }
+)
+ALLOWED_PREFIXES = (
+    "openai-",
+    "x-inference-",
+    "x-llama-",
+    "x-ratelimit-",
+    "x-sglang-",
+    "x-vllm-",
 )
 HEADERS_MAX = 16
 NAME_CHARS_MAX = 64
@@ -34,9 +45,8 @@ Pairs = Iterable[tuple[str, str]]
 
 def may_pass(name: str) -> bool:
     """Whether a header of that name, in lower case, is for the client."""
-    if not name.startswith(ALLOWED_PREFIXES) and name not in ALLOWED:
-        return False
-    return not name.startswith(DENIED_PREFIXES) and len(name) <= NAME_CHARS_MAX
+    is_listed = name in ALLOWED or name.startswith(ALLOWED_PREFIXES)
+    return is_listed and len(name) <= NAME_CHARS_MAX
 
 
 def chosen(headers: Pairs) -> tuple[str, ...]:

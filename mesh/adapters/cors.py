@@ -1,7 +1,9 @@
 """Cross-origin requests (the Fetch standard's CORS protocol): off unless origins are configured.
 
 Browsers ask before they let a page of another origin call the endpoint. What a page may read is
-told with every answer, errors and streams too, or its author would see but "network error".
+sent with every answer to a request, errors and streams too, or its author would see but "network
+error". That is also what a page sees of a connection that is refused or cut without a request's
+having been read (503, 408): what is written there knows no origin.
 Cookies play no part here, so `*` lets nobody do more than any program without a browser can.
 """
 
@@ -19,13 +21,11 @@ class Cors:
     """Which origins may call, and what browsers are told."""
 
     def __init__(self, origins: Collection[str]) -> None:
-        """`origins`: as browsers write them, or `*` alone for every one."""
+        """`origins`: as browsers write them, or `*` alone for every one; not none."""
         self._origins = frozenset(origins)
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
         """Those of any answer to a request of this origin; None where it names none."""
-        if not self._origins:
-            return {}
         if ANY in self._origins:
             return {} if origin is None else self._allowed(ANY)
         if origin not in self._origins:

@@ -136,7 +136,17 @@ class HttpApi:
         await self._reader.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request, whatever it is."""
+        """Answer one request, whatever it is.
+
+        Where the answer came before the body it is the connection's last: a client that had waited
+        for leave to send a body need not send it, and what comes next would be taken for it.
+        """
+        answer = await self._answered(request)
+        if not request.content.is_eof():
+            answer.force_close()
+        return answer
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         known_id = request_id(request)
         try:
             if UNPARSABLE in request:
@@ -158,7 +168,7 @@ class HttpApi:
 
     def _handler(self, request: web.BaseRequest) -> Handler:
         path = _path(request)
-        methods = self._by_path.get(path) or self._methods(path)
+        methods = self._methods(path)
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
             words = f"no path {path}; there are {known}{self._elsewhere}"
@@ -173,9 +183,10 @@ class HttpApi:
         return handler
 
     def _methods(self, path: str) -> dict[str, Handler] | None:
-        if self._with_model and path.startswith(MODEL_PREFIX):
+        methods = self._by_path.get(path)
+        if methods is None and self._with_model and path.startswith(MODEL_PREFIX):
             return {"GET": self._model}
-        return self._by_path.get(path)
+        return methods
 
     async def _preflight(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         assert self._cors is not None
@@ -183,7 +194,7 @@ class HttpApi:
         origin = request.headers.get(http.H_ORIGIN)
         told = self._cors.preflight(origin, request.headers, methods)
         if told is None:
-            message = "no request of a browser that may come from its page's origin"
+            message = "not a preflight request, or the page's origin is not in cors_origins"
             raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)})
         return web.Response(status=204, headers=self._headers(request, known_id) | dict(told))
 

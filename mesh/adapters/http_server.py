@@ -1,8 +1,12 @@
 """aiohttp's low-level server; requests that it can't even parse go to the handler like all others.
 
 So every error has the shape and the headers that one place gives it. Beside that: limits on
-connections and on what they may take of time, which aiohttp lacks. A client that sends its headers
-byte by byte, or none, is let go after `headers_s`; an idle one after `idle_s`.
+connections and on what they may take of time and memory, which aiohttp lacks. A client that sends
+its headers byte by byte, or none, is let go after `headers_s`; an idle one after `idle_s`.
+
+A connection may hold, besides the request that is answered, what one read of the socket brings
+(256 KiB): the head of a request has HEAD_BYTES_MAX as a whole, and requests that are sent before
+the one in hand is answered are read no further than EARLY_REQUESTS.
 """
 
 import asyncio
@@ -12,7 +16,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import http_exceptions, web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from mesh.adapters.connections import REFUSALS, Connections, Place
 from mesh.adapters.problem import Problem
@@ -24,6 +30,9 @@ log = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 16 * 1024  # one header line; agents' tokens are long, but not that long
 HEADERS_MAX = 100
+HEAD_BYTES_MAX = 32 * 1024  # the request's line and all headers; Apache and nginx allow as much
+EARLY_REQUESTS = 2  # with so many waiting behind the one in hand, the socket is read no further
+BODY_BYTES_READ = 64 * 1024  # of a body that nobody takes; twice that, and it is read no further
 PROBE_S = 2.0  # for the headers of who came when the router was full
 REFUSAL_S = 1.0  # for one that is refused to read why
 UNPARSABLE = web.RequestKey("UNPARSABLE", Problem)  # all that is to be said of a request
@@ -44,7 +53,7 @@ class HttpTimes:
 class _Protocol(RequestHandler):
     """Leaves to the handler what is said of unparsable requests, and closes the connection."""
 
-    __slots__ = ("_began", "_late", "_place", "_server")
+    __slots__ = ("_began", "_body", "_head_bytes", "_late", "_place", "_server", "_since_bytes")
 
     def __init__(self, server: "HttpServer", **options: Any) -> None:
         super().__init__(server, **options)
@@ -52,6 +61,10 @@ class _Protocol(RequestHandler):
         self._place = Place.NONE
         self._late: asyncio.TimerHandle | None = None  # while headers are awaited
         self._began = False  # some of them are here
+        self._body: StreamReader = EMPTY_PAYLOAD  # of the newest request
+        self._head_bytes = 0  # of the next one's head that came in reads of their own
+        self._since_bytes = 0  # at least those of the next one's head
+        self._max_msg_queue_size, self._msg_queue_resume_size = EARLY_REQUESTS, EARLY_REQUESTS - 1
 
     @property
     def is_probe(self) -> bool:
@@ -76,15 +89,39 @@ class _Protocol(RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        known, is_head = len(self._messages), self._body.is_eof()
+        self._since_bytes += len(data)
         super().data_received(data)
-        waiter = self._waiter
-        if self._messages or waiter is None or waiter.done():  # a request, or more of its body
-            if self._late is not None:
-                self._headers_came()
-            return
-        self._began = True
-        if self._late is None:
-            self._await_headers()
+        if len(self._messages) > known:
+            self._requests_came(known, len(data))
+        elif is_head and data and not self._close:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._head_too_long()
+            elif not self._messages and self._current_request is None:
+                self._began = True
+                if self._late is None:
+                    self._await_headers()
+
+    def _requests_came(self, first: int, read_bytes: int) -> None:
+        """The one at that place of the queue, and those after it, came with a read so large."""
+        messages = self._messages
+        if self._since_bytes > HEAD_BYTES_MAX:  # else no head is too long
+            for place in range(first, len(messages)):
+                if _head_bytes(messages[place][0]) > HEAD_BYTES_MAX:
+                    messages[place] = _TOO_LONG
+        self._body = messages[-1][1]
+        self._head_bytes, self._since_bytes = 0, read_bytes
+        if self._late is not None:
+            self._headers_came()
+
+    def _head_too_long(self) -> None:
+        """Answer so, and read nothing more; a request in hand is answered, and then closed."""
+        self._headers_came()
+        self._messages.append(_TOO_LONG)
+        self._close = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _await_headers(self) -> None:
         wait_s = PROBE_S if self.is_probe else self._server.times.headers_s
@@ -134,6 +171,21 @@ class _Protocol(RequestHandler):
             super().log_exception(*args, **kw)
 
 
+_TOO_LONG = (
+    _ErrInfo(400, http_exceptions.LineTooLong(b"all headers", HEAD_BYTES_MAX), ""),
+    EMPTY_PAYLOAD,
+)
+
+
+def _head_bytes(message: RawRequestMessage | _ErrInfo) -> int:
+    """What its line and headers take, in bytes, less the spaces between them."""
+    if isinstance(message, _ErrInfo):
+        return 0
+    return len(message.path) + sum(
+        len(name) + len(value) + 4 for name, value in message.raw_headers
+    )
+
+
 def _problem(error: BaseException | None, message: str) -> Problem:
     if isinstance(error, http_exceptions.LineTooLong) or (
         isinstance(error, http_exceptions.BadHttpMessage) and "many headers" in str(error)
@@ -154,6 +206,7 @@ class _Refusal(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's only looks like one
+        self._server.count("connections")
         if not self._server.begin_refusal():
             transport.abort()
             return
@@ -195,10 +248,8 @@ class HttpServer(web.Server):
         self._refusals = 0
 
     def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
-        if self.places.is_full:
-            self.count("connections")
-            if not self.places.has_probes:
-                return _Refusal(self)
+        if not self.places.has_probes:
+            return _Refusal(self)
         return _Protocol(
             self,
             loop=asyncio.get_running_loop(),
@@ -207,6 +258,7 @@ class HttpServer(web.Server):
             max_field_size=HEADER_BYTES_MAX,
             max_line_size=HEADER_BYTES_MAX,
             max_headers=HEADERS_MAX,
+            read_bufsize=BODY_BYTES_READ,
             auto_decompress=False,  # without end, and without regard to others
         )
 
@@ -239,5 +291,6 @@ class HttpServer(web.Server):
             client_max_size=BODY_BYTES_MAX,
         )
         if is_probe and request.path not in self._probes:
+            self.count("connections")
             request[UNPARSABLE] = Problem(Fault.OVERLOADED, FULL)
         return request

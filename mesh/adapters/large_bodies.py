@@ -3,7 +3,8 @@
 What takes longer than a few milliseconds must not happen on the router's loop, on which the tokens
 of all clients pass. Pieces are joined in a thread, which lets the interpreter go; JSON is parsed in
 another process (`large_body_process`), begun with the first large body and again when it is gone.
-One body at a time, first come first served, so that one body's memory is needed and not ten.
+One body at a time, so that one body's memory is needed and not ten; mostly the smallest first, so
+that an honest one waits for one of those that take long, and not for all of them (`turns`).
 
 Rejected: a thread for the parsing (it keeps the interpreter's lock for as long as it takes), a pool
 of processes from the standard library (its workers outlive a router that is killed), and a parser
@@ -12,25 +13,29 @@ that stops and goes on (none in the standard library, and ten times slower).
 
 import asyncio
 import contextlib
+import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 
 from mesh.adapters.body_fields import BodyFields, read_fields
 from mesh.adapters.large_body_process import ANSWERED, ASKED, too_complex, unpack
 from mesh.adapters.problem import Problem
+from mesh.adapters.turns import Turns
 from schemas.http import Fault
 
+log = logging.getLogger(__name__)
+
 LARGE_BYTES = 256 * 1024  # read at once: 0.1 ms of text, 8 ms of the worst JSON
-READ_S_MAX = 20.0  # for one body, the start of the process included
+READ_S_MAX = 10.0  # for one body, the start of the process included: 4 s are the worst JSON
 QUEUE_S_MAX = 60.0  # for those before it
-PIECE_BYTES = 256 * 1024  # written or read at once
+PIPE_BYTES = 256 * 1024  # written or read at once
 
 
 class LargeBodies:
     """Close it at the end."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._process: Process | None = None
         self._reading: asyncio.Task[tuple[bytes, BodyFields]] | None = None
 
@@ -41,12 +46,13 @@ class LargeBodies:
 
     async def read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
         """The whole body and what it says. Raises Problem."""
-        if sum(map(len, chunks)) <= LARGE_BYTES:
+        size = sum(map(len, chunks))
+        if size <= LARGE_BYTES:
             body = b"".join(chunks)
             return body, read_fields(path, body)
         try:
             async with asyncio.timeout(QUEUE_S_MAX):
-                await self._turn.acquire()
+                await self._turns.take(size)
         except TimeoutError as error:
             message = "too many large bodies wait to be read"
             raise Problem(Fault.SATURATED, message) from error
@@ -63,7 +69,7 @@ class LargeBodies:
         await self._end()
 
     def _over(self, reading: asyncio.Task[tuple[bytes, BodyFields]]) -> None:
-        self._turn.release()
+        self._turns.release()
         if not reading.cancelled():
             reading.exception()  # of nobody's, where its client has left
 
@@ -85,8 +91,8 @@ class LargeBodies:
         name = path.encode()
         process.stdin.write(ASKED.pack(len(name), len(body)) + name)
         with memoryview(body) as view:
-            for start in range(0, len(body), PIECE_BYTES):
-                process.stdin.write(view[start : start + PIECE_BYTES])
+            for start in range(0, len(body), PIPE_BYTES):
+                process.stdin.write(view[start : start + PIPE_BYTES])
                 await process.stdin.drain()
         has_grown, kind, about_bytes, text_bytes = ANSWERED.unpack(
             await process.stdout.readexactly(ANSWERED.size)
@@ -94,7 +100,7 @@ class LargeBodies:
         about = await process.stdout.readexactly(about_bytes)
         pieces = []
         while text_bytes:
-            piece = await process.stdout.readexactly(min(PIECE_BYTES, text_bytes))
+            piece = await process.stdout.readexactly(min(PIPE_BYTES, text_bytes))
             text_bytes -= len(piece)
             pieces.append(piece)
         if has_grown:
@@ -108,13 +114,18 @@ class LargeBodies:
             if not old.stdout.at_eof():
                 return old
         await self._end()
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "mesh.adapters.large_body_process"),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=PIECE_BYTES,
-            start_new_session=True,  # a Ctrl-C is the router's to take; it ends with its input
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "mesh.adapters.large_body_process"),
+                stdin=PIPE,
+                stdout=PIPE,
+                limit=PIPE_BYTES,
+                start_new_session=True,  # a Ctrl-C is the router's to take; it ends with its input
+            )
+        except OSError as error:
+            log.warning("no process can be started to read large bodies: %s", error)
+            message = "this router can't read large bodies at present"
+            raise Problem(Fault.OVERLOADED, message) from error
         return self._process
 
     async def _end(self) -> None:

@@ -6,7 +6,18 @@ from schemas.passed_headers import BYTES_MAX, HEADERS_MAX, as_mapping, chosen, m
 
 
 @pytest.mark.parametrize(
-    "name", ["x-ratelimit-remaining", "openai-processing-ms", "server-timing", "retry-after"]
+    "name",
+    [
+        "x-ratelimit-remaining-requests",
+        "x-inference-time",
+        "x-vllm-version",
+        "x-sglang-version",
+        "x-llama-version",
+        "x-queue-time",
+        "openai-processing-ms",
+        "server-timing",
+        "retry-after",
+    ],
 )
 def test_what_engines_tell_their_clients_passes(name):
     assert may_pass(name)
@@ -30,10 +41,16 @@ def test_what_engines_tell_their_clients_passes(name):
         "x-accel-redirect",
         "x-sendfile",
         "x-envoy-immediate-health-check-fail",
-        "x-" + "a" * 100,
-        "x-a b",
-        "x-a\r\nset-cookie",
-        "X-UPPER",
+        "x-reproxy-url",
+        "x-litespeed-location",
+        "x-archive-files",
+        "x-middleware-rewrite",
+        "x-frame-options",
+        "x-unknown",
+        "x-vllm-" + "a" * 100,
+        "x-vllm-a b",
+        "x-vllm-a\r\nset-cookie",
+        "X-VLLM-UPPER",
         "",
     ],
 )
@@ -43,17 +60,22 @@ def test_what_steers_proxies_or_speaks_for_the_mesh_does_not(name):
 
 @pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "a\0", "\N{SNOWMAN}", "\t"])
 def test_values_are_plain_text(value):
-    assert chosen([("x-a", value)]) == ()
+    assert chosen([("x-vllm-a", value)]) == ()
 
 
 def test_lines_of_one_name_are_one_list():
-    assert chosen([("x-a", "1"), ("x-b", "2"), ("x-a", "3")]) == ("x-a", "1, 3", "x-b", "2")
+    assert chosen([("x-vllm-a", "1"), ("x-vllm-b", "2"), ("x-vllm-a", "3")]) == (
+        "x-vllm-a",
+        "1, 3",
+        "x-vllm-b",
+        "2",
+    )
 
 
 def test_there_are_bounds_on_number_and_size():
-    many = chosen((f"x-{number}", "1") for number in range(100))
+    many = chosen((f"x-vllm-{number}", "1") for number in range(100))
     assert len(many) == 2 * HEADERS_MAX
-    assert chosen([("x-a", "1"), ("x-b", "b" * BYTES_MAX)]) == ("x-a", "1")
+    assert chosen([("x-vllm-a", "1"), ("x-vllm-b", "b" * BYTES_MAX)]) == ("x-vllm-a", "1")
 
 
 @given(st.lists(st.text(max_size=20)).map(tuple))
@@ -61,7 +83,11 @@ def test_whatever_an_agent_says_only_what_may_pass_does(told):
     assert all(may_pass(name) for name in as_mapping(told))
 
 
-@given(st.dictionaries(st.from_regex(r"x-[a-z]{1,9}", fullmatch=True), st.just("v"), max_size=9))
+@given(
+    st.dictionaries(
+        st.from_regex(r"x-(vllm-)?[a-z]{1,9}", fullmatch=True), st.just("v"), max_size=9
+    )
+)
 def test_what_an_honest_agent_chose_comes_through(headers):
     expected = {name: value for name, value in headers.items() if may_pass(name)}
     assert as_mapping(chosen(headers.items())) == expected

@@ -163,6 +163,24 @@ async def test_a_body_that_is_encoded_as_we_take_it_reaches_the_engine_plain(mes
     assert mesh.engine.seen == [chat()]
 
 
+@pytest.mark.parametrize(
+    ("line", "more", "status"),
+    [
+        ("POST /v1/chat/completions", "x-mesh-debug: 7", 400),
+        ("POST /v1/chat/completions", "x-mesh-residency: nowhere", 400),
+        ("POST /nothing", "", 404),
+        ("GET /health", "", 200),
+    ],
+)
+async def test_who_is_answered_before_the_body_is_sent_gets_no_second_answer_there(
+    mesh, line, more, status
+):
+    head = f"{line} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 500\r\n"
+    answer = await raw(mesh, f"{head}{more}\r\n\r\n".replace("\r\n\r\n\r\n", "\r\n\r\n").encode())
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    assert b"connection: close\r\n" in answer.lower()
+
+
 @pytest.mark.parametrize("upto", [0, 10, 60, 100])
 async def test_a_client_that_hangs_up_inside_its_request_leaves_nothing(mesh, upto):
     body = orjson.dumps(chat("x" * 200))
