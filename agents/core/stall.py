@@ -7,9 +7,10 @@ the engine owes something and no sign has come for longer than is usual for it, 
 
 What is usual is the longest time between two signs, of late, while something was owed. A long
 prompt may be computed without a sign, so that time is stretched by how much longer the longest
-prompt is that waits than any that has begun before, and is never less than the learned line says.
-Before the first sign nothing is usual; an engine that shows no such numbers, and may answer one
-request after the other, is taken to hang only when a probe is not answered either.
+prompt is that waits than any that has begun before, and is never less than the learned line says;
+while no line is known, S_PER_TOKEN stands for it, for a short or cached prompt says nothing of a
+long one. Before the first sign nothing is usual; an engine that shows no such numbers, and may
+answer one request after the other, is taken to hang only when a probe is not answered either.
 
 A false alarm costs little: what has no byte yet is placed again and does not count as failed, what
 has begun is left alone for as long once more, and the next alarm waits longer. From the alarm on
@@ -24,7 +25,9 @@ from agents.core.prefill import PrefillLine
 
 FLOOR_S = 4.0  # engines stand still for seconds by themselves: to compile, to load an adapter
 MARGIN = 3.0  # times what is usual
-FIRST_S, FIRST_S_PER_TOKEN = 10.0, 0.01  # before the first sign; a slow CPU computes 100 tokens/s
+FIRST_S = 10.0  # before the first sign
+S_PER_TOKEN = 0.02  # of a prompt, while nobody has measured it: a slow CPU computes 50 tokens/s
+LEARNED_PATIENCE = 2.0  # times the patience of an alarm are learned from it at the most
 BLIND_S = 60.0  # no numbers: until a probe is sent, which takes its own time to fail
 PROMPT_TOKENS_MIN = 256  # a shorter prompt takes no less time than this one
 HALF_LIFE_S = 600.0  # in which what is usual is half forgotten
@@ -124,14 +127,14 @@ class StallWatch:
         self, has_numbers: bool, owed: Owed, line: PrefillLine | None, now: float
     ) -> float:
         """Seconds without a sign after which it counts as hung, or is probed."""
+        guess_s = S_PER_TOKEN * owed.prompt_tokens if line is None else 0.0
         if not self._seen:
-            floor_s = FIRST_S if has_numbers else BLIND_S
-            return floor_s + FIRST_S_PER_TOKEN * owed.prompt_tokens
+            return (FIRST_S if has_numbers else BLIND_S) + guess_s
         self._fade(now)
         usual_s = self._usual_s * max(1.0, owed.prompt_tokens / self._tokens)
         if line is not None and owed.prompt_tokens:
             usual_s = max(usual_s, line.ttft_s(owed.prompt_tokens))
-        return (FLOOR_S if has_numbers else BLIND_S) + MARGIN * usual_s
+        return (FLOOR_S if has_numbers else BLIND_S) + max(guess_s, MARGIN * usual_s)
 
     def is_given_up(self, now: float) -> bool:
         """Whether answers that had begun can be ended: it hangs for as long once more."""
@@ -162,10 +165,12 @@ class StallWatch:
         self._sign_at = now
 
     def _sign(self, now: float) -> None:
-        """It computes. How long the sign took teaches what is usual, if it was no real hang."""
+        """It computes. How long the sign took teaches what is usual, also after an alarm: a prompt
+        that brought a false one would bring it again for ever."""
         gap_s = now - self._sign_at
-        alarmed = self.hung or self._suspected
-        if gap_s <= 2.0 * self._patience_s if alarmed else self._owes:
+        if self.hung or self._suspected:
+            self._learn(min(gap_s, LEARNED_PATIENCE * self._patience_s), now)
+        elif self._owes:
             self._learn(gap_s, now)
         self._sign_at = now
         self._hung_at, self._suspected = None, False
