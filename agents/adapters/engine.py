@@ -31,9 +31,14 @@ PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # a question of SGLang's settings reaches its scheduler
-STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
+STATUS_OK, STATUS_REDIRECTION, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 300, 401, 500
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_WANTED = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
+
+
+def is_good(status: int) -> bool:
+    """Whether an HTTP status is that of an answer, and not of an error."""
+    return STATUS_OK <= status < STATUS_REDIRECTION
 
 
 class EngineOdd(ValueError):
@@ -69,7 +74,7 @@ class Engine:
         self._look_timeout_s = look_timeout_s
         self._has_refused_key = False
         self._models_due_at = float("-inf")
-        self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
+        self.heard_at = float("-inf")  # when a good answer last brought a byte; relays write it
         self.held = 0  # answers that are not read further for now; relays count them
         self._api = HttpClient(api_url, clock, key)
         self._page: HttpClient | None = None
@@ -98,7 +103,11 @@ class Engine:
             log.warning("%s %s", self._api.url, KEY_WANTED)
 
     async def probe(self, path: str, model: ModelId, timeout_s: float) -> bool:
-        """Ask for one token. Whether any answer came in time that is no server error."""
+        """Ask for one token. Whether an answer came in time by which it computes.
+
+        A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
+        counts where no numbers could show that the engine computes.
+        """
         text: dict[str, object] = {"prompt": "1"}
         if path == CHAT:
             text = {"messages": [{"role": "user", "content": "1"}]}
@@ -114,7 +123,7 @@ class Engine:
                     self.release(answer)
         except (OSError, HttpBroken):
             return False
-        return status < STATUS_SERVER_ERROR
+        return is_good(status) or (self._page is None and status < STATUS_SERVER_ERROR)
 
     def want_models(self) -> None:
         """Read the models with the next look."""

@@ -55,7 +55,8 @@ class AgentCore:
         self._seq = 0
         self._served_total = 0
         self._refused_total = 0
-        self._last_work: Work | None = None  # a probe is like it
+        self._like: Work | None = None  # what a probe is like: the last that was answered well
+        self._has_answered = False
         self._told: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
             events.WorkArrived: self._on_work,
@@ -199,7 +200,9 @@ class AgentCore:
     def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
         answer.unqueued = self._engine.is_unqueued(self._answers)
         self._answers.hand(answer, now)
-        work = self._last_work = answer.work
+        work = answer.work
+        if not self._has_answered:
+            self._like = work
         return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
@@ -244,7 +247,9 @@ class AgentCore:
         answer = self._answers.get(event.inbox)
         if answer is not None and answer.handed_at is not None:
             self._answers.begin(answer, now)
-            self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
+            if event.good:
+                self._like, self._has_answered = answer.work, True
+                self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
         return []
 
     def _on_ended(self, event: events.AnswerEnded, now: float) -> list[Effect]:
@@ -309,9 +314,15 @@ class AgentCore:
         if self._engine.stall.is_given_up(now):
             done += self._end_all(self._answers, Outcome.ENGINE_LOST, HANGS)
         if self._engine.stall.begins_probe(now):
-            assert self._last_work is not None, "what hangs was given work"
-            done.append(effects.Probe(self._last_work.path, self._last_work.model))
+            done.append(self._probe())
         return done
+
+    def _probe(self) -> Effect:
+        """The smallest request of a kind that it has answered, for a model that it serves now."""
+        assert self._like is not None, "what hangs was given work"
+        models = self._engine.models
+        model = self._like.model if self._like.model in models else models[0]
+        return effects.Probe(self._like.path, model)
 
     def _end_all(self, answers: Iterable[Answer], outcome: Outcome, why: str) -> list[Effect]:
         return [effect for answer in answers for effect in self._end(answer, outcome, why)]

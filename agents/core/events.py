@@ -56,9 +56,13 @@ class BusReturned:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The first byte of an answer's body came from the engine."""
+    """The first byte of an answer's body came from the engine.
+
+    `good`: of an answer, and not of an error, which its HTTP server may send by itself.
+    """
 
     inbox: str
+    good: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

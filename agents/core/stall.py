@@ -1,7 +1,7 @@
 """Does the engine compute? The HTTP server in front of one that hangs goes on answering looks.
 
 vLLM, SGLang and others have an HTTP process and engine processes behind it; when those stop, every
-page is served and no request is. So the signs of work are watched: bytes of any answer, and the
+page is served and no request is. So the signs of work are watched: bytes of good answers, and the
 numbers of the metrics page that rise only with a computed step (`EngineReading.progress`). While
 the engine owes something and no sign has come for longer than is usual for it, it *hangs*.
 

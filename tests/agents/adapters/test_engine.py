@@ -267,3 +267,25 @@ def test_cards_keep_what_has_the_right_shape_of_the_first_models():
     assert cards["m0"] == ModelCard(owned_by="vllm", max_model_len=0)
     assert "m1" not in cards  # it says nothing
     assert len(cards) == CARDS_MAX - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "computes"),
+    [
+        ("vllm", 200, True),
+        ("vllm", 400, False),
+        ("openai", 400, True),
+        ("openai", 500, False),
+    ],
+)
+async def test_a_probe_is_answered_by_what_only_an_engine_that_computes_can_say(
+    kind, status, computes
+) -> None:
+    """An HTTP server in front of one that hangs refuses requests too: then its numbers decide."""
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(status, b"{}"))
+
+    async with looking(kind) as (client, server):
+        server.script = script
+        assert await client.probe("/v1/completions", "org/llama", 30.0) is computes

@@ -16,6 +16,7 @@ class Stage(Bench):
     """Looks at the engine 20 times a second, and its router says that it lives."""
 
     steps = 0.0
+    models = (MODEL,)
 
     def run(self, seconds: float, *, works: bool = False, held: int = 0) -> list:
         done = []
@@ -23,7 +24,7 @@ class Stage(Bench):
             self.steps += works
             done += self.tick(0.05)
             reading = EngineReading(waiting=0, running=0, progress=(self.steps,))
-            done += self.feed(events.EngineRead(self.now, reading, (MODEL,), held=held))
+            done += self.feed(events.EngineRead(self.now, reading, self.models, held=held))
             done += self.feed(events.AliveArrived("us", "r1", 1))
         return done
 
@@ -100,3 +101,24 @@ def test_a_new_engine_has_its_time(stage) -> None:
     fresh.work(1, **LATE)
     assert fresh.run(FIRST_S) == []
     assert fresh.run(0.5)
+
+
+def test_errors_of_its_front_are_no_signs_and_no_probe_is_like_them(stage) -> None:
+    """vLLM's HTTP server refuses requests by itself while the processes behind it hang."""
+    chat = {**LATE, "Mesh-Path": "/v1/chat/completions"}
+    stage.work(1, **LATE)
+    for number in range(2, 7):
+        stage.work(number, **chat)
+        stage.feed(events.AnswerBegan(inbox(number), good=False))
+        stage.end(number)
+        assert stage.run(HANGS_S / 8) == []
+    assert effects.Probe("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
+
+
+def test_a_probe_asks_for_a_model_that_it_serves(stage) -> None:
+    """It may have been started again with others."""
+    stage.work(1, **LATE)
+    stage.run(0.5)
+    stage.read(EngineReading(progress=(stage.steps,)), models=("other",))
+    stage.models = ("other",)
+    assert effects.Probe("/v1/completions", "other") in stage.run(HANGS_S + 0.5)
