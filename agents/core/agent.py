@@ -286,7 +286,7 @@ class AgentCore:
 
     def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
         self._engine.failed(event, now)
-        self._engine.stall.wait_anew(now)  # whether it computes was not seen
+        self._engine.stall.look_failed()
         return []
 
     def _on_drain(self, event: events.DrainAsked, now: float) -> list[Effect]:

@@ -29,6 +29,7 @@ FIRST_S = 10.0  # before the first sign
 S_PER_TOKEN = 0.02  # of a prompt, while nobody has measured it: a slow CPU computes 50 tokens/s
 LEARNED_PATIENCE = 2.0  # times the patience of an alarm are learned from it at the most
 BLIND_S = 60.0  # no numbers: until a probe is sent, which takes its own time to fail
+UNSEEN_S_MAX = 10.0  # beside failed looks, of the time since one sign that is not counted
 PROMPT_TOKENS_MIN = 256  # a shorter prompt takes no less time than this one
 HALF_LIFE_S = 600.0  # in which what is usual is half forgotten
 PROBE_GAP_S = 1.0  # from one probe's end to the next
@@ -50,6 +51,8 @@ class StallWatch:
     __slots__ = (
         "_hung_at",
         "_is_probing",
+        "_look_failed",
+        "_looked_at",
         "_owes",
         "_patience_s",
         "_probe_at",
@@ -58,6 +61,7 @@ class StallWatch:
         "_sign_at",
         "_suspected",
         "_tokens",
+        "_unseen_s",
         "_usual_at",
         "_usual_s",
     )
@@ -70,6 +74,9 @@ class StallWatch:
         self._usual_s = 0.0  # longest time between two signs, as of `_usual_at`
         self._tokens = float(PROMPT_TOKENS_MIN)  # of the longest prompt that has begun, as of then
         self._usual_at = 0.0
+        self._looked_at = float("-inf")  # the last good look
+        self._look_failed = False  # one since then
+        self._unseen_s = 0.0  # since the last sign, by which `_sign_at` has been moved
         self._hung_at: float | None = None
         self._patience_s = 0.0  # of the last alarm
         self._suspected = self._is_probing = False
@@ -106,10 +113,13 @@ class StallWatch:
         """
         moved = _rose(self._progress, progress) or heard_at > self._sign_at
         self._progress = progress
+        if self._look_failed and not moved:
+            self._skip_unseen(now)
+        self._looked_at, self._look_failed = now, False
         if moved:
             self._sign(now)
         elif not (self._owes or self._suspected or self.hung):
-            self._sign_at = now
+            self._wait_from(now)
         self._owes = owed.answers > 0
         if moved or not self._owes or self._suspected or self.hung:
             return False
@@ -160,9 +170,23 @@ class StallWatch:
         self._suspected, self._hung_at = False, now
         return True
 
+    def look_failed(self) -> None:
+        """Whether it computes could not be seen since the last good look, nor until the next."""
+        self._look_failed = True
+
     def wait_anew(self, now: float) -> None:
-        """No sign could be seen until now."""
-        self._sign_at = now
+        """This process stood still: no sign could be seen until now."""
+        self._wait_from(now)
+
+    def _wait_from(self, now: float) -> None:
+        self._sign_at, self._unseen_s = now, 0.0
+
+    def _skip_unseen(self, now: float) -> None:
+        """The time between two good looks with a failed one between them is no silence."""
+        unseen_s = now - max(self._looked_at, self._sign_at)
+        unseen_s = min(unseen_s, UNSEEN_S_MAX - self._unseen_s)
+        self._sign_at += unseen_s
+        self._unseen_s += unseen_s
 
     def _sign(self, now: float) -> None:
         """It computes. How long the sign took teaches what is usual, also after an alarm: a prompt
@@ -172,7 +196,7 @@ class StallWatch:
             self._learn(min(gap_s, LEARNED_PATIENCE * self._patience_s), now)
         elif self._owes:
             self._learn(gap_s, now)
-        self._sign_at = now
+        self._wait_from(now)
         self._hung_at, self._suspected = None, False
 
     def _learn(self, gap_s: float, now: float) -> None:

@@ -35,6 +35,7 @@ def stage() -> Stage:
     stage.run(0.5)
     stage.work(9, **LATE)
     stage.run(1.0, works=True)
+    stage.feed(events.AnswerBegan(inbox(9)))
     stage.end(9)
     return stage
 
@@ -91,8 +92,18 @@ def test_answers_that_wait_for_their_clients_are_no_hang(stage) -> None:
 def test_looks_that_failed_have_seen_nothing(stage) -> None:
     stage.work(1, **LATE)
     stage.run(FLOOR_S / 2)
+    stage.tick(1.5)
     stage.fail(times=1)
-    assert stage.run(FLOOR_S) == []
+    assert stage.run(FLOOR_S / 2) == []
+
+
+def test_a_failed_look_now_and_then_hides_no_hang(stage) -> None:
+    stage.work(1, **LATE)
+    done = []
+    for _ in range(4):
+        stage.fail(times=1)
+        done += stage.run(FLOOR_S - 0.1)
+    assert [one for one in done if isinstance(one, effects.Abort)]
 
 
 def test_a_new_engine_has_its_time(stage) -> None:
