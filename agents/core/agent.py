@@ -114,7 +114,8 @@ class AgentCore:
         if not self._engine.stall.hung:
             return None
         silent_s = self._engine.stall.silent_s(now)
-        return f"hung: for {silent_s:.1f} s no byte and no step of {len(self._answers)} requests"
+        owed = f"{len(self._answers)} requests outstanding"
+        return f"engine hung: {owed}, no output and no counter moved for {silent_s:.1f} s"
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""

@@ -58,7 +58,9 @@ def test_what_has_no_byte_is_refused_and_what_has_is_left_alone_for_a_while(stag
     assert (aborted.inbox, aborted.refused.reason) == (inbox(2), Refusal.ENGINE_DOWN)
     assert probe == effects.Probe("/v1/completions", MODEL)
     assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.DOWN, DownReason.HUNG)
-    assert stage.core.down_because(stage.now).startswith("hung: for 4.")
+    because = stage.core.down_because(stage.now)
+    said = "engine hung: 2 requests outstanding, no output and no counter moved for 4."
+    assert because.startswith(said), because
     stage.end(2, Outcome.ENGINE_LOST)
     [late] = [one for one in stage.work(4, **LATE) if isinstance(one, effects.Refuse)]
     assert late.message.reason is Refusal.ENGINE_DOWN
