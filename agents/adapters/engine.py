@@ -75,7 +75,7 @@ class Engine:
         self._has_refused_key = False
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when a good answer last brought a byte; relays write it
-        self.held = 0  # answers that are not read further for now; relays count them
+        self.held: set[str] = set()  # inboxes of answers not read further for now; of relays
         self._api = HttpClient(api_url, clock, key)
         self._page: HttpClient | None = None
         if kind.has_metrics:
@@ -140,7 +140,7 @@ class Engine:
             is_due = began_at >= self._models_due_at
             models, cards = await self._models() if is_due else (None, NO_CARDS)
             reading = await self._reading()
-            return EngineRead(began_at, reading, models, cards, self.heard_at, self.held)
+            return EngineRead(began_at, reading, models, cards, self.heard_at, frozenset(self.held))
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:

@@ -89,7 +89,6 @@ class Relay:
         self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
-        self._is_held = False
         self._answer: Connection | None = None  # on which the engine answers
         self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
@@ -293,8 +292,10 @@ class Relay:
 
     def _hold(self, held: bool) -> None:
         """Whether the engine may have said more than was read."""
-        self._engine.held += held - self._is_held
-        self._is_held = held
+        if held:
+            self._engine.held.add(self._inbox)
+        else:
+            self._engine.held.discard(self._inbox)
 
 
 def _is_undecided(first: bytes) -> bool:

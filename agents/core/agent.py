@@ -266,22 +266,26 @@ class AgentCore:
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
         self._engine.read(event)
         self._answers.look(event.began_at, now)
-        return self._let_go() if self._engine.stalls(event, self._answers, now) else []
+        hangs = self._engine.stalls(event, self._answers, now)
+        return self._let_go(also_handed=True) if hangs else []
 
     def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[Effect]:
         hangs = self._engine.stall.probed(now, answered=event.answered)
-        return self._let_go() if hangs else []
+        return self._let_go(also_handed=False) if hangs else []
 
-    def _let_go(self) -> list[Effect]:
-        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed."""
+    def _let_go(self, *, also_handed: bool) -> list[Effect]:
+        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed.
+
+        `also_handed`: what the engine was handed too. Not if it may compute it after all.
+        """
         done: list[Effect] = []
         for answer in list(self._answers.waiting()):
-            refused = self._refused(Refusal.ENGINE_DOWN)
             if answer.handed_at is None:
                 self._forget(answer)
-                done.append(effects.Refuse(answer.inbox, refused, HANGS))
-            elif not answer.aborted:
+                done.append(self._refuse(answer.inbox, Refusal.ENGINE_DOWN, HANGS))
+            elif also_handed and not answer.aborted:
                 answer.aborted = True
+                refused = self._refused(Refusal.ENGINE_DOWN)
                 done.append(effects.Abort(answer.inbox, Outcome.ENGINE_LOST, HANGS, refused))
         return done
 
@@ -313,7 +317,8 @@ class AgentCore:
         if self._engine.health.lost(now):
             done += self._end_all(self._answers, Outcome.ENGINE_LOST, "the engine fell silent")
         if self._engine.stall.is_given_up(now):
-            done += self._end_all(self._answers, Outcome.ENGINE_LOST, HANGS)
+            owed = [answer for answer in self._answers if answer.inbox not in self._engine.held]
+            done += self._end_all(owed, Outcome.ENGINE_LOST, HANGS)
         if self._engine.stall.begins_probe(now):
             done.append(self._probe())
         return done

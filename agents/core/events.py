@@ -84,7 +84,8 @@ class EngineRead:
     models: tuple[ModelId, ...] | None
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
     heard_at: float = float("-inf")  # when any answer last brought a byte
-    held: int = 0  # answers that are not read further because their clients read slowly
+    # Inboxes of answers that are not read further because their clients read slowly.
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

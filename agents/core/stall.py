@@ -10,7 +10,8 @@ prompt may be computed without a sign, so that time is stretched by how much lon
 prompt is that waits than any that has begun before, and is never less than the learned line says;
 while no line is known, S_PER_TOKEN stands for it, for a short or cached prompt says nothing of a
 long one. Before the first sign nothing is usual; an engine that shows no such numbers, and may
-answer one request after the other, is taken to hang only when a probe is not answered either.
+answer one request after the other, is taken to hang only when a probe is not answered either. It
+gets no new work then, and BLIND_GIVEN_UP times its patience for what it has.
 
 A false alarm costs little: what has no byte yet is placed again and does not count as failed, what
 has begun is left alone for as long once more, and the next alarm waits longer. From the alarm on
@@ -32,6 +33,7 @@ BLIND_S = 60.0  # no numbers: until a probe is sent, which takes its own time to
 UNSEEN_S_MAX = 10.0  # beside failed looks, of the time since one sign that is not counted
 PROMPT_TOKENS_MIN = 256  # a shorter prompt takes no less time than this one
 HALF_LIFE_S = 600.0  # in which what is usual is half forgotten
+BLIND_GIVEN_UP = 5.0  # no numbers: times its patience until what it was handed is ended
 PROBE_GAP_S = 1.0  # from one probe's end to the next
 PROBE_TIMEOUT_S = 10.0
 
@@ -49,6 +51,7 @@ class StallWatch:
     """Fed with every good look at the engine, and with the ends of probes."""
 
     __slots__ = (
+        "_given_up_s",
         "_hung_at",
         "_is_probing",
         "_look_failed",
@@ -79,6 +82,7 @@ class StallWatch:
         self._unseen_s = 0.0  # since the last sign, by which `_sign_at` has been moved
         self._hung_at: float | None = None
         self._patience_s = 0.0  # of the last alarm
+        self._given_up_s = 0.0  # after that alarm
         self._suspected = self._is_probing = False
         self._probe_at = float("-inf")  # not before then
 
@@ -126,10 +130,11 @@ class StallWatch:
         patience_s = self.patience_s(bool(progress), owed, line, now)
         if now - self._sign_at < patience_s:
             return False
-        self._patience_s = patience_s
+        self._patience_s = self._given_up_s = patience_s
         if progress:
             self._hung_at = now
         else:
+            self._given_up_s *= BLIND_GIVEN_UP
             self._suspected = True
         return self.hung
 
@@ -147,8 +152,12 @@ class StallWatch:
         return (FLOOR_S if has_numbers else BLIND_S) + max(guess_s, MARGIN * usual_s)
 
     def is_given_up(self, now: float) -> bool:
-        """Whether answers that had begun can be ended: it hangs for as long once more."""
-        return self._hung_at is not None and now - self._hung_at >= self._patience_s
+        """Whether its answers can be ended: it hangs for as long once more, or far longer.
+
+        Without numbers nothing tells an engine that hangs from one that computes one long answer
+        while the probe waits.
+        """
+        return self._hung_at is not None and now - self._hung_at >= self._given_up_s
 
     def begins_probe(self, now: float) -> bool:
         """Whether to send a probe now; its end is to be told by `probed`."""

@@ -4,7 +4,7 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.reading import EngineReading
-from agents.core.stall import FIRST_S, FLOOR_S, MARGIN
+from agents.core.stall import BLIND_S, FIRST_S, FLOOR_S, MARGIN
 from schemas.exchange import Outcome, Refusal
 from schemas.state import DownReason, ReplicaState
 from tests.agents.core.bench import MODEL, Bench, inbox
@@ -17,14 +17,19 @@ class Stage(Bench):
 
     steps = 0.0
     models = (MODEL,)
+    shows_numbers = True
 
-    def run(self, seconds: float, *, works: bool = False, held: int = 0) -> list:
+    def run(self, seconds: float, *, works: bool = False, held: tuple[str, ...] = ()) -> list:
         done = []
         for _ in range(round(seconds * 20)):
             self.steps += works
             done += self.tick(0.05)
-            reading = EngineReading(waiting=0, running=0, progress=(self.steps,))
-            done += self.feed(events.EngineRead(self.now, reading, self.models, held=held))
+            reading = EngineReading(
+                waiting=0, running=0, progress=(self.steps,) * self.shows_numbers
+            )
+            done += self.feed(
+                events.EngineRead(self.now, reading, self.models, held=frozenset(held))
+            )
             done += self.feed(events.AliveArrived("us", "r1", 1))
         return done
 
@@ -88,7 +93,39 @@ def test_it_takes_work_again_when_it_computes(stage, sign) -> None:
 def test_answers_that_wait_for_their_clients_are_no_hang(stage) -> None:
     stage.work(1, **LATE)
     stage.feed(events.AnswerBegan(inbox(1)))
-    assert stage.run(10 * HANGS_S, held=1) == []
+    assert stage.run(10 * HANGS_S, held=(inbox(1),)) == []
+
+
+def test_what_waits_for_its_client_outlives_a_hang(stage) -> None:
+    for number in (1, 2):
+        stage.work(number, **LATE)
+        stage.feed(events.AnswerBegan(inbox(number)))
+    done = stage.run(3 * HANGS_S, held=(inbox(1),))
+    [given_up] = [one for one in done if isinstance(one, effects.Abort)]
+    assert given_up.inbox == inbox(2)
+    assert [one.inbox for one in stage.run(0.2) if isinstance(one, effects.Abort)] == [inbox(1)]
+
+
+def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
+    """With one slot a probe waits as well: no new work comes, and what it has may end."""
+    stage = Stage(outstanding_max=8, counts_own=True)
+    stage.shows_numbers = False
+    stage.run(0.5)
+    stage.work(1, **LATE)
+    found, ended_s = [], 0.0
+    while not any(isinstance(one, effects.Abort) for one in found):
+        assert ended_s < 600.0
+        ended_s += 1.0
+        done = stage.run(1.0)
+        if any(isinstance(one, effects.Probe) for one in done):
+            if not found:
+                stage.work(2, **{**LATE, "Mesh-Body-Bytes": "4"})
+            done += stage.feed(events.ProbeEnded(answered=False))
+            assert stage.beat.down_reason is DownReason.HUNG
+        found += done
+    refused = next(one for one in found if isinstance(one, effects.Refuse))
+    assert refused.inbox == inbox(2), "not handed over yet"
+    assert ended_s > 5 * BLIND_S
 
 
 def test_looks_that_failed_have_seen_nothing(stage) -> None:
