@@ -154,7 +154,7 @@ class Engine:
     async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
         if not self._given_models:
             page = await self._get(self._api, MODELS_PATH)
-            known = model_ids(page, self._api.url + MODELS_PATH), model_cards(page)
+            known = served(page, self._api.url + MODELS_PATH)
         else:
             known = self._given_models, NO_CARDS
             if self._page is None:  # nothing else shows whether it is there
@@ -173,10 +173,15 @@ class Engine:
         return reading if self._batch_max is None else replace(reading, batch_max=self._batch_max)
 
     async def _batch_size(self) -> int | None:
-        """By its settings; None if it doesn't tell, for whatever reason."""
-        for path in self._settings_paths:
-            with contextlib.suppress(TimeoutError, OSError, HttpBroken, EngineOdd):
-                return self._kind.batch_max(await self._get(self._api, path))
+        """By its settings; None if it doesn't tell, for whatever reason.
+
+        All of it takes no longer than one page may.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._look_timeout_s):
+                for path in self._settings_paths:
+                    with contextlib.suppress(OSError, HttpBroken, EngineOdd):
+                        return self._kind.batch_max(await self._get(self._api, path))
         return None
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
@@ -207,24 +212,20 @@ async def _page(answer: Connection, url: str, *, is_health: bool) -> bytes:
     return bytes(page)
 
 
-def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
-    """The names in an answer of `/v1/models`. Raises EngineOdd if it has none."""
+def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
+    """The names in an answer of `/v1/models`, and what it says of the first of them beside those.
+
+    Raises EngineOdd if it has no name.
+    """
     try:
-        rows = orjson.loads(data)["data"]
-        names = [row["id"] for row in rows]
+        rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]
     except (ValueError, TypeError, KeyError) as error:
         raise EngineOdd(f"{url} is no list of models") from error
-    models = tuple(ModelId(name) for name in names if _is_model(name))[:MODELS_MAX]
-    if not models:
+    if not rows:
         raise EngineOdd(f"{url} lists no model")
-    return models
-
-
-def model_cards(data: bytes) -> dict[ModelId, ModelCard]:
-    """What an answer of `/v1/models` that has names says of the first models beside those."""
-    rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])][:CARDS_MAX]
-    cards = {ModelId(row["id"]): _card(row) for row in rows}
-    return {model: card for model, card in cards.items() if card != ModelCard()}
+    cards = {ModelId(row["id"]): _card(row) for row in rows[:CARDS_MAX]}
+    told = {model: card for model, card in cards.items() if card != ModelCard()}
+    return tuple(ModelId(row["id"]) for row in rows[:MODELS_MAX]), told
 
 
 def _card(row: Mapping[str, object]) -> ModelCard:
