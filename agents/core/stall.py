@@ -113,7 +113,7 @@ class StallWatch:
     ) -> bool:
         """Take in a good look. True if from now on it counts as hung.
 
-        `heard_at`: when any good answer last brought a byte; `line`: what first tokens take, if known.
+        `heard_at`: when a good answer last brought a byte; `line`: what first tokens take.
         """
         moved = _rose(self._progress, progress) or heard_at > self._sign_at
         self._progress = progress
