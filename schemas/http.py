@@ -52,6 +52,7 @@ SAID_ONCE = (
     H_CLIENT_LOCATION,
 )
 
+DONE_LINES = (b"data: [DONE]", b"data:[DONE]")  # the last event of a stream, without its end
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"

@@ -31,9 +31,14 @@ PAGE_BYTES_MAX = 8 * 1024 * 1024
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # a question of SGLang's settings reaches its scheduler
-STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
+STATUS_OK, STATUS_REDIRECTION, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 300, 401, 500
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_WANTED = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
+
+
+def is_good(status: int) -> bool:
+    """Whether an HTTP status is that of an answer, and not of an error."""
+    return STATUS_OK <= status < STATUS_REDIRECTION
 
 
 class EngineOdd(ValueError):
@@ -69,8 +74,8 @@ class Engine:
         self._look_timeout_s = look_timeout_s
         self._has_refused_key = False
         self._models_due_at = float("-inf")
-        self.heard_at = float("-inf")  # when an answer last brought a byte; relays write it
-        self.held = 0  # answers that are not read further for now; relays count them
+        self.heard_at = float("-inf")  # when a good answer last brought a byte; relays write it
+        self.held: set[str] = set()  # inboxes of answers not read further for now; of relays
         self._api = HttpClient(api_url, clock, key)
         self._page: HttpClient | None = None
         if kind.has_metrics:
@@ -98,7 +103,11 @@ class Engine:
             log.warning("%s %s", self._api.url, KEY_WANTED)
 
     async def probe(self, path: str, model: ModelId, timeout_s: float) -> bool:
-        """Ask for one token. Whether any answer came in time that is no server error."""
+        """Ask for one token. Whether an answer came in time by which it computes.
+
+        A refusal (HTTP 4xx) may come from the HTTP server in front of an engine that hangs. It
+        counts where no numbers could show that the engine computes.
+        """
         text: dict[str, object] = {"prompt": "1"}
         if path == CHAT:
             text = {"messages": [{"role": "user", "content": "1"}]}
@@ -114,7 +123,7 @@ class Engine:
                     self.release(answer)
         except (OSError, HttpBroken):
             return False
-        return status < STATUS_SERVER_ERROR
+        return is_good(status) or (self._page is None and status < STATUS_SERVER_ERROR)
 
     def want_models(self) -> None:
         """Read the models with the next look."""
@@ -131,7 +140,7 @@ class Engine:
             is_due = began_at >= self._models_due_at
             models, cards = await self._models() if is_due else (None, NO_CARDS)
             reading = await self._reading()
-            return EngineRead(began_at, reading, models, cards, self.heard_at, self.held)
+            return EngineRead(began_at, reading, models, cards, self.heard_at, frozenset(self.held))
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._look_timeout_s:g} s"
         except (OSError, HttpBroken, EngineOdd) as problem:
@@ -145,7 +154,7 @@ class Engine:
     async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
         if not self._given_models:
             page = await self._get(self._api, MODELS_PATH)
-            known = model_ids(page, self._api.url + MODELS_PATH), model_cards(page)
+            known = served(page, self._api.url + MODELS_PATH)
         else:
             known = self._given_models, NO_CARDS
             if self._page is None:  # nothing else shows whether it is there
@@ -164,10 +173,15 @@ class Engine:
         return reading if self._batch_max is None else replace(reading, batch_max=self._batch_max)
 
     async def _batch_size(self) -> int | None:
-        """By its settings; None if it doesn't tell, for whatever reason."""
-        for path in self._settings_paths:
-            with contextlib.suppress(TimeoutError, OSError, HttpBroken, EngineOdd):
-                return self._kind.batch_max(await self._get(self._api, path))
+        """By its settings; None if it doesn't tell, for whatever reason.
+
+        All of it takes no longer than one page may.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._look_timeout_s):
+                for path in self._settings_paths:
+                    with contextlib.suppress(OSError, HttpBroken, EngineOdd):
+                        return self._kind.batch_max(await self._get(self._api, path))
         return None
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
@@ -198,24 +212,20 @@ async def _page(answer: Connection, url: str, *, is_health: bool) -> bytes:
     return bytes(page)
 
 
-def model_ids(data: bytes, url: str) -> tuple[ModelId, ...]:
-    """The names in an answer of `/v1/models`. Raises EngineOdd if it has none."""
+def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
+    """The names in an answer of `/v1/models`, and what it says of the first of them beside those.
+
+    Raises EngineOdd if it has no name.
+    """
     try:
-        rows = orjson.loads(data)["data"]
-        names = [row["id"] for row in rows]
+        rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]
     except (ValueError, TypeError, KeyError) as error:
         raise EngineOdd(f"{url} is no list of models") from error
-    models = tuple(ModelId(name) for name in names if _is_model(name))[:MODELS_MAX]
-    if not models:
+    if not rows:
         raise EngineOdd(f"{url} lists no model")
-    return models
-
-
-def model_cards(data: bytes) -> dict[ModelId, ModelCard]:
-    """What an answer of `/v1/models` that has names says of the first models beside those."""
-    rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])][:CARDS_MAX]
-    cards = {ModelId(row["id"]): _card(row) for row in rows}
-    return {model: card for model, card in cards.items() if card != ModelCard()}
+    cards = {ModelId(row["id"]): _card(row) for row in rows[:CARDS_MAX]}
+    told = {model: card for model, card in cards.items() if card != ModelCard()}
+    return tuple(ModelId(row["id"]) for row in rows[:MODELS_MAX]), told
 
 
 def _card(row: Mapping[str, object]) -> ModelCard:

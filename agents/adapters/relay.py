@@ -22,7 +22,7 @@ from typing import Any
 
 from opentelemetry import trace
 
-from agents.adapters.engine import KEY_WANTED, STATUS_UNAUTHORIZED, Engine
+from agents.adapters.engine import KEY_WANTED, STATUS_UNAUTHORIZED, Engine, is_good
 from agents.adapters.frames import FrameWriter
 from agents.adapters.http_connection import Connection, HttpBroken
 from agents.adapters.http_connection import Head as HttpHead
@@ -84,12 +84,11 @@ class Relay:
         self._began = began
         self._handed_at = clock()
         self._first_byte_at: float | None = None
-        self._streamed = False
+        self._streamed = self._is_good = False
         self._span: trace.Span = trace.INVALID_SPAN
         self._passed_on = tracing.unsampled(hand.headers)  # to the engine, of nobody's trace
         self._tail = Tail()
         self._window = Window()
-        self._is_held = False
         self._answer: Connection | None = None  # on which the engine answers
         self._talking: asyncio.Task[Any] | None = None  # while it may be cancelled
         self._aborted: Verdict | None = None
@@ -216,7 +215,7 @@ class Relay:
         if head.status == STATUS_UNAUTHORIZED:  # of this agent, and no fault of the client
             self._engine.refused_key()
             return Verdict(Outcome.ENGINE_BROKEN, f"the engine {KEY_WANTED}")
-        good = 200 <= head.status < 300
+        good = is_good(head.status)
         self._streamed = good and _media_type(head) == EVENT_STREAM
         first = await self._first_bytes(answer)
         if self._streamed:
@@ -270,6 +269,7 @@ class Relay:
 
     async def _head(self, head: HttpHead) -> None:
         self._first_byte_at = self._clock()
+        self._is_good = is_good(head.status)
         said = Head(
             status=head.status,
             content_type=head.content_type[:TEXT_MAX],
@@ -278,10 +278,12 @@ class Relay:
             headers=head.headers,
         )
         self._frames.say(Frame.HEAD, said)
-        await self._began(AnswerBegan(self._inbox))
+        await self._began(AnswerBegan(self._inbox, self._is_good))
 
     def _pass_on(self, chunk: bytes) -> None:
-        now = self._engine.heard_at = self._clock()
+        now = self._clock()
+        if self._is_good:
+            self._engine.heard_at = now
         self._tail.add(chunk)
         self._frames.data(chunk, now)
         if not self._window.send(len(chunk)) and self._answer is not None:
@@ -290,8 +292,10 @@ class Relay:
 
     def _hold(self, held: bool) -> None:
         """Whether the engine may have said more than was read."""
-        self._engine.held += held - self._is_held
-        self._is_held = held
+        if held:
+            self._engine.held.add(self._inbox)
+        else:
+            self._engine.held.discard(self._inbox)
 
 
 def _is_undecided(first: bytes) -> bool:

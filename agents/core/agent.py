@@ -55,7 +55,8 @@ class AgentCore:
         self._seq = 0
         self._served_total = 0
         self._refused_total = 0
-        self._last_work: Work | None = None  # a probe is like it
+        self._like: Work | None = None  # what a probe is like: the last that was answered well
+        self._has_answered = False
         self._told: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
         self._handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
             events.WorkArrived: self._on_work,
@@ -113,7 +114,8 @@ class AgentCore:
         if not self._engine.stall.hung:
             return None
         silent_s = self._engine.stall.silent_s(now)
-        return f"hung: for {silent_s:.1f} s no byte and no step of {len(self._answers)} requests"
+        owed = f"{len(self._answers)} requests outstanding"
+        return f"engine hung: {owed}, no output and no counter moved for {silent_s:.1f} s"
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
@@ -199,7 +201,9 @@ class AgentCore:
     def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
         answer.unqueued = self._engine.is_unqueued(self._answers)
         self._answers.hand(answer, now)
-        work = self._last_work = answer.work
+        work = answer.work
+        if not self._has_answered:
+            self._like = work
         return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
@@ -244,7 +248,9 @@ class AgentCore:
         answer = self._answers.get(event.inbox)
         if answer is not None and answer.handed_at is not None:
             self._answers.begin(answer, now)
-            self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
+            if event.good:
+                self._like, self._has_answered = answer.work, True
+                self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
         return []
 
     def _on_ended(self, event: events.AnswerEnded, now: float) -> list[Effect]:
@@ -260,28 +266,32 @@ class AgentCore:
     def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
         self._engine.read(event)
         self._answers.look(event.began_at, now)
-        return self._let_go() if self._engine.stalls(event, self._answers, now) else []
+        hangs = self._engine.stalls(event, self._answers, now)
+        return self._let_go(also_handed=True) if hangs else []
 
     def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[Effect]:
         hangs = self._engine.stall.probed(now, answered=event.answered)
-        return self._let_go() if hangs else []
+        return self._let_go(also_handed=False) if hangs else []
 
-    def _let_go(self) -> list[Effect]:
-        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed."""
+    def _let_go(self, *, also_handed: bool) -> list[Effect]:
+        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed.
+
+        `also_handed`: what the engine was handed too. Not if it may compute it after all.
+        """
         done: list[Effect] = []
         for answer in list(self._answers.waiting()):
-            refused = self._refused(Refusal.ENGINE_DOWN)
             if answer.handed_at is None:
                 self._forget(answer)
-                done.append(effects.Refuse(answer.inbox, refused, HANGS))
-            elif not answer.aborted:
+                done.append(self._refuse(answer.inbox, Refusal.ENGINE_DOWN, HANGS))
+            elif also_handed and not answer.aborted:
                 answer.aborted = True
+                refused = self._refused(Refusal.ENGINE_DOWN)
                 done.append(effects.Abort(answer.inbox, Outcome.ENGINE_LOST, HANGS, refused))
         return done
 
     def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
         self._engine.failed(event, now)
-        self._engine.stall.wait_anew(now)  # whether it computes was not seen
+        self._engine.stall.look_failed()
         return []
 
     def _on_drain(self, event: events.DrainAsked, now: float) -> list[Effect]:
@@ -307,11 +317,18 @@ class AgentCore:
         if self._engine.health.lost(now):
             done += self._end_all(self._answers, Outcome.ENGINE_LOST, "the engine fell silent")
         if self._engine.stall.is_given_up(now):
-            done += self._end_all(self._answers, Outcome.ENGINE_LOST, HANGS)
+            owed = [answer for answer in self._answers if answer.inbox not in self._engine.held]
+            done += self._end_all(owed, Outcome.ENGINE_LOST, HANGS)
         if self._engine.stall.begins_probe(now):
-            assert self._last_work is not None, "what hangs was given work"
-            done.append(effects.Probe(self._last_work.path, self._last_work.model))
+            done.append(self._probe())
         return done
+
+    def _probe(self) -> Effect:
+        """The smallest request of a kind that it has answered, for a model that it serves now."""
+        assert self._like is not None, "what hangs was given work"
+        models = self._engine.models
+        model = self._like.model if self._like.model in models else models[0]
+        return effects.Probe(self._like.path, model)
 
     def _end_all(self, answers: Iterable[Answer], outcome: Outcome, why: str) -> list[Effect]:
         return [effect for answer in answers for effect in self._end(answer, outcome, why)]

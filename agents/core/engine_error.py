@@ -2,8 +2,8 @@
 
 vLLM, SGLang and llama.cpp answer a streaming request with 200 before they compute it. What fails
 afterwards comes as an event, `data: {"error": {...}}` or, from others, one named `error`, mostly
-before `[DONE]`. As the first event it stands for the whole answer, and is turned into the HTTP
-error that it would have been; as the last one it says that the answer is incomplete.
+before `[DONE]`. As the first event, comments aside, it stands for the whole answer, and is turned
+into the HTTP error that it would have been; as the last one it says that the answer is incomplete.
 
 Only those two places are looked at. An error has its name within the event's first SEEN_BYTES, in
 JSON before any text that a model wrote; so nearly all events are dismissed by one search, and none
@@ -13,14 +13,15 @@ but a likely error is parsed.
 import json
 from dataclasses import dataclass
 
+from agents.core.stream import BOM
+from schemas.http import DONE_LINES
+
 SEEN_BYTES = 96
 EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other
 MESSAGE_CHARS_MAX = 300
 STATUS_UNKNOWN = 500  # of an error that names none
 STATUS_INVALID = 400
 _STATUSES = range(400, 600)
-_BOM = b"\xef\xbb\xbf"
-_DONE = (b"data: [DONE]", b"data:[DONE]")
 _STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
 _INVALID = ("invalid_request_error", "badrequesterror")  # types of errors, in small letters
 
@@ -39,7 +40,11 @@ def first_error(head: bytes, *, more: bool) -> EngineError | bool:
 
     `more`: whether more may come. True if it has to be waited for.
     """
-    text = head.removeprefix(_BOM).lstrip(b"\r\n") if head[:1] in b"\xef\r\n" else head
+    text = head.removeprefix(BOM).lstrip(b"\r\n") if head[:1] in b"\xef\r\n" else head
+    if not text or text[:1] == b":":
+        text = _without_comments(text)
+        if not text:
+            return more and len(head) < EVENT_BYTES_MAX
     seen = text[:SEEN_BYTES]
     if b'"error"' not in seen and not seen.startswith(b"event"):
         return more and len(seen) < SEEN_BYTES and _event_bytes(text) < 0
@@ -52,13 +57,21 @@ def first_error(head: bytes, *, more: bool) -> EngineError | bool:
 def last_error(tail: bytes) -> EngineError | None:
     """The error that a stream with these last bytes ended with, before a `[DONE]` or without."""
     text = tail.rstrip()
-    for done in _DONE:
+    for done in DONE_LINES:
         text = text.removesuffix(done)
     text = text.rstrip()
     begin = max(text.rfind(b"\n\n"), text.rfind(b"\r\r"), text.rfind(b"\n\r\n"))
     event = text[begin + 1 :].lstrip(b"\r\n")
     seen = event[:SEEN_BYTES]
     return _read(event) if b'"error"' in seen or seen.startswith(b"event") else None
+
+
+def _without_comments(text: bytes) -> bytes:
+    """The text from its first line on that is no comment; empty while that has not begun."""
+    while text[:1] == b":":
+        ends = [at for end in (b"\n", b"\r") if (at := text.find(end)) >= 0]
+        text = text[min(ends, default=len(text)) :].lstrip(b"\r\n")
+    return text
 
 
 def _event_bytes(text: bytes) -> int:

@@ -56,9 +56,13 @@ class BusReturned:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBegan:
-    """The first byte of an answer's body came from the engine."""
+    """The first byte of an answer's body came from the engine.
+
+    `good`: of an answer, and not of an error, which its HTTP server may send by itself.
+    """
 
     inbox: str
+    good: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +83,14 @@ class EngineRead:
     reading: EngineReading
     models: tuple[ModelId, ...] | None
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
-    heard_at: float = float("-inf")  # when any answer last brought a byte
-    held: int = 0  # answers that are not read further because their clients read slowly
+    heard_at: float = float("-inf")  # when any good answer last brought a byte
+    # Inboxes of answers that are not read further because their clients read slowly.
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailed:
-    """The engine could not be read. `heard_at`: when any answer last brought a byte from it."""
+    """The engine could not be read. `heard_at`: when any good answer last brought a byte."""
 
     began_at: float
     heard_at: float

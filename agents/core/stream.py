@@ -8,9 +8,11 @@ an end on an event boundary is an end all the same.
 
 from collections import deque
 
+from schemas.http import DONE_LINES
+
 TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
 _FIELDS = (b"data", b"event", b"id", b"retry")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _BOUNDARIES = (b"\n\n", b"\r\r", b"\r\n\r\n")
 _GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
 
@@ -51,9 +53,9 @@ class Tail:
 
 def starts_events(head: bytes) -> bool | None:
     """Whether an answer that begins with `head` can be an event stream; None: too early to say."""
-    if len(head) < len(_BOM) and _BOM.startswith(head):
+    if len(head) < len(BOM) and BOM.startswith(head):
         return None
-    text = head.removeprefix(_BOM).lstrip(b"\r\n")
+    text = head.removeprefix(BOM).lstrip(b"\r\n")
     if not text:
         return None if len(head) < _GATE_BYTES_MAX else False
     if text[:1] == b":":
@@ -79,4 +81,8 @@ def ends_events(tail: Tail) -> str | None:
 
 def has_said_all(end: bytes) -> bool:
     """Whether the last event of an OpenAI stream has come: nothing that follows matters."""
-    return end.rstrip().endswith(b"[DONE]")
+    text = end.rstrip()
+    if not text.endswith(DONE_LINES):
+        return False
+    begin = text.rfind(b"data:")  # a model may write the same, but no raw line end before it
+    return begin == 0 or text[begin - 1] in b"\r\n"

@@ -40,6 +40,7 @@ class EngineView:
         self.stall = StallWatch()
         self.served = Served()
         self.reading: EngineReading = NOTHING_KNOWN
+        self.held: frozenset[str] = frozenset()  # inboxes of answers that wait for their clients
         self.read_at: float | None = None  # when the last reading began
         self.models: tuple[ModelId, ...] = ()
         self.cards: Mapping[ModelId, ModelCard] = {}
@@ -63,7 +64,7 @@ class EngineView:
 
     def stalls(self, event: EngineRead, answers: AnswerTable, now: float) -> bool:
         """Whether a good look shows that it hangs as of now."""
-        owed = Owed(answers.handed - event.held, answers.longest_prompt_tokens)
+        owed = Owed(answers.handed - len(event.held), answers.longest_prompt_tokens)
         return self.stall.look(event.reading.progress, event.heard_at, owed, self.line, now)
 
     @property
@@ -81,7 +82,7 @@ class EngineView:
         if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)
         self.reading = reading
-        self.read_at = event.began_at
+        self.read_at, self.held = event.began_at, event.held
         if event.models is not None:
             self.models, self.cards = event.models, event.cards
         self.health.succeeded()

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from mesh.core import events as ev
 from mesh.core.requests.request import Served
-from schemas import exchange, wire
+from schemas import exchange, http, wire
 from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
 from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.passed_headers import as_mapping
@@ -30,11 +30,7 @@ STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
-LAST_EVENTS = tuple(
-    field + b"[DONE]" + ending
-    for field in (b"data: ", b"data:")
-    for ending in (b"\n\n", b"\r\n\r\n")
-)
+LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
 LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
 EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
 CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one

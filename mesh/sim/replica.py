@@ -301,7 +301,7 @@ class SimReplica:
         running.heard_at = self._queue.now
         asker = running.asker
         self._network.send(self.site, asker.site, asker.hear_first, running.inbox, self, status)
-        self._feed(ev.AnswerBegan(running.inbox))
+        self._feed(ev.AnswerBegan(running.inbox, status == STATUS_OK))
 
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)

@@ -77,6 +77,7 @@ class ScriptedEngine:
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
     hangs: bool = False  # takes looks and never answers them
+    silent: frozenset[str] = frozenset()  # paths of looks that it never answers
     odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
     _server: asyncio.Server | None = None
     _writers: set = field(default_factory=set)
@@ -115,7 +116,7 @@ class ScriptedEngine:
             writer.write(plain(401, b'{"error":"Unauthorized"}'))
         elif is_post:
             await self.script(Conversation(request, reader, writer))
-        elif self.hangs:
+        elif self.hangs or request.path in self.silent:
             await reader.read()
         elif self.odd_looks is not None:
             writer.write(self.odd_looks())

@@ -6,6 +6,7 @@ Three regions of two routers and two simulated engines each, on delayed leaf lin
 requests under way at any time. Engines stamp every token with prompt, attempt and index, so a mixed
 answer, a gap and a repetition show. Every request must end exactly once: whole, as a clear HTTP
 error, with an error event, or with the connection of a router that was killed. Fails otherwise.
+Before the first fault every one must be whole, and at this load none may be refused as saturated.
 """
 
 import sys

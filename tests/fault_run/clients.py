@@ -57,6 +57,14 @@ class Request:
         return self.ended - self.began
 
 
+def blame(router: Router, request: Request, now: float, said: str) -> End:
+    """What a broken connection amounts to. A plain answer starts only when all of it is there."""
+    if router.killed_within(request.began, now):
+        return End.ROUTER_LOST
+    request.violations.append(f"its connection broke though its router lived: {said}")
+    return End.WRONG
+
+
 class Clients:
     """`requests` has every one that has ended, in that order; `asked` is how many were made."""
 
@@ -141,7 +149,6 @@ class Clients:
     ) -> None:
         clock = asyncio.get_running_loop().time
         stream = Stream(stamps) if body["stream"] else None
-        has_head = False
         headers = {"content-type": "application/json", "x-mesh-timeout-s": str(DEADLINE_S)}
         url = f"{router.url}/v1/chat/completions"
         try:
@@ -151,7 +158,6 @@ class Clients:
                     request.end, request.detail = End.REFUSED, detail
                     request.violations += [wrong] if wrong else []
                     return
-                has_head = True
                 if stream is None:
                     request.end = read_plain(stamps, await answer.read())
                     return
@@ -163,13 +169,9 @@ class Clients:
         except (aiohttp.ClientError, ConnectionError) as problem:
             if stream is not None and stream.has_ended:
                 request.end = stream.last
-            elif router.killed_within(request.began, clock()):
-                request.end = End.ROUTER_LOST
-            elif stream is None and has_head:
-                request.end = End.CUT
             else:
                 said = str(problem) or type(problem).__name__
-                request.violations.append(f"its connection broke though its router lived: {said}")
+                request.end = blame(router, request, clock(), said)
 
 
 def _http() -> aiohttp.ClientSession:

@@ -19,7 +19,6 @@ class End(StrEnum):
     WHOLE = "whole"  # every token of it, and the last event
     REFUSED = "HTTP error"  # a status with an error that says why
     ERROR_EVENT = "error event"  # the stream began, and its last event says what broke
-    CUT = "plain answer cut"  # its head had gone out: only the connection's end can tell
     ROUTER_LOST = "its router killed"  # the connection broke, and its router had been killed
     WRONG = "wrong"  # none of these: the violations say what
 

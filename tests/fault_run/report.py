@@ -15,8 +15,8 @@ def table(result: Result) -> str:
     spells = [spell for spell in (BEFORE, *Kind, AFTER) if spell in seen]
     done = Counter(str(fault.kind) for fault in result.faults)
     lines = [
-        "| while | faults | requests | " + " | ".join(End) + " | slowest s |",
-        "| --- " + "| ---: " * (3 + len(End)) + "|",
+        "| while | faults | requests | " + " | ".join(End) + " | whole % | slowest s |",
+        "| --- " + "| ---: " * (4 + len(End)) + "|",
         *(_row(result, str(spell), done[str(spell)]) for spell in spells),
         _row(result, "all", len(result.faults)),
         "",
@@ -38,5 +38,6 @@ def _row(result: Result, spell: str, faults: int) -> str:
     requests = [one for name, one in result.spells if spell in (name, "all")]
     ends = Counter(one.end for one in requests)
     slowest = max((one.seconds for one in requests), default=0.0)
+    whole = 100.0 * ends[End.WHOLE] / max(1, len(requests))
     counts = " | ".join(str(ends[end]) for end in End)
-    return f"| {spell} | {faults} | {len(requests)} | {counts} | {slowest:.1f} |"
+    return f"| {spell} | {faults} | {len(requests)} | {counts} | {whole:.2f} | {slowest:.1f} |"

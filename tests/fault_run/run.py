@@ -9,6 +9,7 @@ from infra import topology
 from mesh.demo.options import Options
 from mesh.demo.session import served_models
 from mesh.demo.state_directory import StateDirectory
+from schemas import http
 from tests.fault_run.breaking import Breakable
 from tests.fault_run.clients import Clients, Request, Router
 from tests.fault_run.reading import End
@@ -17,6 +18,7 @@ from tests.support.mesh_up import RTT_MS, write_config
 
 TIME_SCALE = 4.0  # of the engines: an answer takes half a second where nothing is broken
 BEFORE, AFTER = "before any fault", "after the last one"
+SATURATED = f"429 {http.Fault.SATURATED.value.code}"  # as `read_refusal` says it
 WELL_WITHIN_S = 30.0  # from there on no router may refuse or break anything
 
 
@@ -53,11 +55,21 @@ class Result:
     def violations(self) -> list[str]:
         """All that must not be."""
         own = [
-            f"request {one.number} ({spell}, {one.router}): {'; '.join(one.violations)}"
+            f"request {one.number} ({spell}, {one.router}): {'; '.join(wrong)}"
             for spell, one in self.spells
-            if one.violations
+            if (wrong := _wrong(spell, one))
         ]
         return own + self.problems
+
+
+def _wrong(spell: str, one: Request) -> list[str]:
+    """What is wrong with a request: by itself, or at that time, or at this load."""
+    wrong = [*one.violations]
+    if spell == BEFORE and one.end is not End.WHOLE and not wrong:
+        wrong.append(f"{one.end} {one.detail}")
+    elif one.detail == SATURATED:
+        wrong.append(f"{one.detail} at a load far below what the engines can do")
+    return wrong
 
 
 async def run(settings: Settings, place: Path, say: Callable[[str], None]) -> Result:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fault_run.clients import Request, Router
+from tests.fault_run.clients import Request, Router, blame
 from tests.fault_run.reading import End
 from tests.fault_run.report import table
 from tests.fault_run.run import AFTER, BEFORE, Result, Settings, run
@@ -41,18 +41,42 @@ def test_a_table_counts_by_what_went_on_and_shows_what_is_wrong():
     wrong = Request(3, "router-us-r1", 0.0, 2.5, violations=["tokens of two attempts"])
     spells = [
         (BEFORE, Request(1, "router-us-r1", 0.0, 1.0, End.WHOLE)),
-        (fault.kind, Request(2, "router-us-r1", 0.0, 1.5, End.REFUSED, "429 saturated")),
+        (fault.kind, Request(2, "router-us-r1", 0.0, 1.5, End.REFUSED, "503 no_replica")),
         (fault.kind, wrong),
     ]
     result = Result(SETTINGS, [fault], spells, ["an agent ended by itself"])
     lines = table(result).splitlines()
-    assert "| before any fault | 0 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 1.0 |" in lines
-    assert "| leaf link cut | 1 | 2 | 0 | 1 | 0 | 0 | 0 | 1 | 2.5 |" in lines
-    assert "| all | 1 | 3 | 1 | 1 | 0 | 0 | 0 | 1 | 2.5 |" in lines
-    assert "HTTP errors: 1 × 429 saturated." in lines
+    assert "| before any fault | 0 | 1 | 1 | 0 | 0 | 0 | 0 | 100.00 | 1.0 |" in lines
+    assert "| leaf link cut | 1 | 2 | 0 | 1 | 0 | 0 | 1 | 0.00 | 2.5 |" in lines
+    assert "| all | 1 | 3 | 1 | 1 | 0 | 0 | 1 | 33.33 | 2.5 |" in lines
+    assert "HTTP errors: 1 × 503 no_replica." in lines
     assert "Requests: 3; faults: 1; violations: 2; seed: 327." in lines
     assert "- request 3 (leaf link cut, router-us-r1): tokens of two attempts" in lines
     assert "- an agent ended by itself" in lines
+
+
+@pytest.mark.parametrize("end", [end for end in End if end is not End.WHOLE])
+def test_before_any_fault_every_request_is_answered_whole(end):
+    broken = Request(1, "router-us-r1", 0.0, 1.0, end, "503 no_replica")
+    assert Result(SETTINGS, spells=[(BEFORE, broken)]).violations
+    whole = Request(1, "router-us-r1", 0.0, 1.0, End.WHOLE)
+    assert not Result(SETTINGS, spells=[(BEFORE, whole)]).violations
+
+
+def test_no_load_of_a_run_saturates_the_mesh():
+    spells = [(Kind.AGENT_STOPPED, Request(1, "r", 0.0, 1.0, End.REFUSED, "429 saturated"))]
+    assert Result(SETTINGS, spells=spells).violations
+    spells = [(Kind.AGENT_STOPPED, Request(1, "r", 0.0, 1.0, End.REFUSED, "503 no_replica"))]
+    assert not Result(SETTINGS, spells=spells).violations
+
+
+def test_a_plain_answer_that_is_cut_is_wrong_where_its_router_lived():
+    clock_s = 10.0
+    request = Request(1, "r", 9.0)
+    lost = blame(Router("r", "u", kills=[9.5]), request, clock_s, "reset")
+    assert (lost, request.violations) == (End.ROUTER_LOST, [])
+    assert blame(Router("r", "u"), request, clock_s, "reset") is End.WRONG
+    assert request.violations == ["its connection broke though its router lived: reset"]
 
 
 def test_a_broken_connection_is_blamed_on_a_kill_only_if_there_was_one():

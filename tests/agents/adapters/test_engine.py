@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.engine import Engine, EngineOdd, model_cards, model_ids
+from agents.adapters.engine import Engine, EngineOdd, served
 from agents.adapters.kinds import KINDS
 from agents.core.events import EngineFailed, EngineRead
 from agents.core.reading import NOTHING_KNOWN
@@ -96,7 +96,7 @@ async def test_odd_engines(change, complaint) -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": 7}', b'{"data": ["x"]}', b"<html>"])
 def test_what_is_no_list_of_models(body) -> None:
     with pytest.raises(EngineOdd):
-        model_ids(body, "http://engine/v1/models")
+        served(body, "http://engine/v1/models")
 
 
 async def test_a_page_that_is_not_there() -> None:
@@ -259,11 +259,42 @@ async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked()
             assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
 
 
+async def test_settings_that_never_come_hold_up_a_look_once() -> None:
+    """Not once for each of their names."""
+    async with looking("sglang", look_timeout_s=2.0) as (client, server):
+        server.silent = frozenset(("/get_server_info", "/server_info"))
+        assert isinstance(await client.look(), EngineRead)
+        asked = [request.path for request in server.looks]
+    assert len(server.silent & {*asked}) == 1
+
+
 def test_cards_keep_what_has_the_right_shape_of_the_first_models():
     rows = [{"id": f"m{number}", "max_model_len": number} for number in range(CARDS_MAX + 3)]
     rows[0] |= {"owned_by": "vllm", "root": 7, "parent": "x" * 10_000, "created": -1}
     rows[1]["max_model_len"] = True
-    cards = model_cards(orjson.dumps({"data": rows}))
+    _, cards = served(orjson.dumps({"data": rows}), "http://engine/v1/models")
     assert cards["m0"] == ModelCard(owned_by="vllm", max_model_len=0)
     assert "m1" not in cards  # it says nothing
     assert len(cards) == CARDS_MAX - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "computes"),
+    [
+        ("vllm", 200, True),
+        ("vllm", 400, False),
+        ("openai", 400, True),
+        ("openai", 500, False),
+    ],
+)
+async def test_a_probe_is_answered_by_what_only_an_engine_that_computes_can_say(
+    kind, status, computes
+) -> None:
+    """An HTTP server in front of one that hangs refuses requests too: then its numbers decide."""
+
+    async def script(talk: Conversation) -> None:
+        await talk.send(plain(status, b"{}"))
+
+    async with looking(kind) as (client, server):
+        server.script = script
+        assert await client.probe("/v1/completions", "org/llama", 30.0) is computes

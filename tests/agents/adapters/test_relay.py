@@ -48,6 +48,7 @@ class Call:
         self.frames: list[tuple[Frame, int, bytes]] = []
         self.began: list[AnswerBegan] = []
         self.sent = asyncio.Event()
+        self.client = client
         hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
         self.relay = Relay(
             hand,
@@ -230,6 +231,22 @@ async def test_endings(script, outcome, kinds, status) -> None:
         assert len(made.began) == 1
     else:
         assert (made.began, made.end.ttft_s) == ([], -1.0)
+
+
+@pytest.mark.parametrize(
+    ("response", "good"),
+    [
+        (plain(200, b"{}"), True),
+        (plain(400, b"{}"), False),
+        (CHUNKED + chunk(b'data: {"error": {"code": 400}}\n\n') + LAST_CHUNK, False),
+    ],
+)
+async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, good) -> None:
+    """An error may come from an HTTP server in front of an engine that hangs."""
+    async with calling(whole(response)) as (made, _):
+        await made.relay.run()
+        assert made.began == [AnswerBegan(INBOX, good=good)]
+        assert (made.client.heard_at > 0.0) is good
 
 
 async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:

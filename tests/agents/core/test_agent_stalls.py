@@ -4,7 +4,7 @@ import pytest
 
 from agents.core import effects, events
 from agents.core.reading import EngineReading
-from agents.core.stall import FIRST_S, FLOOR_S, MARGIN
+from agents.core.stall import BLIND_S, FIRST_S, FLOOR_S, MARGIN
 from schemas.exchange import Outcome, Refusal
 from schemas.state import DownReason, ReplicaState
 from tests.agents.core.bench import MODEL, Bench, inbox
@@ -16,14 +16,20 @@ class Stage(Bench):
     """Looks at the engine 20 times a second, and its router says that it lives."""
 
     steps = 0.0
+    models = (MODEL,)
+    shows_numbers = True
 
-    def run(self, seconds: float, *, works: bool = False, held: int = 0) -> list:
+    def run(self, seconds: float, *, works: bool = False, held: tuple[str, ...] = ()) -> list:
         done = []
         for _ in range(round(seconds * 20)):
             self.steps += works
             done += self.tick(0.05)
-            reading = EngineReading(waiting=0, running=0, progress=(self.steps,))
-            done += self.feed(events.EngineRead(self.now, reading, (MODEL,), held=held))
+            reading = EngineReading(
+                waiting=0, running=0, progress=(self.steps,) * self.shows_numbers
+            )
+            done += self.feed(
+                events.EngineRead(self.now, reading, self.models, held=frozenset(held))
+            )
             done += self.feed(events.AliveArrived("us", "r1", 1))
         return done
 
@@ -34,6 +40,7 @@ def stage() -> Stage:
     stage.run(0.5)
     stage.work(9, **LATE)
     stage.run(1.0, works=True)
+    stage.feed(events.AnswerBegan(inbox(9)))
     stage.end(9)
     return stage
 
@@ -56,7 +63,9 @@ def test_what_has_no_byte_is_refused_and_what_has_is_left_alone_for_a_while(stag
     assert (aborted.inbox, aborted.refused.reason) == (inbox(2), Refusal.ENGINE_DOWN)
     assert probe == effects.Probe("/v1/completions", MODEL)
     assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.DOWN, DownReason.HUNG)
-    assert stage.core.down_because(stage.now).startswith("hung: for 4.")
+    because = stage.core.down_because(stage.now)
+    said = "engine hung: 2 requests outstanding, no output and no counter moved for 4."
+    assert because.startswith(said), because
     stage.end(2, Outcome.ENGINE_LOST)
     [late] = [one for one in stage.work(4, **LATE) if isinstance(one, effects.Refuse)]
     assert late.message.reason is Refusal.ENGINE_DOWN
@@ -84,14 +93,57 @@ def test_it_takes_work_again_when_it_computes(stage, sign) -> None:
 def test_answers_that_wait_for_their_clients_are_no_hang(stage) -> None:
     stage.work(1, **LATE)
     stage.feed(events.AnswerBegan(inbox(1)))
-    assert stage.run(10 * HANGS_S, held=1) == []
+    assert stage.run(10 * HANGS_S, held=(inbox(1),)) == []
+
+
+def test_what_waits_for_its_client_outlives_a_hang(stage) -> None:
+    for number in (1, 2):
+        stage.work(number, **LATE)
+        stage.feed(events.AnswerBegan(inbox(number)))
+    done = stage.run(3 * HANGS_S, held=(inbox(1),))
+    [given_up] = [one for one in done if isinstance(one, effects.Abort)]
+    assert given_up.inbox == inbox(2)
+    assert [one.inbox for one in stage.run(0.2) if isinstance(one, effects.Abort)] == [inbox(1)]
+
+
+def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
+    """With one slot a probe waits as well: no new work comes, and what it has may end."""
+    stage = Stage(outstanding_max=8, counts_own=True)
+    stage.shows_numbers = False
+    stage.run(0.5)
+    stage.work(1, **LATE)
+    found, ended_s = [], 0.0
+    while not any(isinstance(one, effects.Abort) for one in found):
+        assert ended_s < 600.0
+        ended_s += 1.0
+        done = stage.run(1.0)
+        if any(isinstance(one, effects.Probe) for one in done):
+            if not found:
+                stage.work(2, **{**LATE, "Mesh-Body-Bytes": "4"})
+            done += stage.feed(events.ProbeEnded(answered=False))
+            assert stage.beat.down_reason is DownReason.HUNG
+        found += done
+    refused = next(one for one in found if isinstance(one, effects.Refuse))
+    assert refused.inbox == inbox(2), "not handed over yet"
+    assert ended_s > 5 * BLIND_S
 
 
 def test_looks_that_failed_have_seen_nothing(stage) -> None:
     stage.work(1, **LATE)
     stage.run(FLOOR_S / 2)
+    stage.tick(1.5)
     stage.fail(times=1)
-    assert stage.run(FLOOR_S) == []
+    done = stage.run(FLOOR_S / 2)
+    assert not [one for one in done if isinstance(one, effects.Abort)]
+
+
+def test_a_failed_look_now_and_then_hides_no_hang(stage) -> None:
+    stage.work(1, **LATE)
+    done = []
+    for _ in range(4):
+        stage.fail(times=1)
+        done += stage.run(FLOOR_S - 0.1)
+    assert [one for one in done if isinstance(one, effects.Abort)]
 
 
 def test_a_new_engine_has_its_time(stage) -> None:
@@ -100,3 +152,24 @@ def test_a_new_engine_has_its_time(stage) -> None:
     fresh.work(1, **LATE)
     assert fresh.run(FIRST_S) == []
     assert fresh.run(0.5)
+
+
+def test_errors_of_its_front_are_no_signs_and_no_probe_is_like_them(stage) -> None:
+    """vLLM's HTTP server refuses requests by itself while the processes behind it hang."""
+    chat = {**LATE, "Mesh-Path": "/v1/chat/completions"}
+    stage.work(1, **LATE)
+    for number in range(2, 7):
+        stage.work(number, **chat)
+        stage.feed(events.AnswerBegan(inbox(number), good=False))
+        stage.end(number)
+        assert stage.run(HANGS_S / 8) == []
+    assert effects.Probe("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
+
+
+def test_a_probe_asks_for_a_model_that_it_serves(stage) -> None:
+    """It may have been started again with others."""
+    stage.work(1, **LATE)
+    stage.run(0.5)
+    stage.read(EngineReading(progress=(stage.steps,)), models=("other",))
+    stage.models = ("other",)
+    assert effects.Probe("/v1/completions", "other") in stage.run(HANGS_S + 0.5)

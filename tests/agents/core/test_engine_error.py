@@ -23,6 +23,18 @@ TOKEN = (
 QUOTING = b'data: {"choices":[{"text":"' + b'data: {\\"error\\": 1}' + b'"}]}\n\n'
 
 
+@pytest.mark.parametrize("comment", [b": ping\n\n", b": 1\r\n\r\n: 2\r\n\r\n", b": one\n"])
+def test_an_error_behind_comments_is_the_first_event(comment) -> None:
+    error = first_error(comment + VLLM, more=False)
+    assert isinstance(error, EngineError) and error.status == 500
+    for at in range(len(comment)):
+        assert first_error(comment[:at], more=True) is True
+    assert first_error(comment, more=True) is True
+    assert first_error(comment, more=False) is False
+    assert first_error(comment + TOKEN, more=True) is False
+    assert first_error(b": 1\n\n" * EVENT_BYTES_MAX, more=True) is False, "not for ever"
+
+
 @pytest.mark.parametrize(
     ("head", "status", "message"),
     [
