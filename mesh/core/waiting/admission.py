@@ -19,7 +19,7 @@ region's limit allows (`queue_delay.py`). Rejected: shedding by length of the qu
 at arrival; that is how queues fill with requests that are answered too late for anyone).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -57,6 +57,7 @@ class Admission:
     def __init__(
         self,
         held: HoldQueue,
+        inflight: Mapping[int, Inflight],
         settings: RouterSettings,
         dice: Random,
         serving: Callable[[Kind, float, int], int],
@@ -67,7 +68,7 @@ class Admission:
         self._serving = serving
         self._paces: dict[ModelId, Pace] = {}
         self._returns: dict[ModelId, Returns] = {}
-        self.delay = QueueDelay(settings.queue_delay_s_max, held, self._line_s, serving)
+        self.delay = QueueDelay(settings.queue_delay_s_max, held, inflight, self._line_s, serving)
         self._begun = Rate(BEGUN_WINDOW_S)
 
     def waits(self, request: Request, now: float) -> None:

@@ -9,7 +9,8 @@ everyone was answered, after 38 s, and the first was refused after 79. So a requ
 The expected wait is its place in line by the line's pace, or what the policy knows of queues
 where that is more. Before the pace is known, what the first in line has waited stands for it. The
 second rule is laxer, because whoever was let in is served in time unless the line slows down or
-higher classes overtake: then it says so late and for certain.
+higher classes overtake: then it says so late and for certain. Only time in lines counts, also in other regions': an attempt
+that failed after half a minute was no wait, and ends no wait of others.
 
 The limit is for a crowd, not for a long job: as many as there are replicas to serve them may wait
 whatever the pace, each for the next place of one, as long as anybody may be held (`hold_s_max`).
@@ -22,7 +23,8 @@ conversation's next turn would overtake those who were let in, and class and arr
 line promises. DAGOR's threshold of classes: few use classes here; whoever does is served by class.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from mesh.core.placing.placement import Place
@@ -51,6 +53,7 @@ class QueueDelay:
         self,
         limit_s: float,
         held: HoldQueue,
+        inflight: Mapping[int, Inflight],
         line_s: Callable[[Request, float], float | None],
         serving: Callable[[Kind, float, int], int],
     ) -> None:
@@ -58,6 +61,7 @@ class QueueDelay:
         requests of that kind, as far as the last argument."""
         self.limit_s = limit_s  # 0: none
         self._held = held
+        self._inflight = inflight
         self._line_s = line_s
         self._serving = serving
         self._unserved_at: dict[Kind, float] = {}  # of those held: when nobody served them last
@@ -81,10 +85,10 @@ class QueueDelay:
             return None
         if place is not None and place.placement is Placement.LOCAL:
             return None  # it begins
-        joins = record.held_since is None and not record.held_s
+        joins = record.held_since is None and not record.attempt
         kind = kind_of(request)
         left_s = self._left_s(request, kind, place, now, joins=joins)
-        waited_s = self._waited_s(request, kind, now)
+        waited_s = self._waited_s(record, kind, now)
         wait_s = waited_s + left_s
         too_long = waited_s > limit_s and wait_s > HELD_FACTOR * limit_s
         if not too_long and not (joins and left_s > limit_s):
@@ -105,8 +109,10 @@ class QueueDelay:
         line_s = self._line_s(request, now)
         if line_s is None:
             head = self._held.next_of(request.model) if joins else None
-            line_s = 0.0 if head is None else self._waited_s(head, kind, now)
+            line_s = 0.0 if head is None else self._waited_s(self._inflight[head.key], kind, now)
         return max(queue_s, line_s)
 
-    def _waited_s(self, request: Request, kind: Kind, now: float) -> float:
-        return now - max(request.arrived_at, self._unserved_at.get(kind, request.arrived_at))
+    def _waited_s(self, record: Inflight, kind: Kind, now: float) -> float:
+        """In lines, here and in other regions, since somebody serves its kind."""
+        held_s = record.request.held_before_s + record.waited_s(now)
+        return min(held_s, now - self._unserved_at.get(kind, -inf))

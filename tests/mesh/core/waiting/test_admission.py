@@ -24,11 +24,12 @@ class Door:
     """A line that has moved at PACE_PER_S, with `waiting` in it since time 0."""
 
     def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1):
-        self.held = HoldQueue(1000)
+        self.held, self.inflight = HoldQueue(1000), {}
         self.serving = serving
         settings = RouterSettings(queue_delay_s_max=limit_s)
         self.admission = Admission(
-            self.held, settings, Random(1), lambda kind, now, enough: min(self.serving, enough)
+            *(self.held, self.inflight, settings, Random(1)),
+            lambda kind, now, enough: min(self.serving, enough),
         )
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
@@ -40,6 +41,8 @@ class Door:
 
     def put(self, one):
         self.held.put(one)
+        self.inflight[one.key] = record = Inflight(one)
+        record.hold(self.now)
         self.admission.waits(one, self.now)
 
     def late(self, slo_s, place=None, waited_s=0.0):

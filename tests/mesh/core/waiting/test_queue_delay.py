@@ -19,11 +19,19 @@ class Line:
 
     def __init__(self, waiting=0, per_s=None, serving=1, limit_s=LIMIT_S):
         self.held, self.per_s, self.serving = HoldQueue(1000), per_s, serving
+        self.inflight = {}
         self.delay = QueueDelay(
-            limit_s, self.held, self._line_s, lambda kind, now, enough: min(self.serving, enough)
+            *(limit_s, self.held, self.inflight, self._line_s),
+            lambda kind, now, enough: min(self.serving, enough),
         )
         for key in range(waiting):
-            self.held.put(request(key))
+            self.put(request(key))
+
+    def put(self, one, since=0.0):
+        self.held.put(one)
+        self.inflight[one.key] = record = Inflight(one)
+        record.hold(since)
+        return record
 
     def _line_s(self, one, now):
         return None if self.per_s is None else (self.held.ahead(one) + 1) / self.per_s
@@ -33,9 +41,7 @@ class Line:
         return self.delay.crowded(Inflight(asked), place, now)
 
     def held_one(self, now, key):
-        record = Inflight(request(key))
-        record.hold(0.0)
-        return self.delay.crowded(record, None, now)
+        return self.delay.crowded(self.inflight[key], None, now)
 
 
 def place(queue_s, placement=Placement.HOLD):
@@ -94,6 +100,34 @@ def test_in_a_line_that_never_moved_twice_the_limit_is_the_end():
     assert line.held_one(end_s + 0.1, 4) is not None
 
 
+def test_an_attempt_that_failed_was_no_wait():
+    line = Line()
+    for key in range(3):  # they came at 0, were begun at once, and their replica is lost at 25
+        record = line.put(request(key), since=25.0)
+        record.attempt = 1
+    assert [line.held_one(25.1, key) for key in range(3)] == [None] * 3
+    assert line.newcomer(now=25.1) is None, "the first in line has not waited either"
+    assert line.held_one(25.1 + HELD_FACTOR * LIMIT_S, 2) is not None
+    again = line.inflight[2]
+    again.held_s, again.held_since = 15.0, 25.0
+    assert line.held_one(25.0 + LIMIT_S, 2) is not None, "what it waited before is counted"
+
+
+def test_who_comes_back_is_no_newcomer():
+    back = Inflight(request(999))
+    back.attempt = 1
+    assert Line(150, per_s=10.0).delay.crowded(back, None, 25.0) is None
+
+
+def test_a_guests_wait_in_other_regions_lines_counts_and_not_its_attempts():
+    line = Line(5)
+    line.put(request(6, arrived_at=-26.0), since=0.0)
+    line.put(request(7, arrived_at=-25.0), since=0.0)
+    line.put(request(8, arrived_at=-25.0, held_before_s=HELD_FACTOR * LIMIT_S), since=0.0)
+    assert line.held_one(0.1, 7) is None
+    assert line.held_one(0.1, 8) is not None
+
+
 def test_as_many_as_there_are_replicas_may_wait_for_a_long_job():
     line = Line(3, per_s=0.01, serving=3)
     assert [line.held_one(50.0, key) for key in range(3)] == [None] * 3
@@ -121,6 +155,6 @@ def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
 
 def test_it_knows_the_kinds_that_are_held():
     line = Line(2, serving=0)
-    line.held.put(request(7, residency=("eu",)))
+    line.put(request(7, residency=("eu",)))
     line.delay.look(1.0)
     assert line.delay._unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
