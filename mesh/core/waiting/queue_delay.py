@@ -9,8 +9,8 @@ everyone was answered, after 38 s, and the first was refused after 79. So a requ
 The expected wait is its place in line by the line's pace, or what the policy knows of queues
 where that is more. Before the pace is known, what the first in line has waited stands for it. The
 second rule is laxer, because whoever was let in is served in time unless the line slows down or
-higher classes overtake: then it says so late and for certain. Only time in lines counts, also in other regions': an attempt
-that failed after half a minute was no wait, and ends no wait of others.
+higher classes overtake: then it says so late and for certain. Only time in lines counts, also in
+other regions': an attempt that failed after half a minute was no wait.
 
 The limit is for a crowd, not for a long job: as many as there are replicas to serve them may wait
 whatever the pace, each for the next place of one, as long as anybody may be held (`hold_s_max`).

@@ -12,6 +12,7 @@ from mesh.core.requests.inflight import Inflight
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import SLO_MARGIN, Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
+from mesh.core.waiting.pace import KEPT_S
 from mesh.core.waiting.returns import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Priority
@@ -154,7 +155,7 @@ def test_a_line_that_nobody_serves_keeps_its_pace():
     expected_s = door.admission.expected_s(asked, None, door.now)
     door.serving = 0
     door.admission.look(door.now)
-    assert door.admission.expected_s(asked, None, door.now + 900.0) == expected_s
+    assert door.admission.expected_s(asked, None, door.now + KEPT_S) == expected_s
     door.serving = 1
     door.admission.look(door.now + 900.0)
     assert door.admission.expected_s(asked, None, door.now + 910.0) > 2 * expected_s
