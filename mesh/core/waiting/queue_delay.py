@@ -6,8 +6,9 @@ everyone was answered, after 38 s, and the first was refused after 79. So a requ
     when it would join a line   in which it would wait for longer than the limit
     while it is held            once it has waited so long, and its whole wait would be twice that
 
-The expected wait is its place in line by the line's pace, or what the policy knows of queues
-where that is more. Before the pace is known, what the first in line has waited stands for it. The
+The expected wait is its place in line by the line's pace. Before the pace is known, what the first
+in line has waited stands for it, or the policy's estimate of queues where that is more; as it is an
+estimate, from times that may be old, it refuses beyond twice the limit only. The
 second rule is laxer, because whoever was let in is served in time unless the line slows down or
 higher classes overtake: then it says so late and for certain. Only time in lines counts, also in
 other regions': an attempt that failed after half a minute was no wait.
@@ -87,10 +88,10 @@ class QueueDelay:
             return None  # it begins
         joins = record.held_since is None and not record.attempt
         kind = kind_of(request)
-        left_s = self._left_s(request, kind, place, now, joins=joins)
+        left_s, guess_s = self._left_s(request, kind, place, now, joins=joins)
         waited_s = self._waited_s(record, kind, now)
-        wait_s = waited_s + left_s
-        too_long = waited_s > limit_s and wait_s > HELD_FACTOR * limit_s
+        wait_s = waited_s + max(left_s, guess_s)
+        too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
         if not too_long and not (joins and left_s > limit_s):
             return None
         ahead = self._held.ahead(request)
@@ -100,17 +101,19 @@ class QueueDelay:
 
     def _left_s(
         self, request: Request, kind: Kind, place: Place | None, now: float, *, joins: bool
-    ) -> float:
-        """What it still has to wait, as far as that is known."""
+    ) -> tuple[float, float]:
+        """What it still has to wait: by the line, and by the policy where the line says little."""
         first = None if place is None else place.first_token
-        queue_s = 0.0 if first is None else first.queue_s
+        guess_s = 0.0 if first is None else first.queue_s
         if place is not None and place.placement is Placement.PEER:
-            return queue_s  # it leaves this line
+            return 0.0, guess_s  # it leaves this line
         line_s = self._line_s(request, now)
-        if line_s is None:
-            head = self._held.next_of(request.model) if joins else None
-            line_s = 0.0 if head is None else self._waited_s(self._inflight[head.key], kind, now)
-        return max(queue_s, line_s)
+        if line_s is not None:
+            return line_s, 0.0
+        head = self._held.next_of(request.model) if joins else None
+        if head is None:
+            return 0.0, guess_s
+        return self._waited_s(self._inflight[head.key], kind, now), guess_s
 
     def _waited_s(self, record: Inflight, kind: Kind, now: float) -> float:
         """In lines, here and in other regions, since somebody serves its kind."""

@@ -157,8 +157,8 @@ def test_a_line_that_nobody_serves_keeps_its_pace():
     door.admission.look(door.now)
     assert door.admission.expected_s(asked, None, door.now + KEPT_S) == expected_s
     door.serving = 1
-    door.admission.look(door.now + 900.0)
-    assert door.admission.expected_s(asked, None, door.now + 910.0) > 2 * expected_s
+    door.admission.look(door.now + KEPT_S)
+    assert door.admission.expected_s(asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
 
 
 def test_lines_of_different_models_have_their_own_pace():

@@ -73,16 +73,20 @@ def test_before_the_pace_is_known_the_first_in_line_stands_for_it():
     assert line.newcomer(now=LIMIT_S + 0.1).wait_s == pytest.approx(LIMIT_S + 0.1)
 
 
-def test_what_the_policy_knows_of_queues_counts_where_it_is_more():
-    line = Line(5, per_s=10.0)
-    assert line.newcomer(place=place(9.0)) is None
-    assert line.newcomer(place=place(11.0)).wait_s == pytest.approx(11.0)
+def test_before_the_pace_is_known_the_policys_estimate_refuses_beyond_twice_the_limit():
+    line = Line(5)
+    assert line.newcomer(place=place(HELD_FACTOR * LIMIT_S)) is None
+    assert line.newcomer(place=place(21.0)).wait_s == pytest.approx(21.0)
+    assert line.newcomer(now=LIMIT_S + 0.1, place=place(0.0)) is not None, "its head has waited"
+    assert Line(5, per_s=10.0).newcomer(place=place(60.0)) is None, (
+        "the line moves, whatever it says"
+    )
 
 
 def test_who_goes_to_a_peer_waits_there_and_not_here():
     peer = Placement.PEER
-    assert Line(500, per_s=10.0).newcomer(place=place(9.0, peer)) is None
-    assert Line(5, per_s=10.0).newcomer(place=place(11.0, peer)) is not None
+    assert Line(500, per_s=10.0).newcomer(place=place(19.0, peer)) is None
+    assert Line(5, per_s=10.0).newcomer(place=place(21.0, peer)) is not None
 
 
 def test_who_was_let_in_is_refused_when_the_line_has_become_slow():
