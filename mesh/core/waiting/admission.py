@@ -66,9 +66,14 @@ class Admission:
         self._held = held
         self._dice = dice
         self._serving = serving
+        self._absent: set[Kind] = (
+            set()
+        )  # held, and served by nobody at present: no crowd for others
         self._paces: dict[ModelId, Pace] = {}
         self._returns: dict[ModelId, Returns] = {}
-        self.delay = QueueDelay(settings.queue_delay_s_max, held, inflight, self._line_s, serving)
+        self.delay = QueueDelay(
+            settings.queue_delay_s_max, held, inflight, self._line_s, serving, self._absent
+        )
         self._begun = Rate(BEGUN_WINDOW_S)
 
     def waits(self, request: Request, now: float) -> None:
@@ -81,7 +86,10 @@ class Admission:
 
     def look(self, now: float) -> None:
         """A tick: a line that nobody serves does not move, which says nothing of its pace."""
-        served = {kind[0] for kind in self._held.held_kinds if self._serving(kind, now, 1)}
+        held = self._held.held_kinds
+        self._absent.clear()
+        self._absent.update(kind for kind in held if not self._serving(kind, now, 1))
+        served = {kind[0] for kind in held if kind not in self._absent}
         for model in self._held.models():
             if (pace := self._paces.get(model)) is not None:
                 (pace.waits if model in served else pace.nobody_waits)(now)
@@ -140,7 +148,8 @@ class Admission:
         When it could join the line, or, with an objective, when those before it are gone and it
         would be in time; and behind those who were told to come back before.
         """
-        ahead = self._held.ahead(replace(request, arrived_at=now)) - (request in self._held)
+        back = replace(request, arrived_at=now)
+        ahead = self._held.ahead(back, self._absent) - (request in self._held)
         pace_per_s = self._pace_per_s(request.model, now)
         wait_s: float | None = 0.0
         if ahead:
@@ -159,7 +168,7 @@ class Admission:
     def _line_s(self, request: Request, now: float) -> float | None:
         pace = self._paces.get(request.model)
         per_s = None if pace is None else pace.per_s(now)
-        return None if not per_s else (self._held.ahead(request) + 1) / per_s
+        return None if not per_s else (self._held.ahead(request, self._absent) + 1) / per_s
 
     def _pace_per_s(self, model: ModelId, now: float) -> float:
         """Of the model's line; before that is known, how many were begun at all."""

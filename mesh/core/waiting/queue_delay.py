@@ -24,7 +24,7 @@ conversation's next turn would overtake those who were let in, and class and arr
 line promises. DAGOR's threshold of classes: few use classes here; whoever does is served by class.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -57,21 +57,24 @@ class QueueDelay:
         inflight: Mapping[int, Inflight],
         line_s: Callable[[Request, float], float | None],
         serving: Callable[[Kind, float, int], int],
+        absent: Container[Kind],
     ) -> None:
         """`line_s`: a request's wait by its place in line. `serving`: how many replicas serve
-        requests of that kind, as far as the last argument."""
+        requests of that kind, as far as the last argument. `absent`: kinds that are held and that
+        nobody serves, as of the last tick."""
         self.limit_s = limit_s  # 0: none
         self._held = held
         self._inflight = inflight
         self._line_s = line_s
         self._serving = serving
+        self._absent = absent
         self._unserved_at: dict[Kind, float] = {}  # of those held: when nobody served them last
 
     def look(self, now: float) -> None:
         """A tick: see which kinds of those that are held nobody serves at present."""
         before, self._unserved_at = self._unserved_at, {}
         for kind in self._held.held_kinds:
-            if not self._serving(kind, now, 1):
+            if kind in self._absent:
                 self._unserved_at[kind] = now
             elif kind in before:
                 self._unserved_at[kind] = before[kind]
@@ -94,7 +97,7 @@ class QueueDelay:
         too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
         if not too_long and not (joins and left_s > limit_s):
             return None
-        ahead = self._held.ahead(request)
+        ahead = self._held.ahead(request, self._absent)
         if not ahead < self._serving(kind, now, ahead + 1):
             return Crowded(wait_s, limit_s) if self._serving(kind, now, 1) else None
         return None
@@ -110,7 +113,7 @@ class QueueDelay:
         line_s = self._line_s(request, now)
         if line_s is not None:
             return line_s, 0.0
-        head = self._held.next_of(request.model) if joins else None
+        head = self._held.next_of(request.model, self._absent) if joins else None
         if head is None:
             return 0.0, guess_s
         return self._waited_s(self._inflight[head.key], kind, now), guess_s

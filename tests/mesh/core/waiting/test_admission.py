@@ -161,6 +161,18 @@ def test_a_line_that_nobody_serves_keeps_its_pace():
     assert door.admission.expected_s(asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
 
 
+def test_those_that_nobody_serves_are_not_ahead_of_others():
+    door, asked = Door(9), request(999, arrived_at=1000.0)
+    expected_s = door.admission.expected_s(asked, None, door.now)
+    for key in range(500, 530):
+        door.put(request(key, residency=("eu",)))
+    assert door.admission.expected_s(asked, None, door.now) > 3 * expected_s
+    door.admission._serving = lambda kind, now, enough: int(not kind[1])
+    door.admission.look(door.now)
+    assert door.admission.expected_s(asked, None, door.now) == expected_s
+    assert is_told(door.admission.retry_after_s(asked, None, door.now), 9 / PACE_PER_S)
+
+
 def test_lines_of_different_models_have_their_own_pace():
     door = Door(7)
     other = request(999, arrived_at=door.now, model="other")

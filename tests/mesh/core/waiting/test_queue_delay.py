@@ -19,10 +19,11 @@ class Line:
 
     def __init__(self, waiting=0, per_s=None, serving=1, limit_s=LIMIT_S):
         self.held, self.per_s, self.serving = HoldQueue(1000), per_s, serving
-        self.inflight = {}
+        self.inflight, self.absent = {}, set()
         self.delay = QueueDelay(
             *(limit_s, self.held, self.inflight, self._line_s),
             lambda kind, now, enough: min(self.serving, enough),
+            self.absent,
         )
         for key in range(waiting):
             self.put(request(key))
@@ -144,10 +145,12 @@ def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
     line = Line(5, per_s=10.0, serving=0)
     line.per_s = 0.1
     assert line.newcomer(now=40.0) is None
+    line.absent.add(kind_of(request(0)))
     for now in (10.0, 40.0):
         line.delay.look(now)
         assert line.held_one(now, 4) is None
     line.serving, line.per_s = 1, 0.5
+    line.absent.clear()
     line.delay.look(40.1)
     assert line.held_one(40.0 + LIMIT_S, 4) is None
     assert line.held_one(40.1 + LIMIT_S, 4).wait_s == pytest.approx(LIMIT_S + 0.1 + 10.0)
@@ -160,5 +163,17 @@ def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
 def test_it_knows_the_kinds_that_are_held():
     line = Line(2, serving=0)
     line.put(request(7, residency=("eu",)))
+    line.absent.update(line.held.held_kinds)
     line.delay.look(1.0)
     assert line.delay._unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
+
+
+def test_those_that_nobody_serves_are_no_crowd_for_others():
+    line = Line()
+    for key in range(50):
+        line.put(request(key, residency=("eu",)))
+    assert line.newcomer(now=LIMIT_S + 0.1) is not None
+    line.absent.add((MODEL, ("eu",), False))
+    assert line.newcomer(now=LIMIT_S + 0.1) is None, "neither by their wait"
+    line.put(request(60), since=0.0)
+    assert line.held_one(HELD_FACTOR * LIMIT_S + 0.1, 60) is None, "nor by their number"
