@@ -88,7 +88,7 @@ class RouterCore:
         self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
         self._admission = Admission(self.held, self.inflight, settings, dice, self._outlook.serving)
         self._foreign = ForeignWork(
-            settings, self.replicas, self._placer, self._line, self._guests, self._admission.delay
+            settings, self.replicas, self._placer, self._line, self._guests, self._admission
         )
         self._ends = Ends(
             inflight=self.inflight,

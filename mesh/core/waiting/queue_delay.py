@@ -37,14 +37,14 @@ from schemas.decision import Placement
 HELD_FACTOR = 2.0  # of the limit: whoever was let in may wait so long in all
 
 
-class Crowded(NamedTuple):
+class LongWait(NamedTuple):
     """A wait in line that is too long; in seconds, all of it."""
 
     wait_s: float
     limit_s: float
 
     def __str__(self) -> str:
-        return f"a wait of {self.wait_s:.1f} s is longer than the limit of {self.limit_s:g} s"
+        return f"expected wait {self.wait_s:.1f} s > limit {self.limit_s:g} s"
 
 
 class QueueDelay:
@@ -79,8 +79,10 @@ class QueueDelay:
             elif kind in before:
                 self._unserved_at[kind] = before[kind]
 
-    def crowded(self, record: Inflight, place: Place | None, now: float) -> Crowded | None:
-        """That it would wait for too long, if it would: as a newcomer, or if it goes on waiting.
+    def too_long(self, record: Inflight, place: Place | None, now: float) -> LongWait | None:
+        """The wait that it would have if that is too long, else None.
+
+        That of a newcomer if it joins, or of one that is held if it goes on waiting.
 
         `place`: what was last said of where it could go.
         """
@@ -94,12 +96,12 @@ class QueueDelay:
         left_s, guess_s = self._left_s(request, kind, place, now, joins=joins)
         waited_s = self._waited_s(record, kind, now)
         wait_s = waited_s + max(left_s, guess_s)
-        too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
-        if not too_long and not (joins and left_s > limit_s):
+        is_too_long = (joins or waited_s > limit_s) and wait_s > HELD_FACTOR * limit_s
+        if not is_too_long and not (joins and left_s > limit_s):
             return None
         ahead = self._held.ahead(request, self._absent)
         if not ahead < self._serving(kind, now, ahead + 1):
-            return Crowded(wait_s, limit_s) if self._serving(kind, now, 1) else None
+            return LongWait(wait_s, limit_s) if self._serving(kind, now, 1) else None
         return None
 
     def _left_s(

@@ -13,7 +13,7 @@ from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import SLO_MARGIN, Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
 from mesh.core.waiting.pace import KEPT_S
-from mesh.core.waiting.returns import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
+from mesh.core.waiting.retry_after import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from tests.mesh.core.build import request

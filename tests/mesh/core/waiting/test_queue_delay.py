@@ -39,10 +39,10 @@ class Line:
 
     def newcomer(self, now=0.0, place=None, **fields):
         asked = request(999, arrived_at=now, **fields)
-        return self.delay.crowded(Inflight(asked), place, now)
+        return self.delay.too_long(Inflight(asked), place, now)
 
     def held_one(self, now, key):
-        return self.delay.crowded(self.inflight[key], None, now)
+        return self.delay.too_long(self.inflight[key], None, now)
 
 
 def place(queue_s, placement=Placement.HOLD):
@@ -52,9 +52,9 @@ def place(queue_s, placement=Placement.HOLD):
 
 def test_a_newcomer_is_refused_where_the_line_is_longer_than_the_limit():
     assert Line(99, per_s=10.0).newcomer() is None
-    crowded = Line(100, per_s=10.0).newcomer()
-    assert (crowded.wait_s, crowded.limit_s) == (pytest.approx(10.1), LIMIT_S)
-    assert str(crowded) == "a wait of 10.1 s is longer than the limit of 10 s"
+    refused = Line(100, per_s=10.0).newcomer()
+    assert (refused.wait_s, refused.limit_s) == (pytest.approx(10.1), LIMIT_S)
+    assert str(refused) == "expected wait 10.1 s > limit 10 s"
 
 
 def test_without_a_limit_or_with_an_objective_nobody_is_refused_for_it():
@@ -121,7 +121,7 @@ def test_an_attempt_that_failed_was_no_wait():
 def test_who_comes_back_is_no_newcomer():
     back = Inflight(request(999))
     back.attempt = 1
-    assert Line(150, per_s=10.0).delay.crowded(back, None, 25.0) is None
+    assert Line(150, per_s=10.0).delay.too_long(back, None, 25.0) is None
 
 
 def test_a_guests_wait_in_other_regions_lines_counts_and_not_its_attempts():
