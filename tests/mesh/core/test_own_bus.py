@@ -2,8 +2,10 @@
 
 import pytest
 
+from mesh.core.events import DigestSeen, HeartbeatSeen, Tick
 from mesh.core.own_bus import STOOD_STILL_S, OwnBus
 from mesh.core.settings import RouterSettings
+from tests.mesh.core.build import beat, core, digest
 
 
 def bus() -> OwnBus:
@@ -60,3 +62,14 @@ def test_a_process_whose_ticks_are_all_late_forgives_for_a_while_only(gap_s: flo
         ours.tick(now := now + gap_s)
     assert now > 10.0 + 30.0
     assert ours.silent_s(now, now) == 0.0, "whoever is heard begins anew"
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 1.1, 5.0])
+def test_a_router_whose_ticks_are_all_late_still_loses_the_dead(gap_s: float) -> None:
+    router, now = core(), 100.0
+    router.handle(HeartbeatSeen(beat("us-0")), now)
+    router.handle(DigestSeen(digest("eu")), now)
+    while router.models():
+        assert now < 100.0 + 50.0
+        now += gap_s
+        router.handle(Tick(), now)
