@@ -41,6 +41,7 @@ H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by th
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
+H_HELD_MS = "Mesh-Held-Ms"  # of those, in other regions' lines: attempts that failed don't count
 H_HOPS = "Mesh-Hops"  # regions passed so far
 H_REGIONS = "Mesh-Regions"  # which ones, its origin first; the origin alone when missing
 H_ORIGIN = "Mesh-Origin"  # region whose client asks

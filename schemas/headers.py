@@ -95,6 +95,12 @@ WAY = (
         "Milliseconds since it arrived at its client's router; 0 when missing.",
         required=False,
     ),
+    Header(
+        exchange.H_HELD_MS,
+        COUNT_PATTERN,
+        "Milliseconds of these that it was held in lines, not being tried; all when missing.",
+        required=False,
+    ),
     Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
     Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
     Header(

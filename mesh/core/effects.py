@@ -33,13 +33,15 @@ class Dispatch:
 class Forward:
     """Ask a peer region to place the request.
 
-    A peer's own is sent on: the answer goes to the inbox that it gave.
+    A peer's own is sent on: the answer goes to the inbox that it gave. `held_s`: seconds that it
+    was held, here and in the regions before.
     """
 
     key: int
     attempt: int
     peer: RegionId
     answer_inbox: str | None = None
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

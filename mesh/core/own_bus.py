@@ -5,9 +5,12 @@ on with their answers and keep what they have to say. So time without the bus is
 anybody's silence, up to `heartbeat_blind_s`; after it everyone has their whole time to be heard.
 
 The same holds for time in which this process itself stood still (stopped, swapped out, its host
-paused): what others sent meanwhile is still to be read. A tick that comes late shows it.
+paused): what others sent meanwhile is still to be read. A tick that comes late shows it. The
+length of each such time is forgiven, the last one's in whole and of those before it up to
+`heartbeat_blind_s`: a process all of whose ticks are late goes on losing those who are gone.
 """
 
+from collections import deque
 from math import inf
 
 from mesh.core.settings import RouterSettings
@@ -25,15 +28,18 @@ class OwnBus:
         self._lost_at: float | None = None
         self.returned_at = -inf  # what came until then may not have been all
         self._ticked_at = inf
-        self._moved_on_at = -inf  # when this process last went on after it had stood still
+        # When this process went on after it had stood still, and for how long it had: as many as
+        # can be forgiven at most.
+        self._stood: deque[tuple[float, float]] = deque(
+            maxlen=2 + int(settings.heartbeat_blind_s / STOOD_STILL_S)
+        )
 
-    def stood_still(self, now: float) -> bool:
-        """At every tick: whether this process stood still since the one before."""
-        stood_still = now - self._ticked_at > STOOD_STILL_S
+    def tick(self, now: float) -> None:
+        """See whether this process stood still since the tick before."""
+        stood_s = now - self._ticked_at
         self._ticked_at = now
-        if stood_still:
-            self._moved_on_at = now
-        return stood_still
+        if stood_s > STOOD_STILL_S:
+            self._stood.append((now, stood_s))
 
     def lost(self, now: float) -> None:
         """Nobody is heard from now on."""
@@ -56,4 +62,17 @@ class OwnBus:
     def silent_s(self, heard_at: float, now: float) -> float:
         """How long somebody last heard at that time has said nothing that could be heard."""
         until = self._lost_at if self._lost_at is not None and self.is_away(now) else now
-        return max(0.0, until - max(heard_at, self.returned_at, self._moved_on_at))
+        since = max(heard_at, self.returned_at)
+        return max(0.0, until - since - self.stood_s(since))
+
+    def stood_s(self, since: float) -> float:
+        """How much of the time since then is forgiven, because this process stood still."""
+        last_s = before_s = 0.0
+        for moved_on_at, stood_s in reversed(self._stood):
+            if moved_on_at <= since:
+                break
+            if last_s:
+                before_s += min(stood_s, moved_on_at - since)
+            else:
+                last_s = min(stood_s, moved_on_at - since)
+        return last_s + min(before_s, self._away_s_max)

@@ -86,9 +86,9 @@ class RouterCore:
         self._placer.join_gossip(self.gossip)
         self._fleet = self._make_fleet(router, epoch, peers, dice)
         self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
-        self._admission = Admission(self.held, settings, dice, self._outlook.serving)
+        self._admission = Admission(self.held, self.inflight, settings, dice, self._outlook.serving)
         self._foreign = ForeignWork(
-            settings, self.replicas, self._placer, self._line, self._guests, self._admission.delay
+            settings, self.replicas, self._placer, self._line, self._guests, self._admission
         )
         self._ends = Ends(
             inflight=self.inflight,
@@ -210,7 +210,8 @@ class RouterCore:
             return
         self._guests.leave(record.request)
         del self.inflight[record.request.key]
-        self._attempts.begin_for_peer(record.request, inbox, place, now)
+        held_s = record.waited_s(now)
+        self._attempts.begin_for_peer(record.request, inbox, place, now, held_s)
 
     def _hold(self, record: Inflight, place: Place, now: float) -> None:
         """A new request must wait, or be shed, or another one for it."""

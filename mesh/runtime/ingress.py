@@ -96,7 +96,8 @@ def _request(
         request_id=request_id,
         model=model,
         prompt=_prompt(msg.data, headers, path, model, prompts),
-        arrived_at=now - _waited_s(headers),
+        arrived_at=now - _waited_s(headers, exchange.H_WAITED_MS),
+        held_before_s=_waited_s(headers, exchange.H_HELD_MS, exchange.H_WAITED_MS),
         deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
         hops=len(passed),
         origin=passed[0],
@@ -137,10 +138,10 @@ def _passed(headers: Mapping[str, str], home: RegionId | None) -> tuple[RegionId
     return path
 
 
-def _waited_s(headers: Mapping[str, str]) -> float:
-    if exchange.H_WAITED_MS not in headers:
-        return 0.0
-    return min(WAITED_S_MAX, _count(headers, exchange.H_WAITED_MS, DEADLINE_MS_MAX) / 1000)
+def _waited_s(headers: Mapping[str, str], *names: str) -> float:
+    """By the first of these headers that is there."""
+    name = next(filter(headers.__contains__, names), None)
+    return 0.0 if name is None else min(WAITED_S_MAX, _count(headers, name, DEADLINE_MS_MAX) / 1000)
 
 
 def _slo_s(headers: Mapping[str, str]) -> float | None:
@@ -274,7 +275,7 @@ class Ingress:
         """Ask another region to place it; whoever answers says so to the asking router."""
         foreign = self._leave(effect.key)
         request, home = foreign.request, self._config.region
-        headers = foreign.headers | onward_headers(request, home, now)
+        headers = foreign.headers | onward_headers(request, home, effect.held_s, now)
         foreign.span.dispatched(headers)
         ground = self._config.settings.ground
         subject = ingress_subject(ground, home, effect.peer, request.residency)

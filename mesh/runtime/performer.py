@@ -103,7 +103,7 @@ class Performer:
         answer.asked = effect.peer
         now = self._clock()
         headers = request_headers(ticket, effect.attempt, now)
-        headers |= way_headers(ticket, self._config.region, now)
+        headers |= way_headers(ticket, self._config.region, effect.held_s, now)
         ticket.spans.dispatched(effect.peer, effect.attempt, headers)
         prompt = self._tickets.request(effect.key).prompt
         ground, labels = self._config.settings.ground, ticket.ask.residency

@@ -24,6 +24,7 @@ from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.recorder import Recorder
 from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import events as ev
+from mesh.core.own_bus import STOOD_STILL_S
 from mesh.core.recording import Header
 from mesh.core.router import RouterCore
 from mesh.runtime.config import RouterConfig
@@ -37,7 +38,6 @@ from schemas.replies import HERE, LEASE_PREFIX, PING_PREFIX, TRIE_PREFIX, WHO
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-STALL_S = 0.5
 CATCH_UP_S = 0.2
 DRAIN_POLL_S = 0.02
 LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
@@ -360,7 +360,7 @@ class Router:
             await asyncio.sleep(TICK_S)
             late_s = self._clock() - due
             self._metrics.loop_late.observe(late_s)
-            if late_s > STALL_S:
+            if late_s > STOOD_STILL_S - TICK_S:
                 # This process stood still. What came meanwhile is heard before anybody is lost.
                 await asyncio.sleep(CATCH_UP_S)
             self.desk.feed(ev.Tick())

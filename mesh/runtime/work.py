@@ -32,10 +32,11 @@ def request_headers(ticket: Ticket, attempt: int, now: float) -> dict[str, str]:
     )
 
 
-def way_headers(ticket: Ticket, origin: RegionId, now: float) -> dict[str, str]:
+def way_headers(ticket: Ticket, origin: RegionId, held_s: float, now: float) -> dict[str, str]:
     """What a peer wants to know of the request's way so far; no agent does."""
     return ({exchange.H_TENANT: ticket.ask.tenant} if ticket.ask.tenant else {}) | {
         exchange.H_WAITED_MS: str(max(0, round((now - ticket.arrived_at) * 1000))),
+        exchange.H_HELD_MS: str(round(held_s * 1000)),
         exchange.H_HOPS: "1",
         exchange.H_ORIGIN: origin,
     }
@@ -57,12 +58,13 @@ def _residency(labels: Labels) -> dict[str, str]:
     return {exchange.H_RESIDENCY: labels_text(labels)} if labels else {}
 
 
-def onward_headers(request: Request, home: RegionId, now: float) -> dict[str, str]:
+def onward_headers(request: Request, home: RegionId, held_s: float, now: float) -> dict[str, str]:
     """What changes in the headers of a peer's request that is sent on from `home`."""
     path = (*request.path, home)
     return {
         exchange.H_DEADLINE_MS: str(max(1, round((request.deadline - now) * 1000))),
         exchange.H_WAITED_MS: str(max(0, round((now - request.arrived_at) * 1000))),
+        exchange.H_HELD_MS: str(round(held_s * 1000)),
         exchange.H_HOPS: str(len(path)),
         exchange.H_REGIONS: ",".join(path),
     }

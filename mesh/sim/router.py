@@ -173,6 +173,7 @@ class SimRouter:
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
+            held_before_s=int(headers[exchange.H_HELD_MS]) / 1000,
             deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
             hops=len(path),
             origin=path[0],
@@ -326,12 +327,13 @@ class SimRouter:
         peer = living[self._around.pick(len(living))]
         if (inbox := effect.answer_inbox) is not None:
             said, ask, asker, request = self._guests.pop(effect.key)
-            headers = said | onward_headers(request, self.site, self._queue.now)
+            headers = said | onward_headers(request, self.site, effect.held_s, self._queue.now)
             self._send(peer.site, peer.hear_ingress, inbox, headers, ask, asker)
             return
         ticket = self._tickets.begin(effect.key, effect.attempt)
         waited_s = self._queue.now - ticket.arrived_at
-        ticket.peer, headers = effect.peer, self._headers(ticket) | way_headers(self.site, waited_s)
+        way = way_headers(self.site, waited_s, effect.held_s)
+        ticket.peer, headers = effect.peer, self._headers(ticket) | way
         self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
 
     def _headers(self, ticket: Ticket) -> dict[str, str]:

@@ -22,20 +22,22 @@ def request_headers(request_id: RequestId, attempt: int, remaining_s: float) -> 
     }
 
 
-def way_headers(origin: RegionId, waited_s: float) -> dict[str, str]:
+def way_headers(origin: RegionId, waited_s: float, held_s: float) -> dict[str, str]:
     """What a peer wants to know of the request's way so far."""
     return {
         exchange.H_WAITED_MS: str(round(waited_s * 1000)),
+        exchange.H_HELD_MS: str(round(held_s * 1000)),
         exchange.H_HOPS: "1",
         exchange.H_ORIGIN: origin,
     }
 
 
-def onward_headers(request: Request, home: RegionId, now: float) -> dict[str, str]:
+def onward_headers(request: Request, home: RegionId, held_s: float, now: float) -> dict[str, str]:
     """What changes in those of a peer's request that is sent on from `home`."""
     path = (*request.path, home)
     return deadline_header(request.deadline - now) | {
         exchange.H_WAITED_MS: str(round((now - request.arrived_at) * 1000)),
+        exchange.H_HELD_MS: str(round(held_s * 1000)),
         exchange.H_HOPS: str(len(path)),
         exchange.H_REGIONS: ",".join(path),
     }

@@ -48,6 +48,7 @@ class Ask:
 
     at: float
     is_return: bool = False
+    is_whole: bool = False  # its answer was read to the end
     status: int = 0
     first_at: float | None = None
     end_at: float = 0.0
@@ -63,7 +64,7 @@ class Load:
     """Clients of one router."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, seed: int) -> None:
-        self._session, self._url, self._model = session, url + "/v1/completions", model
+        self.session, self.url, self.model = session, url, model
         self._dice = random.Random(seed)
         self.slo_ms: int | None = None
         self.asks: list[Ask] = []
@@ -72,19 +73,22 @@ class Load:
         """One request, to its end."""
         words = " ".join(f"w{self._dice.getrandbits(16)}" for _ in range(PROMPT_WORDS))
         body = {
-            "model": self._model, "prompt": words, "max_tokens": ANSWER_TOKENS, "ignore_eos": True,
+            "model": self.model, "prompt": words, "max_tokens": ANSWER_TOKENS, "ignore_eos": True,
             "stream": True,
         }  # fmt: skip
         headers = {"x-mesh-slo-ttft-ms": str(self.slo_ms)} if self.slo_ms else {}
         ask = Ask(monotonic(), is_return)
         self.asks.append(ask)
         with suppress(aiohttp.ClientError, TimeoutError):
-            async with self._session.post(self._url, json=body, headers=headers) as answer:
+            async with self.session.post(
+                self.url + "/v1/completions", json=body, headers=headers
+            ) as answer:
                 ask.status = answer.status
                 ask.told_s = float(answer.headers.get("retry-after", 0))
                 async for _ in answer.content.iter_any():
                     if ask.first_at is None and ask.status == 200:
                         ask.first_at = monotonic()
+                ask.is_whole = ask.status == 200
         ask.end_at = monotonic()
         return ask
 
@@ -104,6 +108,14 @@ class Load:
         """Whole answers a second."""
         ends = (ask.end_at for ask in self.asks if ask.status == 200)
         return sum(begin <= at < end for at in ends) / (end - begin)
+
+    def begun_per_s(self, begin: float, end: float) -> float:
+        """Goodput: answers a second whose first token came in that time, and that were whole.
+
+        Not by their ends: engines are empty when a load begins, and full when it is over.
+        """
+        firsts = (ask.first_at for ask in self.asks if ask.is_whole)
+        return sum(at is not None and begin <= at < end for at in firsts) / (end - begin)
 
     async def opened(self, per_s: float, seconds: float) -> None:
         """Requests at random moments; some of the refused come back once."""
@@ -134,7 +146,7 @@ async def _watch_memory(pid: int, most: list[float]) -> None:
 
 async def _recovery_s(load: Load, usual_s: float) -> float:
     """From the end of the load until first tokens are as quick as usual."""
-    prober, quick, since = Load(load._session, load._url[:-15], load._model, 9), 0, load.over_at
+    prober, quick, since = Load(load.session, load.url, load.model, 9), 0, load.over_at
     while quick < NORMAL and monotonic() - load.over_at < RECOVERY_S_MAX:
         began = monotonic()
         ttft_s = (await prober.ask()).ttft_s
@@ -156,7 +168,7 @@ def _rows(load: Load, begin: float, peak: float, memory: Sequence[float]) -> dic
     refused = [ask for ask in asks if ask.status == TOO_MANY]
     returns = [ask for ask in load.asks if ask.is_return]
     answered = [ask for ask in asks if ask.status == 200]
-    done = load.done_per_s(begin + SETTLE_S, load.over_at)
+    done = load.begun_per_s(begin + SETTLE_S, load.over_at)
     sure_at = max((ask.end_at for ask in load.asks if ask.status == TOO_MANY), default=begin)
     came = f"{sum(ask.status == 200 for ask in returns)} of {len(returns)}"
     late = [ask for ask in returns if ask.at >= load.over_at]
@@ -165,7 +177,7 @@ def _rows(load: Load, begin: float, peak: float, memory: Sequence[float]) -> dic
         "requests": str(len(asks)),
         "answered, refused, failed": f"{len(answered)}, {len(refused)}, "
         f"{len(asks) - len(answered) - len(refused)}",
-        "answers a second, of the peak": f"{done:.2f}, {done / peak:.0%}",
+        "goodput: answers begun a second, of the peak": f"{done:.2f}, {done / peak:.0%}",
         "TTFT of the answered p50 / p90 / p99, s": _at(
             [a.ttft_s for a in answered], 0.5, 0.9, 0.99
         ),

@@ -28,8 +28,8 @@ from mesh.core.region.replicas import ReplicaTable
 from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
+from mesh.core.waiting.admission import Admission
 from mesh.core.waiting.line import Line
-from mesh.core.waiting.queue_delay import QueueDelay
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 
@@ -44,14 +44,14 @@ class ForeignWork:
         placer: Placer,
         line: Line,
         guests: Guests,
-        delay: QueueDelay,
+        admission: Admission,
     ) -> None:
         self._goal_s = settings.own_ttft_goal_s
         self._replicas = replicas
         self._placer = placer
         self._line = line
         self._guests = guests
-        self._delay = delay
+        self._admission = admission
 
     def place(self, request: Request, now: float, *, draining: bool) -> Place | Refusal:
         """The local replica or other region it goes to, or that it may wait, or why not."""
@@ -69,8 +69,10 @@ class ForeignWork:
             why = self._placer.forbids_here(request)
             if why is not None or not may_wait or self._guests.is_full:
                 return why or Refusal.NO_REPLICA
-            crowded = self._delay.crowded(Inflight(request), place, now)  # its wait at home counts
-            return place if crowded is None else Refusal.NO_REPLICA
+            too_long = self._admission.too_long(
+                Inflight(request), place, now
+            )  # its wait at home counts
+            return place if too_long is None else Refusal.NO_REPLICA
         if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
             return Refusal.OWN_WORK
         return place

@@ -6,7 +6,7 @@ was forwarded since the last one is counted against the replicas it said were fr
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 from mesh.core.federation.health import health
@@ -194,16 +194,15 @@ class PeerTable:
         if (peer := self._peers.get(region)) is not None:
             peer.refused_at = now
 
-    def wait_anew(self, now: float) -> None:
-        """This router stood still: what peers said meanwhile is still to be read."""
-        for peer in self._peers.values():
-            peer.heard_at = dict.fromkeys(peer.heard_at, now)
+    def expire(self, now: float, stood_s: Callable[[float], float] = lambda since: 0.0) -> None:
+        """Forget what routers said that fell silent: their queues and models are unknown again.
 
-    def expire(self, now: float) -> None:
-        """Forget what routers said that fell silent: their queues and models are unknown again."""
+        `stood_s`: seconds since a time that are nobody's silence, as this router stood still.
+        """
+        lost_s = self._settings.digest_lost_s
         for peer in self._peers.values():
             for router, heard_at in list(peer.heard_at.items()):
-                if now - heard_at > self._settings.digest_lost_s:
+                if now - heard_at > lost_s and now - heard_at - stood_s(heard_at) > lost_s:
                     del peer.digests[router], peer.heard_at[router]
             if not peer.digests:
                 peer.forwarded_at.clear()

@@ -109,7 +109,7 @@ class Mesh:
             reason = f"first token in {best.ttft_s:.3f} s: the least of {len(rows)}"
             held = best.held
             return Choice(best.target, reason, held.blocks, scores, held.tokens, is_guess)
-        reason = f"{best.target.name} is worth waiting for: {best.ttft_s:.3f} s"
+        reason = f"nearest: {best.target.name}, first token in {best.ttft_s:.3f} s"
         return Choice(None, reason, 0, scores, is_guess=is_guess)
 
     @property

@@ -26,7 +26,12 @@ STAND_IN_BYTES = 2048
 PARTS_MAX = 1024  # in one prompt: their stand-ins fill the blocks that are hashed
 PART_TOKENS_MAX = 65_536
 SLICE_CHARS = 65_536  # encoded at once: larger copies leave the processor's cache
-WEIGHT_MIN = 0.1  # of a new observation; the first ones are averaged
+WEIGHT_MAX, WEIGHT_MIN = 0.5, 0.1  # of a new observation: the first ones move it more, none all
+SAMPLE_RATIO_MAX = (
+    4.0  # one observation is taken for at most so many times what is known, or 1 / that
+)
+# Of a prompt, by estimate: where parts are less, what is off in the text's estimate outweighs them.
+SHARE_MIN = 0.25
 
 
 class PartKind(StrEnum):
@@ -133,14 +138,19 @@ class PartTokens:
         """The estimate for one part."""
         return self._tokens[kind]
 
-    def observe(self, kinds: tuple[PartKind, ...], tokens: float) -> None:
-        """Learn from one request whose parts came to that many tokens together.
+    def observe(self, kinds: tuple[PartKind, ...], tokens: float, text_tokens: float) -> None:
+        """Learn from one request whose parts came to that many tokens together, beside a text.
 
-        Parts of several kinds share them as they were estimated.
+        Parts of several kinds share them as they were estimated. A prompt that is text for the most
+        part teaches nothing.
         """
         expected = sum(self._tokens[kind] for kind in kinds)
+        if expected < SHARE_MIN * (expected + text_tokens):
+            return
+        ratio = min(SAMPLE_RATIO_MAX, max(1.0 / SAMPLE_RATIO_MAX, tokens / expected))
         for kind in set(kinds):
             known = self._tokens[kind]
-            sample = min(float(PART_TOKENS_MAX), max(1.0, tokens * known / expected))
+            sample = min(float(PART_TOKENS_MAX), max(1.0, ratio * known))
             self._seen[kind] += 1
-            self._tokens[kind] += max(WEIGHT_MIN, 1.0 / self._seen[kind]) * (sample - known)
+            weight = min(WEIGHT_MAX, max(WEIGHT_MIN, 1.0 / self._seen[kind]))
+            self._tokens[kind] += weight * (sample - known)

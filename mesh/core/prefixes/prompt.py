@@ -170,7 +170,7 @@ class TokenEstimate:
             return
         if size.parts:
             text_tokens = self._ratio.tokens(size.text_bytes) if size.text_bytes else 0
-            self._parts.observe(size.parts, prompt_tokens - text_tokens)
+            self._parts.observe(size.parts, prompt_tokens - text_tokens, text_tokens)
         else:
             self._ratio.observe(size.text_bytes, prompt_tokens)
 

@@ -122,15 +122,14 @@ class Fleet:
 
     def expire(self, now: float) -> None:
         """A tick: whoever fell silent is lost, be it a replica or a region."""
-        if self._replicas.bus.stood_still(now):
-            self._peers.wait_anew(now)
+        self._replicas.bus.tick(now)
         self.ownership.tick(now, accepting=not self.draining)
         self._replicas.lent = self.ownership.lent_to(now) is not None
         for name, orphans in self._replicas.expire(now):
             self._tell_lost(name, orphans)
         for name in self._replicas.forgotten(now):
             self._placer.forget_replica(name)
-        self._peers.expire(now)
+        self._peers.expire(now, self._replicas.bus.stood_s)
         for gone in self._handed_back.expire(now, self._is_living, self._is_awaited):
             self._tell_gone(gone, now)
         self._hear_whom_we_must()

@@ -77,18 +77,22 @@ class Attempts:
             self._peers.forwarded(record.peer, now)
             record.spot = Spot(CandidateKind.PEER, record.peer)
             self._placer.placed(request, record.spot, now)
-            self._effects.append(fx.Forward(request.key, record.attempt, record.peer))
+            forward = fx.Forward(request.key, record.attempt, record.peer, held_s=record.held_s)
+            self._effects.append(forward)
 
-    def begin_for_peer(self, request: Request, inbox: str, place: Place, now: float) -> None:
+    def begin_for_peer(
+        self, request: Request, inbox: str, place: Place, now: float, held_s: float = 0.0
+    ) -> None:
         """Hand a peer's request to a local replica, which answers to the peer's `inbox`, or send
-        it on to another region, whose replica will."""
+        it on to another region, whose replica will. `held_s`: seconds that it was held here."""
         assert place.target is not None, "a place to go to"
         self.decided(request, place)
         if place.placement is Placement.PEER:
             peer = RegionId(place.target)
             self._peers.forwarded(peer, now)
             self._placer.placed(request, Spot(CandidateKind.PEER, peer), now)
-            self._effects.append(fx.Forward(request.key, 1, peer, inbox))
+            held_s += request.held_before_s
+            self._effects.append(fx.Forward(request.key, 1, peer, inbox, held_s))
             return
         replica = ReplicaId(place.target)
         self._hand_off(request, place, replica, 1, inbox, now)

@@ -15,7 +15,7 @@ from mesh.core.requests.inflight import Inflight
 from mesh.core.requests.request import Request
 from mesh.core.waiting.admission import Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
-from mesh.core.waiting.returns import RETRY_AFTER_S_MAX
+from mesh.core.waiting.retry_after import RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
@@ -89,12 +89,12 @@ class Ends:
     def shed_if_too_late(self, record: Inflight, place: Place | None, now: float) -> bool:
         """Whether it is over: it would miss its objective, or, without one, wait for too long."""
         late = self._admission.late(record, place, now)
-        why = late or self._admission.delay.crowded(record, place, now)
+        why = late or self._admission.too_long(record, place, now)
         if why is None:
             return False
         joins = place is not None and place.target is None and record.held_since is None
-        because = f"{place.reason}: " if joins and place is not None else ""
-        self.shed(record, place, f"{because}{why}", now, late)
+        placed = f"; {place.reason}" if joins and place is not None else ""
+        self.shed(record, place, f"{why}{placed}", now, late)
         return True
 
     def shed(

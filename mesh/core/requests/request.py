@@ -30,6 +30,7 @@ class Request:
     session: str | None = None  # whose conversation it is part of, if the client says
     warm: bool = False  # nobody asks: it is computed to be held (`mesh.core.warming`)
     residency: Labels = ()  # it may go only where one of these is carried; empty: anywhere
+    held_before_s: float = 0.0  # a peer's: seconds in other regions' lines
     path: tuple[RegionId, ...] = ()  # regions that a peer's request has been in, its origin first
 
     @property

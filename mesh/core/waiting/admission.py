@@ -19,7 +19,7 @@ region's limit allows (`queue_delay.py`). Rejected: shedding by length of the qu
 at arrival; that is how queues fill with requests that are answered too late for anyone).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
@@ -30,9 +30,9 @@ from mesh.core.requests.request import Request
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.hold_queue import HoldQueue, Kind
 from mesh.core.waiting.pace import Pace
-from mesh.core.waiting.queue_delay import QueueDelay
+from mesh.core.waiting.queue_delay import LongWait, QueueDelay
 from mesh.core.waiting.rate import Rate
-from mesh.core.waiting.returns import Returns
+from mesh.core.waiting.retry_after import RetryAfter
 from schemas.ids import ModelId
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.
@@ -57,6 +57,7 @@ class Admission:
     def __init__(
         self,
         held: HoldQueue,
+        inflight: Mapping[int, Inflight],
         settings: RouterSettings,
         dice: Random,
         serving: Callable[[Kind, float, int], int],
@@ -65,9 +66,14 @@ class Admission:
         self._held = held
         self._dice = dice
         self._serving = serving
+        self._absent: set[Kind] = (
+            set()
+        )  # held, and served by nobody at present: no crowd for others
         self._paces: dict[ModelId, Pace] = {}
-        self._returns: dict[ModelId, Returns] = {}
-        self.delay = QueueDelay(settings.queue_delay_s_max, held, self._line_s, serving)
+        self._retry_after: dict[ModelId, RetryAfter] = {}
+        self._delay = QueueDelay(
+            settings.queue_delay_s_max, held, inflight, self._line_s, serving, self._absent
+        )
         self._begun = Rate(BEGUN_WINDOW_S)
 
     def waits(self, request: Request, now: float) -> None:
@@ -75,16 +81,19 @@ class Admission:
         if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
             oldest = next(iter(self._paces))
             del self._paces[oldest]
-            self._returns.pop(oldest, None)
+            self._retry_after.pop(oldest, None)
         self._paces.setdefault(request.model, Pace()).waits(now)
 
     def look(self, now: float) -> None:
         """A tick: a line that nobody serves does not move, which says nothing of its pace."""
-        served = {kind[0] for kind in self._held.held_kinds if self._serving(kind, now, 1)}
+        held = self._held.held_kinds
+        self._absent.clear()
+        self._absent.update(kind for kind in held if not self._serving(kind, now, 1))
+        served = {kind[0] for kind in held if kind not in self._absent}
         for model in self._held.models():
             if (pace := self._paces.get(model)) is not None:
                 (pace.waits if model in served else pace.nobody_waits)(now)
-        self.delay.look(now)
+        self._delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
         """It has left the line for an attempt."""
@@ -126,6 +135,10 @@ class Admission:
             return None
         return Late(so_far_s + (expected_s or 0.0), request.slo_ttft_s)
 
+    def too_long(self, record: Inflight, place: Place | None, now: float) -> LongWait | None:
+        """The wait that it would have, without an objective, if that is longer than it may be."""
+        return self._delay.too_long(record, place, now)
+
     def foretold(self, record: Inflight, place: Place, now: float) -> Place:
         """The placement with what is expected of it in its reason."""
         expected_s = self.expected_s(record.request, place, now)
@@ -139,7 +152,8 @@ class Admission:
         When it could join the line, or, with an objective, when those before it are gone and it
         would be in time; and behind those who were told to come back before.
         """
-        ahead = self._held.ahead(replace(request, arrived_at=now)) - (request in self._held)
+        back = replace(request, arrived_at=now)
+        ahead = self._held.ahead(back, self._absent) - (request in self._held)
         pace_per_s = self._pace_per_s(request.model, now)
         wait_s: float | None = 0.0
         if ahead:
@@ -148,17 +162,17 @@ class Admission:
             wait_s = max(wait_s, late.expected_s - late.slo_s)
         elif wait_s is not None and request.slo_ttft_s is None:
             place_s = 1.0 / pace_per_s if ahead and self._held.is_full else 0.0
-            wait_s = max(place_s, wait_s - self.delay.limit_s)
+            wait_s = max(place_s, wait_s - self._delay.limit_s)
         if request.model in self._paces:
-            returns = self._returns.setdefault(request.model, Returns())
+            retry_after = self._retry_after.setdefault(request.model, RetryAfter())
         else:
-            returns = Returns()
-        return returns.after_s(wait_s, pace_per_s, now, self._dice)
+            retry_after = RetryAfter()
+        return retry_after.after_s(wait_s, pace_per_s, now, self._dice)
 
     def _line_s(self, request: Request, now: float) -> float | None:
         pace = self._paces.get(request.model)
         per_s = None if pace is None else pace.per_s(now)
-        return None if not per_s else (self._held.ahead(request) + 1) / per_s
+        return None if not per_s else (self._held.ahead(request, self._absent) + 1) / per_s
 
     def _pace_per_s(self, model: ModelId, now: float) -> float:
         """Of the model's line; before that is known, how many were begun at all."""

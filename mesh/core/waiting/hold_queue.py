@@ -8,7 +8,7 @@ group is next.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from heapq import merge
 
 from mesh.core.requests.request import Request
@@ -37,7 +37,7 @@ class HoldQueue:
         self._lines: dict[int, dict[ModelId, Line]] = {}  # of each group
         self._group_of: dict[int, int] = {}  # by the request's key
         self._waiting: dict[ModelId, int] = {}
-        self._alike: dict[Kind, int] = {}
+        self._alike: dict[Kind, Line] = {}
         self._untried: dict[Priority, Line] = {priority: [] for priority in LOWEST_FIRST}
 
     def __contains__(self, request: Request) -> bool:
@@ -57,7 +57,7 @@ class HoldQueue:
 
     def alike(self, kind: Kind) -> int:
         """Requests of that kind that are held."""
-        return self._alike.get(kind, 0)
+        return len(self._alike.get(kind, ()))
 
     @property
     def kinds(self) -> int:
@@ -69,16 +69,26 @@ class HoldQueue:
         """Which ones."""
         return self._alike.keys()
 
-    def ahead(self, request: Request) -> int:
-        """Those held for its model who stand before that one, whether it is held or not."""
+    def ahead(self, request: Request, without: Container[Kind] = ()) -> int:
+        """Those held for its model who stand before that one, whether it is held or not.
+
+        `without`: requests of these kinds are not counted, unless it is one of them.
+        """
         place = standing(request), request.key
-        lines = (lines.get(request.model, ()) for lines in self._lines.values())
+        lines = list(self._lines_of(request.model, without))
+        if (kind := kind_of(request)) in without:
+            lines.append(self._alike.get(kind, []))
         return sum(bisect_left(line, place) for line in lines)
 
-    def next_of(self, model: ModelId) -> Request | None:
+    def next_of(self, model: ModelId, without: Container[Kind] = ()) -> Request | None:
         """Whoever stands first in the line of that model; None if nobody waits."""
-        lines = (lines[model] for lines in self._lines.values() if model in lines)
+        lines = self._lines_of(model, without)
         return min((line[0] for line in lines), default=(0.0, 0, None))[2]
+
+    def _lines_of(self, model: ModelId, without: Container[Kind]) -> Iterator[Line]:
+        for kind, line in self._alike.items():
+            if kind[0] == model and kind not in without:
+                yield line
 
     def newest_below(self, priority: Priority) -> Request | None:
         """Who came last of the lowest class, if that is lower than `priority`.
@@ -99,8 +109,8 @@ class HoldQueue:
             insort(self._untried[request.priority], (standing(request), request.key, request))
         self._group_of[request.key] = group
         self._waiting[request.model] = self.waiting(request.model) + 1
-        kind = kind_of(request)
-        self._alike[kind] = self.alike(kind) + 1
+        alike = self._alike.setdefault(kind_of(request), [])
+        insort(alike, (standing(request), request.key, request))
 
     def release(self, request: Request) -> None:
         """Take out one that has got a place: it was its group's turn."""
@@ -124,8 +134,8 @@ class HoldQueue:
         self._waiting[request.model] -= 1
         if not self._waiting[request.model]:
             del self._waiting[request.model]
-        self._alike[kind := kind_of(request)] -= 1
-        if not self._alike[kind]:
+        _take_out(alike := self._alike[kind := kind_of(request)], request)
+        if not alike:
             del self._alike[kind]
         return True
 

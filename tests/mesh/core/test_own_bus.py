@@ -1,7 +1,11 @@
 """Whose silence counts when the bus was away."""
 
+import pytest
+
+from mesh.core.events import DigestSeen, HeartbeatSeen, Tick
 from mesh.core.own_bus import STOOD_STILL_S, OwnBus
 from mesh.core.settings import RouterSettings
+from tests.mesh.core.build import beat, core, digest
 
 
 def bus() -> OwnBus:
@@ -37,10 +41,35 @@ def test_after_a_while_those_behind_it_are_as_lost_as_they_look() -> None:
 
 def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
     ours = bus()
-    assert not ours.stood_still(10.0), "the first tick says nothing"
-    assert not ours.stood_still(10.0 + STOOD_STILL_S)
+    ours.tick(10.0)
+    ours.tick(10.0 + STOOD_STILL_S)
     assert ours.silent_s(9.0, 11.0) == 2.0
-    assert ours.stood_still(20.0)
-    assert ours.silent_s(9.0, 21.5) == 1.5
-    assert not ours.stood_still(20.1)
-    assert ours.silent_s(9.0, 20.1) == 20.1 - 20.0
+    ours.tick(111.0)  # whatever the length
+    assert ours.silent_s(9.0, 111.0) == 2.0, "before it"
+    assert ours.silent_s(9.0, 112.5) == 3.5
+    assert ours.silent_s(50.0, 112.5) == 1.5, "heard of meanwhile, as it is read afterwards"
+    ours.tick(111.1)
+    assert ours.silent_s(9.0, 111.1) == 111.1 - 109.0
+    assert ours.silent_s(111.05, 111.1) == 111.1 - 111.05
+
+
+@pytest.mark.parametrize("gap_s", [1.1, 1.5, 5.0])
+def test_a_process_whose_ticks_are_all_late_forgives_for_a_while_only(gap_s: float) -> None:
+    ours, now = bus(), 10.0
+    ours.tick(now)
+    while ours.silent_s(10.0, now) <= 2.0:
+        assert now < 10.0 + 30.0 + 2 * gap_s + 2.0
+        ours.tick(now := now + gap_s)
+    assert now > 10.0 + 30.0
+    assert ours.silent_s(now, now) == 0.0, "whoever is heard begins anew"
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 1.1, 5.0])
+def test_a_router_whose_ticks_are_all_late_still_loses_the_dead(gap_s: float) -> None:
+    router, now = core(), 100.0
+    router.handle(HeartbeatSeen(beat("us-0")), now)
+    router.handle(DigestSeen(digest("eu")), now)
+    while router.models():
+        assert now < 100.0 + 50.0
+        now += gap_s
+        router.handle(Tick(), now)

@@ -76,6 +76,10 @@ def test_a_peer_s_request_has_passed_a_region():
 def test_what_it_has_waited_counts_up_to_a_minute():
     assert read(**{exchange.H_WAITED_MS: "1500"}).arrived_at == 98.5
     assert read(**{exchange.H_WAITED_MS: "999999999"}).arrived_at == 100.0 - WAITED_S_MAX
+    assert read(**{exchange.H_WAITED_MS: "1500"}).held_before_s == 1.5, "an older router says it so"
+    both = read(**{exchange.H_WAITED_MS: "9500", exchange.H_HELD_MS: "500"})
+    assert (both.arrived_at, both.held_before_s) == (90.5, 0.5)
+    assert read(**{exchange.H_HELD_MS: "999999999"}).held_before_s == WAITED_S_MAX
 
 
 def test_only_what_a_peer_may_say_is_passed_on():
@@ -208,18 +212,19 @@ def test_a_way_that_comes_back_or_is_none_is_refused(hops, regions):
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_what_is_sent_on_says_the_whole_way_and_what_it_has_waited(in_parts):
     desk = Desk(limit_bytes=1_000_000)
-    more, data = {exchange.H_WAITED_MS: "40"}, BODY
+    more, data = {exchange.H_WAITED_MS: "40", exchange.H_HELD_MS: "30"}, BODY
     if in_parts:
         more |= {exchange.H_BODY_BYTES: "2000000"}
         data = wire.encode(exchange.Sketch(9000, (1, 2)))
     asked = desk.ingress.read(message(data, **more), 1, 100.0)
-    desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX), INBOX, 100.5)
+    desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX, 0.23), INBOX, 100.5)
     [(subject, payload)] = desk.said
     assert (subject, payload) == (subjects.ingress("ap"), data)
     on = Msg(None, subject=subject, reply=desk.reply, data=payload, headers=desk.headers)
     there = read_ingress(on, 8, PromptReader("key"), 7.0).request
     assert (there.path, there.hops, there.origin) == (("eu", "us"), 2, "eu")
     assert (there.arrived_at, there.deadline) == (7.0 - 0.54, 9.0)
+    assert there.held_before_s == 0.23
     assert (there.answer_inbox, there.prompt) == (INBOX, asked.prompt)
     assert desk.bodies.taken_bytes == 0
     assert desk.sample("mesh_ingress_total", origin="eu", result="sent_on") == 1.0

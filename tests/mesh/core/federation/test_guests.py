@@ -153,4 +153,7 @@ def test_the_limit_of_waiting_holds_for_guests_with_what_they_waited_at_home():
     refused = of(fx.RefusePeer, region.ask(foreign(3, arrived_at=now), now))
     assert [(r.key, r.reason) for r in refused] == [(3, Refusal.NO_REPLICA)]
     assert of(fx.TellHeld, region.ask(foreign(4, arrived_at=-20.0), now)), "it goes first"
-    assert of(fx.RefusePeer, region.ask(foreign(5, arrived_at=-10.0), now)), "it has waited"
+    tried = foreign(6, arrived_at=-10.0)
+    assert of(fx.TellHeld, region.ask(tried, now)), "its failed attempt was no wait"
+    waited = foreign(5, arrived_at=-10.0, held_before_s=20.5)
+    assert of(fx.RefusePeer, region.ask(waited, now)), "it has waited"

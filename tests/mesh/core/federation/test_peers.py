@@ -216,3 +216,11 @@ def test_a_detour_is_three_half_round_trips_instead_of_two(there_s, onward_s, ba
             table.measured(region, rtt_s)
     table.see(digest("ap", rtt_s={} if onward_s is None else {US: onward_s}), 0.0)
     assert table.detour_s(AP, US) == pytest.approx(detour_s)
+
+
+def test_time_in_which_this_router_was_suspended_is_no_peers_silence(table):
+    table.see(digest("eu"), 0.0)
+    table.expire(60.5, stood_s=lambda since: 60.0)
+    assert table.get(EU).digests
+    table.expire(90.0, stood_s=lambda since: 60.0)
+    assert not table.get(EU).digests

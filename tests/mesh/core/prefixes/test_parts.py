@@ -93,29 +93,45 @@ def test_the_largest_part_does_not_hold_the_event_loop():
     assert min(took_s() for _ in range(5)) < 0.02
 
 
-def test_the_first_reports_count_alike_and_later_ones_move_it_slowly():
-    tokens = PartTokens()
+def test_the_first_reports_move_it_more_than_later_ones():
+    tokens, image = PartTokens(), (PartKind.IMAGE,)
     assert tokens.tokens(PartKind.IMAGE) == TOKENS_START[PartKind.IMAGE]
-    for reported in (1000.0, 2000.0, 3000.0):
-        tokens.observe((PartKind.IMAGE,), reported)
-    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(2000)
-    for _ in range(20):
-        tokens.observe((PartKind.IMAGE,), 2000.0)
-    tokens.observe((PartKind.IMAGE,), 12_000.0)
-    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(3000, rel=0.01)
+    tokens.observe(image, 1000.0, 0.0)
+    assert tokens.tokens(PartKind.IMAGE) == pytest.approx((512 + 1000) / 2)
+    for _ in range(40):
+        tokens.observe(image, 2000.0, 100.0)
+    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(2000, rel=0.02)
+    tokens.observe(image, 4000.0, 0.0)
+    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(2200, rel=0.02)
+
+
+@pytest.mark.parametrize(("reported", "learned"), [(1e6, 2.5), (-1e6, 0.625), (0.0, 0.625)])
+def test_one_report_is_no_more_than_a_hint(reported, learned):
+    tokens = PartTokens()
+    tokens.observe((PartKind.IMAGE,), reported, 0.0)
+    assert tokens.tokens(PartKind.IMAGE) == learned * TOKENS_START[PartKind.IMAGE]
+
+
+def test_a_long_text_with_one_image_teaches_nothing_of_images():
+    tokens, start = PartTokens(), TOKENS_START[PartKind.IMAGE]
+    for reported in (-5000.0, 8000.0):  # the text's estimate is off by thousands
+        tokens.observe((PartKind.IMAGE,), reported, 3.1 * start)
+        assert tokens.tokens(PartKind.IMAGE) == start
+    tokens.observe((PartKind.IMAGE,), 2 * start, 2.9 * start)
+    assert tokens.tokens(PartKind.IMAGE) == 1.5 * start
 
 
 def test_parts_of_two_kinds_share_what_is_reported():
     tokens = PartTokens()
-    tokens.observe((PartKind.IMAGE, PartKind.IMAGE, PartKind.IMAGE_LOW), 2 * (2 * 512 + 85))
-    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(1024)
-    assert tokens.tokens(PartKind.IMAGE_LOW) == pytest.approx(170)
+    tokens.observe((PartKind.IMAGE, PartKind.IMAGE, PartKind.IMAGE_LOW), 2 * (2 * 512 + 85), 0.0)
+    assert tokens.tokens(PartKind.IMAGE) == pytest.approx(1.5 * 512)
+    assert tokens.tokens(PartKind.IMAGE_LOW) == pytest.approx(1.5 * 85)
 
 
 @pytest.mark.parametrize("reported", [-(2.0**60), 0.0, 2.0**60])
 def test_estimates_are_bounded(reported):
     tokens = PartTokens()
     for _ in range(100):
-        tokens.observe((PartKind.VIDEO, PartKind.FILE), reported)
+        tokens.observe((PartKind.VIDEO, PartKind.FILE), reported, 0.0)
     assert 1.0 <= tokens.tokens(PartKind.VIDEO) <= PART_TOKENS_MAX
     assert 1.0 <= tokens.tokens(PartKind.FILE) <= PART_TOKENS_MAX

@@ -12,7 +12,8 @@ from mesh.core.requests.inflight import Inflight
 from mesh.core.settings import RouterSettings
 from mesh.core.waiting.admission import SLO_MARGIN, Admission, Late
 from mesh.core.waiting.hold_queue import HoldQueue
-from mesh.core.waiting.returns import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
+from mesh.core.waiting.pace import KEPT_S
+from mesh.core.waiting.retry_after import JITTER_RATIO, LATEST_S, RETRY_AFTER_S_MAX
 from schemas.decision import Placement
 from schemas.exchange import Priority
 from tests.mesh.core.build import request
@@ -24,11 +25,12 @@ class Door:
     """A line that has moved at PACE_PER_S, with `waiting` in it since time 0."""
 
     def __init__(self, waiting=0, *, moved=True, limit_s=0.0, serving=1):
-        self.held = HoldQueue(1000)
+        self.held, self.inflight = HoldQueue(1000), {}
         self.serving = serving
         settings = RouterSettings(queue_delay_s_max=limit_s)
         self.admission = Admission(
-            self.held, settings, Random(1), lambda kind, now, enough: min(self.serving, enough)
+            *(self.held, self.inflight, settings, Random(1)),
+            lambda kind, now, enough: min(self.serving, enough),
         )
         self.now = 0.0
         for key in range(waiting + (10 if moved else 0)):
@@ -40,6 +42,8 @@ class Door:
 
     def put(self, one):
         self.held.put(one)
+        self.inflight[one.key] = record = Inflight(one)
+        record.hold(self.now)
         self.admission.waits(one, self.now)
 
     def late(self, slo_s, place=None, waited_s=0.0):
@@ -151,10 +155,22 @@ def test_a_line_that_nobody_serves_keeps_its_pace():
     expected_s = door.admission.expected_s(asked, None, door.now)
     door.serving = 0
     door.admission.look(door.now)
-    assert door.admission.expected_s(asked, None, door.now + 900.0) == expected_s
+    assert door.admission.expected_s(asked, None, door.now + KEPT_S) == expected_s
     door.serving = 1
-    door.admission.look(door.now + 900.0)
-    assert door.admission.expected_s(asked, None, door.now + 910.0) > 2 * expected_s
+    door.admission.look(door.now + KEPT_S)
+    assert door.admission.expected_s(asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
+
+
+def test_those_that_nobody_serves_are_not_ahead_of_others():
+    door, asked = Door(9), request(999, arrived_at=1000.0)
+    expected_s = door.admission.expected_s(asked, None, door.now)
+    for key in range(500, 530):
+        door.put(request(key, residency=("eu",)))
+    assert door.admission.expected_s(asked, None, door.now) > 3 * expected_s
+    door.admission._serving = lambda kind, now, enough: int(not kind[1])
+    door.admission.look(door.now)
+    assert door.admission.expected_s(asked, None, door.now) == expected_s
+    assert is_told(door.admission.retry_after_s(asked, None, door.now), 9 / PACE_PER_S)
 
 
 def test_lines_of_different_models_have_their_own_pace():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.waiting.pace import BUSY_S_MIN, RELEASES_MIN, WINDOW_S, Pace
+from mesh.core.waiting.pace import BUSY_S_MIN, KEPT_S, RELEASES_MIN, WINDOW_S, Pace
 
 
 def moving(pace, per_s, seconds, begin=0.0):
@@ -39,9 +39,22 @@ def test_idle_time_does_not_count():
     end = moving(pace, 5.0, 8.0)
     known = pace.per_s(end)
     pace.nobody_waits(end)
-    assert pace.per_s(end + 3600.0) == known
-    pace.waits(end + 3600.0)
-    assert pace.per_s(end + 3600.0) == known
+    assert pace.per_s(end + KEPT_S) == known
+    pace.waits(end + KEPT_S)
+    assert pace.per_s(end + KEPT_S) == known
+
+
+def test_what_was_learned_long_ago_says_nothing_of_now():
+    for asked_first in (False, True):
+        pace = Pace()
+        end = moving(pace, 0.5, 30.0)
+        pace.nobody_waits(end)
+        pace.nobody_waits(end + KEPT_S)  # still nobody
+        later = end + KEPT_S + 0.1
+        assert not asked_first or pace.per_s(later) is None
+        pace.waits(later)
+        assert pace.per_s(later + 5.0) is None
+        assert pace.per_s(moving(pace, 10.0, 5.0, later)) == pytest.approx(10.0, rel=0.1)
 
 
 def test_a_line_that_stands_still_grows_slow_and_one_that_moves_recovers():

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.waiting.returns import (
+from mesh.core.waiting.retry_after import (
     JITTER_RATIO,
     LATEST_S,
     RETRY_AFTER_S_MAX,
     RETRY_AFTER_S_MIN,
-    Returns,
+    RetryAfter,
 )
 
 SOME_S = st.floats(0.0, 1e4)
@@ -19,7 +19,7 @@ SOME_S = st.floats(0.0, 1e4)
 
 @given(st.none() | SOME_S, SOME_S, st.integers(1, 200), st.integers())
 def test_it_is_whole_seconds_from_one_to_a_minute(wait_s, pace_per_s, refused, seed):
-    returns, dice = Returns(), Random(seed)
+    returns, dice = RetryAfter(), Random(seed)
     for _ in range(refused):
         after_s = returns.after_s(wait_s, pace_per_s, 5.0, dice)
         assert RETRY_AFTER_S_MIN <= after_s <= RETRY_AFTER_S_MAX
@@ -28,7 +28,7 @@ def test_it_is_whole_seconds_from_one_to_a_minute(wait_s, pace_per_s, refused, s
 
 
 def test_a_crowd_is_told_to_come_back_at_the_pace_of_the_line():
-    returns, dice, pace_per_s = Returns(), Random(1), 4.0
+    returns, dice, pace_per_s = RetryAfter(), Random(1), 4.0
     told = [returns.after_s(2.0, pace_per_s, 0.0, dice) for _ in range(120)]
     for number, after_s in enumerate(told):
         due_s = 2.0 + number / pace_per_s
@@ -36,7 +36,7 @@ def test_a_crowd_is_told_to_come_back_at_the_pace_of_the_line():
 
 
 def test_those_who_were_told_are_counted_until_they_are_due():
-    returns, dice = Returns(), Random(1)
+    returns, dice = RetryAfter(), Random(1)
     for _ in range(100):
         returns.after_s(0.0, 10.0, 0.0, dice)
     assert returns.after_s(0.0, 10.0, 4.0, dice) == pytest.approx(6.5, abs=1.0)
@@ -44,12 +44,12 @@ def test_those_who_were_told_are_counted_until_they_are_due():
 
 
 def test_a_thousand_who_never_return_are_forgotten_within_a_minute():
-    returns, dice = Returns(), Random(1)
+    returns, dice = RetryAfter(), Random(1)
     for _ in range(100_000):
         returns.after_s(0.0, 10.0, 0.0, dice)
     assert returns.after_s(0.0, 10.0, RETRY_AFTER_S_MAX, dice) <= 2.0
 
 
 def test_equal_waits_are_parted_by_chance():
-    told = {Returns().after_s(30.0, 5.0, 0.0, Random(seed)) for seed in range(100)}
+    told = {RetryAfter().after_s(30.0, 5.0, 0.0, Random(seed)) for seed in range(100)}
     assert told == {30.0 + more for more in range(7)}

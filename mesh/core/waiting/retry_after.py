@@ -20,7 +20,7 @@ JITTER_RATIO = 0.2  # added at most
 LATEST_S = RETRY_AFTER_S_MAX / (1.0 + JITTER_RATIO)
 
 
-class Returns:
+class RetryAfter:
     """Of one line; time and chance are arguments."""
 
     def __init__(self) -> None:
