@@ -31,7 +31,18 @@ OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
 SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
-HEADER_BYTES_RESERVE = 4096  # of max_payload, which counts headers too
+# Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
+# have together.
+HEADER_BYTES_RESERVE = 16 * 1024
+HEADERS_BYTES_MAX = HEADER_BYTES_RESERVE // 2  # of a peer's request: this router adds its own
+_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
+_HEADER_LINE_BYTES = len(b": \r\n")
+
+
+def header_bytes(headers: Mapping[str, str]) -> int:
+    """What the headers add to a message, in bytes, if they are ASCII."""
+    size = _HEADER_FRAME_BYTES + _HEADER_LINE_BYTES * len(headers)
+    return size + len("".join(headers)) + len("".join(headers.values()))
 
 
 class _Outgoing(NamedTuple):
@@ -145,12 +156,22 @@ class RouterBus:
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> bool:
-        """Send soon, in order. False if the outbox is full: then the bus has been gone for long."""
+        """Send soon, in order. False if it is not sent: the outbox is full, as the bus has been
+        gone for long, or the server would not take the message and close the connection."""
         if self._outbox_bytes + len(payload) > OUTBOX_BYTES_MAX or self._outbox.full():
+            return False
+        if headers is not None and not self._takes(payload, headers):
+            log.warning("not sent to %s: its headers are too large or not ASCII", subject)
             return False
         self._outbox_bytes += len(payload)
         self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
         return True
+
+    def _takes(self, payload: bytes, headers: dict[str, str]) -> bool:
+        """Whether a server takes such a message; nats-py itself looks at the payload alone."""
+        if len(payload) + header_bytes(headers) > self.client.max_payload:
+            return False
+        return "".join(headers.values()).isascii()
 
     async def _send(self) -> None:
         while True:
