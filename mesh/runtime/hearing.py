@@ -24,8 +24,10 @@ from schemas.parcels import PARCEL, unpack_parcel
 
 log = logging.getLogger(__name__)
 
+OTHER = "other"  # of labels that would name what no router of ours knows
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 
+_REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
 
 Feed = Callable[[ev.Event], None]
@@ -195,9 +197,9 @@ class Hearing:
         if isinstance(event, ev.AnswerEnded):
             self._learn(ticket, answer)
         elif isinstance(event, ev.AttemptRefused):
-            self._metrics.refusals.labels(event.reason).inc()
+            self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
             if event.region != self._config.region:
-                self._metrics.forwards.labels(event.region, "refused").inc()
+                self._metrics.forwards.labels(self._known(event.region), "refused").inc()
             if answer.fresh is not None and answer.fresh.region == answer.asked:
                 self._feed(ev.DigestSeen(answer.fresh))
         elif isinstance(event, ev.AttemptFailed):
@@ -208,7 +210,11 @@ class Hearing:
 
     def _count_placed(self, event: ev.Event, answer: Answer) -> None:
         if isinstance(event, ev.PlacedByPeer) and answer.region is not None:
-            self._metrics.forwards.labels(answer.region, "placed").inc()
+            self._metrics.forwards.labels(self._known(answer.region), "placed").inc()
+
+    def _known(self, region: RegionId) -> str:
+        """That region as a label: whoever sends frames may name any."""
+        return region if region in (*self._config.peers, self._config.region) else OTHER
 
     def _learn(self, ticket: Ticket, answer: Answer) -> None:
         end = answer.end

@@ -285,12 +285,13 @@ class Ingress:
         remaining_ms = max(1, round((foreign.request.deadline - now) * 1000))
         headers = foreign.headers | {exchange.H_DEADLINE_MS: str(remaining_ms)} | handoff
         foreign.span.dispatched(headers)
+        # First of all, so that the agent can send nothing that would pass for this router's.
+        placed = wire.encode(exchange.Placed(region, effect.replica))
+        self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
         subject = subjects.work(region, effect.replica)
         if not self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers):
             self._not_sent(foreign, inbox)
             return
-        placed = wire.encode(exchange.Placed(region, effect.replica))
-        self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
         if not foreign.request.warm:
             self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
         foreign.span.end()
