@@ -264,8 +264,8 @@ class Answer:
             return ev.AttemptProgressed(self.key, self.attempt, max(1, frame.number))
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)
-            region, replica = place_named(lost.region, lost.replica)
-            return self._failed(f"replica {replica} of region {region} was lost")
+            place = place_named(lost.region, lost.replica)
+            return self._failed(f"replica {place[1]} of region {place[0]} was lost")
         refused = wire.decode_as(exchange.Refused, frame.payload)
         region = region_named(refused.region)
         replica = place_named(region, refused.replica)[1] if refused.replica else None

@@ -288,6 +288,15 @@ def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
     return callback
 
 
+def has_headers(msg: Msg) -> bool:
+    """Whether this is no state or gossip of a router or agent: theirs comes without headers.
+
+    What JetStream sends to a reply subject has some. Its request names any reply subject, and a
+    sender is believed by the subject: so a stored message could be passed off as another region's.
+    """
+    return bool(msg.headers)
+
+
 def is_no_responders(headers: Mapping[str, str] | None) -> bool:
     """Whether the server itself answers that nobody listens on the subject asked."""
     return headers is not None and headers.get("Status") == "503"

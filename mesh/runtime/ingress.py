@@ -14,6 +14,7 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import tracing
+from infra.limited_log import LimitedLog
 from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import HEADERS_BYTES_MAX, RouterBus, header_bytes
 from mesh.adapters.large_bodies import LARGE_BYTES
@@ -234,6 +235,7 @@ class Ingress:
         guard: ReplyGuard,
     ) -> None:
         self._guard = guard
+        self._log = LimitedLog(log)
         self._config = config
         self._bus = bus
         self._metrics = metrics
@@ -258,7 +260,7 @@ class Ingress:
             if foreign.request.origin != asker.region:
                 raise IngressInvalid("its answer is not to go to its origin")
         except IngressInvalid as error:
-            log.warning("ingress refused: %s", error)
+            self._log.warning(channel, "invalid", "ingress refused: %.300s", error)
             self._bodies.give_back(taken)
             self._say_refused(msg.reply, Refusal.BAD_WORK)
             return None

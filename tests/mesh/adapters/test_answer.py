@@ -17,8 +17,6 @@ from mesh.core import events as ev
 from mesh.core.requests.request import Served
 from schemas import exchange, wire
 from schemas.exchange import WINDOW_BYTES, Frame, FrameView, Outcome, Refusal
-from schemas.state import encode_state
-from tests.mesh.core.build import digest
 
 KEY, ATTEMPT, INBOX = 7, 2, "_INBOX.us.r1.7-2-x"
 EVENTS, JSON = "text/event-stream; charset=utf-8", "application/json"
@@ -56,32 +54,6 @@ class Sender:
 
 def failure(detail: str, status: int | None = None) -> ev.AttemptFailed:
     return ev.AttemptFailed(KEY, ATTEMPT, detail, status)
-
-
-# Places.
-
-
-def refused(region="eu", replica="", digest=""):
-    return wire.encode(exchange.Refused("full", region, replica, -1, -1, digest))
-
-
-@pytest.mark.parametrize(
-    "names", [("Eu", ""), ("eu.x", ""), ("eu", "G 1"), ("", ""), ("x" * 40, "")]
-)
-def test_a_refusal_by_nobody_that_can_be_is_no_frame(names):
-    with pytest.raises(wire.WireError):
-        Sender().send(Frame.REFUSED, refused(*names))
-
-
-@pytest.mark.parametrize("is_placed", [False, True])
-def test_a_refusal_s_digest_is_the_asked_router_s_until_an_agent_has_the_request(is_placed):
-    state = encode_state(digest("eu")).decode()
-    sender = Sender()
-    sender.answer.asked = "eu"
-    if is_placed:
-        sender.send(Frame.PLACED, wire.encode(exchange.Placed("eu", "g1")), 0)
-    assert isinstance(sender.send(Frame.REFUSED, refused(digest=state), 0), ev.AttemptRefused)
-    assert (sender.answer.fresh is None) is is_placed
 
 
 # Order.
