@@ -29,7 +29,7 @@ from agents.core.events import (
     Event,
     WorkArrived,
 )
-from infra.bus import BusUnreachable, answering_services, flush
+from infra.bus import answering_services, closed_for_good, flush
 from infra.limited_log import LimitedLog
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
@@ -135,7 +135,7 @@ class AgentBus:
         Raises BusUnreachable once the connection is closed for good.
         """
         if self._client.is_closed:
-            raise BusUnreachable("the bus turned this agent away; see the log above")
+            raise closed_for_good(self._client)
         if not self._client.is_connected:
             return
         try:

@@ -17,7 +17,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, BusUnreachable, answering_services, close, connect, flush
+from infra.bus import (
+    BusAddress,
+    answering_services,
+    close,
+    closed_for_good,
+    connect,
+    flush,
+)
 from infra.ending import end_all
 from mesh.adapters import streams
 from mesh.adapters.answer import Answer
@@ -106,7 +113,7 @@ class RouterBus:
 
     @property
     def sending(self) -> asyncio.Task[None]:
-        """Ends, with BusUnreachable, when the server has turned this router away for good."""
+        """Ends, with BusUnreachable, when the server has closed the connection for good."""
         assert self._sender is not None, "the bus is not open"
         return self._sender
 
@@ -181,7 +188,7 @@ class RouterBus:
                     message.subject, message.payload, message.reply, message.headers
                 )
             except nats.errors.ConnectionClosedError as error:
-                raise BusUnreachable(f"{self._address.url} turned this router away") from error
+                raise closed_for_good(self.client) from error
             except (nats.errors.Error, OSError) as error:
                 log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
             finally:

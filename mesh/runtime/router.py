@@ -72,7 +72,7 @@ async def run(
     """Serve until `stop` is set, then drain.
 
     Raises BusUnreachable, PortTaken or RecordingRefused at start, and BusUnreachable when the
-    server has turned this router away for good: a router that can only refuse must end, to be
+    server has closed the connection for good: a router that can only refuse must end, to be
     started anew.
     """
     router = Router(config)
