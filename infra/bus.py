@@ -119,6 +119,12 @@ async def flush(client: Client, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
 
 
+def closed_for_good(client: Client) -> BusUnreachable:
+    """Of a connection that nats-py does not open again, with the last error that it knows."""
+    said = str(client.last_error or "no error")
+    return BusUnreachable(f"the bus closed the connection for good; last error: {said}")
+
+
 async def close(client: Client) -> None:
     """Leave the bus. What could not be sent is lost, with a line in the log; raises nothing."""
     try:
@@ -186,7 +192,7 @@ class _LeavingTransport(_Transport):
 
     def _lost(self) -> None:
         if not self._has_lost:
-            log.warning("left without the bus: what was still to be sent is lost")
+            log.warning("disconnected; unsent messages are lost")
         self._has_lost = True
 
 

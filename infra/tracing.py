@@ -20,8 +20,10 @@ log = logging.getLogger(__name__)
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-_HEADERS = ("traceparent", "tracestate")
+_PARENT, _STATE = "traceparent", "tracestate"
+STATE_CHARS_MAX = 512  # what W3C Trace Context asks everybody to pass on; a longer one is dropped
 _UNSAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")  # W3C Trace Context
+_PLAIN = re.compile("[\t -~]*")
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -85,9 +87,9 @@ def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> No
     of = span.get_span_context()
     if not of.is_valid:
         return
-    carrier["traceparent"] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
+    carrier[_PARENT] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
     if of.trace_state:
-        carrier["tracestate"] = of.trace_state.to_header()
+        carrier[_STATE] = of.trace_state.to_header()
 
 
 def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
@@ -98,11 +100,20 @@ def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
     """
     if not _UNSAMPLED.fullmatch(carrier.get("traceparent", "")):
         return {}
-    return {name: carrier[name] for name in _HEADERS if name in carrier}
+    return _kept(carrier)
 
 
 def extract(carrier: Mapping[str, str]) -> Context | None:
     """The context that came with headers, or None when they carry no trace."""
-    if "traceparent" not in carrier:
+    if _PARENT not in carrier:
         return None
-    return _PROPAGATOR.extract(carrier)
+    return _PROPAGATOR.extract(_kept(carrier))
+
+
+def _kept(carrier: Mapping[str, str]) -> dict[str, str]:
+    """Its trace headers, without a state that is too long or no plain text for a bus header."""
+    kept = {_PARENT: carrier[_PARENT]}
+    state = carrier.get(_STATE)
+    if state is not None and len(state) <= STATE_CHARS_MAX and _PLAIN.fullmatch(state):
+        kept[_STATE] = state
+    return kept

@@ -173,7 +173,12 @@ def _headers(rows: tuple[Header, ...]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            row.name: {"type": "string", "pattern": row.pattern, "description": row.about}
+            row.name: {
+                "type": "string",
+                "pattern": row.pattern,
+                "maxLength": row.chars_max,
+                "description": row.about,
+            }
             for row in rows
         },
         "required": [row.name for row in rows if row.required],

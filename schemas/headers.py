@@ -5,10 +5,13 @@ in NATS headers. The names are constants in `schemas.exchange`, next to the stor
 here each gets its meaning and its form, for the AsyncAPI document and for readers of the bus.
 """
 
+import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 from schemas import exchange
-from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.residency import TEXT_CHARS_MAX
 from schemas.subjects import INBOX_ROOT
 
 _NAME = NAME_PATTERN.removeprefix("^").removesuffix("$")
@@ -21,12 +24,23 @@ INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One header. Header values are text: a count is decimal digits."""
+    """One header. Header values are ASCII text: a count is decimal digits.
+
+    `chars_max`: what is longer is refused, before its pattern is looked at.
+    """
 
     name: str
     pattern: str
     about: str
     required: bool = True
+    chars_max: int = 512
+
+    def fits(self, text: str) -> bool:
+        """Whether it may be the header's value."""
+        return len(text) <= self.chars_max and bool(_compiled(self.pattern).fullmatch(text))
+
+
+_compiled = cache(re.compile)
 
 
 TRACE = (
@@ -36,7 +50,7 @@ TRACE = (
         "W3C trace context of the span that sent this.",
         required=False,
     ),
-    Header("tracestate", r"^.*$", "W3C trace state.", required=False),
+    Header("tracestate", r"^[\t -~]*$", "W3C trace state.", required=False),
 )
 
 REQUEST = (
@@ -45,6 +59,7 @@ REQUEST = (
         exchange.H_MODEL,
         MODEL_TOKEN_PATTERN,
         "Model name; every byte outside A-Z a-z 0-9 _ - is written =XX.",
+        chars_max=3 * 4 * MODEL_CHARS_MAX,  # UTF-8 takes four bytes at most
     ),
     Header(exchange.H_PATH, r"^/.+$", "HTTP path at the engine."),
     Header(exchange.H_ATTEMPT, COUNT_PATTERN, "Placement attempt, 1 for the first."),
@@ -78,6 +93,7 @@ REQUEST = (
         LABELS_PATTERN,
         "Labels, one of which whoever computes it must carry; anywhere when missing.",
         required=False,
+        chars_max=TEXT_CHARS_MAX,
     ),
     Header(
         exchange.H_WARM,

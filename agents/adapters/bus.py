@@ -29,7 +29,8 @@ from agents.core.events import (
     Event,
     WorkArrived,
 )
-from infra.bus import BusUnreachable, answering_services, flush
+from infra.bus import answering_services, closed_for_good, flush
+from infra.limited_log import LimitedLog
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -62,6 +63,7 @@ class AgentBus:
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
         self._service: Service | None = None
+        self._log = LimitedLog(log)
         self.unanswered = 0  # work that was dropped because of its reply subject
         # For frames of answers; whoever opens this runs it.
         self.outbox = Outbox(client.publish, link)
@@ -133,7 +135,7 @@ class AgentBus:
         Raises BusUnreachable once the connection is closed for good.
         """
         if self._client.is_closed:
-            raise BusUnreachable("the bus turned this agent away; see the log above")
+            raise closed_for_good(self._client)
         if not self._client.is_connected:
             return
         try:
@@ -187,17 +189,18 @@ class AgentBus:
             await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
 
     def _is_answered(self, msg: Msg) -> bool:
-        """Whether it wants its answer where one may go. Whoever sends one other sends many."""
+        """Whether it wants its answer where one may go."""
         if reply_inbox("work", msg.subject, msg.reply, self._region, None) is not None:
             return True
         self.unanswered += 1
-        if self.unanswered & (self.unanswered - 1) == 0:  # at 1, 2, 4, 8, …
-            why = "work %d that wants its answer at %.200r is dropped"
-            log.warning(why, self.unanswered, msg.reply)
+        text = "dropped work of %d bytes: its reply subject %.200r is not allowed"
+        self._log.warning("work", "reply", text, len(msg.data), msg.reply)
         return False
 
     def _decoded(self, cls: type[M], msg: Msg) -> M | None:
         try:
+            if msg.headers:  # what a stream sends to a reply subject has some, ours has none
+                raise WireError("it has headers, so no router published it")
             return decode_as(cls, msg.data)
         except WireError as problem:
             self._dropped(msg, problem)
@@ -212,4 +215,6 @@ class AgentBus:
         return None
 
     def _dropped(self, msg: Msg, problem: WireError) -> None:
-        log.warning("%s: dropped a message of %d bytes: %s", msg.subject, len(msg.data), problem)
+        kind = msg.subject.rpartition(".")[2]
+        text = "%s: dropped a message of %d bytes: %.300s"
+        self._log.warning(kind, "unreadable", text, msg.subject, len(msg.data), problem)

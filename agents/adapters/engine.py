@@ -201,7 +201,7 @@ async def _page(answer: Connection, url: str, *, is_health: bool) -> bytes:
     head = await answer.until_head()
     if head.status == STATUS_UNAUTHORIZED:
         raise EngineOdd(f"{url} {KEY_WANTED}")
-    # Of who serves no page of health, a 404 says as well that it is there.
+    # A server without /health answers 404, which shows that it runs.
     if head.status >= STATUS_SERVER_ERROR if is_health else head.status != STATUS_OK:
         raise EngineOdd(f"{url} answers HTTP {head.status}")
     page = bytearray()

@@ -3,8 +3,8 @@
 A question that nobody listens to comes back from the server at once, so whoever starts, or starts
 again after a crash, waits for nothing. It waits for CLAIM_S and then takes the name where somebody
 listens and nobody answers: a namesake that is stopped, or cut off without its server knowing yet.
-So it does where the server's configuration is of an older
-version, and lets agents say nothing of names.
+So it does where the server's configuration is of an older version, and lets agents say nothing of
+names.
 """
 
 import asyncio

@@ -222,10 +222,15 @@ class AgentCore:
 
     def _on_alive(self, event: events.AliveArrived, now: float) -> list[Effect]:
         name = RouterName(event.region, event.router)
+        done: list[Effect] = []
         if event.term is not None:
+            owner = self._fence.owner(now)
             self._fence.claim(event.region, event.term, now)
+            if self._fence.owner(now) != owner:
+                done.append(effects.OwnerChanged(name, event.term))
         heard = self._routers.seen(name, event.epoch, now)
-        done: list[Effect] = [effects.SpeakUp(name)] if heard.again else []
+        if heard.again:
+            done.append(effects.SpeakUp(name))
         if heard.restarted:
             abroad = event.region != self._replica.region
             self._taken.forget(event.router, event.region if abroad else None)

@@ -68,6 +68,14 @@ class SpeakUp:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerChanged:
+    """Log that this router's sign of life has given the replica to its region, under this term."""
+
+    router: RouterName
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Publish this heartbeat."""
 
@@ -87,4 +95,4 @@ class Probe:
     model: ModelId
 
 
-Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | Beat | LookNow | Probe
+Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | OwnerChanged | Beat | LookNow | Probe

@@ -26,6 +26,7 @@ from agents.core.events import (
 )
 from agents.core.stall import PROBE_TIMEOUT_S
 from infra.ending import end_all
+from infra.limited_log import LimitedLog
 from schemas import subjects
 from schemas.exchange import Credit, End, Frame, Outcome, Placed
 from schemas.ids import ModelId
@@ -74,6 +75,7 @@ class Agent:
         self._why = ""
         self._why_due_at = float("-inf")
         self._registered: tuple[ModelId, ...] | None = None
+        self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
             effects.Refuse: self._refuse,
             effects.AskBody: self._ask_body,
@@ -81,6 +83,7 @@ class Agent:
             effects.Abort: self._abort,
             effects.Finish: self._finish,
             effects.SpeakUp: self._speak_up,
+            effects.OwnerChanged: self._owner_changed,
             effects.Beat: self._beat,
             effects.LookNow: self._look,
             effects.Probe: self._probe,
@@ -219,6 +222,13 @@ class Agent:
         for inbox, writer in self._writers.items():
             if inbox.startswith(f"{router}."):
                 writer.speak()
+
+    async def _owner_changed(self, effect: effects.OwnerChanged) -> None:
+        (region, router), config = effect.router, self._config
+        by = "its own region" if region == config.region else f"region {region}"
+        text = "replica %s/%s is owned by %s now, as its router %s says, by term %d"
+        args = (config.region, config.replica, by, router, effect.term)
+        self._log.warning("owner", by, text, *args)
 
     async def _beat(self, effect: effects.Beat) -> None:
         await self._bus.beat(effect.heartbeat)

@@ -260,15 +260,19 @@ class Answer:
             return ev.AttemptProgressed(self.key, self.attempt, max(1, frame.number))
         if frame.kind is Frame.LOST:
             lost = wire.decode_as(exchange.Lost, frame.payload)
-            return self._failed(f"replica {lost.replica} of region {lost.region} was lost")
+            place = place_named(lost.region, lost.replica)
+            return self._failed(f"replica {place[1]} of region {place[0]} was lost")
         refused = wire.decode_as(exchange.Refused, frame.payload)
-        self.fresh = _digest(refused.digest)
+        region = region_named(refused.region)
+        replica = place_named(region, refused.replica)[1] if refused.replica else None
+        if self.region is None:  # else it was passed to an agent, and that may be who refuses
+            self.fresh = _digest(refused.digest)
         return ev.AttemptRefused(
             self.key,
             self.attempt,
             refused.reason,
-            RegionId(refused.region),
-            ReplicaId(refused.replica) if refused.replica else None,
+            region,
+            replica,
             refused.pending,
             refused.running,
         )
@@ -344,9 +348,17 @@ def _digest(text: str) -> Digest | None:
         return None
 
 
+def region_named(region: str) -> RegionId:
+    """A region that a frame names. Raises WireError for what can't be a token of subjects."""
+    try:
+        return RegionId(checked_name("region", region))
+    except NameInvalid as error:
+        raise wire.WireError(str(error)) from error
+
+
 def place_named(region: str, replica: str) -> tuple[RegionId, ReplicaId]:
     """A replica that a frame names. Raises WireError for names that can't be tokens of subjects."""
     try:
-        return RegionId(checked_name("region", region)), ReplicaId(checked_name("replica", replica))
+        return region_named(region), ReplicaId(checked_name("replica", replica))
     except NameInvalid as error:
         raise wire.WireError(str(error)) from error

@@ -17,7 +17,14 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.micro.service import Service, ServiceConfig
 
-from infra.bus import BusAddress, BusUnreachable, answering_services, close, connect, flush
+from infra.bus import (
+    BusAddress,
+    answering_services,
+    close,
+    closed_for_good,
+    connect,
+    flush,
+)
 from infra.ending import end_all
 from mesh.adapters import streams
 from mesh.adapters.answer import Answer
@@ -31,7 +38,18 @@ OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
 SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
-HEADER_BYTES_RESERVE = 4096  # of max_payload, which counts headers too
+# Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
+# have together.
+HEADER_BYTES_RESERVE = 16 * 1024
+HEADERS_BYTES_MAX = HEADER_BYTES_RESERVE // 2  # of a peer's request: this router adds its own
+_HEADER_FRAME_BYTES = len(b"NATS/1.0\r\n\r\n")
+_HEADER_LINE_BYTES = len(b": \r\n")
+
+
+def header_bytes(headers: Mapping[str, str]) -> int:
+    """What the headers add to a message, in bytes, if they are ASCII."""
+    size = _HEADER_FRAME_BYTES + _HEADER_LINE_BYTES * len(headers)
+    return size + len("".join(headers)) + len("".join(headers.values()))
 
 
 class _Outgoing(NamedTuple):
@@ -95,7 +113,7 @@ class RouterBus:
 
     @property
     def sending(self) -> asyncio.Task[None]:
-        """Ends, with BusUnreachable, when the server has turned this router away for good."""
+        """Ends, with BusUnreachable, when the server has closed the connection for good."""
         assert self._sender is not None, "the bus is not open"
         return self._sender
 
@@ -145,12 +163,22 @@ class RouterBus:
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> bool:
-        """Send soon, in order. False if the outbox is full: then the bus has been gone for long."""
+        """Send soon, in order. False if it is not sent: the outbox is full, as the bus has been
+        gone for long, or the server would not take the message and close the connection."""
         if self._outbox_bytes + len(payload) > OUTBOX_BYTES_MAX or self._outbox.full():
+            return False
+        if headers is not None and not self._takes(payload, headers):
+            log.warning("not sent to %s: its headers are too large or not ASCII", subject)
             return False
         self._outbox_bytes += len(payload)
         self._outbox.put_nowait(_Outgoing(subject, payload, reply, headers))
         return True
+
+    def _takes(self, payload: bytes, headers: dict[str, str]) -> bool:
+        """Whether a server takes such a message; nats-py itself looks at the payload alone."""
+        if len(payload) + header_bytes(headers) > self.client.max_payload:
+            return False
+        return "".join(headers.values()).isascii()
 
     async def _send(self) -> None:
         while True:
@@ -160,7 +188,7 @@ class RouterBus:
                     message.subject, message.payload, message.reply, message.headers
                 )
             except nats.errors.ConnectionClosedError as error:
-                raise BusUnreachable(f"{self._address.url} turned this router away") from error
+                raise closed_for_good(self.client) from error
             except (nats.errors.Error, OSError) as error:
                 log.warning("not sent to %s: %s", message.subject, error or type(error).__name__)
             finally:
@@ -265,6 +293,15 @@ def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
         listener(msg)
 
     return callback
+
+
+def has_headers(msg: Msg) -> bool:
+    """Whether this is no state or gossip of a router or agent: theirs comes without headers.
+
+    What JetStream sends to a reply subject has some. Its request names any reply subject, and a
+    sender is believed by the subject: so a stored message could be passed off as another region's.
+    """
+    return bool(msg.headers)
 
 
 def is_no_responders(headers: Mapping[str, str] | None) -> bool:

@@ -5,14 +5,13 @@ from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
+from infra.limited_log import LimitedLog
 from mesh.adapters.metrics import RouterMetrics
 from schemas.ids import RegionId
 from schemas.replies import reply_inbox
 from schemas.subjects import InboxAddress
 
 log = logging.getLogger(__name__)
-
-LOG_S = 10.0  # between two lines of one channel: whoever sends one such request sends many
 
 
 class ReplyGuard:
@@ -27,8 +26,7 @@ class ReplyGuard:
     ) -> None:
         self._home, self._peers = home, frozenset(peers)
         self._metrics = metrics
-        self._clock = clock
-        self._log_at: dict[str, float] = {}  # by channel
+        self._log = LimitedLog(log, clock)
 
     def inbox(self, channel: str, msg: Msg) -> InboxAddress | None:
         """Where to answer a request that came on that channel; None after it was counted."""
@@ -40,10 +38,5 @@ class ReplyGuard:
     def drop(self, channel: str, msg: Msg) -> None:
         """It is not answered."""
         self._metrics.replies_dropped.labels(channel).inc()
-        now = self._clock()
-        if now >= self._log_at.get(channel, now):
-            self._log_at[channel] = now + LOG_S
-            log.warning(
-                "%s: a request of %d bytes that wants its answer at %.200r is not answered",
-                *(msg.subject, len(msg.data), msg.reply),
-            )
+        text = "%s: dropped a request of %d bytes: its reply subject %.200r is not allowed"
+        self._log.warning(channel, "reply", text, msg.subject, len(msg.data), msg.reply)

@@ -36,22 +36,23 @@ async def listen(client: Client, region: RegionId, clock: Clock, listen_s: float
     heard = Heard()
 
     async def on_beat(msg: Msg) -> None:
-        beat = _decoded(heard, state.decode_heartbeat, msg)
+        beat = _said(heard, state.decode_heartbeat, msg)
         if beat is not None:
             heard.beats[beat.replica] = (beat, clock())
 
     async def on_digest(msg: Msg) -> None:
-        digest = _decoded(heard, state.decode_digest, msg)
+        digest = _said(heard, state.decode_digest, msg)
         if digest is not None and digest.region == subjects.owner(msg.subject):
             heard.digests[digest.region, digest.router] = digest
 
     async def on_trie(msg: Msg) -> None:
         owner = subjects.owner(msg.subject)
-        if owner is not None:
+        if owner is not None and not msg.headers:
             heard.tries.add(owner)
 
     async def on_lease(msg: Msg) -> None:
-        heard.lease = _decoded(heard, state.decode_lease, msg) or heard.lease
+        if (msg.headers or {}).get("Nats-Stream") == subjects.STREAM_LEASES:
+            heard.lease = _decoded(heard, state.decode_lease, msg) or heard.lease
 
     await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_beat)
@@ -60,6 +61,11 @@ async def listen(client: Client, region: RegionId, clock: Clock, listen_s: float
     await client.flush()
     await asyncio.sleep(listen_s)
     return heard
+
+
+def _said(heard: Heard, decode: Callable[[bytes], T], msg: Msg) -> T | None:
+    """What a router or agent published, which has no headers; what a stream sends has some."""
+    return None if msg.headers else _decoded(heard, decode, msg)
 
 
 def _decoded(heard: Heard, decode: Callable[[bytes], T], msg: Msg) -> T | None:

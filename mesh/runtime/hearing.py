@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
+from infra.limited_log import LimitedLog
 from mesh.adapters.answer import Answer, FramesMissing, place_named
-from mesh.adapters.bus import RouterBus, is_no_responders
+from mesh.adapters.bus import RouterBus, has_headers, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.missing import MissingFrame, MissingFrames
 from mesh.adapters.ticket import Ticket
@@ -24,8 +25,10 @@ from schemas.parcels import PARCEL, unpack_parcel
 
 log = logging.getLogger(__name__)
 
+OTHER = "other"  # of labels that would name what no router of ours knows
 NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
 
+_REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 _GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
 
 Feed = Callable[[ev.Event], None]
@@ -54,34 +57,47 @@ class Hearing:
         self._clock = clock
         self._feed = feed
         self._missing = MissingFrames()
+        self._log = LimitedLog(log)
 
     def hear_heartbeat(self, msg: Msg) -> None:
         """A replica of this region, or of one that it has adopted."""
-        self.read_heartbeat(msg.subject, msg.data)
+        if has_headers(msg):
+            self._from_nobody("heartbeat", msg)
+        else:
+            self.read_heartbeat(msg.subject, msg.data)
 
     def read_heartbeat(self, subject: str, data: bytes) -> None:
         """A heartbeat and the subject that it was published on, which only its replica may."""
         try:
             beat = state.decode_heartbeat(data)
         except wire.WireError as error:
-            log.warning("heartbeat dropped: %s", error)
+            self._log.warning("heartbeat", "unreadable", "heartbeat dropped: %.300s", error)
             return
         if subject != subjects.heartbeat(beat.region, beat.replica):
-            log.warning("heartbeat on %s dropped: it speaks for another replica", subject)
+            text = "heartbeat on %s dropped: it names another replica"
+            self._log.warning("heartbeat", "another", text, subject)
         elif beat.region == self._config.region or beat.region in self._config.peers:
             self._feed(ev.HeartbeatSeen(beat))
 
     def hear_digest(self, msg: Msg) -> None:
         """A router of a peer region, or of our own."""
+        if has_headers(msg):
+            self._from_nobody("digest", msg)
+            return
         try:
             digest = state.decode_digest(msg.data)
         except wire.WireError as error:
-            log.warning("digest dropped: %s", error)
+            self._log.warning("digest", "unreadable", "digest dropped: %.300s", error)
             return
         if digest.region != subjects.owner(msg.subject):
-            log.warning("digest on %s dropped: it speaks for another region", msg.subject)
+            text = "digest on %s dropped: it names another region"
+            self._log.warning("digest", "another", text, msg.subject)
         elif digest.region in self._config.peers:
             self._feed(ev.DigestSeen(digest))
+
+    def _from_nobody(self, what: str, msg: Msg) -> None:
+        text = "%s on %s dropped: it has headers, so no router or agent published it"
+        self._log.warning(what, "headers", text, what, msg.subject)
 
     def hear_answer(self, msg: Msg) -> None:
         """A frame of some answer, alone; or the bus, which knows of nobody who would answer."""
@@ -112,7 +128,7 @@ class Hearing:
                     self._hear_frame(ticket, inbox, frame, now)
                     heard[ticket.key] = ticket
         except wire.WireError as error:  # what was in the rest is missed by its numbers
-            log.warning("parcel on %s: %s", msg.subject, error)
+            self._log.warning("parcel", "unreadable", "parcel on %s: %s", msg.subject, error)
         finally:
             for ticket in heard.values():
                 ticket.wake()
@@ -126,7 +142,7 @@ class Hearing:
                 return
             self._heard(ticket, answer, frame, answer.feed(frame, now))
         except wire.WireError as error:
-            log.warning("frame on %s: %s", inbox, error)
+            self._log.warning("frame", "unreadable", "frame on %s: %.300s", inbox, error)
             if ticket is not None and answer is not None:
                 detail = "the replica sent a frame that can't be read"
                 self._attempt_over(ticket, ev.AttemptFailed(answer.key, answer.attempt, detail))
@@ -195,9 +211,9 @@ class Hearing:
         if isinstance(event, ev.AnswerEnded):
             self._learn(ticket, answer)
         elif isinstance(event, ev.AttemptRefused):
-            self._metrics.refusals.labels(event.reason).inc()
+            self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
             if event.region != self._config.region:
-                self._metrics.forwards.labels(event.region, "refused").inc()
+                self._metrics.forwards.labels(self._known(event.region), "refused").inc()
             if answer.fresh is not None and answer.fresh.region == answer.asked:
                 self._feed(ev.DigestSeen(answer.fresh))
         elif isinstance(event, ev.AttemptFailed):
@@ -208,7 +224,11 @@ class Hearing:
 
     def _count_placed(self, event: ev.Event, answer: Answer) -> None:
         if isinstance(event, ev.PlacedByPeer) and answer.region is not None:
-            self._metrics.forwards.labels(answer.region, "placed").inc()
+            self._metrics.forwards.labels(self._known(answer.region), "placed").inc()
+
+    def _known(self, region: RegionId) -> str:
+        """That region as a label: whoever sends frames may name any."""
+        return region if region in (*self._config.peers, self._config.region) else OTHER
 
     def _learn(self, ticket: Ticket, answer: Answer) -> None:
         end = answer.end

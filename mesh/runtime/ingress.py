@@ -14,8 +14,10 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import tracing
+from infra.limited_log import LimitedLog
 from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.bus import RouterBus
+from mesh.adapters.bus import HEADERS_BYTES_MAX, RouterBus, header_bytes
+from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.reply_guard import ReplyGuard
 from mesh.adapters.spans import IngressSpan
@@ -28,7 +30,7 @@ from mesh.runtime.prompts import PromptReader
 from mesh.runtime.work import handoff_headers, ingress_subject, onward_headers, sketch
 from schemas import exchange, subjects, wire
 from schemas.exchange import HOPS_MAX, Frame, Priority, Refusal
-from schemas.headers import HEADERS
+from schemas.headers import HEADERS, TRACE
 from schemas.http import CHAT, ENGINE_PATHS
 from schemas.ids import (
     ModelId,
@@ -48,7 +50,7 @@ DEADLINE_MS_MAX = 10**12
 WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
 DIGEST_CHARS_MAX = 32 * 1024  # in a refusal, half of what a control message may have
 # The rest is not a peer's to say: what a hand-off costs and how it may queue is decided here.
-PASSED_ON = frozenset(header.name for header in HEADERS["ingress"])
+PASSED_ON = {header.name: header for header in HEADERS["ingress"]}
 
 
 class IngressInvalid(ValueError):
@@ -64,10 +66,17 @@ class Foreign:
     payload: bytes
     span: IngressSpan
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes of the memory for bodies."""
+        return len(self.payload) + header_bytes(self.headers)
+
 
 def read_ingress(msg: Msg, key: int, prompts: PromptReader, now: float) -> Foreign:
     """The request in a peer's message. Raises IngressInvalid, whatever the message holds."""
-    headers = {name: text for name, text in (msg.headers or {}).items() if name in PASSED_ON}
+    if len(msg.data) > LARGE_BYTES:
+        raise IngressInvalid(f"{len(msg.data)} bytes; a body beyond {LARGE_BYTES} comes in parts")
+    headers = _headers(msg.headers or {})
     try:
         request = _request(msg, headers, key, prompts, now)
     except KeyError as error:
@@ -75,6 +84,21 @@ def read_ingress(msg: Msg, key: int, prompts: PromptReader, now: float) -> Forei
     span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
     in_parts = exchange.H_BODY_BYTES in headers
     return Foreign(request, headers, b"" if in_parts else msg.data, span)
+
+
+def _headers(given: Mapping[str, str]) -> dict[str, str]:
+    """Those that are passed on, each of its form, and small together."""
+    headers = {}
+    for name, text in given.items():
+        header = PASSED_ON.get(name)
+        if header is None or (header in TRACE and not header.fits(text)):
+            continue
+        if not header.fits(text):
+            raise IngressInvalid(f"header {name} of {len(text)} characters: {text[:40]!r}")
+        headers[name] = text
+    if header_bytes(headers) > HEADERS_BYTES_MAX:
+        raise IngressInvalid(f"more than {HEADERS_BYTES_MAX} bytes of headers")
+    return headers
 
 
 def _request(
@@ -212,6 +236,7 @@ class Ingress:
         guard: ReplyGuard,
     ) -> None:
         self._guard = guard
+        self._log = LimitedLog(log)
         self._config = config
         self._bus = bus
         self._metrics = metrics
@@ -226,7 +251,7 @@ class Ingress:
         asker = self._guard.inbox(channel, msg)
         if asker is None:
             return None
-        taken = len(msg.data)
+        taken = len(msg.data) + header_bytes(msg.headers or {})
         if not self._bodies.take(taken):
             self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
             self._say_refused(msg.reply, Refusal.FULL)
@@ -236,18 +261,18 @@ class Ingress:
             if foreign.request.origin != asker.region:
                 raise IngressInvalid("its answer is not to go to its origin")
         except IngressInvalid as error:
-            log.warning("ingress refused: %s", error)
+            self._log.warning(channel, "invalid", "ingress refused: %.300s", error)
             self._bodies.give_back(taken)
             self._say_refused(msg.reply, Refusal.BAD_WORK)
             return None
-        self._bodies.settle(taken, len(foreign.payload))
+        self._bodies.settle(taken, foreign.kept_bytes)
         self._waiting[key] = foreign
         return foreign.request
 
     def _leave(self, key: int) -> Foreign:
         """It waits no more."""
         foreign = self._waiting.pop(key)
-        self._bodies.give_back(len(foreign.payload))
+        self._bodies.give_back(foreign.kept_bytes)
         return foreign
 
     def decided(self, effect: fx.Decided) -> None:
@@ -263,10 +288,13 @@ class Ingress:
         remaining_ms = max(1, round((foreign.request.deadline - now) * 1000))
         headers = foreign.headers | {exchange.H_DEADLINE_MS: str(remaining_ms)} | handoff
         foreign.span.dispatched(headers)
-        subject = subjects.work(region, effect.replica)
-        self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers)
+        # First of all, so that the agent can send nothing that would pass for this router's.
         placed = wire.encode(exchange.Placed(region, effect.replica))
         self._bus.publish(inbox, exchange.pack_frame(Frame.PLACED, 0, placed))
+        subject = subjects.work(region, effect.replica)
+        if not self._bus.publish(subject, foreign.payload, reply=inbox, headers=headers):
+            self._not_sent(foreign, inbox)
+            return
         if not foreign.request.warm:
             self._metrics.ingress.labels(foreign.request.origin, "placed").inc()
         foreign.span.end()
@@ -280,9 +308,17 @@ class Ingress:
         ground = self._config.settings.ground
         subject = ingress_subject(ground, home, effect.peer, request.residency)
         payload = foreign.payload or sketch(request.prompt)
-        self._bus.publish(subject, payload, reply=inbox, headers=headers)
+        if not self._bus.publish(subject, payload, reply=inbox, headers=headers):
+            self._not_sent(foreign, inbox)
+            return
         self._metrics.ingress.labels(request.origin, "sent_on").inc()
         foreign.span.end()
+
+    def _not_sent(self, foreign: Foreign, inbox: str) -> None:
+        """The bus does not take it: its router is to look elsewhere."""
+        self._say_refused(inbox, Refusal.FULL)
+        foreign.span.end(Refusal.FULL)
+        self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
 
     def refuse(self, effect: fx.RefusePeer) -> None:
         """Tell the asking router to look elsewhere."""

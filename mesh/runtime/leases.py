@@ -14,6 +14,7 @@ from collections.abc import Callable
 import orjson
 from nats.aio.msg import Msg
 
+from infra.limited_log import LimitedLog
 from mesh.adapters.adopted_beats import AdoptedBeats
 from mesh.adapters.bus import RouterBus, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 12
 AWAITED_MAX = 256
-H_SEQUENCE = "Nats-Sequence"
+# What the server adds to the stream's own messages, and to all others that it reads out of one.
+H_SEQUENCE, H_STREAM, H_SUBJECT = "Nats-Sequence", "Nats-Stream", "Nats-Subject"
 _NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -51,17 +53,22 @@ class Leases:
         self._feed = feed
         self._ownership = ownership
         self._beats = beats
+        self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
 
     def hear(self, msg: Msg) -> None:
         """A stream has taken a write."""
-        number = (msg.headers or {}).get(H_SEQUENCE, "")
+        headers = msg.headers or {}
+        number = headers.get(H_SEQUENCE, "")
         try:
             lease = state.decode_lease(msg.data)
         except wire.WireError as error:
-            self._drop(msg, str(error))
+            self._drop(msg, "it can't be read", error)
             return
-        if lease.region != subjects.owner(msg.subject) or not _NUMBER.fullmatch(number):
+        place = (subjects.STREAM_LEASES, subjects.lease(lease.region))
+        is_its_own = (headers.get(H_STREAM), headers.get(H_SUBJECT)) == place
+        is_its_own = is_its_own and lease.region == subjects.owner(msg.subject)
+        if not is_its_own or not _NUMBER.fullmatch(number):
             self._drop(msg, "no write of that region's stream")
         else:
             self._feed(ev.LeaseHeard(lease, int(number)))
@@ -77,7 +84,7 @@ class Leases:
         try:
             self._feed(_answered(number, msg.data))
         except ValueError as error:
-            self._drop(msg, str(error))
+            self._drop(msg, "the answer can't be read", error)
             self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
 
     def claim(self, effect: fx.ClaimLease) -> None:
@@ -109,9 +116,10 @@ class Leases:
         subject = subjects.alive(self._config.region, self._config.router)
         self._bus.publish(subject, wire.encode(sign))
 
-    def _drop(self, msg: Msg, why: str) -> None:
+    def _drop(self, msg: Msg, why: str, error: object = "") -> None:
         self._metrics.leases_dropped.inc()
-        log.warning("lease on %s dropped: %s", msg.subject, why)
+        text = "lease on %s dropped: %s %.300s"
+        self._log.warning("lease", why, text, msg.subject, why, error)
 
 
 def _answered(number: int, data: bytes) -> ev.LeaseAnswered:

@@ -8,6 +8,7 @@ from typing import Any
 from mesh.adapters import receipts
 from mesh.adapters.answer import Answer
 from mesh.adapters.bus import RouterBus
+from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.ticket import Failure, Ticket
 from mesh.core import effects as fx
@@ -93,7 +94,8 @@ class Performer:
         headers |= handoff_headers(self._config.region, self._config.router, effect)
         ticket.spans.dispatched(effect.replica, effect.attempt, headers)
         subject = subjects.work(region, effect.replica)
-        self._send(ticket, answer, subject, headers, lambda: b"")
+        most = self._bus.payload_bytes_max
+        self._send(ticket, answer, subject, headers, most, lambda: b"")
 
     def _forward(self, effect: fx.Forward) -> None:
         if effect.answer_inbox is not None:
@@ -108,7 +110,7 @@ class Performer:
         prompt = self._tickets.request(effect.key).prompt
         ground, labels = self._config.settings.ground, ticket.ask.residency
         subject = ingress_subject(ground, self._config.region, effect.peer, labels)
-        self._send(ticket, answer, subject, headers, lambda: sketch(prompt))
+        self._send(ticket, answer, subject, headers, LARGE_BYTES, lambda: sketch(prompt))
 
     def _cancel(self, effect: fx.CancelAttempt) -> None:
         ticket = self._tickets.get(effect.key)
@@ -162,13 +164,17 @@ class Performer:
         answer: Answer,
         subject: str,
         headers: dict[str, str],
+        payload_bytes_max: int,
         stand_in: Callable[[], bytes],
     ) -> None:
-        """Publish a request; `stand_in` makes what goes in the place of too large a body."""
+        """Publish a request; `stand_in` makes what goes in the place of too large a body.
+
+        A peer's loop is not to read large bodies either, so they go to no peer but in parts.
+        """
         payload = ticket.ask.body
-        if len(payload) > self._bus.payload_bytes_max:
+        if len(payload) > payload_bytes_max:
             headers[exchange.H_BODY_BYTES] = str(len(payload))
             payload = stand_in()
         if not self._bus.publish(subject, payload, reply=answer.inbox, headers=headers):
-            failed = ev.AttemptFailed(answer.key, answer.attempt, "the way to the bus is blocked")
+            failed = ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it")
             asyncio.get_running_loop().call_soon(self._feed, failed)  # after this effect's event

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import random
+import secrets
 import struct
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from importlib import metadata
@@ -44,6 +45,7 @@ LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
 CANCEL_AGAIN_S = 0.1
 EPOCH = struct.Struct(">Q")
+NONCE_BYTES = 16
 NAMESAKE_S = 0.15  # for a namesake on the same server to answer
 
 
@@ -70,7 +72,7 @@ async def run(
     """Serve until `stop` is set, then drain.
 
     Raises BusUnreachable, PortTaken or RecordingRefused at start, and BusUnreachable when the
-    server has turned this router away for good: a router that can only refuse must end, to be
+    server has closed the connection for good: a router that can only refuse must end, to be
     started anew.
     """
     router = Router(config)
@@ -159,6 +161,7 @@ class Router:
         guard = ReplyGuard(config.region, config.peers, self._metrics, self._clock)
         self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide, guard)
         self._namesake = asyncio.Event()
+        self._question = EPOCH.pack(config.epoch) + secrets.token_bytes(NONCE_BYTES)
         self._pings = Pings(config, self._bus, self._clock, self.desk.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
@@ -289,8 +292,10 @@ class Router:
 
     async def _refuse_namesakes(self) -> None:
         # Two routers of one name would share an inbox and look restarted to every agent, so
-        # the second asks, before its first sign of life, and the first says that it is here.
-        self._bus.publish(self._own_inbox(WHO), EPOCH.pack(self._config.epoch))
+        # the second asks, before its first sign of life, and the first says that it is here. Any
+        # agent or peer may publish to that inbox, but only the region's routers receive what is
+        # asked: the answer must repeat it, with its nonce.
+        self._bus.publish(self._own_inbox(WHO), self._question)
         try:
             async with asyncio.timeout(NAMESAKE_S):
                 await self._namesake.wait()
@@ -306,12 +311,10 @@ class Router:
         return subjects.inbox(self._config.region, self._config.router, token)
 
     def _hear_namesake(self, token: str, data: bytes) -> None:
-        if data == EPOCH.pack(self._config.epoch):  # our own voice
-            return
-        if token == WHO:
-            self._bus.publish(self._own_inbox(HERE), EPOCH.pack(self._config.epoch))
-        else:
+        if token == HERE and data == self._question:
             self._namesake.set()
+        elif token == WHO and data != self._question and len(data) == len(self._question):
+            self._bus.publish(self._own_inbox(HERE), data)
 
     def _bus_is_lost(self) -> None:
         self._metrics.bus_connected.set(0)

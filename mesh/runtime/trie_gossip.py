@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from nats.aio.msg import Msg
 
-from mesh.adapters.bus import RouterBus
+from infra.limited_log import LimitedLog
+from mesh.adapters.bus import RouterBus, has_headers
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import effects as fx
@@ -58,6 +59,7 @@ class TrieGossip:
         guard: ReplyGuard,
     ) -> None:
         self._guard = guard
+        self._log = LimitedLog(log)
         self._config = config
         self._bus = bus
         self._metrics = metrics
@@ -85,11 +87,12 @@ class TrieGossip:
 
     def hear_ask(self, msg: Msg) -> None:
         """A router of a peer region, or of our own, missed something."""
-        ask, address = self._read(msg), self._guard.inbox("snapshot", msg)
+        address = self._guard.inbox("snapshot", msg)
+        if address is None:
+            return
+        ask = self._read(msg)
         if not isinstance(ask, TrieAsk):
             self._drop(msg, "no question")
-        elif address is None:
-            self._drop(msg, "wants its answer somewhere else")
         else:
             self._feed(ev.TrieAsked(ask, address.region, msg.reply))
 
@@ -142,6 +145,8 @@ class TrieGossip:
 
     @staticmethod
     def _read(msg: Msg) -> object:
+        if has_headers(msg):
+            return None
         try:
             return wire.decode(msg.data)
         except wire.WireError as error:
@@ -149,4 +154,4 @@ class TrieGossip:
 
     def _drop(self, msg: Msg, why: str) -> None:
         self._metrics.gossip_dropped.inc()
-        log.warning("gossip on %s dropped: %s", msg.subject, why)
+        self._log.warning("gossip", why, "gossip on %s dropped: %s", msg.subject, why)

@@ -206,7 +206,7 @@ def test_leaving_after_the_server_was_killed_leaves_nothing_behind(tmp_path, cap
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(play())
-    assert "left without the bus: what was still to be sent is lost" in caplog.messages
+    assert "disconnected; unsent messages are lost" in caplog.messages
 
 
 @LOOPS

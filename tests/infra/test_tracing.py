@@ -12,6 +12,7 @@ from opentelemetry import trace
 from infra import tracing
 from tests.support.otlp_collector import otlp_collector
 
+PARENT = f"00-{'1' * 32}-{'2' * 16}-00"
 TRACE = f"00-{'1' * 32}-{'2' * 16}"
 
 ONE_SPAN = """
@@ -98,3 +99,16 @@ def test_a_span_that_records_nothing_says_what_the_propagator_would() -> None:
     assert told == came
     tracing.inject_unrecorded(nothing := {}, trace.INVALID_SPAN)
     assert nothing == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [("a=" + "x" * 510, True), ("a=" + "x" * 511, False), ("a=\udcff", False), ("a=\xe9", False)],
+)
+def test_a_trace_state_goes_on_if_it_is_short_and_plain(state, kept):
+    carrier = {"traceparent": PARENT, "tracestate": state}
+    assert ("tracestate" in tracing.unsampled(carrier)) is kept
+    of = trace.get_current_span(tracing.extract(carrier)).get_span_context()
+    assert of.is_valid
+    if not kept:
+        assert not of.trace_state

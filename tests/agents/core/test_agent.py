@@ -7,6 +7,7 @@ from agents.core.answers import HELD_BYTES_MAX
 from agents.core.bodies import PART_TIMEOUT_S
 from agents.core.cadence import GAP_MIN_S
 from agents.core.reading import NOTHING_KNOWN, EngineReading, Usage
+from agents.core.routers import RouterName
 from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
 from schemas.state import ReplicaState
 from tests.agents.core.bench import HEADERS, Bench, inbox
@@ -357,6 +358,17 @@ def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
     bench.feed(events.AliveArrived("us", "r1", 1, 6))
     assert (bench.beat.owner, bench.beat.term) == (None, 6)
     only(bench.work(2), effects.Hand)
+
+
+def test_each_change_of_owner_by_a_claim_is_told_once(bench) -> None:
+    def told(region: str, term: int | None) -> list[effects.Effect]:
+        done = bench.feed(events.AliveArrived(region, "r1", 1, term))
+        return [one for one in done if isinstance(one, effects.OwnerChanged)]
+
+    assert told("us", 1) == told("us", None) == []
+    assert told("eu", 5) == [effects.OwnerChanged(RouterName("eu", "r1"), 5)]
+    assert told("eu", 5) == told("us", 4) == []
+    assert told("us", 6) == [effects.OwnerChanged(RouterName("us", "r1"), 6)]
 
 
 def test_hand_offs_of_an_adopter_are_told_apart_from_those_at_home(bench) -> None:

@@ -1,9 +1,11 @@
-"""Leaving a bus that stands still: nobody is kept, and no connection is left behind."""
+"""A router's own connection: what it may send, and how it leaves a bus that stands still."""
+
+import asyncio
 
 import pytest
 
 from infra.bus import BusAddress
-from mesh.adapters.bus import Listeners, RouterBus
+from mesh.adapters.bus import Listeners, RouterBus, header_bytes
 from schemas.ids import RegionId, RouterId
 from tests.support.stopped import stopped
 
@@ -27,3 +29,18 @@ async def test_a_server_that_stands_still_keeps_neither_router_nor_connection(
     async with stopped(nats_server.pid):
         await bus.close()
         assert bus.client.is_closed
+
+
+@pytest.mark.parametrize("name", ["Mesh-Model", "a"])
+async def test_a_message_of_exactly_the_servers_limit_is_sent_and_no_larger_one(bus, name):
+    headers = {name: "x" * 3000, "b": "y"}
+    whole = b"x" * (bus.client.max_payload - header_bytes(headers))
+    seen = await bus.client.subscribe("seen")
+    assert bus.publish("seen", whole, headers=headers)
+    assert not bus.publish("seen", whole + b"x", headers=headers)
+    assert not bus.publish("seen", b"", headers={name: "\udcff"})
+    assert bus.publish("seen", b"last")
+    assert (await seen.next_msg(timeout=10)).data == whole
+    assert (await seen.next_msg(timeout=10)).data == b"last"
+    await asyncio.sleep(0)
+    assert not bus.sending.done() and bus.is_connected

@@ -217,6 +217,11 @@ async def test_an_agent_refuses_a_region_that_owns_it_no_longer(two):
     assert two.near.seen == []
 
 
+def read_from(stream, subject):
+    """What a server adds to a message that it reads out of a stream."""
+    return {"Nats-Sequence": "7", "Nats-Stream": stream, "Nats-Subject": subject}
+
+
 async def test_leases_that_are_none_are_dropped_and_counted(two):
     bus = two.routers["eu"]._bus.client
     forged = Lease(region="eu", owner="us", router="r9", term=99, lease_s=1.0)
@@ -225,10 +230,17 @@ async def test_leases_that_are_none_are_dropped_and_counted(two):
         (subjects.leased("us"), encode_state(forged), {"Nats-Sequence": "7"}),  # for another
         (subjects.leased("eu"), encode_state(forged), {"Nats-Sequence": "x"}),
         (subjects.leased("eu"), encode_state(forged), None),
+        (subjects.leased("eu"), encode_state(forged), {"Nats-Sequence": "7"}),
+        (
+            subjects.leased("eu"),
+            encode_state(forged),
+            read_from("HEARTBEATS", "mesh.eu.lease.owner"),
+        ),
+        (subjects.leased("eu"), encode_state(forged), read_from("LEASES", "mesh.us.lease.owner")),
     ]
     for subject, data, headers in said:
         await bus.publish(subject, data, headers=headers)
-    await two.until(lambda: two.sample("eu", "mesh_leases_dropped_total") == 4.0, "all dropped")
+    await two.until(lambda: two.sample("eu", "mesh_leases_dropped_total") == 7.0, "all dropped")
     ownership = two.routers["eu"].core.ownership
     await two.until(lambda: list(ownership.owned) == ["eu"], "eu to own itself and nobody else")
     assert ownership.owned["eu"] < forged.term

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
 from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters.bus import header_bytes
+from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.reply_guard import ReplyGuard
 from mesh.core import effects as fx
@@ -125,6 +127,56 @@ def test_no_header_breaks_the_reader(changed):
         read(**changed)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (exchange.H_MODEL, "=41" * 2000),
+        (exchange.H_REQUEST, "x" * 129),
+        (exchange.H_ATTEMPT, "1" * 600),
+        (exchange.H_PATH, "/" + "x" * 600),
+        (exchange.H_RESIDENCY, "a" * 2000),
+        (exchange.H_SESSION, "\udcff"),
+    ],
+)
+def test_a_header_that_is_too_long_or_has_another_form_is_refused(name, text):
+    before = subjects.decode_model.cache_info().misses
+    with pytest.raises(IngressInvalid, match=f"header {name} of {len(text)} characters"):
+        read(**{name: text})
+    assert subjects.decode_model.cache_info().misses == before
+
+
+@pytest.mark.parametrize("state", ["a=" + "x" * 511, "a=\udcff", "a=\xe9"])
+def test_a_trace_state_that_is_too_long_or_no_ascii_is_left_behind(state):
+    parent = f"00-{'1' * 32}-{'2' * 16}-00"
+    assert foreign(traceparent=parent, tracestate=state).headers == GOOD | {"traceparent": parent}
+
+
+def test_a_large_body_is_not_read_but_its_sketch_is():
+    text = b"x" * (LARGE_BYTES - 14)
+    assert read(b'{"prompt": "' + text + b'"}').prompt.tokens
+    with pytest.raises(IngressInvalid, match="in parts"):
+        read(b'{"prompt": "' + text + b'x"}')
+    sketch = wire.encode(exchange.Sketch(9000, (1, 2)))
+    assert read(sketch, **{exchange.H_BODY_BYTES: "2000000"}).prompt.tokens == 9000
+
+
+def test_a_request_that_the_bus_does_not_take_is_refused():
+    for number, act in enumerate(
+        (
+            lambda desk: desk.ingress.dispatch(
+                fx.Dispatch(1, 1, ReplicaId("us-0"), 1, INBOX), INBOX, 100.0
+            ),
+            lambda desk: desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX), INBOX, 0.0),
+        )
+    ):
+        desk = Desk(limit_bytes=1_000_000)
+        assert desk.hear(1), number
+        desk.fits = lambda subject: subject == INBOX
+        act(desk)
+        assert desk.refusals() == ["full"]
+        assert desk.bodies.taken_bytes == 0
+
+
 class Desk:
     """The peers' side of a desk, and what it publishes."""
 
@@ -150,8 +202,13 @@ class Desk:
         self.ingress = Ingress(config, self, self.metrics, prompts, self.bodies, guard)
 
     def publish(self, subject, payload, reply="", headers=None):
+        if not self.fits(subject):
+            return False
         self.said.append((subject, payload))
         self.reply, self.headers = reply, headers
+        return True
+
+    def fits(self, subject):
         return True
 
     def hear(self, key, data=BODY):
@@ -169,9 +226,10 @@ class Desk:
 
 
 def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
-    desk = Desk(limit_bytes=2 * len(BODY))
+    each = len(BODY) + header_bytes(GOOD)
+    desk = Desk(limit_bytes=2 * each)
     assert desk.hear(1) and desk.hear(2)
-    assert desk.bodies.taken_bytes == 2 * len(BODY)
+    assert desk.bodies.taken_bytes == 2 * each
     assert desk.sample("mesh_guests_waiting") == 2.0
     assert desk.hear(3) is None, "no room for a third"
     assert desk.sample("mesh_ingress_refusals_total", reason="full") == 1.0

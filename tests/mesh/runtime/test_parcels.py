@@ -197,3 +197,17 @@ async def test_a_parcel_for_nobody_and_bytes_that_are_none_change_nothing(mesh):
     await mesh.replica._bus.publish(subjects.inbox("us", "r1", PARCEL), b"\xff" * 7)
     await mesh.replica.say(*answer(one), *answer(other))
     assert await told(clients) == [(200, EVENT)] * 2
+
+
+async def test_what_a_refusal_names_makes_no_new_series(mesh):
+    task = asyncio.create_task(post(mesh, chat()))
+    inbox = await asyncio.wait_for(mesh.replica.inboxes.get(), 20)
+    invented = wire.encode(exchange.Refused("invented", "ap", "g9", -1, -1))
+    await mesh.replica.say((inbox, pack_frame(Frame.REFUSED, 0, invented)))
+    await mesh.until(
+        lambda: mesh.sample("us", "mesh_refusals_total", reason="other") == 1.0, "the refusal"
+    )
+    assert mesh.sample("us", "mesh_forwards_total", peer="other", result="refused") == 1.0
+    assert mesh.sample("us", "mesh_refusals_total", reason="invented") == 0.0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

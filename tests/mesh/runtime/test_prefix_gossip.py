@@ -176,7 +176,8 @@ async def test_nobody_asks_in_another_regions_name(two):
         await bus.publish(subjects.snapshot("us", "ap"), ask, "_INBOX.eu.r1.1")
         await bus.publish(subjects.snapshot("us", "eu"), ask, "_INBOX.us.r1.1")
         await two.until(
-            lambda: two.sample("us", "mesh_gossip_dropped_total") == 2, "both to be dropped"
+            lambda: two.sample("us", "mesh_replies_dropped_total", channel="snapshot") == 2,
+            "both to be dropped",
         )
 
 
@@ -213,7 +214,11 @@ async def test_who_speaks_for_another_region_is_not_heard(two):
             await bus.publish(subjects.trie("eu"), garbage)
             await bus.publish(subjects.snapshot("us", "eu"), garbage, subjects.inbox("eu", "r1", 1))
         await two.until(
-            lambda: two.sample("us", "mesh_gossip_dropped_total") == 9, "all of it to be dropped"
+            lambda: two.sample("us", "mesh_gossip_dropped_total") == 5, "all gossip to be dropped"
+        )
+        await two.until(
+            lambda: two.sample("us", "mesh_replies_dropped_total", channel="snapshot") == 4,
+            "all questions to be dropped",
         )
     assert set(gossip(two, "us").told.origins) == {EU}
     assert knows(two, "us", "eu", 0)

@@ -15,7 +15,7 @@ from infra.bus import BusAddress, close, connect
 from mesh.adapters import streams
 from schemas import exchange, subjects, wire
 from schemas.catalog import CHANNELS, Role
-from schemas.gossip import TrieAsk
+from schemas.gossip import TrieAsk, TrieDelta
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, small_mesh
@@ -156,4 +156,24 @@ async def test_nobody_speaks_for_another_replica_or_region(mesh, nats_server):
     await mesh.until(lambda: replica.heartbeat.seq > seen, "another heartbeat of us-0 itself")
     assert replica.heartbeat.epoch == beat["epoch"]
     await asyncio.sleep(0)
+    await close(client)
+
+
+async def test_what_a_stream_sends_to_a_reply_subject_is_nobody_s_word(mesh, nats_server):
+    """An agent's heartbeat may hold any bytes; a router's login may read it out, to any subject."""
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    digests = await client.subscribe(subjects.digest("us"))
+    digest = orjson.loads((await digests.next_msg(timeout=WAIT_S)).data) | {"region": "eu"}
+    await client.publish(subjects.heartbeat("us", "us-1"), orjson.dumps(digest))
+    asked = f"$JS.API.DIRECT.GET.HEARTBEATS.{subjects.heartbeat('us', 'us-1')}"
+    arrived = await client.subscribe(subjects.digest("eu"))
+    await flushed(client)
+    await client.publish(asked, b"", reply=subjects.digest("eu"))
+    assert orjson.loads((await arrived.next_msg(timeout=WAIT_S)).data)["region"] == "eu"
+    delta = wire.encode(TrieDelta("eu", "r1", 1, 1, (1, 2), ()))
+    await client.publish(subjects.trie("eu"), delta, headers={"Nats-Stream": "HEARTBEATS"})
+    await client.publish(subjects.ping("us"), b"87654321", reply="_INBOX.eu.r1.ping-us")
+    await mesh.until(lambda: mesh.sample("us", "mesh_gossip_dropped_total") >= 1, "the delta")
+    await answered(client, subjects.ping("us"), b"87654321", "_INBOX.eu.r1.ping-us")
+    assert mesh.routers["us"].core.peers.get("eu") is None
     await close(client)

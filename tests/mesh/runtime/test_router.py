@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from infra.bus import BusAddress, close, connect
 from mesh.runtime.router import NameTaken
+from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh
 
@@ -22,6 +24,28 @@ async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_serv
             session.post(f"{url}/v1/chat/completions", json=chat()) as answer,
         ):
             assert answer.status == 200
+
+
+async def test_who_has_not_received_its_question_keeps_no_router_from_starting(
+    nats_server, monkeypatch
+):
+    monkeypatch.setattr("mesh.runtime.router.NAMESAKE_S", 0.5)
+    agent = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    asked = await agent.subscribe("_INBOX.us.r1.who")  # here only to know when to speak
+    await flushed(agent)
+
+    async def speak():
+        who = (await asked.next_msg(timeout=20)).data
+        for data in (b"", b"x", who[:8], bytes(8), bytes(len(who)), who[:8] + bytes(16)):
+            await agent.publish("_INBOX.us.r1.here", data)
+            await agent.publish("_INBOX.us.r1.who", data)
+
+    speaking = asyncio.create_task(speak())
+    async with small_mesh({"us": nats_server}) as mesh:
+        await mesh.router("us")
+        await speaking
+        assert not mesh.routers["us"]._bus.sending.done()
+    await close(agent)
 
 
 async def test_a_router_leaves_quietly_when_its_bus_has_gone(nats_server):
