@@ -1,0 +1,30 @@
+"""What the doctor believes of what it receives: what routers and agents sent themselves."""
+
+import asyncio
+
+from infra.bus import BusAddress, close, connect
+from mesh.doctor.listening import listen
+from schemas import subjects
+from schemas.state import Lease, encode_state
+from tests.mesh.core.build import digest
+from tests.support.flushed import flushed
+
+READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
+
+
+async def test_what_is_read_out_of_a_stream_is_not_believed(nats_server):
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    lease = encode_state(Lease(region="us", owner="ap", router="r9", term=99, lease_s=1.0))
+    loop = asyncio.get_running_loop()
+    listening = asyncio.create_task(listen(client, "us", loop.time, 0.5))
+    while client._sid < 4:  # what it subscribes to
+        await asyncio.sleep(0.005)
+    for region, headers in (("eu", READ_OUT), ("us", None)):
+        await client.publish(subjects.digest(region), encode_state(digest(region)), headers=headers)
+        await client.publish(subjects.trie(region), b"", headers=headers)
+    await client.publish(subjects.leased("us"), lease, headers=READ_OUT)
+    await flushed(client)
+    heard = await listening
+    await close(client)
+    assert {region for region, _ in heard.digests} == heard.tries == {"us"}
+    assert heard.lease is None
