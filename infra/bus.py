@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from infra.ending import end_all
+from infra.limited_log import LimitedLog
 from schemas.replies import is_service_reply
 
 log = logging.getLogger(__name__)
@@ -216,6 +217,7 @@ class AnsweringServices:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._limited = LimitedLog(log)
         self._nuid = client._nuid
         self.flush = client.flush
 
@@ -226,7 +228,12 @@ class AnsweringServices:
             if is_service_reply(msg.reply):
                 await cb(msg)
             else:
-                log.info("%s: not answered at %.200r", msg.subject, msg.reply)
+                self._limited.warning(
+                    "service",
+                    "reply subject",
+                    "dropped a request on %s: its reply subject %.200r is not allowed",
+                    *(msg.subject, msg.reply),
+                )
 
         return await self._client.subscribe(subject, cb=guarded)
 
