@@ -105,6 +105,7 @@ class SimReplica:
             fx.Finish: self._finish,
             # A cut swallows what is sent meanwhile: harder than life (`network`).
             fx.SpeakUp: lambda effect: None,
+            fx.OwnerChanged: lambda effect: None,  # for the log of a live agent
             fx.Beat: lambda effect: self._beats.offer(effect.heartbeat),
             fx.LookNow: lambda effect: self._looks.hurry(),
             fx.Probe: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),

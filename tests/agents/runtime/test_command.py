@@ -201,7 +201,7 @@ async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> 
     assert agent.returncode == 0, said.decode()
     assert b"Traceback" not in said
     assert said.count(b" is ready") == 1
-    assert said.count(b"what was still to be sent is lost") == 1
+    assert said.count(b"unsent messages are lost") == 1
 
 
 KEY = "sk-s3cret"

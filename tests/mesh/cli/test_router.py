@@ -29,6 +29,7 @@ async def router(
 ) -> asyncio.subprocess.Process:
     config = directory / "mesh.toml"
     config.write_text(mesh_toml(regions, more={"us": more}))
+    await streams.set_up(BusAddress(nats_url), RegionId("us"), has_peers=len(regions) > 1)
     [port] = free_ports(1)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mesh.cli.main", "router", "--region", "us"),
@@ -41,7 +42,6 @@ async def router(
 
 async def test_what_a_router_recorded_can_be_replayed(tmp_path, nats_server):
     file = tmp_path / "us.jsonl"
-    await streams.set_up(BusAddress(nats_server.url), RegionId("us"), has_peers=False)
     process = await router(
         tmp_path, nats_server.url, "--record", str(file), "--policy", "least-load"
     )
