@@ -175,7 +175,7 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
     assert agent.returncode == 1
     assert lines[-1] == (
         "Error: the bus does not let this user speak for us/us-1: are these its credentials?"
-    )
+    ), said.decode()
     assert len(lines) < 12
     assert " is ready" not in said.decode()
 
@@ -238,7 +238,8 @@ async def test_an_engine_with_a_key_is_served_and_its_key_is_shown_nowhere(
             agent.send_signal(signal.SIGTERM)
             _, said = await asyncio.wait_for(agent.communicate(), 30)
     assert KEY.encode() not in said + command_line
-    assert said.count(b"/v1/models answers HTTP 401: it wants an API key") == 1, said.decode()
+    why = f" is down: {engine.url}/v1/models answers HTTP 401: it wants an API key"
+    assert said.count(why.encode()) == 1, said.decode()
 
 
 async def test_a_reason_that_changes_is_logged_again(nats_server, tmp_path) -> None:
