@@ -9,8 +9,10 @@ STAMP := $(VENV)/.installed
 .PHONY: study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
 
-# QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces.
-STUDY = $(BIN)/python -m tests.benchmarks
+# QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
+# WRITE=folder keeps a benchmark's results there as a page (docs/benchmarks has the kept ones).
+STUDY = $(BIN)/python -m tests.programs.studies
+LIVE = $(BIN)/python -m tests.programs.live
 SIZE = $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(TRACES),--traces "$(TRACES)")
 
 help: ## show this list
@@ -27,7 +29,7 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 	$(BIN)/mesh up
 
 test: lint ## every check: style, types, layers, tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 test-pythons: ## `make test` with every supported Python that this machine has, one after another
 	$(PYTHON) tests/pythons.py
@@ -37,46 +39,46 @@ test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (m
 	$(BIN)/pytest -m "engines or not engines" tests/engines
 
 test-benchmarks: $(STAMP) ## the programs of the other targets, each played whole in a short form (minutes)
-	$(BIN)/pytest -m benchmark
+	$(BIN)/pytest tests/programs
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
 
 fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
-	$(BIN)/python -m tests.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## the router beside others', live (25 minutes); QUICK=1, ONLY=mesh,stream,…
-	$(BIN)/python -m tests.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
+	$(BIN)/python -m tests.programs.bench $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BESIDE),--beside "$(BESIDE)")
 
 compare: $(STAMP) ## play TRACE=file under two policies, in turns, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make compare TRACE=file))
-	$(BIN)/python -m tests.benchmarks.compare_policies --trace "$(TRACE)"
+	$(LIVE).compare_policies --trace "$(TRACE)"
 
 decide: $(STAMP) ## how long a placement takes, by policy (minutes)
-	$(BIN)/python -m tests.benchmarks.decide
+	$(STUDY).decide
 
 bench-workers: $(STAMP) ## what a second worker of a router brings (minutes)
-	$(BIN)/python -m tests.benchmarks.workers
+	$(LIVE).workers
 
 bench-replicas: $(STAMP) ## a router with a thousand replicas: CPU, memory, time of a decision (minutes)
-	$(BIN)/python -m tests.benchmarks.many_replicas
+	$(LIVE).many_replicas
 
 bench-agent: $(STAMP) ## how many requests one agent process carries
-	$(BIN)/python -m tests.benchmarks.agent_limit
+	$(LIVE).agent_limit
 
 bench-tracing: $(STAMP) ## what tracing costs, off and with 1, 10 and 100 % sampled (minutes)
-	$(BIN)/python -m tests.benchmarks.tracing_cost
+	$(LIVE).tracing_cost
 
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
-	$(BIN)/python -m tests.benchmarks.overload
+	$(LIVE).overload
 
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
-	$(BIN)/python -m tests.benchmarks.gate_renew
+	$(BIN)/python -m tests.gate.renew
 
 fidelity: $(STAMP) ## play TRACE=file live and in the twin, and compare (minutes)
 	$(if $(TRACE),,$(error which trace? make fidelity TRACE=file))
-	$(BIN)/python -m tests.benchmarks.fidelity --trace "$(TRACE)"
+	$(LIVE).fidelity --trace "$(TRACE)"
 
 study-skywalker: $(STAMP) ## SkyWalker's figures 8, 9 and 10 in the twin
 	$(STUDY).skywalker $(SIZE)
@@ -97,10 +99,10 @@ study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)
 
 study-loss: $(STAMP) ## kill -9 of a region's routers, live; TOGETHER=2: of two regions at once
-	$(STUDY).region_loss $(SIZE) $(if $(TOGETHER),--together $(TOGETHER))
+	$(LIVE).region_loss $(SIZE) $(if $(TOGETHER),--together $(TOGETHER))
 
 control-cost: $(STAMP) ## what heartbeats, digests, gossip and leases cost, live and in the twin
-	$(STUDY).control_cost $(SIZE)
+	$(LIVE).control_cost $(SIZE)
 
 study-chapter: $(STAMP) ## Output 23.2.1 and a fourth row
 	$(STUDY).chapter $(SIZE)
@@ -112,10 +114,10 @@ study-proactive: $(STAMP) ## hot prefixes computed before they are asked for: wh
 	$(STUDY).proactive $(SIZE)
 
 gossip-live: $(STAMP) ## three regions of two routers, live: gossip, none, one router; TRACE=file
-	$(BIN)/python -m tests.benchmarks.gossip_live $(if $(TRACE),--trace "$(TRACE)")
+	$(LIVE).gossip_live $(if $(TRACE),--trace "$(TRACE)")
 
 gossip-heals: $(STAMP) ## cut a link and restart a router, 20 times, and time how soon sets are equal
-	$(BIN)/python -m tests.benchmarks.gossip_heals
+	$(LIVE).gossip_heals
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

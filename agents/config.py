@@ -1,101 +1,36 @@
-"""What an operator may say about one agent, checked: each error says what to do."""
+"""What an operator decides about one agent, checked: each error says what to give instead."""
 
-from collections.abc import Sequence
+import logging
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
 
 from schemas.ids import MODEL_CHARS_MAX, ModelId, NameInvalid, RegionId, ReplicaId, checked_name
 from schemas.residency import Label, parse_labels
+
+log = logging.getLogger(__name__)
 
 NO_LABELS = "none"  # on the command line
 MODELS_MAX = 128  # with names of MODEL_CHARS_MAX they still fit a heartbeat
 BATCH_MAX_MOST = 65_536
 OUTSTANDING_MAX_MOST = 4096
-Kind = Literal["vllm", "sglang", "llamacpp", "openai"]
+ENGINE_KEY = "MESH_ENGINE_KEY"  # of the environment
+KEY_CHARS_MAX = 4096
+_OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # a group of services may read it
 
-
-class AgentConfig(BaseModel):
-    """One agent's configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    region: RegionId
-    replica: ReplicaId
-    engine_kind: Kind
-    engine_url: str  # where /v1/… is; kept without a trailing slash
-    metrics_url: str = ""  # the whole page's URL; engine_url + /metrics when not given
-    nats_url: str
-    nats_user: str | None = None
-    nats_password: SecretStr | None = None
-    # None: 256 for engines that show their queue, 8 for those that don't (see adapters.kinds).
-    outstanding_max: Annotated[int, Field(ge=1, le=OUTSTANDING_MAX_MOST)] | None = None
-    batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
-    engine_key: SecretStr | None = None  # sent to the engine as a bearer token
-    models: tuple[ModelId, ...] = ()  # of an engine that can't list them
-    # Three failed readings mean DOWN, so this also says how soon a dead engine is noticed.
-    read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
-    heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
-    drain_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    metrics_host: str = "127.0.0.1"  # an agent opens nothing to the network unasked
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no page
-    ready_file: str | None = None
-    # Of its region's residency labels, those that hold here; None: all of them.
-    residency: tuple[Label, ...] | None = None
-
-    @field_validator("region", "replica")
-    @classmethod
-    def _named(cls, value: str) -> str:
-        try:
-            return checked_name("this", value)
-        except NameInvalid as error:
-            raise ValueError(str(error)) from error
-
-    @field_validator("residency", mode="before")
-    @classmethod
-    def _labelled(cls, value: object) -> object:
-        if isinstance(value, str):
-            return () if value == NO_LABELS else parse_labels(value)
-        return value
-
-    @field_validator("engine_url")
-    @classmethod
-    def _engine_at(cls, value: str) -> str:
-        return checked_engine_url(value)
-
-    @field_validator("metrics_url")
-    @classmethod
-    def _metrics_at(cls, value: str) -> str:
-        return checked_metrics_url(value) if value else value
-
-    @field_validator("models")
-    @classmethod
-    def _models_named(cls, value: tuple[ModelId, ...]) -> tuple[ModelId, ...]:
-        return checked_models(value)
-
-    @field_validator("nats_url")
-    @classmethod
-    def _bus_at(cls, value: str) -> str:
-        if not value.startswith(("nats://", "tls://")):
-            raise ValueError("give it as nats://host:port")
-        return value
-
-    @model_validator(mode="after")
-    def _both_or_none(self) -> "AgentConfig":
-        if (self.nats_user is None) != (self.nats_password is None):
-            raise ValueError("give a NATS user and its password (NATS_PASSWORD), or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _one_login(self) -> "AgentConfig":
-        if self.engine_key is not None and "@" in urlsplit(self.engine_url).netloc:
-            raise ValueError("give the engine's API key, or a user in its URL, not both")
-        return self
-
-    @property
-    def metrics_page(self) -> str:
-        return self.metrics_url or self.engine_url + "/metrics"
+EngineKindName = Literal["vllm", "sglang", "llamacpp", "openai"]
 
 
 def checked_engine_url(value: str) -> str:
@@ -131,3 +66,108 @@ def _http_url(value: str) -> str:
     if not good or parts.query or parts.fragment:
         raise ValueError("give it as http://host:port")
     return value.rstrip("/")
+
+
+def _name(value: str) -> str:
+    try:
+        return checked_name("this", value)
+    except NameInvalid as error:
+        raise ValueError(str(error)) from error
+
+
+def _labels(value: object) -> object:
+    if isinstance(value, str):
+        return () if value == NO_LABELS else parse_labels(value)
+    return value
+
+
+def _bus_url(value: str) -> str:
+    if not value.startswith(("nats://", "tls://")):
+        raise ValueError("give it as nats://host:port")
+    return value
+
+
+class AgentConfig(BaseModel):
+    """One agent's configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    region: Annotated[RegionId, AfterValidator(_name)]
+    replica: Annotated[ReplicaId, AfterValidator(_name)]
+    engine_kind: EngineKindName
+    # Where /v1/… is; kept without a trailing slash.
+    engine_url: Annotated[str, AfterValidator(checked_engine_url)]
+    # The whole page's URL; engine_url + /metrics when not given.
+    metrics_url: Annotated[str, AfterValidator(lambda url: url and checked_metrics_url(url))] = ""
+    nats_url: Annotated[str, AfterValidator(_bus_url)]
+    nats_user: str | None = None
+    nats_password: SecretStr | None = None
+    # None: the default of the engine's kind (`adapters.engine_kinds`).
+    outstanding_max: Annotated[int, Field(ge=1, le=OUTSTANDING_MAX_MOST)] | None = None
+    batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
+    engine_key: SecretStr | None = None  # sent to the engine as a bearer token
+    # Of an engine that can't list them.
+    models: Annotated[tuple[ModelId, ...], AfterValidator(checked_models)] = ()
+    # Three failed scrapes mean DOWN, so this also decides how soon a dead engine is noticed.
+    read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
+    heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
+    drain_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    metrics_host: str = "127.0.0.1"  # by default an agent opens nothing to the network
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: no page
+    ready_file: str | None = None
+    # Of its region's residency labels, those that hold here; None: all of them.
+    residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
+
+    @model_validator(mode="after")
+    def _logins(self) -> "AgentConfig":
+        if (self.nats_user is None) != (self.nats_password is None):
+            raise ValueError("give a NATS user and its password (NATS_PASSWORD), or neither")
+        if self.engine_key is not None and "@" in urlsplit(self.engine_url).netloc:
+            raise ValueError("give the engine's API key, or a user in its URL, not both")
+        return self
+
+    @property
+    def metrics_page(self) -> str:
+        return self.metrics_url or self.engine_url + "/metrics"
+
+
+class EngineKeyInvalid(ValueError):
+    """There is no usable key; the message says where and what to do, and holds nothing of it."""
+
+
+def engine_key(file: Path | None, environ: Mapping[str, str]) -> SecretStr | None:
+    """The engine's API key from the file, else from the environment; None where neither is given.
+    Never from a command line, which every user of a machine can read.
+
+    Raises EngineKeyInvalid. A file that others may read is warned of.
+    """
+    if file is not None:
+        return _read(file)
+    text = environ.get(ENGINE_KEY)
+    return None if text is None else checked_key(text, ENGINE_KEY)
+
+
+def checked_key(text: str, where: str) -> SecretStr:
+    """A key as it stands in `where`, without the line ends after it. Raises EngineKeyInvalid."""
+    key = text.rstrip("\r\n")
+    if not key:
+        raise EngineKeyInvalid(f"{where} is empty: write the engine's API key into it")
+    if len(key) > KEY_CHARS_MAX:
+        raise EngineKeyInvalid(f"{where} has more than {KEY_CHARS_MAX} characters: no API key")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise EngineKeyInvalid(
+            f"{where} must be the engine's API key alone: one line of ASCII characters, no spaces"
+        )
+    return SecretStr(key)
+
+
+def _read(file: Path) -> SecretStr:
+    try:
+        with file.open("rb") as opened:
+            mode = stat.S_IMODE(file.stat().st_mode)
+            data = opened.read(KEY_CHARS_MAX + 3)  # a line end may follow; more is no key
+    except OSError as error:
+        raise EngineKeyInvalid(f"{file} can't be read: {error.strerror}") from error
+    if mode & _OPEN_TO_OTHERS:
+        log.warning("%s may be read or written by others (mode %04o): chmod 600", file, mode)
+    return checked_key(data.decode("utf-8", "replace"), str(file))

@@ -1,9 +1,9 @@
-"""Connecting a process to its region's nats-server, the one way all of ours do it.
+"""The connection of a process to its region's nats-server.
 
-Never gives up reconnecting: a router or agent outlives a restart of its server. What is
-published while the server is away waits in nats-py, up to PENDING_BYTES_MAX, and is sent when it
-is back [tried, 2.16.0]; beyond that it is lost and publishing raises. So whoever publishes what is
-worth nothing later (a heartbeat) must ask `is_connected` first.
+It reconnects for ever: a router or agent outlives a restart of its server. Messages published
+while the server is away wait in nats-py, up to PENDING_BYTES_MAX, and are sent when it is back
+[tried, 2.16.0]; beyond that they are lost and publishing raises. A caller whose message is
+worthless later (a heartbeat) checks `is_connected` first.
 """
 
 import asyncio
@@ -18,8 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from infra.ending import end_all
-from infra.limited_log import LimitedLog
+from infra.process import LimitedLog, end_all
 from schemas.replies import is_service_reply
 
 log = logging.getLogger(__name__)
@@ -29,17 +28,17 @@ CONNECT_TIMEOUT_S = 3
 RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
 FLUSH_TIMEOUT_S = 10.0
-TURNED_AWAY = "authorization violation"  # in what nats-server says, lower-cased
+REFUSED = "authorization violation"  # in what nats-server says, lower-cased
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
 
 class BusUnreachable(ConnectionError):
-    """No server answered, or it turned us away; the message says which and what to check."""
+    """No server answered, or it refused the login; the message says what to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """Where the server is and who we are there."""
+    """The server's URL and our login."""
 
     url: str
     user: str | None = None
@@ -59,14 +58,14 @@ async def connect(
     on_back: Callable[[], None] = _nothing,
     on_error: Callable[[Exception], None] | None = None,
 ) -> Client:
-    """Connect, trying for START_TIMEOUT_S, or raise BusUnreachable; at once if turned away.
+    """Connect within START_TIMEOUT_S, or raise BusUnreachable; at once if the login is refused.
 
     `name` shows in `nats server report connections`. `on_lost` and `on_back` are called at each
-    loss and return of the connection; `on_error` gets what the server complains of (permissions).
+    loss and return of the connection; `on_error` gets the server's errors (permissions).
     The caller drains the client, or gives it to `close`.
     """
 
-    ears = _Ears(name, address, on_lost, on_back, on_error)
+    events = _ConnectionEvents(name, address, on_lost, on_back, on_error)
     client = _Client()
     connecting = client.connect(
         servers=address.url,
@@ -80,9 +79,9 @@ async def connect(
         ping_interval=PING_INTERVAL_S,
         max_outstanding_pings=2,
         pending_size=PENDING_BYTES_MAX,
-        disconnected_cb=ears.lost,
-        reconnected_cb=ears.back,
-        error_cb=ears.error,
+        disconnected_cb=events.lost,
+        reconnected_cb=events.back,
+        error_cb=events.error,
     )
     try:
         await _in_time(connecting)
@@ -91,9 +90,9 @@ async def connect(
         raise
     except (OSError, nats.errors.Error) as problem:
         await client.close()
-        cause = ears.turned_away or ears.last_problem or problem
-        raise BusUnreachable(ears.why_not(cause)) from cause
-    ears.client = client
+        cause = events.refused or events.last_problem or problem
+        raise BusUnreachable(events.why_not(cause)) from cause
+    events.client = client
     return client
 
 
@@ -111,41 +110,39 @@ async def _in_time(connecting: Coroutine[Any, Any, None]) -> None:
 
 
 async def flush(client: Client, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-    """Wait until the server has taken in what was said to it. Raises nats.errors.Error.
+    """Wait until the server has received all messages. Raises nats.errors.Error.
 
-    Twice, because nats-py writes a ping at once [2.16.0]: the first one may overtake what waits to
-    be sent.
+    Twice, because nats-py writes a ping at once [2.16.0]: it may overtake messages that wait.
     """
     for _ in range(2):
         await client.flush(timeout=timeout_s)  # type: ignore[arg-type]
 
 
 def closed_for_good(client: Client) -> BusUnreachable:
-    """Of a connection that nats-py does not open again, with the last error that it knows."""
+    """The error of a connection that nats-py does not reopen, with its last error."""
     said = str(client.last_error or "no error")
     return BusUnreachable(f"the bus closed the connection for good; last error: {said}")
 
 
 async def close(client: Client) -> None:
-    """Leave the bus. What could not be sent is lost, with a line in the log; raises nothing."""
+    """Disconnect. Unsent messages are lost, with a line in the log; raises nothing."""
     try:
         await client.close()
     except (OSError, nats.errors.Error) as problem:
-        log.warning("left the bus: %s", str(problem) or type(problem).__name__)
+        log.warning("disconnecting from the bus: %s", str(problem) or type(problem).__name__)
 
 
 class _Transport(TcpTransport):
     """TCP where writing to a lost connection is a ConnectionResetError, as nats-py expects.
 
-    What a write after the loss raises depends on the event loop: under uvloop a RuntimeError, out
-    of asyncio's `writelines` a TypeError from Python 3.12 on [tried, 3.13.0]. nats-py 2.16 takes
-    neither for a loss: they end its task that sends, or the one that reconnects, and then nobody
-    ever reconnects.
+    Under uvloop a write after the loss raises a RuntimeError, asyncio's `writelines` a TypeError
+    from Python 3.12 on [tried, 3.13.0]. nats-py 2.16 takes neither for a loss: they end its sending
+    or reconnecting task, and it never reconnects.
     """
 
     @property
     def is_open(self) -> bool:
-        """Whether what is written may still arrive."""
+        """Whether the socket is open."""
         return self._io_writer is not None and not self._io_writer.transport.is_closing()
 
     def write(self, payload: bytes) -> None:
@@ -153,7 +150,7 @@ class _Transport(TcpTransport):
             super().write(payload)  # type: ignore[no-untyped-call]
 
     def writelines(self, payload: list[bytes]) -> None:
-        try:  # no look before: this is done for every message
+        try:  # without a check first: this runs for every message
             self._io_writer.writelines(payload)  # type: ignore[union-attr]
         except (RuntimeError, TypeError, AttributeError) as problem:
             if self.is_open:
@@ -161,8 +158,8 @@ class _Transport(TcpTransport):
             raise ConnectionResetError("the connection is lost") from problem
 
     async def wait_closed(self) -> None:
-        # Who closes the client cancels the reconnecting, which may wait here too: the cancel must
-        # not reach the one future of both, or it comes out of `close` as if that was cancelled.
+        # Closing the client cancels its reconnecting task, which may wait here too: the cancel must
+        # not reach the future that both share, or `close` itself would seem cancelled.
         if self._io_writer is not None:
             await asyncio.shield(self._io_writer.wait_closed())
 
@@ -171,7 +168,7 @@ class _Transport(TcpTransport):
 
 
 class _LeavingTransport(_Transport):
-    """What a client that is being closed writes to: what can't be sent any more is lost."""
+    """The transport of a client that is being closed: unsent messages are lost."""
 
     def __init__(self, used: _Transport, *, is_connected: bool) -> None:
         """`is_connected`: what nats-py thinks; a server that is gone may have left a socket."""
@@ -210,7 +207,7 @@ class _Client(Client):
 
 
 class AnsweringServices:
-    """A client as a NATS micro service uses it, that lets it answer where services may.
+    """A client for NATS micro services that answers only to reply subjects of services.
 
     The library's service answers to whatever reply subject a request names.
     """
@@ -222,7 +219,7 @@ class AnsweringServices:
         self.flush = client.flush
 
     async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Subscribe, and pass on what may be answered."""
+        """Subscribe, and pass on requests that may be answered."""
 
         async def guarded(msg: Msg) -> None:
             if is_service_reply(msg.reply):
@@ -239,13 +236,13 @@ class AnsweringServices:
 
 
 def answering_services(client: Client) -> Client:
-    """What to give a service of the library as its client."""
+    """The client to give to a service of the library."""
     return cast(Client, AnsweringServices(client))
 
 
 @dataclass(slots=True)
-class _Ears:
-    """What nats-py tells of a connection, in words for the log and calls to its owner."""
+class _ConnectionEvents:
+    """What nats-py reports of a connection, as log lines and calls to its owner."""
 
     name: str
     address: BusAddress
@@ -254,29 +251,29 @@ class _Ears:
     on_error: Callable[[Exception], None] | None
     client: Client | None = None  # once it was connected
     last_problem: Exception | None = None
-    turned_away: Exception | None = None  # before it was: asking again would not help
+    refused: Exception | None = None  # the login; trying again would not help
 
     def why_not(self, cause: Exception) -> str:
         """What to check when there was no first connection."""
         url, user = self.address.url, self.address.user
-        if self.turned_away is None:
+        if self.refused is None:
             said = str(cause) or type(cause).__name__
             return f"no bus at {url}: {said}; is nats-server running there?"
         if user is None:
-            return f"the bus at {url} wants a user: set NATS_USER and NATS_PASSWORD as rendered"
+            return f"the bus at {url} requires a user: set NATS_USER and NATS_PASSWORD as rendered"
         return (
-            f"the bus at {url} turned user {user!r} away: are NATS_USER and NATS_PASSWORD the "
+            f"the bus at {url} refused user {user!r}: are NATS_USER and NATS_PASSWORD the "
             "rendered ones, and does nats-server run with the files rendered with them?"
         )
 
     async def lost(self) -> None:
-        if self.client is None or self.client.is_closed:  # we left ourselves, or never were in
+        if self.client is None or self.client.is_closed:  # closed by us, or never open
             return
         log.warning("%s: lost the bus at %s, reconnecting", self.name, self.address.url)
         self.on_lost()
 
     async def back(self) -> None:
-        # As loud as the loss: who reads of one must not wait for the other.
+        # At the level of the loss: its reader needs both lines.
         log.warning("%s: the bus at %s is back", self.name, self.address.url)
         self.on_back()
 
@@ -290,9 +287,9 @@ class _Ears:
             self.on_error(problem)
 
     def _not_yet(self, problem: Exception, *, is_first: bool) -> None:
-        """A try for the first connection has failed; each says the same, four times a second."""
-        if TURNED_AWAY in str(problem).lower():
-            self.turned_away = problem
+        """A try for the first connection failed; the same error comes four times a second."""
+        if REFUSED in str(problem).lower():
+            self.refused = problem
             raise problem  # nats-py lets it through, and tries no more
         if is_first:
             said = str(problem) or type(problem).__name__

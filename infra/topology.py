@@ -5,19 +5,24 @@ the others, and one round-trip time holds between any two. Of a pair, the region
 first in the alphabet accepts the leaf link and the other solicits it: a rule instead of a setting,
 so two operators can't both wait for the other.
 
-Every mistake is reported with its file, its key and what to do, and all at once; nothing is
-repaired silently. Rejected: YAML (its `no` is a boolean) and environment variables per field
-(a mesh has dozens of addresses; they belong in one reviewed file).
+All mistakes are reported at once, each with its file, its key and what to do; nothing is repaired
+silently. An API key's SHA-256 is in the file instead of the key: whoever reads the file can't send
+requests in the tenant's name. That holds for keys that were made at random; a slow password hash
+would cost every request a hundred times its placement, and protects only short passwords.
+
+Rejected: YAML (its `no` is a boolean) and environment variables per field (a mesh has dozens of
+addresses; they belong in one reviewed file).
 """
 
+import hashlib
 import itertools
-import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PrivateAttr,
@@ -26,128 +31,119 @@ from pydantic import (
     model_validator,
 )
 
-from infra import residency
 from infra.address import Address, parse_address
-from infra.config_problems import Location, problem_lines
-from infra.residency import KeyHolder, LabelList, Tenant
-from infra.routing import Proactive, Routing, Shape
-from infra.table import Table
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
-from schemas.ids import REGION_ROUTERS_MAX, RegionId, ReplicaId, RouterId, checked_name
-from schemas.near_words import did_you_mean
-from schemas.residency import Ground
+from schemas.ids import (
+    NAME_PATTERN,
+    REGION_ROUTERS_MAX,
+    RegionId,
+    RouterId,
+    ValidRegionId,
+    ValidReplicaId,
+    ValidRouterId,
+)
+from schemas.problems import KeyPath, did_you_mean, problem_lines
+from schemas.residency import LABELS_MAX, Ground, Label, Labels, checked_labels, ground
+from schemas.settings import (
+    WHOLE,
+    Advice,
+    LinkTable,
+    ProactiveTable,
+    RoutingScope,
+    RoutingTable,
+    Table,
+)
 
 DEFAULT_FILE = Path(__file__).with_name("mesh.toml")
 REGIONS_MAX = 32  # a full mesh: n·(n-1)/2 links, each region's server holds n-1
 REPLICAS_MAX = 4096  # per region; each is a user of the region's nats-server
-RTT_MS_MAX = 10_000.0
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+)$"  # as browsers write it
 ORIGINS_MAX = 64
 BASE_URL_PATTERN = r"^https?://[^\s/?#]+(/[^\s?#]*)?/v1$"
+TENANTS_MAX = 4096
+KEYS_MAX = 64  # of one tenant
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
 
 
 class TopologyError(ValueError):
     """A mesh.toml that can't be used; the text names file, key and what to do, a line each."""
 
 
-def _name(kind: str) -> BeforeValidator:
-    def check(value: object) -> str:
-        if not isinstance(value, str):
-            raise ValueError(f"write the {kind}'s name in quotes")
-        return checked_name(kind, value)
-
-    return BeforeValidator(check)
-
-
-def _listed(expected: str, *, at_least: int = 0) -> BeforeValidator:
-    def check(value: object) -> object:
-        if not isinstance(value, list | tuple) or len(value) < at_least:
-            raise ValueError(f"write {expected}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _pair(value: object) -> object:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError('write two region names, like ["eu", "us"]')
-    return value
-
-
-def _base_url(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(BASE_URL_PATTERN, value):
-        raise ValueError('write the URL that clients use, like "https://us.example.com/v1"')
-    return value
-
-
-def _origin(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(ORIGIN_PATTERN, value):
-        raise ValueError('write an origin without a path, like "https://app.example.com", or "*"')
-    return value
-
-
-def _degrees(value: object) -> object:
-    numbers = isinstance(value, list | tuple) and all(type(each) in (int, float) for each in value)
-    if not numbers or len(value) != 2:  # type: ignore[arg-type]
-        raise ValueError("write latitude and longitude in degrees, like [38.9, -77.5]")
-    return value
-
-
-RegionName = Annotated[RegionId, _name("region")]
-ReplicaName = Annotated[ReplicaId, _name("replica")]
-RouterName = Annotated[RouterId, _name("router")]
-TenantName = Annotated[str, _name("tenant")]
-HostPort = Annotated[Address, BeforeValidator(parse_address)]
-Endpoint = Annotated[
+HostPort = Annotated[
+    Address,
+    BeforeValidator(parse_address),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": r"^.+:[0-9]{1,5}$",
+            "description": "host:port as others dial it.",
+        }
+    ),
+]
+MeshName = Annotated[str, Field(pattern=NAME_PATTERN)]
+EndpointUrl = Annotated[
     str,
-    BeforeValidator(_base_url),
-    WithJsonSchema({"type": "string", "pattern": BASE_URL_PATTERN}),
+    Field(pattern=BASE_URL_PATTERN),
+    Advice('write the URL that clients use, like "https://us.example.com/v1"'),
 ]
 Degrees = Annotated[
     tuple[
-        Annotated[float, Field(ge=-90, le=90, allow_inf_nan=False)],
-        Annotated[float, Field(ge=-180, le=180, allow_inf_nan=False)],
+        Annotated[float, Field(strict=True, ge=-90, le=90)],
+        Annotated[float, Field(strict=True, ge=-180, le=180)],
     ],
-    BeforeValidator(_degrees),
+    Advice("write latitude and longitude in degrees, like [38.9, -77.5]"),
 ]
-Replicas = Annotated[
-    tuple[ReplicaName, ...],
+ReplicaNames = Annotated[
+    tuple[ValidReplicaId, ...],
     Field(max_length=REPLICAS_MAX),
-    _listed(f"a number from 0 to {REPLICAS_MAX}, or a list of names"),
+    Advice(f"write a number from 0 to {REPLICAS_MAX}, or a list of names"),
 ]
-Routers = Annotated[
-    tuple[RouterName, ...],
-    Field(max_length=REGION_ROUTERS_MAX),
-    _listed('a list of one name or more, like ["r1"]', at_least=1),
+RouterNames = Annotated[
+    tuple[ValidRouterId, ...],
+    Field(min_length=1, max_length=REGION_ROUTERS_MAX),
+    Advice('write a list of one name or more, like ["r1"]'),
 ]
 Origins = Annotated[
     tuple[
         Annotated[
             str,
-            BeforeValidator(_origin),
-            WithJsonSchema({"type": "string", "pattern": ORIGIN_PATTERN}),
+            Field(pattern=ORIGIN_PATTERN),
+            Advice('write an origin without a path, like "https://app.example.com", or "*"'),
         ],
         ...,
     ],
     Field(max_length=ORIGINS_MAX),
-    _listed('a list of origins, like ["https://app.example.com"], or ["*"]'),
+    Advice('write a list of origins, like ["https://app.example.com"], or ["*"]'),
 ]
-Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20)]
+LabelName = Annotated[Label, Field(pattern=NAME_PATTERN)]
+LABEL_LIST = Advice('write a list of labels, like ["eu"]')
+LabelList = Annotated[
+    tuple[LabelName, ...],
+    Field(max_length=LABELS_MAX),
+    AfterValidator(checked_labels),
+    LABEL_LIST,
+]
+KeySha256 = Annotated[
+    str,
+    Field(pattern=SHA256_PATTERN),
+    Advice("write the key's SHA-256 in 64 lower-case hex digits, never the key"),
+]
+Mebibytes = Annotated[int, Field(strict=True, ge=1, le=1 << 20), WHOLE]
 
 
-class Mesh(Table):
+class MeshTable(Table):
     """`[mesh]`: what the whole is called."""
 
-    name: Annotated[str, _name("mesh")]
+    name: MeshName
 
 
 class NatsLimits(Table):
     """`[nats]`: limits of every region's nats-server."""
 
     # Long prompts and images pass NATS' default of 1 MiB; larger bodies travel in parts.
-    max_payload_mib: Annotated[int, Field(strict=True, ge=1, le=64)] = 8
+    max_payload_mib: Annotated[int, Field(strict=True, ge=1, le=64), WHOLE] = 8
     # What a slow reader may leave unread before the server cuts it off: 8 full messages.
-    max_pending_mib: Annotated[int, Field(strict=True, ge=8, le=4096)] = 64
+    max_pending_mib: Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE] = 64
     jetstream_memory_mib: Mebibytes = 256
     jetstream_disk_mib: Mebibytes = 1024
 
@@ -158,23 +154,24 @@ class NatsLimits(Table):
         return self
 
 
-class Region(Table):
+class RegionTable(Table):
     """`[regions.<name>]`: one failure and latency domain."""
 
     http: HostPort  # the OpenAI endpoint of the region's router
     nats: HostPort  # client port of its nats-server
     leaf: HostPort  # where its nats-server accepts links from other regions
-    endpoint: Endpoint | None = None  # base URL for clients, told to them in /v1/regions
+    endpoint: EndpointUrl | None = None  # base URL for clients, listed in /v1/regions
     location: Degrees | None = None  # [latitude, longitude], for clients that say where they are
     monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
-    replicas: Replicas  # names, or a number N for <region>-0 … <region>-(N-1)
-    routers: Routers = (RouterId("r1"),)
-    workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX)] = 1  # processes of a router
+    replicas: ReplicaNames  # names, or a number N for <region>-0 … <region>-(N-1)
+    routers: RouterNames = (RouterId("r1"),)
+    # Processes of each router.
+    workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE] = 1
     metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
     cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
-    routing: Routing = Routing()  # what differs here from the mesh's
-    residency: LabelList = ()  # labels that its ground carries
-    confined_to: LabelList = ()  # nothing that enters here goes where none of these is carried
+    routing: RoutingTable = RoutingTable()  # what differs here from the mesh's
+    residency: LabelList = ()  # labels that it carries
+    confined_to: LabelList = ()  # its clients' requests stay where one of these is carried
 
     def addresses(self) -> Iterator[tuple[str, Address]]:
         """Each address the region listens on, with the key it was written under."""
@@ -186,36 +183,41 @@ class Region(Table):
             yield "metrics", page
 
 
-class Link(Table):
-    """`[[links]]`: two regions and the round trip between them."""
+class TenantTable(Table):
+    """`[tenants.<name>]`: its prompts share prefixes with nobody else's, and are computed only
+    where one of the labels is carried, whatever their requests ask for."""
 
-    between: Annotated[tuple[RegionName, RegionName], BeforeValidator(_pair)]
-    rtt_ms: Annotated[float, Field(strict=True, ge=0, le=RTT_MS_MAX)]
+    key_sha256: Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)]
+    residency: Annotated[  # none: anywhere
+        tuple[LabelName, ...],
+        Field(min_length=1, max_length=LABELS_MAX),
+        AfterValidator(checked_labels),
+        LABEL_LIST,
+    ] = ()
 
-    @property
-    def acceptor(self) -> RegionId:
-        """The region whose nats-server listens for this link."""
-        return min(self.between)
 
-    @property
-    def solicitor(self) -> RegionId:
-        """The region whose nats-server dials, and dials again after a cut."""
-        return max(self.between)
+class KeyHolder(NamedTuple):
+    """The tenant of one API key."""
 
-    @property
-    def rtt_s(self) -> float:
-        """Round-trip time in seconds."""
-        return self.rtt_ms / 1000
+    tenant: str
+    residency: Labels
+
+
+def key_hash(key: str) -> str:
+    """What mesh.toml holds for an API key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Topology(Table):
     """A whole mesh.toml. Make one with `load` or `parse`: their errors are meant to be read."""
 
-    mesh: Mesh
-    regions: Annotated[dict[RegionName, Region], Field(min_length=1, max_length=REGIONS_MAX)]
-    links: tuple[Link, ...] = ()
-    routing: Routing = Routing()
-    tenants: Annotated[dict[TenantName, Tenant], Field(max_length=residency.TENANTS_MAX)] = Field(
+    mesh: MeshTable
+    regions: Annotated[
+        dict[ValidRegionId, RegionTable], Field(min_length=1, max_length=REGIONS_MAX)
+    ]
+    links: tuple[LinkTable, ...] = ()
+    routing: RoutingTable = RoutingTable()
+    tenants: Annotated[dict[MeshName, TenantTable], Field(max_length=TENANTS_MAX)] = Field(
         default_factory=dict
     )
     nats: NatsLimits = NatsLimits()
@@ -225,7 +227,7 @@ class Topology(Table):
         """What to raise for a value that is found to be wrong only later."""
         return TopologyError(f"{self._source}: {key}: {problem}")
 
-    def region(self, name: str) -> Region:
+    def region(self, name: str) -> RegionTable:
         """The region of that name. Raises TopologyError that lists those there are."""
         if name not in self.regions:
             raise TopologyError(f'no region "{name}": there are {", ".join(self.regions)}')
@@ -235,7 +237,7 @@ class Topology(Table):
         """Every other region, by name."""
         return tuple(sorted(name for name in self.regions if name != region))
 
-    def routing_of(self, region: RegionId) -> Routing:
+    def routing_of(self, region: RegionId) -> RoutingTable:
         """The operator's choices for that region's routers."""
         return self.regions[region].routing.over(self.routing)
 
@@ -248,11 +250,11 @@ class Topology(Table):
     @property
     def ground(self) -> Ground:
         """Which region carries which labels, and who is confined."""
-        return residency.ground_of(self.regions, self.regions)
+        return self._ground(self.regions)
 
     def ground_for(self, region: RegionId) -> Ground:
-        """The same as that region's routers see it: who isn't asked carries nothing for them."""
-        return residency.ground_of(self.regions, (region, *self.asked_by(region)))
+        """The same for that region's routers: regions that they can't ask have no labels."""
+        return self._ground((region, *self.asked_by(region)))
 
     @property
     def keys(self) -> dict[str, KeyHolder]:
@@ -263,10 +265,15 @@ class Topology(Table):
             for key in tenant.key_sha256
         }
 
-    def _keeps_to_itself(self, region: RegionId) -> bool:
-        return self.routing_of(region).topology is Shape.REGION_LOCAL
+    def _ground(self, known: Collection[RegionId]) -> Ground:
+        """The labels of all regions, of those that are not `known` none."""
+        carried = {name: table.residency * (name in known) for name, table in self.regions.items()}
+        return ground(carried, {name: table.confined_to for name, table in self.regions.items()})
 
-    def link(self, a: str, b: str) -> Link:
+    def _keeps_to_itself(self, region: RegionId) -> bool:
+        return self.routing_of(region).topology is RoutingScope.REGION_LOCAL
+
+    def link(self, a: str, b: str) -> LinkTable:
         """The link between two regions, whichever is named first. Raises KeyError if none."""
         for link in self.links:
             if set(link.between) == {a, b}:
@@ -280,7 +287,7 @@ class Topology(Table):
             *_repeated_names(self.regions),
             *_wrong_workers(self.regions),
             *_wrong_links(self.regions, self.links),
-            *residency.problems(self.regions, self.tenants),
+            *_wrong_residency(self.regions, self.tenants),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -330,7 +337,7 @@ def _named(region: str, table: object) -> object:
     return table | {"replicas": [f"{region}-{number}" for number in range(count)]}
 
 
-def _shared_addresses(regions: Mapping[RegionId, Region]) -> Iterator[str]:
+def _shared_addresses(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
     taken: dict[Address, str] = {}
     for name, region in regions.items():
         for key, address in region.addresses():
@@ -340,14 +347,14 @@ def _shared_addresses(regions: Mapping[RegionId, Region]) -> Iterator[str]:
             taken.setdefault(address, here)
 
 
-def _repeated_names(regions: Mapping[RegionId, Region]) -> Iterator[str]:
+def _repeated_names(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
     for name, region in regions.items():
         for key, names in (("replicas", region.replicas), ("routers", region.routers)):
             for repeated in sorted({each for each in names if names.count(each) > 1}):
-                yield f'regions.{name}.{key}: "{repeated}" stands there twice; remove one'
+                yield f'regions.{name}.{key}: "{repeated}" is there twice; remove one'
 
 
-def _wrong_workers(regions: Mapping[RegionId, Region]) -> Iterator[str]:
+def _wrong_workers(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
     for name, region in regions.items():
         found = (
             crowd_problems(dict.fromkeys(region.routers, region.workers)),
@@ -357,7 +364,9 @@ def _wrong_workers(regions: Mapping[RegionId, Region]) -> Iterator[str]:
             yield f"regions.{name}.{key}: {problem}"
 
 
-def _wrong_links(regions: Mapping[RegionId, Region], links: tuple[Link, ...]) -> Iterator[str]:
+def _wrong_links(
+    regions: Mapping[RegionId, RegionTable], links: tuple[LinkTable, ...]
+) -> Iterator[str]:
     seen: dict[frozenset[RegionId], int] = {}
     for number, link in enumerate(links):
         here, pair = f"links.{number}", frozenset(link.between)
@@ -376,19 +385,40 @@ def _wrong_links(regions: Mapping[RegionId, Region], links: tuple[Link, ...]) ->
             )
 
 
+def _wrong_residency(
+    regions: Mapping[RegionId, RegionTable], tenants: Mapping[str, TenantTable]
+) -> Iterator[str]:
+    known = sorted({label for region in regions.values() for label in region.residency})
+    for name, region in regions.items():
+        for label in sorted(set(region.confined_to) - set(region.residency)):
+            yield (
+                f'regions.{name}.confined_to: the region itself does not carry "{label}"; '
+                "add it to its residency"
+            )
+    seen: dict[str, str] = {}
+    for tenant, table in tenants.items():
+        for label in sorted(set(table.residency) - set(known)):
+            hint = did_you_mean(label, known)
+            yield f'tenants.{tenant}.residency: no region carries "{label}"{hint}'
+        for digest in table.key_sha256:
+            if digest in seen:
+                yield f"tenants.{tenant}.key_sha256: a key of tenants.{seen[digest]}; remove one"
+            seen.setdefault(digest, tenant)
+
+
 _TABLES: dict[str, type[Table]] = {
-    "mesh": Mesh,
+    "mesh": MeshTable,
     "nats": NatsLimits,
-    "regions": Region,
-    "links": Link,
-    "tenants": Tenant,
+    "regions": RegionTable,
+    "links": LinkTable,
+    "tenants": TenantTable,
 }
 
 
-def _known_keys(loc: Location) -> Collection[str]:
+def _known_keys(loc: KeyPath) -> Collection[str]:
     if "proactive" in loc[:-1]:
-        return Proactive.model_fields
+        return ProactiveTable.model_fields
     if "routing" in loc[:-1]:
-        return Routing.model_fields
+        return RoutingTable.model_fields
     table = _TABLES[str(loc[0])] if len(loc) > 1 else Topology
     return table.model_fields

@@ -23,7 +23,8 @@ from typing import Literal
 import orjson
 from pydantic import ConfigDict, TypeAdapter
 
-from schemas.state import Count, Region, Seconds, decode_json
+from schemas.ids import ValidRegionId
+from schemas.state import Count, Seconds, decode_json
 from schemas.wire import WireError
 
 SECONDS_DIGITS = 6
@@ -84,7 +85,7 @@ class Decision:
     """Version of the meaning of these fields."""
     request: str
     """The id in `x-request-id`."""
-    region: Region
+    region: ValidRegionId
     """The region that decided."""
     policy: str
     placement: Placement

@@ -18,7 +18,8 @@ point: a router that hears nothing for SILENCE_S_MAX gives the answer up, so a l
 agent can't hold a client.
 PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: who will
 answer a forwarded request, that it waits there (again every HELD_S), that nobody will, or that the
-one who answered is gone. Their number is 0; HELD's is how many regions the request has passed.
+one who answered is gone. Their number is 0; HELD's is how many regions the request has passed (1;
+more only where an older router forwarded a peer's request).
 The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an
 agent has for several answers of one router at one moment share a message: `schemas.parcels`.
 """
@@ -42,8 +43,7 @@ H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts n
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
 H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
 H_HELD_MS = "Mesh-Held-Ms"  # of those, in other regions' lines: attempts that failed don't count
-H_HOPS = "Mesh-Hops"  # regions passed so far
-H_REGIONS = "Mesh-Regions"  # which ones, its origin first; the origin alone when missing
+H_HOPS = "Mesh-Hops"  # regions passed so far: 1; more only from an older router
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
 H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
@@ -56,7 +56,7 @@ H_WARM = "Mesh-Warm"  # "1": nobody asks, it is computed to be held; only where 
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
-HOPS_MAX = 4  # regions that a request may pass, whatever is configured
+HOPS_MAX = 4  # the largest Mesh-Hops: older routers forwarded peers' requests to others
 BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.

@@ -2,7 +2,7 @@
 
 Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without holes
 inside its epoch, so whoever listens knows at once whether it has heard everything. A block's hash
-is chained (`mesh.core.prefixes.prompt`): it names its whole path from the first byte, so a set of
+is chained (`mesh.core.model.prompt`): it names its whole path from the first byte, so a set of
 hashes is the trie, and no parent, depth or text travels. The hash is keyed with the mesh's own
 secret; without it a hash can't even be compared with a guess.
 

@@ -18,7 +18,6 @@ _NAME = NAME_PATTERN.removeprefix("^").removesuffix("$")
 COUNT_PATTERN = r"^[0-9]+$"
 MODEL_TOKEN_PATTERN = r"^([A-Za-z0-9_-]|=[0-9A-F]{2})+$"
 LABELS_PATTERN = r"^[a-z0-9-]{1,32}(,[a-z0-9-]{1,32})*$"
-REGIONS_PATTERN = rf"^{_NAME}(,{_NAME})*$"
 INBOX_PATTERN = rf"^{INBOX_ROOT}\.[^.]+\.[^.]+\.[^.]+$"
 
 
@@ -117,14 +116,12 @@ WAY = (
         "Milliseconds of these that it was held in lines, not being tried; all when missing.",
         required=False,
     ),
-    Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far."),
-    Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
     Header(
-        exchange.H_REGIONS,
-        REGIONS_PATTERN,
-        "The regions passed, the origin first; the origin alone when missing. It never goes back.",
-        required=False,
+        exchange.H_HOPS,
+        COUNT_PATTERN,
+        "Regions passed so far: 1, or more from older routers.",
     ),
+    Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
     Header(
         exchange.H_TENANT,
         NAME_PATTERN,

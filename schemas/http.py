@@ -15,9 +15,8 @@ import orjson
 from pydantic import ConfigDict, Field
 
 from schemas.exchange import BODY_BYTES_MAX
+from schemas.ids import ValidModelId, ValidRegionId
 from schemas.state import Count, Health, Ratio, Seconds
-from schemas.state import Model as ModelName
-from schemas.state import Region as RegionName
 
 H_REQUEST_ID = "x-request-id"
 OWN_PREFIX = "x-mesh-"  # what begins so is known, or refused
@@ -144,7 +143,7 @@ class Location:
 class Region:
     """A region as the asked router sees it. Null is what it does not know."""
 
-    name: RegionName
+    name: ValidRegionId
     home: bool
     """Whether it is the asked router's own."""
     health: Health
@@ -165,7 +164,7 @@ class Region:
     """Ready and not full."""
     queue: Count
     """Requests held there."""
-    models: tuple[ModelName, ...]
+    models: tuple[ValidModelId, ...]
     """What its ready replicas serve."""
     endpoint: str | None
     """Base URL for clients, as mesh.toml names it."""

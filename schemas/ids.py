@@ -6,7 +6,9 @@ and are free text; `schemas.subjects` encodes them where a subject token is need
 """
 
 import re
-from typing import NewType
+from typing import Annotated, NewType
+
+from pydantic import Field
 
 RegionId = NewType("RegionId", str)
 ReplicaId = NewType("ReplicaId", str)
@@ -15,13 +17,20 @@ RequestId = NewType("RequestId", str)
 ModelId = NewType("ModelId", str)
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+NAME_ADVICE = "use 1 to 32 lower-case letters, digits and inner hyphens"
 _NAME = re.compile(NAME_PATTERN)
+
+# Checked by pydantic where they are fields.
+ValidRegionId = Annotated[RegionId, Field(pattern=NAME_PATTERN)]
+ValidReplicaId = Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
+ValidRouterId = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
 
 # Each worker of a router counts. Peers hear the prefixes of no more of a region's routers: whoever
 # invents names takes no place of other regions.
 REGION_ROUTERS_MAX = 16
 
 MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens
+ValidModelId = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX)]
 
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
@@ -34,9 +43,7 @@ class NameInvalid(ValueError):
 def checked_name(kind: str, text: str) -> str:
     """Return `text` if it is a legal region, replica or router name, else raise NameInvalid."""
     if not _NAME.fullmatch(text):  # match() would let a last newline through
-        raise NameInvalid(
-            f"{kind} name {text!r}: use 1 to 32 lower-case letters, digits and inner hyphens"
-        )
+        raise NameInvalid(f"{kind} name {text!r}: {NAME_ADVICE}")
     return text
 
 

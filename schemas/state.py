@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from schemas.ids import MODEL_CHARS_MAX, NAME_PATTERN, ModelId, RegionId, ReplicaId, RouterId
+from schemas.ids import NAME_PATTERN, ValidModelId, ValidRegionId, ValidReplicaId, ValidRouterId
 from schemas.residency import LABELS_MAX, Label
 from schemas.wire import WireError
 
@@ -27,14 +27,10 @@ TERM_MAX = 2**48
 Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Region = Annotated[RegionId, Field(pattern=NAME_PATTERN)]
-Replica = Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
-Router = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
-Labels = Annotated[
+PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+ValidLabels = Annotated[
     tuple[Annotated[Label, Field(pattern=NAME_PATTERN)], ...], Field(max_length=LABELS_MAX)
 ]
-Model = Annotated[ModelId, Field(min_length=1, max_length=MODEL_CHARS_MAX)]
 
 
 class ReplicaState(StrEnum):
@@ -76,7 +72,7 @@ class ModelCard:
     """Most tokens of prompt and answer together."""
 
 
-Cards = Annotated[dict[Model, ModelCard], Field(max_length=CARDS_MAX)]
+Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 
 
 class Health(StrEnum):
@@ -95,8 +91,8 @@ class Heartbeat:
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
-    region: Region
-    replica: Replica
+    region: ValidRegionId
+    replica: ValidReplicaId
     epoch: Count
     """Changes at every start of the agent; the counters below start anew with it."""
     seq: Count
@@ -104,7 +100,7 @@ class Heartbeat:
     state: ReplicaState
     engine: str
     """Kind of the engine: vllm, sglang, llamacpp, openai."""
-    models: tuple[Model, ...]
+    models: tuple[ValidModelId, ...]
     """What the engine serves now."""
     full: bool
     """The agent's own verdict: new work would be refused now."""
@@ -131,7 +127,7 @@ class Heartbeat:
     """Learned slope of TTFT on uncached prompt tokens, in seconds per token."""
     prefill_base_s: Seconds | None = None
     """Its intercept, in seconds."""
-    decode_tokens_per_s: Rate | None = None
+    decode_tokens_per_s: PerSecond | None = None
     """Of one running request, median of late."""
     prefix_hit_ratio: Ratio | None = None
     """Cached tokens / prompt tokens of what this agent served."""
@@ -141,14 +137,14 @@ class Heartbeat:
     """Requests answered since the epoch began."""
     refused_total: Count = 0
     """Requests refused since the epoch began."""
-    taken: dict[Router, Count] = field(default_factory=dict)
+    taken: dict[ValidRouterId, Count] = field(default_factory=dict)
     """Last hand-off number taken from each router of this region: what a router handed off
     beyond it is still on its way and must be added to `pending`."""
-    residency: Labels | None = None
+    residency: ValidLabels | None = None
     """The labels that its agent vouches for; null for all that its region carries."""
-    owner: Region | None = None
+    owner: ValidRegionId | None = None
     """The region that has adopted this replica, as its agent knows; null while it is its own."""
-    owner_taken: dict[Router, Count] = field(default_factory=dict)
+    owner_taken: dict[ValidRouterId, Count] = field(default_factory=dict)
     """The same as `taken`, of the routers of `owner`."""
     term: Term = 0
     """The highest term that this agent has heard of: work of a lower one is refused."""
@@ -184,8 +180,8 @@ class Digest:
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
-    region: Region
-    router: Router
+    region: ValidRegionId
+    router: ValidRouterId
     """The router that says so; a region has one or more, each sends its own view."""
     epoch: Count
     """Changes at every start of the router."""
@@ -198,9 +194,9 @@ class Digest:
     """Ready and not full: what makes a region available (SkyWalker 3.3)."""
     queue: Count
     """Requests held in this router."""
-    models: dict[Model, ModelCapacity]
+    models: dict[ValidModelId, ModelCapacity]
     """Per model, because a peer forwards a request and not a count."""
-    requests_per_s: Rate
+    requests_per_s: PerSecond
     """Requests that arrived at this router, per second, of late."""
     prefill_s_per_token: Seconds | None = None
     """Median over ready replicas, in seconds per uncached prompt token."""
@@ -208,15 +204,15 @@ class Digest:
     """Median over ready replicas of what every first token costs, in seconds."""
     kv_used_ratio: Ratio | None = None
     """Mean over ready replicas."""
-    residency: Labels | None = None
+    residency: ValidLabels | None = None
     """The labels that the region carries; null from a router that knows of none."""
-    models_by_label: dict[str, dict[Model, ModelCapacity]] = field(default_factory=dict)
+    models_by_label: dict[str, dict[ValidModelId, ModelCapacity]] = field(default_factory=dict)
     """The same as `models`, over the replicas that carry one label: for each label that some
     replica of the region carries and some doesn't."""
-    adopted: dict[Region, Term] = field(default_factory=dict)
+    adopted: dict[ValidRegionId, Term] = field(default_factory=dict)
     """Regions whose replicas this router serves for them, with the term of each: they count in
     `replicas_ready`, `replicas_free` and `models`."""
-    rtt_s: dict[Region, Seconds] = field(default_factory=dict)
+    rtt_s: dict[ValidRegionId, Seconds] = field(default_factory=dict)
     """Round trips to the other regions: the nearest one adopts first. Told once a second; where
     there are none, the last ones that this router told hold."""
     warm_tokens: Count | None = None
@@ -234,11 +230,11 @@ class Lease:
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
-    region: Region
+    region: ValidRegionId
     """Whose replicas."""
-    owner: Region
+    owner: ValidRegionId
     """Whose routers may hand work to them."""
-    router: Router
+    router: ValidRouterId
     """The router of the owner that wrote this."""
     term: Term
     """Rises with every change of the owner; renewals keep it. Work of a lower term is refused."""

@@ -1,6 +1,7 @@
 """Fixtures that every part of the suite shares."""
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
 
+# Without compiled files, each process that a test starts would compile all of our modules anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # What is printed depends on the terminal; a test that is about one says what it is like.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
@@ -19,6 +24,15 @@ os.environ["TERM"] = "xterm"
 # How long an example takes says how busy the machine is.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests have longer timeouts go first, so that parallel workers end together."""
+    longest_s: dict[Path, float] = {}
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest_s[item.path] = max(longest_s.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -longest_s[item.path])
 
 
 @pytest.fixture

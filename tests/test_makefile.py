@@ -1,6 +1,7 @@
-"""What `make` does before it does what it was asked for."""
+"""What `make` does before its target, and how it passes arguments on."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,3 +36,18 @@ def test_it_says_that_it_installs_and_only_then(tmp_path, venv):
     assert installed(tmp_path, venv).startswith(f"installing into {venv}, which takes a minute\n")
     assert "installing" not in installed(tmp_path, venv)
     assert [path.name for path in tmp_path.glob(".venv*")] == [venv]
+
+
+def test_a_path_may_have_a_space():
+    for argument in (
+        "compare TRACE", "fidelity TRACE", "gossip-live TRACE", "study-mesh TRACES", "bench BESIDE",
+    ):  # fmt: skip
+        target, name = argument.split()
+        made = subprocess.run(
+            ["make", "-n", target, f"{name}=two words"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "two words" in shlex.split(made.stdout), argument

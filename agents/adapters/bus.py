@@ -1,17 +1,14 @@
-"""The agent's ears and mouth on the bus.
+"""The agent's subscriptions on the bus, and what it publishes.
 
-nats-py awaits the callbacks of one subscription one after another, so a callback here decodes,
-hands the event over and returns; generations run in tasks of their own. Bytes that are no
-message of ours are counted and dropped: a peer's mistake must not stop an agent.
-
-Messages from nats-py's own buffers are bounded too: what one subscription holds beyond its limit
-is dropped there, and the exchange's numbering tells the router.
+nats-py awaits the callbacks of one subscription one after another, so a callback decodes, feeds
+the core and returns; responses run in tasks of their own. Bytes that are no message of ours are
+counted and dropped. nats-py's buffers are bounded too: beyond its limit a subscription drops
+messages, and the frames' numbers show the router that some are missing.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -20,21 +17,19 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.micro.service import Service, ServiceConfig
 
-from agents.adapters.link import Link
-from agents.adapters.outbox import Outbox
+from agents.adapters.outbox import BusConnection, Outbox
 from agents.core.events import (
+    AgentEvent,
     AliveArrived,
     BodyPartArrived,
     CancelArrived,
-    Event,
     WorkArrived,
 )
 from infra.bus import answering_services, closed_for_good, flush
-from infra.limited_log import LimitedLog
+from infra.process import LimitedLog
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
-from schemas.replies import reply_inbox
 from schemas.state import Heartbeat, encode_state
 from schemas.wire import WireError, decode_as
 
@@ -47,15 +42,18 @@ BYTES_MAX = 64 * 1024 * 1024
 OFFSET_DIGITS_MAX = 10
 CLOSE_TIMEOUT_S = 2
 
-Feed = Callable[[Event], Awaitable[None]]
+EventSink = Callable[[AgentEvent], Awaitable[None]]
 M = TypeVar("M")
 
 
 class AgentBus:
-    """One agent's subscriptions and what it publishes. `close` takes the ears off."""
+    """One agent's subscriptions and what it publishes; frames of responses go through `outbox`,
+    which the caller runs."""
 
-    def __init__(self, client: Client, link: Link, region: RegionId, replica: ReplicaId) -> None:
-        """`link`: told by whoever connected the client."""
+    def __init__(
+        self, client: Client, connection: BusConnection, region: RegionId, replica: ReplicaId
+    ) -> None:
+        """`connection`: the client's callbacks report its losses and returns to it."""
         self._client = client
         self._region = region
         self._replica = replica
@@ -65,14 +63,16 @@ class AgentBus:
         self._service: Service | None = None
         self._log = LimitedLog(log)
         self.unanswered = 0  # work that was dropped because of its reply subject
-        # For frames of answers; whoever opens this runs it.
-        self.outbox = Outbox(client.publish, link)
+        self.outbox = Outbox(client.publish, connection)
 
-    async def listen(self, feed: Feed, credit: Callable[[Credit], None]) -> None:
-        """Begin to hear. Events go to `feed`, credits straight to the relay they belong to.
+    async def listen(self, feed: EventSink, credit: Callable[[Credit], None]) -> None:
+        """Subscribe. Events go to `feed`, credits straight to the relay they belong to.
 
-        On return the server has taken every subscription, or has complained of it.
+        On return the server has accepted or refused every subscription.
         """
+
+        async def work(msg: Msg) -> None:
+            await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
 
         async def cancel(msg: Msg) -> None:
             if (message := self._decoded(Cancel, msg)) is not None:
@@ -95,19 +95,15 @@ class AgentBus:
         await self._subscribe(subjects.cancel(*me), cancel)
         await self._subscribe(subjects.credit(*me), credited)
         await self._subscribe(subjects.body(*me), body)
-        await self._subscribe(
-            subjects.work(*me),
-            partial(self._work, feed),
-            queue=subjects.QUEUE_AGENT,
-            messages=WORK_MESSAGES_MAX,
-        )
+        queue, most = subjects.QUEUE_AGENT, WORK_MESSAGES_MAX
+        await self._subscribe(subjects.work(*me), work, queue=queue, messages=most)
         await self.flush()
 
     async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
         """Show this agent in `nats micro ls|info|stats`; again when its models change.
 
-        The service has no endpoint: work must not pass through callbacks that wait for each
-        other, and the replica's state is its heartbeat.
+        The service has no endpoint: work must not pass through callbacks that wait for each other,
+        and the replica's state is its heartbeat.
         """
         # The service answers with this very dict, so changing it is enough later on.
         self._metadata |= {
@@ -129,8 +125,8 @@ class AgentBus:
             except nats.errors.Error as problem:  # the bus is away; its subscriptions come back
                 log.warning("registering as a service: %s", type(problem).__name__)
 
-    async def beat(self, heartbeat: Heartbeat) -> None:
-        """Publish a heartbeat, unless the bus is away: nobody wants a stale one afterwards.
+    async def publish_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Publish a heartbeat, unless the bus is away: it would be stale when it is back.
 
         Raises BusUnreachable once the connection is closed for good.
         """
@@ -142,6 +138,12 @@ class AgentBus:
             await self._client.publish(self._heartbeats, encode_state(heartbeat))
         except nats.errors.Error as problem:
             log.warning("a heartbeat is lost: %s", type(problem).__name__)
+
+    def drop_work(self, inbox: str, size_bytes: int) -> None:
+        """Count and log work whose reply subject is not allowed."""
+        self.unanswered += 1
+        text = "dropped work of %d bytes: its reply subject %.200r is not allowed"
+        self._log.warning("work", "reply", text, size_bytes, inbox)
 
     async def close(self) -> None:
         """Take no further message; those already here are still handled before this returns."""
@@ -159,7 +161,7 @@ class AgentBus:
                 await self.outbox.sent()
                 await flush(self._client, CLOSE_TIMEOUT_S)
         except (TimeoutError, nats.errors.Error) as problem:
-            log.warning("the last words may be lost: %s", type(problem).__name__)
+            log.warning("the last messages may be lost: %s", type(problem).__name__)
 
     async def _subscribe(
         self,
@@ -179,23 +181,10 @@ class AgentBus:
             )
         )
 
-    def _alive(self, subject: str, sign: Alive) -> AliveArrived:
+    def _alive(self, subject: str, message: Alive) -> AliveArrived:
         tokens = subject.split(".")
-        term = dict(zip(sign.owned, sign.terms, strict=False)).get(self._region)
-        return AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), sign.epoch, term)
-
-    async def _work(self, feed: Feed, msg: Msg) -> None:
-        if self._is_answered(msg):
-            await feed(WorkArrived(msg.reply, msg.headers or {}, msg.data))
-
-    def _is_answered(self, msg: Msg) -> bool:
-        """Whether it wants its answer where one may go."""
-        if reply_inbox("work", msg.subject, msg.reply, self._region, None) is not None:
-            return True
-        self.unanswered += 1
-        text = "dropped work of %d bytes: its reply subject %.200r is not allowed"
-        self._log.warning("work", "reply", text, len(msg.data), msg.reply)
-        return False
+        term = dict(zip(message.owned, message.terms, strict=False)).get(self._region)
+        return AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), message.epoch, term)
 
     def _decoded(self, cls: type[M], msg: Msg) -> M | None:
         try:

@@ -1,89 +1,366 @@
-"""Connections to one engine, kept for a while and lent for one request each.
+"""The agent's own HTTP/1.1 client: connections to one engine, kept for a while and lent for one
+request each.
 
-Why not a whole HTTP client: every token of every answer passes here. With aiohttp's, a token cost
-the agent a buffer, a future and a task that woke up.
-
-A name is resolved anew for each connection that is opened, and its addresses are tried in turn.
+Every token of every response passes here, so it has to be cheap: it goes from the socket through
+the parser (llhttp) into the sink of the response, and no task is woken for it. With aiohttp's
+client a token cost a buffer, a future and a task that woke up. RFC 9112 is the parser's; what is
+done here is when a connection may be used again (section 9.3), and responses that end with it
+(section 6.3).
 """
 
 import asyncio
 import base64
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from agents.adapters.http_connection import Connection, HttpLost
+import httptools
+
+from schemas.passed_headers import ALLOWED, ALLOWED_PREFIXES, chosen
+
+SILENT_BYTES_MAX = 64 * 1024  # of a head, or of trailers: without a byte of a body
+BUFFERED_BYTES = 32 * 1024  # not read yet: beyond it the socket is paused
+_INFORMATION = range(100, 200)  # statuses before the one that counts
+
+
+class HttpLost(ConnectionError):
+    """The connection ended before the response did, or never began."""
+
+
+class HttpBroken(ValueError):
+    """The bytes that came are no response in HTTP/1.1."""
+
+
+_MAY_PASS = tuple(begin.encode() for begin in (*ALLOWED_PREFIXES, *ALLOWED))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status, `content_type` as it came (empty if none), and the `headers` that are for the client,
+    by `schemas.passed_headers`."""
+
+    status: int
+    content_type: str
+    headers: tuple[str, ...] = ()
+
+
+class Connection(asyncio.Protocol):
+    """`send`, then `head`, then `read` or `stream_to` to the end; then it may send again. A caller
+    that stops before the end closes it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._paused = False
+        self._is_busy = False
+        self._requests = 0
+        self._body: list[bytes] = []  # came, and was not given out
+        self.on_body = self._body.append  # the parser calls it for each chunk
+        self._forget()
+
+    def _forget(self) -> None:
+        """As before a first request."""
+        self._head: ResponseHead | None = None
+        self._silent_bytes = 0
+        self._content_type = b""
+        self._passed: list[tuple[str, str]] = []
+        self._has_length = False  # or is chunked: its end does not depend on the connection's
+        self._keeps = False
+        self._body.clear()
+        self.is_ended = False  # whether the response was received to the end
+        self._problem: Exception | None = None
+        self._sink: Callable[[bytes], None] | None = None
+        self._is_held = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be kept: the request was sent, and its response received, to the end."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        return self._keeps and self.is_ended and not self._transport.get_write_buffer_size()
+
+    @property
+    def had_closed(self) -> bool:
+        """Whether it was a kept one and was lost before any byte of this response."""
+        return (
+            self._requests > 1 and self.is_closing and self._head is None and not self._silent_bytes
+        )
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing more will come."""
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, request: Sequence[bytes]) -> None:
+        """Send a request, in pieces as they lie in memory. Raises HttpLost where it can't."""
+        if self._transport is None or self._transport.is_closing():
+            raise HttpLost("the engine has closed the connection")
+        self._is_busy = True
+        self._requests += 1
+        self._transport.writelines(request)
+
+    def reset(self) -> None:
+        """The response was read to its end: the connection is idle."""
+        self._is_busy = False
+        self._forget()
+        self._steer()
+
+    def close(self) -> None:
+        """Close at once, whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def head(self) -> ResponseHead:
+        """Wait for the response's head. Raises HttpLost and HttpBroken."""
+        while self._head is None:
+            await self._more()
+        return self._head
+
+    async def read(self) -> bytes:
+        """The bytes of the body since the last call; empty at its end. Raises as `head`."""
+        while not self._body:
+            if self.is_ended:
+                return b""
+            await self._more()
+        return self._taken()
+
+    async def stream_to(self, sink: Callable[[bytes], None]) -> None:
+        """Pass the rest of the body to `sink`, as it comes. Raises as `head`."""
+        self._sink = sink
+        if self._body:
+            sink(self._taken())
+        while not self.is_ended:
+            await self._more()
+
+    def pause(self) -> None:
+        """Stop reading the socket until `resume`; what was read already still comes."""
+        self._is_held = True
+        self._steer()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._is_held = False
+        self._steer()
+
+    def _steer(self) -> None:
+        pause = self._is_held or self._is_full()
+        if pause is self._paused or self._transport is None or self._transport.is_closing():
+            return
+        self._paused = pause
+        if pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _is_full(self) -> bool:
+        return self._sink is None and sum(map(len, self._body)) > BUFFERED_BYTES
+
+    def _taken(self) -> bytes:
+        body = self._body
+        data = body[0] if len(body) == 1 else b"".join(body)
+        body.clear()
+        if self._paused:
+            self._steer()
+        return data
+
+    async def _more(self) -> None:
+        """Until something happens. Raises what went wrong."""
+        if isinstance(self._problem, HttpLost | HttpBroken):
+            # A new one: an exception that is kept here would hold all that its traceback does.
+            raise type(self._problem)(*self._problem.args)
+        if self._problem is not None:
+            raise self._problem
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, problem: Exception) -> None:
+        self._keeps = False
+        if self._problem is None and not self.is_ended:
+            self._problem = problem
+        self._wake()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._parser = parser = httptools.HttpResponseParser(self)
+        # These leniencies can mislead nobody: one client sends and one engine answers.
+        parser.set_dangerous_leniencies(
+            lenient_headers=True,
+            lenient_optional_cr_before_lf=True,
+            lenient_spaces_after_chunk_size=True,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_busy:  # bytes without a request, as before closing an idle connection
+            self.close()
+            return
+        if self._problem is not None or self._parser is None:
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(HttpBroken(f"no response in HTTP/1.1: {_described(error)}"))
+        if self._body:
+            self._silent_bytes = 0
+        else:
+            self._count_silence(len(data))
+        if self._sink is None:
+            self._steer()
+            self._wake()
+            return
+        if self._body:
+            self._pass_on(self._sink)
+        if self.is_ended:
+            self._wake()
+
+    def _count_silence(self, size: int) -> None:
+        self._silent_bytes += size
+        if self._silent_bytes > SILENT_BYTES_MAX:
+            self._fail(HttpBroken(f"a head or a trailer has more than {SILENT_BYTES_MAX} bytes"))
+
+    def _pass_on(self, sink: Callable[[bytes], None]) -> None:
+        try:
+            sink(self._taken())
+        except Exception as fault:  # not the engine's: the caller of `stream_to` gets it
+            self.is_ended = False
+            self._fail(fault)
+            self.close()
+
+    def eof_received(self) -> None:
+        """Nothing more comes, though what we send may still be on its way."""
+        self._end_of_bytes()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = self._parser = None  # it and its parser hold each other
+        if exc is None:
+            self._end_of_bytes()
+        else:
+            self._lose()
+
+    def _end_of_bytes(self) -> None:
+        if self._head is not None and not self._has_length and self._problem is None:
+            self.is_ended = True
+            self._keeps = False
+        self._lose()
+
+    def _lose(self) -> None:
+        where = "before" if self._head is None else "inside"
+        self._fail(HttpLost(f"the engine closed the connection {where} its answer"))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self.is_ended:
+            raise HttpBroken("more than one response came")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self._content_type = self._content_type or value
+        elif name == b"content-length":
+            self._has_length = True
+        elif name == b"transfer-encoding":
+            self._has_length = value.lower().endswith(b"chunked")
+        elif name.startswith(_MAY_PASS):
+            self._passed.append((name.decode("latin-1"), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if status in _INFORMATION:
+            self._content_type, self._has_length, self._passed = b"", False, []
+            return
+        content_type = self._content_type.decode("utf-8", "replace")
+        if not content_type.isprintable():
+            raise HttpBroken(f"content type {content_type!r}")
+        self._head = ResponseHead(
+            status, content_type, chosen(self._passed) if self._passed else ()
+        )
+        self._keeps = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        self.is_ended = self._head is not None
+
+
+def _described(error: Exception) -> str:
+    said = error.__context__ if isinstance(error.__context__, HttpBroken) else error
+    return str(said) or type(error).__name__
+
 
 KEEPALIVE_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 _PORTS = {"http": 80, "https": 443}
-_UNSAFE = ("\r", "\n", "\0")
-
-
-@dataclass(slots=True)
-class _Idle:
-    connection: Connection
-    since: float
 
 
 class HttpClient:
-    """Asks below one URL. `release` every connection that `ask` gives; close it at the end."""
+    """Requests below one URL. `release` what `request` returns; close it at the end.
+
+    The name is resolved for each new connection, and its addresses are tried in turn.
+    """
 
     def __init__(self, url: str, clock: Callable[[], float], key: str | None = None) -> None:
-        """`url`: http or https, with a user and a password if the engine wants them.
+        """`url`: http or https, with a user and a password if the engine requires them.
 
         `key`: sent with every request as a bearer token, instead of them.
         """
         parts = urlsplit(url)
-        self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # for words
+        self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # for logs
         self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
         self._clock = clock
-        self._idle: list[_Idle] = []  # the one used last at the end
+        self._idle: list[tuple[float, Connection]] = []  # since when; used last at the end
         self._sweeping: asyncio.TimerHandle | None = None
 
-    async def ask(
+    async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Connection:
-        """Send a request. Raises OSError, HttpLost among them, when nobody takes it.
-
-        ValueError is raised for headers that would end their line.
-        """
+        """Send a request. Raises OSError (HttpLost among them) if it can't be sent, and ValueError
+        for headers with a line end."""
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
         length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
         head = b"".join((first, self._always, _lines(headers), length))
         connection = self._kept() or await self._connected()
-        connection.ask((head, body) if body else (head,))
+        connection.send((head, body) if body else (head,))
         return connection
 
     def release(self, connection: Connection) -> None:
-        """Whoever asked is done with it. If the answer was not read to its end, it is closed."""
+        """The caller is done with it; it is closed if its response was not read to the end."""
         if not connection.is_usable:
             connection.close()
             return
-        connection.rest()
-        self._idle.append(_Idle(connection, self._clock()))
+        connection.reset()
+        self._idle.append((self._clock(), connection))
         if self._sweeping is None:
             self._sweep_later()
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
         while self._idle:
-            self._idle.pop().connection.close()
+            self._idle.pop()[1].close()
 
     def _kept(self) -> Connection | None:
         now = self._clock()
         while self._idle:
-            idle = self._idle.pop()
-            if not idle.connection.is_closing and now - idle.since < KEEPALIVE_S:
-                return idle.connection
-            idle.connection.close()
+            since, connection = self._idle.pop()
+            if not connection.is_closing and now - since < KEEPALIVE_S:
+                return connection
+            connection.close()
         return None
 
     async def _connected(self) -> Connection:
@@ -109,26 +386,27 @@ class HttpClient:
         self._sweeping = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what nobody has used for long: engines would soon do it themselves."""
+        """Close what was idle for long: engines would soon do it themselves."""
         self._sweeping = None
         before = self._clock() - KEEPALIVE_S
-        for idle in self._idle:
-            if idle.since <= before:
-                idle.connection.close()
-        self._idle = [idle for idle in self._idle if idle.since > before]
+        for since, connection in self._idle:
+            if since <= before:
+                connection.close()
+        self._idle = [idle for idle in self._idle if idle[0] > before]
         if self._idle:
             self._sweep_later()
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
-    lines = [f"{name}: {value}" for name, value in headers.items()]
-    if any(unsafe in line for line in lines for unsafe in _UNSAFE):
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    lines = len(headers)
+    if text.count("\r") != lines or text.count("\n") != lines or "\0" in text:
         raise ValueError("a header has a line end or a zero in it")
-    return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "replace")
+    return text.encode("utf-8", "replace")
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an http or https URL: whom it addresses."""
+    """Scheme, host and port of an http or https URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
 

@@ -1,15 +1,34 @@
 """What an agent decides: pure, synchronous, deterministic.
 
-`AgentCore.handle(event, now) -> effects` is the whole interface. The runtime turns the world
-(bus messages, engine readings, relay results, signals) into events and performs the effects;
-the same core can be driven by a simulator. Rules of this folder: no awaiting, no clock but
-`now` (seconds of a monotonic clock), a bound on every table.
+A replica is safe for many uncoordinated routers because its agent decides last: it counts the
+requests that it took, knows the engine's load, and refuses beyond it with the fresh load.
 
-Theory of operation. A replica is safe for many uncoordinated routers because its agent has the
-last word: it counts what it took (`answers`), knows what its engine holds (`reading`), calls
-itself full by one rule (`load`) and refuses with its fresh load beyond that. Everything else is
-bookkeeping so that each answer ends exactly once: `work` reads the headers, `bodies` puts
-large bodies together, `routers` notices askers that died, `health` engines that died.
-`prefill` and `served` learn speeds from the answers that passed. `window`, `stream` and
-`usage` are the relay's pure parts.
+Floors; each module imports only from floors below it (a contract in pyproject.toml):
+
+    agent            AgentCore: every decision
+    heartbeat        composes heartbeats and says when one is due
+    requests         one request's life: its headers, record, states and transitions
+    engine_health    does the engine answer, and does it compute?
+    engine_load      the engine's queue, speeds and cache, from scrapes and responses
+    routers          which routers are alive, and which region owns the replica
+    answer_stream    what the agent reads out of a response's bytes; flow control
+    name_claim       two agents with one name: which of them leaves
+    effects, events  the interface
+
+The host's loop (`agents.runtime.agent` live, `mesh.sim.replica` in the twin):
+
+    core = AgentCore(config)
+    for event in ...:                      # one at a time, in the order in which they happened
+        for effect in core.handle(event, now):
+            perform(effect)                # in this order; don't wait for a response's end
+    and whenever core.wake_at has come:    # read it after each event: it may have moved
+        handle(TimerFired(), now)
+
+The host's duties:
+- `now` is seconds of a monotonic clock and never decreases;
+- scrape the engine again and again, one scrape at a time: `EngineScraped` or `ScrapeFailed`;
+- for each `StartRelay` exactly one `RelayEnded`, after its END frame; at most one `RelayBegan`
+  before it; for each `ProbeEngine` exactly one `ProbeEnded`;
+- frames of one response go out in the order of the effects;
+- at the end `DrainRequested`, `StopRequested`, and `DrainFinished` once every request has ended.
 """

@@ -1,26 +1,32 @@
-"""AgentCore: every decision of an agent. See the package docstring for the theory."""
+"""AgentCore: every decision of an agent. The package docstring has the host's loop and duties."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agents.core import effects, events, load
-from agents.core.answers import HELD_BYTES_MAX, Answer, AnswerTable
-from agents.core.beat import Replica, Told, compose
-from agents.core.bodies import Bodies, BodyLost
-from agents.core.cadence import Cadence
-from agents.core.effects import Effect
-from agents.core.fence import Fence
-from agents.core.routers import RouterName, RouterWatch
-from agents.core.taken import Taken
-from agents.core.view import EngineView, Load
-from agents.core.work import BadWork, Work, parse_handoff, parse_owner, parse_term, parse_work
+from agents.core import effects, events
+from agents.core.effects import AgentEffect
+from agents.core.engine_health import EngineBacklog, EngineHealth, HangDetector
+from agents.core.engine_load import EngineLoad, LoadCounts
+from agents.core.events import RouterKey
+from agents.core.heartbeat import HeartbeatFields, HeartbeatTimer, ReplicaConfig, compose
+from agents.core.requests import (
+    HELD_BYTES_MAX,
+    AgentRequest,
+    BadWork,
+    BodyLost,
+    RequestTable,
+    WorkRequest,
+    parse_handoff,
+    parse_work,
+)
+from agents.core.routers import Fence, HandoffAcks, RouterLiveness
 from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.ids import ModelId
 from schemas.replies import reply_inbox
-from schemas.state import Heartbeat, ReplicaState
+from schemas.state import DownReason, Heartbeat, ReplicaState
 
-# States in which work is refused, and what the router is told.
+# States in which work is refused, and the reason that the router gets.
 _CLOSED = {
     ReplicaState.STARTING: Refusal.ENGINE_DOWN,
     ReplicaState.DOWN: Refusal.ENGINE_DOWN,
@@ -28,168 +34,192 @@ _CLOSED = {
     ReplicaState.GONE: Refusal.DRAINING,
 }
 
-
-# After these the engine may be gone, or be another one.
+# After these the engine may be gone, or another one may be in its place.
 _DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
-HANGS = "the engine hangs: it answers looks and computes nothing"
-STOOD_STILL_S = 1.0  # beyond `wake_at`: far more than a busy event loop is ever late
+HANGS = "the engine hangs: it answers scrapes and computes nothing"
+SILENT_ROUTER = "no keep-alive from the requesting router for too long"
+STOPPED_S = 1.0  # later than `wake_at`: far more than a busy event loop is ever late
 
 
 class AgentCore:
-    """Decide; never do. Feed events with `handle`, perform the effects in order.
+    """Feed events with `handle`, perform the effects in order.
 
-    Call `handle(Tick(), now)` at `wake_at` at the latest. An event that comes STOOD_STILL_S later
-    shows that this process was stopped, or its host was: then nobody else's silence counts.
+    Call `handle(TimerFired(), now)` at `wake_at` at the latest. An event that comes STOPPED_S later
+    shows that this process or its host was stopped: then nobody else's silence counts.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ReplicaConfig) -> None:
         self._replica = replica
-        self._answers = AnswerTable()
-        self._bodies = Bodies()
-        self._routers = RouterWatch(replica.region)
-        self._taken = Taken()
+        self._work_subject = subjects.work(replica.region, replica.replica)
+        self._requests = RequestTable()
+        self._routers = RouterLiveness(replica.region)
+        self._acks = HandoffAcks()
         self._fence = Fence(replica.region)
-        self._engine = EngineView(batch_max=replica.batch_max, counts_own=replica.counts_own)
-        self._cadence = Cadence(replica.heartbeat_s)
+        self._engine = EngineLoad(
+            outstanding_max=replica.outstanding_max,
+            batch_max=replica.batch_max,
+            counts_own=replica.counts_own,
+        )
+        self._health = EngineHealth()
+        self._hangs = HangDetector()
+        self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = 0
         self._served_total = 0
         self._refused_total = 0
-        self._like: Work | None = None  # what a probe is like: the last that was answered well
+        self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._has_answered = False
-        self._told: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
-        self._handlers: dict[type[Any], Callable[[Any, float], list[Effect]]] = {
+        self._published: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
+        self.wake_at = self._timer.due_at  # when the next `TimerFired` is due at the latest
+        self.outstanding = 0  # requests taken from the bus and not ended
+        self._handlers: dict[type[Any], Callable[[Any, float], list[AgentEffect]]] = {
             events.WorkArrived: self._on_work,
             events.BodyPartArrived: self._on_body_part,
             events.CancelArrived: self._on_cancel,
             events.AliveArrived: self._on_alive,
-            events.BusLost: self._on_bus_lost,
-            events.BusReturned: self._on_bus_returned,
-            events.AnswerBegan: self._on_began,
-            events.AnswerEnded: self._on_ended,
-            events.EngineRead: self._on_engine_read,
-            events.EngineFailed: self._on_engine_failed,
+            events.BusDisconnected: self._on_bus_lost,
+            events.BusReconnected: self._on_bus_returned,
+            events.RelayBegan: self._on_began,
+            events.RelayEnded: self._on_ended,
+            events.EngineScraped: self._on_scraped,
+            events.ScrapeFailed: self._on_scrape_failed,
             events.ProbeEnded: self._on_probe_ended,
-            events.DrainAsked: self._on_drain,
-            events.StopAsked: self._on_stop,
-            events.Left: self._on_left,
-            events.Tick: self._on_tick,
+            events.DrainRequested: self._on_drain,
+            events.StopRequested: self._on_stop,
+            events.DrainFinished: self._on_drained,
+            events.TimerFired: self._on_timer,
         }
 
-    def handle(self, event: events.Event, now: float) -> list[Effect]:
+    def handle(self, event: events.AgentEvent, now: float) -> list[AgentEffect]:
         """What to do about `event`. `now`: seconds of a monotonic clock, never decreasing."""
         if self._leaving is ReplicaState.GONE:
             return []
-        if now - self._cadence.due_at > STOOD_STILL_S:
-            self._wait_anew(now)
-        return [*self._handlers[type(event)](event, now), *self._beat(now)]
-
-    def _wait_anew(self, now: float) -> None:
-        """This process stood still: what others sent meanwhile is still to be read."""
-        self._routers.wait_anew(now)
-        self._bodies.wait_anew(now)
-        self._engine.wait_anew(now)
-
-    @property
-    def wake_at(self) -> float:
-        """When the next `Tick` is wanted at the latest."""
-        return self._cadence.due_at
-
-    @property
-    def outstanding(self) -> int:
-        """Answers taken from the bus and not finished."""
-        return len(self._answers)
+        if now - self.wake_at > STOPPED_S:
+            for part in (self._routers, self._requests, self._health, self._hangs):
+                part.restart_clock(now)
+        done = self._handlers[type(event)](event, now)
+        self.outstanding = len(self._requests.by_inbox)
+        done += self._heartbeat_if_due(now)
+        self.wake_at = self._timer.due_at
+        return done
 
     @property
     def state(self) -> ReplicaState:
-        return self._leaving or self._engine.state
+        if self._leaving is not None:
+            return self._leaving
+        return ReplicaState.DOWN if self._hangs.hung else self._health.state
 
     @property
     def models(self) -> tuple[ModelId, ...]:
-        """What the engine said it serves."""
+        """The models that the engine serves."""
         return self._engine.models
 
     def down_because(self, now: float) -> str | None:
-        """For people: why a look that went well leaves it down."""
-        if not self._engine.stall.hung:
+        """For people: why it is down though its last scrape was good."""
+        if not self._hangs.hung:
             return None
-        silent_s = self._engine.stall.silent_s(now)
-        owed = f"{len(self._answers)} requests outstanding"
-        return f"engine hung: {owed}, no output and no counter moved for {silent_s:.1f} s"
+        silent_s = self._hangs.silent_s(now)
+        backlog = f"{self.outstanding} requests outstanding"
+        return f"engine hung: {backlog}, no output and no counter moved for {silent_s:.1f} s"
 
     def heartbeat(self, now: float) -> Heartbeat:
         """The replica as it is now, under the number of the last heartbeat published."""
-        carried = self._engine.load(self._answers)
-        return self._heartbeat(carried, self._is_full(carried), now)
+        return self._heartbeat(self._load(), self.state, now)
 
-    def _heartbeat(self, carried: Load, full: bool, now: float) -> Heartbeat:
-        told = Told(
-            self._seq,
-            self.state,
-            full,
-            self._served_total,
-            self._refused_total,
-            self._taken.snapshot(),
-            owner := self._fence.owner(now),
-            self._taken.snapshot(owner) if owner is not None else None,
-            self._fence.term,
+    def _load(self) -> LoadCounts:
+        requests = self._requests
+        return self._engine.counts(requests.counters, len(requests.by_inbox), requests.at_engine)
+
+    def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
+        down_reason = DownReason.HUNG if self._hangs.hung else None
+        if self._health.state is ReplicaState.DOWN:
+            down_reason = DownReason.UNREACHABLE
+        owner = self._fence.owner(now)
+        fields = HeartbeatFields(
+            seq=self._seq,
+            state=state,
+            down_reason=down_reason if state is ReplicaState.DOWN else None,
+            served_total=self._served_total,
+            refused_total=self._refused_total,
+            taken=self._acks.snapshot(),
+            owner=owner,
+            owner_taken=None if owner is None else self._acks.snapshot(owner),
+            term=self._fence.term,
         )
-        return compose(self._replica, self._engine, self._answers, carried, told, now)
+        return compose(self._replica, self._engine, self._requests, counts, fields, now)
 
-    def _on_work(self, event: events.WorkArrived, now: float) -> list[Effect]:
+    def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
+        state, counts = self.state, self._load()
+        urgent = (state, counts.full, self._engine.models)
+        if urgent != self._published:
+            self._timer.hurry()
+        if now < self._timer.due_at and self._leaving is not ReplicaState.GONE:
+            return []
+        self._published = urgent
+        self._timer.sent(now)
+        self._seq += 1
+        return [effects.PublishHeartbeat(self._heartbeat(counts, state, now))]
+
+    # Work, from its message to the engine.
+
+    def _on_work(self, event: events.WorkArrived, now: float) -> list[AgentEffect]:
+        inbox, home = event.inbox, self._replica.region
+        address = reply_inbox("work", self._work_subject, inbox, home, None)
+        if address is None:
+            return [effects.DropWork(inbox, len(event.body))]
         handoff = parse_handoff(event.headers)
-        if handoff is not None:
-            self._taken.note(handoff)
-        router = self._router_of(event.inbox)
-        if router is None or event.inbox in self._answers:
-            return []  # nobody to answer, or frames of two answers would mix
+        work, problem = None, ""
         try:
             work = parse_work(event.headers, event.body)
-            owner = parse_owner(event.headers) or self._replica.region
-        except BadWork as problem:
-            return [self._refuse(event.inbox, Refusal.BAD_WORK, str(problem))]
+        except BadWork as error:
+            problem = str(error)
+        if handoff is not None:
+            self._acks.record(handoff)
+        if inbox in self._requests.by_inbox:
+            return []  # frames of two responses would mix
+        if work is None:
+            return [self._refuse(inbox, Refusal.BAD_WORK, problem)]
         size = len(event.body) if work.body_bytes is None else work.body_bytes
-        admitted = self._fence.admits(owner, parse_term(event.headers), now)
-        reason = self._reason_against(work, size) if admitted else Refusal.NOT_OWNER
-        if reason is not None:
-            return [self._refuse(event.inbox, reason)]
-        answer = Answer(event.inbox, router, work, event.headers, size, now)
-        self._answers.add(answer)
-        self._routers.join(router, now)
-        return self._take(answer, event.body, now)
+        if not self._fence.admits(work.owner or home, work.term, now):
+            return [self._refuse(inbox, Refusal.NOT_OWNER)]
+        if (reason := self._reason_against(work, size)) is not None:
+            return [self._refuse(inbox, reason)]
+        router = RouterKey(address.region, address.router)
+        return self._take(AgentRequest(inbox, router, work, event.headers, size, now), event, now)
 
-    def _router_of(self, inbox: str) -> RouterName | None:
-        """Whose inbox this is, or None for a reply subject that work is not answered at."""
-        home = self._replica.region
-        subject = subjects.work(home, self._replica.replica)
-        address = reply_inbox("work", subject, inbox, home, None)
-        return None if address is None else RouterName(address.region, address.router)
-
-    def _take(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
-        if answer.work.deadline_s <= 0.0:
-            return self._finish(answer, Outcome.DEADLINE, "no time was left on arrival")
-        if answer.work.body_bytes is None:
-            return self._hand(answer, body, now)
-        self._bodies.open(answer.inbox, answer.work.body_bytes, now)
+    def _take(
+        self, record: AgentRequest, event: events.WorkArrived, now: float
+    ) -> list[AgentEffect]:
+        work = record.work
+        self._routers.join(record.router, now)
+        self._requests.add(record, now)
+        if work.deadline_s <= 0.0:
+            return self._finish(record, Outcome.DEADLINE, "no time was left on arrival")
+        if work.body_bytes is None:
+            self._requests.send(record, now)
+            return self._start_relay(record, event.body)
         wanted = BodyWanted(self._replica.region, self._replica.replica)
-        return [effects.AskBody(answer.inbox, wanted)]
+        return [effects.RequestBody(record.inbox, wanted)]
 
-    def _reason_against(self, work: Work, size: int) -> Refusal | None:
-        if self.state in _CLOSED:
-            return _CLOSED[self.state]
+    def _reason_against(self, work: WorkRequest, size: int) -> Refusal | None:
+        state = self.state
+        if state in _CLOSED:
+            return _CLOSED[state]
         if work.model not in self._engine.models:
             return Refusal.WRONG_MODEL
-        if not self._replica.stands_on(work.residency):
+        if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
-        over = self._answers.held_bytes + size > HELD_BYTES_MAX
-        return Refusal.FULL if over or self._full_for(work) else None
+        if self._requests.held_bytes + size > HELD_BYTES_MAX:
+            return Refusal.FULL
+        counts = self._load()
+        return Refusal.FULL if (counts.capped if work.may_queue else counts.full) else None
 
-    def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> Effect:
+    def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> AgentEffect:
         return effects.Refuse(inbox, self._refused(reason), detail)
 
     def _refused(self, reason: Refusal) -> Refused:
         self._refused_total += 1
-        fresh = self._engine.load(self._answers)
+        fresh = self._load()
         return Refused(
             reason=reason,
             region=self._replica.region,
@@ -198,181 +228,177 @@ class AgentCore:
             running=-1 if fresh.running is None else fresh.running,
         )
 
-    def _hand(self, answer: Answer, body: bytes, now: float) -> list[Effect]:
-        answer.unqueued = self._engine.is_unqueued(self._answers)
-        self._answers.hand(answer, now)
-        work = answer.work
+    def _start_relay(self, record: AgentRequest, body: bytes) -> list[AgentEffect]:
+        work = record.work
         if not self._has_answered:
-            self._like = work
-        return [effects.Hand(answer.inbox, work.path, work.request_id, body, answer.headers)]
+            self._example = work
+        return [effects.StartRelay(record.inbox, work.path, work.request_id, body, record.headers)]
 
-    def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[Effect]:
-        answer = self._answers.get(event.inbox)
-        if answer is None:
+    def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[AgentEffect]:
+        record = self._requests.by_inbox.get(event.inbox)
+        if record is None:
             return []
         try:
-            body = self._bodies.add(event.inbox, event.offset, event.data, now)
+            body = self._requests.add_part(event.inbox, event.offset, event.data, now)
         except BodyLost as problem:
-            return self._finish(answer, Outcome.BODY_LOST, str(problem))
-        return [] if body is None else self._hand(answer, body, now)
+            return self._finish(record, Outcome.BODY_LOST, str(problem))
+        if body is None:
+            return []
+        self._requests.send(record, now)
+        return self._start_relay(record, body)
 
-    def _on_cancel(self, event: events.CancelArrived, now: float) -> list[Effect]:
-        answer = self._answers.get(event.inbox)
-        return [] if answer is None else self._end(answer, Outcome.CANCELLED, "cancelled")
+    # Responses.
 
-    def _on_alive(self, event: events.AliveArrived, now: float) -> list[Effect]:
-        name = RouterName(event.region, event.router)
-        done: list[Effect] = []
+    def _on_began(self, event: events.RelayBegan, now: float) -> list[AgentEffect]:
+        record = self._requests.by_inbox.get(event.inbox)
+        if record is not None and record.sent_at is not None:
+            self._requests.begin(record, now)
+            if event.good:
+                self._example, self._has_answered = record.work, True
+                self._hangs.begun(record.prompt_tokens, record.sent_at, now)
+        return []
+
+    def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
+        record = self._requests.by_inbox.get(event.inbox)
+        assert record is not None and record.sent_at is not None, "an end without a StartRelay"
+        warm = record.work.warm
+        if event.outcome is Outcome.DONE:
+            began_at = record.began_at if event.streamed else None
+            alone = record.alone
+            self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, warm=warm)
+            self._served_total += not warm
+        self._requests.settle(record, now)
+        self._requests.remove(record)
+        self._routers.leave(record.router)
+        return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []
+
+    def _on_cancel(self, event: events.CancelArrived, now: float) -> list[AgentEffect]:
+        record = self._requests.by_inbox.get(event.inbox)
+        return [] if record is None else self._end(record, Outcome.CANCELLED, "cancelled")
+
+    def _end_all(
+        self, records: Iterable[AgentRequest], outcome: Outcome, why: str
+    ) -> list[AgentEffect]:
+        return [effect for record in list(records) for effect in self._end(record, outcome, why)]
+
+    def _end(self, record: AgentRequest, outcome: Outcome, why: str) -> list[AgentEffect]:
+        """End a request that has not ended by itself: abort its relay, if it has one."""
+        if record.sent_at is None:
+            return self._finish(record, outcome, why)
+        aborts = self._requests.abort(record)
+        return [effects.AbortRelay(record.inbox, outcome, why)] if aborts else []
+
+    def _finish(self, record: AgentRequest, outcome: Outcome, why: str) -> list[AgentEffect]:
+        self._forget(record)
+        return [effects.SendEnd(record.inbox, outcome, why)]
+
+    def _forget(self, record: AgentRequest) -> None:
+        self._requests.remove(record)
+        self._routers.leave(record.router)
+
+    # Routers and the bus.
+
+    def _on_alive(self, event: events.AliveArrived, now: float) -> list[AgentEffect]:
+        router = RouterKey(event.region, event.router)
+        done: list[AgentEffect] = []
         if event.term is not None:
             owner = self._fence.owner(now)
             self._fence.claim(event.region, event.term, now)
             if self._fence.owner(now) != owner:
-                done.append(effects.OwnerChanged(name, event.term))
-        heard = self._routers.seen(name, event.epoch, now)
-        if heard.again:
-            done.append(effects.SpeakUp(name))
-        if heard.restarted:
+                done.append(effects.LogOwnerChange(router, event.term))
+        change = self._routers.alive(router, event.epoch, now)
+        if change.resync:
+            done.append(effects.ResyncRouter(router))
+        if change.restarted:
             abroad = event.region != self._replica.region
-            self._taken.forget(event.router, event.region if abroad else None)
-            done += self._orphan(name, "the asking router restarted")
+            self._acks.forget(event.router, event.region if abroad else None)
+            done += self._orphan(router, "the requesting router restarted")
         return done
 
-    def _on_bus_lost(self, event: events.BusLost, now: float) -> list[Effect]:
+    def _orphan(self, router: RouterKey, why: str) -> list[AgentEffect]:
+        records = self._requests.by_inbox.values()
+        orphans = [record for record in records if record.router == router]
+        return self._end_all(orphans, Outcome.CANCELLED, why)
+
+    def _on_bus_lost(self, event: events.BusDisconnected, now: float) -> list[AgentEffect]:
         self._routers.bus_lost(now)
         return []
 
-    def _on_bus_returned(self, event: events.BusReturned, now: float) -> list[Effect]:
+    def _on_bus_returned(self, event: events.BusReconnected, now: float) -> list[AgentEffect]:
         self._routers.bus_returned(now)
         return []
 
-    def _orphan(self, name: RouterName, why: str) -> list[Effect]:
-        asked = [answer for answer in self._answers if answer.router == name]
-        return self._end_all(asked, Outcome.CANCELLED, why)
+    # The engine.
 
-    def _on_began(self, event: events.AnswerBegan, now: float) -> list[Effect]:
-        answer = self._answers.get(event.inbox)
-        if answer is not None and answer.handed_at is not None:
-            self._answers.begin(answer, now)
-            if event.good:
-                self._like, self._has_answered = answer.work, True
-                self._engine.stall.begun(answer.prompt_tokens, answer.handed_at, now)
+    def _on_scraped(self, event: events.EngineScraped, now: float) -> list[AgentEffect]:
+        self._engine.scraped(event)
+        self._health.succeeded()
+        self._requests.scraped(event.began_at, now)
+        at_engine = self._requests.at_engine - len(event.held)
+        backlog = EngineBacklog(at_engine, self._requests.longest_prompt_tokens)
+        line = self._engine.prefill.line
+        hangs = self._hangs.scraped(event.reading.progress, event.heard_at, backlog, line, now)
+        return self._let_go(also_sent=True) if hangs else []
+
+    def _on_scrape_failed(self, event: events.ScrapeFailed, now: float) -> list[AgentEffect]:
+        self._health.failed(event, now)
+        self._hangs.scrape_failed()
         return []
 
-    def _on_ended(self, event: events.AnswerEnded, now: float) -> list[Effect]:
-        answer = self._answers.get(event.inbox)
-        assert answer is not None, "a relay ended that was never handed over, or twice"
-        self._engine.learn(answer, event, now)
-        self._answers.settle(answer, now)
-        self._forget(answer)
-        if event.outcome is Outcome.DONE and not answer.work.warm:
-            self._served_total += 1
-        return [effects.LookNow()] if event.outcome in _DOUBTFUL else []
+    def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[AgentEffect]:
+        hangs = self._hangs.probed(now, answered=event.answered)
+        return self._let_go(also_sent=False) if hangs else []
 
-    def _on_engine_read(self, event: events.EngineRead, now: float) -> list[Effect]:
-        self._engine.read(event)
-        self._answers.look(event.began_at, now)
-        hangs = self._engine.stalls(event, self._answers, now)
-        return self._let_go(also_handed=True) if hangs else []
+    def _let_go(self, *, also_sent: bool) -> list[AgentEffect]:
+        """The engine hangs: requests without a byte are placed elsewhere, and have not failed.
 
-    def _on_probe_ended(self, event: events.ProbeEnded, now: float) -> list[Effect]:
-        hangs = self._engine.stall.probed(now, answered=event.answered)
-        return self._let_go(also_handed=False) if hangs else []
-
-    def _let_go(self, *, also_handed: bool) -> list[Effect]:
-        """The engine hangs: what has no byte yet is placed elsewhere, and has not failed.
-
-        `also_handed`: what the engine was handed too. Not if it may compute it after all.
+        `also_sent`: those at the engine too. Not if it may compute them after all.
         """
-        done: list[Effect] = []
-        for answer in list(self._answers.waiting()):
-            if answer.handed_at is None:
-                self._forget(answer)
-                done.append(self._refuse(answer.inbox, Refusal.ENGINE_DOWN, HANGS))
-            elif also_handed and not answer.aborted:
-                answer.aborted = True
+        done: list[AgentEffect] = []
+        for record in list(self._requests.waiting()):
+            if record.sent_at is None:
+                self._forget(record)
+                done.append(self._refuse(record.inbox, Refusal.ENGINE_DOWN, HANGS))
+            elif also_sent and self._requests.abort(record):
                 refused = self._refused(Refusal.ENGINE_DOWN)
-                done.append(effects.Abort(answer.inbox, Outcome.ENGINE_LOST, HANGS, refused))
+                done.append(effects.AbortRelay(record.inbox, Outcome.ENGINE_LOST, HANGS, refused))
         return done
 
-    def _on_engine_failed(self, event: events.EngineFailed, now: float) -> list[Effect]:
-        self._engine.failed(event, now)
-        self._engine.stall.look_failed()
-        return []
+    def _probe(self) -> AgentEffect:
+        """The smallest request of a kind that it has answered, for a model that it serves now."""
+        assert self._example is not None, "an engine that hangs was given work"
+        models, model = self._engine.models, self._example.model
+        return effects.ProbeEngine(self._example.path, model if model in models else models[0])
 
-    def _on_drain(self, event: events.DrainAsked, now: float) -> list[Effect]:
+    # The end, and time.
+
+    def _on_drain(self, event: events.DrainRequested, now: float) -> list[AgentEffect]:
         self._leaving = ReplicaState.DRAINING
         return []
 
-    def _on_stop(self, event: events.StopAsked, now: float) -> list[Effect]:
+    def _on_stop(self, event: events.StopRequested, now: float) -> list[AgentEffect]:
         self._leaving = ReplicaState.DRAINING
-        return self._end_all(self._answers, Outcome.ENGINE_LOST, "the replica stopped")
+        records = self._requests.by_inbox.values()
+        return self._end_all(records, Outcome.ENGINE_LOST, "the replica stopped")
 
-    def _on_left(self, event: events.Left, now: float) -> list[Effect]:
+    def _on_drained(self, event: events.DrainFinished, now: float) -> list[AgentEffect]:
         self._leaving = ReplicaState.GONE
         return []
 
-    def _on_tick(self, event: events.Tick, now: float) -> list[Effect]:
-        done: list[Effect] = []
-        overdue = self._answers.overdue(now)
-        done += self._end_all(overdue, Outcome.DEADLINE, "the deadline passed")
-        for name in self._routers.silent(now):
-            done += self._orphan(name, "the replica has not heard the asking router for too long")
-        lost = [found for inbox in self._bodies.late(now) if (found := self._answers.get(inbox))]
+    def _on_timer(self, event: events.TimerFired, now: float) -> list[AgentEffect]:
+        requests = self._requests
+        done = self._end_all(requests.overdue(now), Outcome.DEADLINE, "the deadline passed")
+        for router in self._routers.silent(now):
+            done += self._orphan(router, SILENT_ROUTER)
+        lost = requests.without_next_part(now)
         done += self._end_all(lost, Outcome.BODY_LOST, "the next part of the body never came")
-        if self._engine.health.lost(now):
-            done += self._end_all(self._answers, Outcome.ENGINE_LOST, "the engine fell silent")
-        if self._engine.stall.is_given_up(now):
-            owed = [answer for answer in self._answers if answer.inbox not in self._engine.held]
-            done += self._end_all(owed, Outcome.ENGINE_LOST, HANGS)
-        if self._engine.stall.begins_probe(now):
+        if self._health.lost(now):
+            everything = requests.by_inbox.values()
+            done += self._end_all(everything, Outcome.ENGINE_LOST, "the engine fell silent")
+        if self._hangs.is_given_up(now):
+            held = self._engine.held
+            stuck = [record for inbox, record in requests.by_inbox.items() if inbox not in held]
+            done += self._end_all(stuck, Outcome.ENGINE_LOST, HANGS)
+        if self._hangs.begins_probe(now):
             done.append(self._probe())
         return done
-
-    def _probe(self) -> Effect:
-        """The smallest request of a kind that it has answered, for a model that it serves now."""
-        assert self._like is not None, "what hangs was given work"
-        models = self._engine.models
-        model = self._like.model if self._like.model in models else models[0]
-        return effects.Probe(self._like.path, model)
-
-    def _end_all(self, answers: Iterable[Answer], outcome: Outcome, why: str) -> list[Effect]:
-        return [effect for answer in answers for effect in self._end(answer, outcome, why)]
-
-    def _end(self, answer: Answer, outcome: Outcome, why: str) -> list[Effect]:
-        """End an answer that has not ended by itself: abort its relay, if it has one."""
-        if answer.handed_at is None:
-            return self._finish(answer, outcome, why)
-        if answer.aborted:
-            return []
-        answer.aborted = True
-        return [effects.Abort(answer.inbox, outcome, why)]
-
-    def _finish(self, answer: Answer, outcome: Outcome, why: str) -> list[Effect]:
-        self._forget(answer)
-        return [effects.Finish(answer.inbox, outcome, why)]
-
-    def _forget(self, answer: Answer) -> None:
-        self._answers.remove(answer)
-        self._bodies.close(answer.inbox)
-        self._routers.leave(answer.router)
-
-    def _full_for(self, work: Work) -> bool:
-        pending = None if work.may_queue else self._engine.load(self._answers).pending
-        return load.full(pending, len(self._answers), self._replica.outstanding_max)
-
-    def _is_full(self, carried: Load) -> bool:
-        return load.full(carried.pending, len(self._answers), self._replica.outstanding_max)
-
-    def _beat(self, now: float) -> list[Effect]:
-        carried = self._engine.load(self._answers)
-        full = self._is_full(carried)
-        verdict = (self.state, full, self._engine.models)
-        if verdict != self._told:
-            self._cadence.hurry()
-        last_word = self._leaving is ReplicaState.GONE
-        if now < self._cadence.due_at and not last_word:
-            return []
-        self._told = verdict
-        self._cadence.sent(now)
-        self._seq += 1
-        return [effects.Beat(self._heartbeat(carried, full, now))]

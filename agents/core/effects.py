@@ -1,17 +1,25 @@
-"""What the core may ask of the world. The runtime performs these in the order given."""
+"""What the host must do. It performs these in the order given."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agents.core.routers import RouterName
+from agents.core.events import RouterKey
 from schemas.exchange import BodyWanted, Outcome, Refused
 from schemas.ids import ModelId
 from schemas.state import Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
+class DropWork:
+    """Count and log a work message whose reply subject no response may go to."""
+
+    inbox: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
-    """Send a REFUSED frame: the only frame of that answer. `detail` is for the log."""
+    """Send a REFUSED frame: the only frame of that response. `detail` is for the log."""
 
     inbox: str
     message: Refused
@@ -19,7 +27,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class AskBody:
+class RequestBody:
     """Send a BODY_WANTED frame."""
 
     inbox: str
@@ -27,8 +35,8 @@ class AskBody:
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """Hand a request to the engine and relay its answer; report `AnswerEnded` exactly once."""
+class StartRelay:
+    """Send a request to the engine and relay its response; report `RelayEnded` exactly once."""
 
     inbox: str
     path: str
@@ -38,10 +46,10 @@ class Hand:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """Abort a running relay; its END frame and `AnswerEnded` carry this outcome.
+class AbortRelay:
+    """Abort a running relay; its END frame and `RelayEnded` carry this outcome.
 
-    `refused`: sent instead of END if no byte of the answer has come.
+    `refused`: sent instead of END if no byte of the response has come.
     """
 
     inbox: str
@@ -51,8 +59,8 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """Send the END frame of an answer that never reached the engine."""
+class SendEnd:
+    """Send the END frame of a request that never reached the engine."""
 
     inbox: str
     outcome: Outcome
@@ -60,39 +68,51 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeakUp:
-    """Say again to this router which answers have ended, and of the others that they go on: by
-    the numbers of these frames it sees what it has missed."""
+class ResyncRouter:
+    """Send this router again the END frames that it may have missed, and WORKING frames of the
+    responses that go on: by their numbers it notices which frames it lacks."""
 
-    router: RouterName
+    router: RouterKey
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerChanged:
-    """Log that this router's sign of life has given the replica to its region, under this term."""
+class LogOwnerChange:
+    """Log that this router's keep-alive gave the replica to its region, under this term."""
 
-    router: RouterName
+    router: RouterKey
     term: int
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class PublishHeartbeat:
     """Publish this heartbeat."""
 
     heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class LookNow:
-    """Read the engine at once, its models too: something says that it changed."""
+class ScrapeNow:
+    """Scrape the engine at once, its models too: it may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask the engine for one token, of this model; report `ProbeEnded` exactly once."""
+class ProbeEngine:
+    """Request one token of this model from the engine; report `ProbeEnded` exactly once."""
 
     path: str
     model: ModelId
 
 
-Effect = Refuse | AskBody | Hand | Abort | Finish | SpeakUp | OwnerChanged | Beat | LookNow | Probe
+AgentEffect = (
+    DropWork
+    | Refuse
+    | RequestBody
+    | StartRelay
+    | AbortRelay
+    | SendEnd
+    | ResyncRouter
+    | LogOwnerChange
+    | PublishHeartbeat
+    | ScrapeNow
+    | ProbeEngine
+)

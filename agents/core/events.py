@@ -1,12 +1,51 @@
-"""What may happen to an agent. The runtime makes these; `AgentCore.handle` takes them."""
+"""What may happen to an agent, and what an engine reports. The host makes these events;
+`AgentCore.handle` takes them. None in a reading means that this kind of engine does not report the
+number; it never means zero.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from agents.core.reading import NO_USAGE, EngineReading, Usage
 from schemas.exchange import Outcome
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.state import ModelCard
+
+
+class RouterKey(NamedTuple):
+    """A router's identity; names of routers are unique inside a region only."""
+
+    region: RegionId
+    router: RouterId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReading:
+    """One scrape of an engine's metrics page. Counts are requests unless the name says tokens."""
+
+    waiting: int | None = None  # accepted, not in the running batch
+    running: int | None = None
+    batch_max: int | None = None
+    kv_used_ratio: float | None = None
+    kv_capacity_tokens: int | None = None
+    prefix_hit_ratio: float | None = None  # since the engine's start
+    # At least one of these rises with every computed step, and none without a step.
+    progress: tuple[float, ...] = ()
+
+
+NOTHING_KNOWN = EngineReading()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Token counts that an engine reported for one answer; -1 where it reported none."""
+
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    completion_tokens: int = -1
+
+
+NO_USAGE = TokenUsage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +59,7 @@ class WorkArrived:
 
 @dataclass(frozen=True, slots=True)
 class BodyPartArrived:
-    """A part of a body that was asked for in parts."""
+    """A part of a request body that the agent fetches in parts."""
 
     inbox: str
     offset: int
@@ -29,68 +68,65 @@ class BodyPartArrived:
 
 @dataclass(frozen=True, slots=True)
 class CancelArrived:
-    """The router no longer wants this answer."""
+    """The router cancelled this request."""
 
     inbox: str
 
 
 @dataclass(frozen=True, slots=True)
 class AliveArrived:
-    """A router's sign of life."""
+    """A router's keep-alive message."""
 
     region: RegionId
     router: RouterId
     epoch: int
-    term: int | None = None  # of the lease by which it owns this replica, if it says that it does
+    term: int | None = None  # of the lease by which its region owns this replica, if it holds one
 
 
 @dataclass(frozen=True, slots=True)
-class BusLost:
-    """Nobody is heard any more."""
+class BusDisconnected:
+    """The connection to the bus is lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class BusReturned:
-    """Whoever is there can be heard again."""
+class BusReconnected:
+    """The connection to the bus is back."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerBegan:
-    """The first byte of an answer's body came from the engine.
-
-    `good`: of an answer, and not of an error, which its HTTP server may send by itself.
-    """
+class RelayBegan:
+    """The engine sent the first byte of a response body. `good`: with a 2xx status."""
 
     inbox: str
     good: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerEnded:
-    """A relay is over and its END frame is out. Comes exactly once for every `Hand`."""
+class RelayEnded:
+    """A relay is over and its END frame is out. Comes exactly once for every `StartRelay`."""
 
     inbox: str
     outcome: Outcome
-    usage: Usage = NO_USAGE
-    streamed: bool = False  # an SSE answer: its first byte marks its first token
+    usage: TokenUsage = NO_USAGE
+    streamed: bool = False  # an SSE response: its first byte marks its first token
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRead:
-    """The engine answered. `models` is None when only its metrics were read this time."""
+class EngineScraped:
+    """The engine answered a scrape. `models` is None when only its metrics were read this time."""
 
-    began_at: float  # when the reading began: what was handed over later may not be in it
+    began_at: float  # when the scrape began: requests sent to the engine later may not be in it
     reading: EngineReading
     models: tuple[ModelId, ...] | None
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
-    heard_at: float = float("-inf")  # when any good answer last brought a byte
-    # Inboxes of answers that are not read further because their clients read slowly.
+    heard_at: float = float("-inf")  # when any good response last brought a byte
+    # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFailed:
-    """The engine could not be read. `heard_at`: when any good answer last brought a byte."""
+class ScrapeFailed:
+    """A scrape failed. `heard_at`: when any good response last brought a byte."""
 
     began_at: float
     heard_at: float
@@ -100,45 +136,45 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeEnded:
-    """A probe was answered, or was not in its time. Comes exactly once for every `Probe`."""
+    """A probe was answered or timed out. Comes exactly once for every `ProbeEngine`."""
 
     answered: bool
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
-    """Take nothing new; finish what is running."""
+class DrainRequested:
+    """Refuse new work; finish what runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Waiting is over: abort whatever still runs."""
+class StopRequested:
+    """The drain's time is over: abort what still runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """The answers have ended and no more work comes: say the last word."""
+class DrainFinished:
+    """All requests have ended and no more work comes: publish the last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; wanted at `AgentCore.wake_at` at the latest."""
+class TimerFired:
+    """Time passed; due at `AgentCore.wake_at` at the latest."""
 
 
-Event = (
+AgentEvent = (
     WorkArrived
     | BodyPartArrived
     | CancelArrived
     | AliveArrived
-    | BusLost
-    | BusReturned
-    | AnswerBegan
-    | AnswerEnded
-    | EngineRead
-    | EngineFailed
+    | BusDisconnected
+    | BusReconnected
+    | RelayBegan
+    | RelayEnded
+    | EngineScraped
+    | ScrapeFailed
     | ProbeEnded
-    | DrainAsked
-    | StopAsked
-    | Left
-    | Tick
+    | DrainRequested
+    | StopRequested
+    | DrainFinished
+    | TimerFired
 )

@@ -1,122 +1,207 @@
-"""Is the router that asked still there? Its sign of life says so, every 500 ms.
+"""The routers that send work here: which are alive, how far each one's hand-offs have arrived, and
+the routers of which region may send work at all.
 
-A router that is silent for 3 s, or comes back with a new epoch, will never read its old answers:
-the engine must not go on generating them. One of another region has 7 s, in which a link between
-regions that broke is mended; it waits as long for an agent that it does not hear. Only routers
-with answers here are judged. Signs of the others are remembered (a bounded table), so that a
-router's restart between its first sign and its first answer here is noticed as well; a router
-never heard of gets its time from its first work.
+**Liveness.** Each router publishes a keep-alive every 500 ms. A router that is silent for 3 s, or
+comes back with a new epoch, will never read its old responses: the engine must stop generating
+them. Routers of another region have 7 s, in which a broken link is repaired; they wait as long for
+a silent agent. Only routers with requests here are judged; keep-alives of others are remembered (in
+a bounded table), so that a restart just before a router's first request is noticed too. A
+keep-alive after a gap means that the way to the router may have been cut, and frames lost. While
+the agent's own bus is away no router counts as silent, for AWAY_S_MAX; when it is back, and after
+this process itself was stopped, every router gets its full time again.
 
-A sign that comes after others were missed says that the way to the router may have been cut, and
-what was sent meanwhile lost. While the agent's own bus is away nobody can be heard, so nobody is
-silent, for AWAY_S_MAX; when it is back everybody has their time anew. The same after the agent
-itself stood still: signs that came meanwhile wait unread in its socket.
+**Ownership.** A lease may change hands while its last owner does not know it yet (a stopped
+process, a slow link). So leases carry fencing *terms* that rise with every change of owner, routers
+publish theirs with each keep-alive, and an agent takes work only from the region with the highest
+term. The bus can't check a header of a work message, but it holds each region to its keep-alive
+subjects, so only keep-alives claim ownership. An adopter's work carries its term too, so that work
+under an old lease is refused even when another router of that region has taken a new one. An
+adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own routers are
+accepted again, and no term is required of their work, because their lease stream may have stopped.
+
+No single claim binds anybody for ever. While its region repeats it, it counts as published; what is
+remembered of it rises in steps (`schemas.rising`). So a peer that claims the highest possible term
+holds the replica only while it goes on claiming, and the next honest write is above what it leaves.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
+from agents.core.events import RouterKey
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
+from schemas.rising import AGENT_TERM
+from schemas.state import TERM_MAX
 
 MISSED_S = ALIVE_S + 0.4
 SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
-AWAY_S_MAX = 30.0  # the engine's time is spent for clients who may have left long ago
+AWAY_S_MAX = 30.0  # clients may have left long ago, and the engine computes for them
 ROUTERS_MAX = 1024
+ACK_ROUTERS_MAX = 64  # of its own region and of an adopter; more than they run
+
+assert AGENT_TERM.step is not None and AGENT_TERM.step_s is not None
+assert AGENT_TERM.for_s is not None
+STEP, STEP_S = AGENT_TERM.step, AGENT_TERM.step_s
+ADOPTED_S = AGENT_TERM.for_s
 
 
-class RouterName(NamedTuple):
-    """Router names are unique inside a region only."""
+class RouterChange(NamedTuple):
+    """What a keep-alive shows."""
 
-    region: RegionId
-    router: RouterId
-
-
-class Heard(NamedTuple):
-    """What a sign of life says."""
-
-    restarted: bool  # since its last sign
-    again: bool  # what was sent to it lately may be lost
+    restarted: bool  # since its last keep-alive
+    resync: bool  # frames sent to it lately may be lost
 
 
 @dataclass(slots=True)
-class _Sign:
+class _Router:
     seen_at: float
     epoch: int | None
-    answers: int
-    cut_off: bool = False  # the bus was away since its last sign
+    requests: int
+    cut_off: bool = False  # the bus was away since its last keep-alive
 
 
-class RouterWatch:
-    """Fed with signs of life, with the begin and end of answers, and with losses of the bus."""
-
-    __slots__ = ("_away_since", "_region", "_signs")
+class RouterLiveness:
+    """Fed with keep-alives, with the begin and end of requests, and with losses of the bus."""
 
     def __init__(self, region: RegionId) -> None:
-        """Of an agent of that region."""
+        """`region`: the agent's own."""
         self._region = region
-        self._signs: dict[RouterName, _Sign] = {}
+        self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
 
-    def join(self, name: RouterName, now: float) -> None:
-        """One more answer for this router. Pair with `leave`."""
-        sign = self._signs.get(name)
-        if sign is None:
-            sign = self._enter(name, now, None)
-        elif sign.answers == 0:
-            sign.seen_at = now
-        sign.answers += 1
+    def join(self, key: RouterKey, now: float) -> None:
+        """One more request of this router. Pair with `leave`."""
+        router = self._routers.get(key)
+        if router is None:
+            router = self._enter(key, now, None)
+        elif router.requests == 0:
+            router.seen_at = now
+        router.requests += 1
 
-    def leave(self, name: RouterName) -> None:
-        self._signs[name].answers -= 1
+    def leave(self, key: RouterKey) -> None:
+        self._routers[key].requests -= 1
 
-    def seen(self, name: RouterName, epoch: int, now: float) -> Heard:
-        """Note a sign of life."""
-        sign = self._signs.get(name)
-        if sign is None:
-            self._enter(name, now, epoch)
-            return Heard(restarted=False, again=False)
-        restarted = sign.epoch is not None and sign.epoch != epoch
-        again = sign.cut_off or now - sign.seen_at >= MISSED_S
-        sign.seen_at, sign.epoch, sign.cut_off = now, epoch, False
-        return Heard(restarted, again)
+    def alive(self, key: RouterKey, epoch: int, now: float) -> RouterChange:
+        """A keep-alive arrived."""
+        router = self._routers.get(key)
+        if router is None:
+            self._enter(key, now, epoch)
+            return RouterChange(restarted=False, resync=False)
+        restarted = router.epoch is not None and router.epoch != epoch
+        resync = router.cut_off or now - router.seen_at >= MISSED_S
+        router.seen_at, router.epoch, router.cut_off = now, epoch, False
+        return RouterChange(restarted, resync)
 
     def bus_lost(self, now: float) -> None:
-        """Nobody is heard any more."""
+        """No keep-alive can arrive."""
         if self._away_since is None:
             self._away_since = now
 
     def bus_returned(self, now: float) -> None:
-        """Everybody may be heard again."""
+        """Keep-alives can arrive again."""
         self._away_since = None
-        self.wait_anew(now)
+        self.restart_clock(now)
 
-    def wait_anew(self, now: float) -> None:
-        """Nobody could be heard until now: silence is counted from here on."""
-        for sign in self._signs.values():
-            sign.seen_at, sign.cut_off = now, True
+    def restart_clock(self, now: float) -> None:
+        """No keep-alive could arrive until now: silence counts from here on."""
+        for router in self._routers.values():
+            router.seen_at, router.cut_off = now, True
 
-    def silent(self, now: float) -> list[RouterName]:
-        """Routers with answers here whose last sign is too old."""
+    def silent(self, now: float) -> list[RouterKey]:
+        """Routers with requests here whose last keep-alive is too old."""
         if self._away_since is not None:
             lost = now - self._away_since >= AWAY_S_MAX
-            return [name for name, sign in self._signs.items() if lost and sign.answers]
+            return [key for key, router in self._routers.items() if lost and router.requests]
         return [
-            name
-            for name, sign in self._signs.items()
-            if sign.answers and now - sign.seen_at >= self._patience_s(name)
+            key
+            for key, router in self._routers.items()
+            if router.requests and now - router.seen_at >= self._patience_s(key)
         ]
 
-    def _patience_s(self, name: RouterName) -> float:
-        return SILENCE_S if name.region == self._region else SILENCE_ABROAD_S
+    def _patience_s(self, key: RouterKey) -> float:
+        return SILENCE_S if key.region == self._region else SILENCE_ABROAD_S
 
-    def _enter(self, name: RouterName, now: float, epoch: int | None) -> _Sign:
-        if len(self._signs) >= ROUTERS_MAX:
-            self._forget_one()
-        sign = self._signs[name] = _Sign(now, epoch, 0)
-        return sign
+    def _enter(self, key: RouterKey, now: float, epoch: int | None) -> _Router:
+        if len(self._routers) >= ROUTERS_MAX:
+            idle = [(one.seen_at, key) for key, one in self._routers.items() if not one.requests]
+            if idle:
+                del self._routers[min(idle)[1]]
+        router = self._routers[key] = _Router(now, epoch, 0)
+        return router
 
-    def _forget_one(self) -> None:
-        idle = [(sign.seen_at, name) for name, sign in self._signs.items() if not sign.answers]
-        if idle:
-            del self._signs[min(idle)[1]]
+
+@dataclass(frozen=True, slots=True)
+class HandoffNumber:
+    """The router that sent a work message, and its running number there."""
+
+    router: RouterId
+    number: int
+    owner: RegionId | None = None  # the router's region, where it has adopted the replica
+
+
+class HandoffAcks:
+    """The last hand-off number of each router: `Heartbeat.taken`; the latest routers are kept.
+
+    A router adds to a replica's pending what it handed off beyond this number, so that two
+    placements within one heartbeat don't both see an idle replica. The *last* number is kept, not
+    the highest: one router's numbers arrive in order, over one connection, and a router that
+    restarted counts from 1 again.
+
+    `owner`: the region of an adopter's router, None for the replica's own region.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[RegionId | None, RouterId], int] = {}
+
+    def record(self, handoff: HandoffNumber) -> None:
+        router = (handoff.owner, handoff.router)
+        self._last.pop(router, None)
+        if len(self._last) >= ACK_ROUTERS_MAX:
+            del self._last[next(iter(self._last))]
+        self._last[router] = handoff.number
+
+    def forget(self, router: RouterId, owner: RegionId | None = None) -> None:
+        """The router restarted: its numbers start again."""
+        self._last.pop((owner, router), None)
+
+    def snapshot(self, owner: RegionId | None = None) -> dict[RouterId, int]:
+        return {router: last for (of, router), last in self._last.items() if of == owner}
+
+
+@dataclass(slots=True)
+class Fence:
+    """Which region owns one replica, by the claims in keep-alives; checked before work is taken."""
+
+    home: RegionId
+    term: int = 0  # the highest one claimed, as far as it is believed
+    _claimed: int = 0  # by the owner, as it published it
+    _ceiling: int = STEP  # of `term`, since `_stepped_at`
+    _stepped_at: float = -inf
+    _owner: RegionId | None = None  # None while no region has claimed it
+    _claimed_at: float = -inf
+
+    def owner(self, now: float) -> RegionId | None:
+        """The region that has adopted the replica; None while its own region owns it."""
+        if self._owner in (None, self.home) or now - self._claimed_at > ADOPTED_S:
+            return None
+        return self._owner
+
+    def claim(self, owner: RegionId, term: int, now: float) -> None:
+        """That region claims the replica under this term; a term above TERM_MAX is no claim."""
+        if term > TERM_MAX:
+            return
+        is_fresh = now - self._claimed_at <= ADOPTED_S
+        known = self._claimed if is_fresh else self.term
+        if term > known or (owner == self._owner and term >= self.term):
+            self._claimed, self._owner, self._claimed_at = term, owner, now
+            if now - self._stepped_at >= STEP_S:
+                self._stepped_at, self._ceiling = now, self.term + STEP
+            self.term = max(self.term, min(term, self._ceiling))
+
+    def admits(self, owner: RegionId, term: int | None, now: float) -> bool:
+        """Whether to take work from a router of `owner` that hands it over under this term."""
+        adopter = self.owner(now)
+        if adopter is None:
+            return owner == self.home
+        return owner == adopter and term is not None and term >= self._claimed

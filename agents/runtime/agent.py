@@ -1,4 +1,4 @@
-"""Performing what AgentCore decides: the one place where events and effects meet the world."""
+"""Performs what AgentCore decides: the one place where events and effects meet the world."""
 
 import asyncio
 import contextlib
@@ -7,26 +7,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents.adapters.bus import AgentBus
-from agents.adapters.engine import Engine
-from agents.adapters.frames import FrameWriter
+from agents.adapters.engine import EngineClient
+from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
 from agents.core import effects
 from agents.core.agent import AgentCore
+from agents.core.engine_health import PROBE_TIMEOUT_S
 from agents.core.events import (
-    AnswerEnded,
-    DrainAsked,
-    EngineFailed,
-    EngineRead,
-    Event,
-    Left,
+    AgentEvent,
+    DrainFinished,
+    DrainRequested,
+    EngineScraped,
     ProbeEnded,
-    StopAsked,
-    Tick,
+    RelayEnded,
+    ScrapeFailed,
+    StopRequested,
+    TimerFired,
 )
-from agents.core.stall import PROBE_TIMEOUT_S
-from infra.ending import end_all
-from infra.limited_log import LimitedLog
+from infra.process import LimitedLog, end_all
 from schemas import subjects
 from schemas.exchange import Credit, End, Frame, Outcome, Placed
 from schemas.ids import ModelId
@@ -37,21 +36,22 @@ log = logging.getLogger(__name__)
 
 IDLE_READ_INTERVAL_S = 0.1
 SILENCE_CHECK_S = 1.0
-LOOK_GAP_MIN_S = 0.01  # between looks that something asked for
+SCRAPE_GAP_MIN_S = 0.01  # between scrapes that something requested
 WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
-ABORT_TIMEOUT_S = 2.0  # for END frames of aborted answers to go out
-FAULT_OF_OURS = "the agent failed on this answer; its log says why"
+ABORT_TIMEOUT_S = 2.0  # for END frames of aborted responses to go out
+FAULT_OF_OURS = "the agent failed on this response; its log says why"
 
 
 class Agent:
-    """The core with its hands. Start `read_engine` and `keep_time` in tasks, then feed it."""
+    """The host of the core. Run `scrape_engine`, `keep_time` and `keep_alive` in tasks, and feed it
+    events."""
 
     def __init__(
         self,
         config: AgentConfig,
         core: AgentCore,
         bus: AgentBus,
-        engine: Engine,
+        engine: EngineClient,
         clock: Callable[[], float],
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -61,122 +61,128 @@ class Agent:
         self._engine = engine
         self._clock = clock
         self._tasks = tasks
-        self._who = encode(Placed(config.region, config.replica))
-        self._writers: dict[str, FrameWriter] = {}  # of answers that have not ended
+        self._where = encode(Placed(config.region, config.replica))
+        self._writers: dict[str, FrameWriter] = {}  # of responses that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
-        self._look_now = asyncio.Event()
+        self._wake_earlier = asyncio.Event()
+        self._scrape_now = asyncio.Event()
         self._waking_at = float("inf")
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()  # while no request is outstanding
+        self._idle.set()
         self.ready = asyncio.Event()  # set when the replica first takes work
-        self._state: ReplicaState | None = None  # that was logged, and why, and when again
-        self._why = ""
+        self._logged_state: ReplicaState | None = None
+        self._logged_why = ""
         self._why_due_at = float("-inf")
         self._registered: tuple[ModelId, ...] | None = None
         self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
+            effects.DropWork: self._drop_work,
             effects.Refuse: self._refuse,
-            effects.AskBody: self._ask_body,
-            effects.Hand: self._hand,
-            effects.Abort: self._abort,
-            effects.Finish: self._finish,
-            effects.SpeakUp: self._speak_up,
-            effects.OwnerChanged: self._owner_changed,
-            effects.Beat: self._beat,
-            effects.LookNow: self._look,
-            effects.Probe: self._probe,
+            effects.RequestBody: self._request_body,
+            effects.StartRelay: self._start_relay,
+            effects.AbortRelay: self._abort_relay,
+            effects.SendEnd: self._send_end,
+            effects.ResyncRouter: self._resync_router,
+            effects.LogOwnerChange: self._log_owner_change,
+            effects.PublishHeartbeat: self._publish_heartbeat,
+            effects.ScrapeNow: self._request_scrape,
+            effects.ProbeEngine: self._probe_engine,
         }
 
-    async def feed(self, event: Event) -> None:
-        """Let the core decide about an event, and do what it says. Never waits for an answer."""
-        for effect in self._core.handle(event, self._clock()):
+    async def feed(self, event: AgentEvent) -> None:
+        """Let the core decide about an event, and perform it. Never waits for a response."""
+        core = self._core
+        for effect in core.handle(event, self._clock()):
             await self._performers[type(effect)](effect)
-        if self._core.wake_at < self._waking_at:
-            self._hurry.set()
-        if self._core.outstanding:
-            self._quiet.clear()
+        if core.wake_at < self._waking_at:
+            self._wake_earlier.set()
+        if core.outstanding:
+            self._idle.clear()
         else:
-            self._quiet.set()
+            self._idle.set()
 
     def credit(self, credit: Credit) -> None:
-        """The client of one answer has come so far, and its router may miss some of it."""
+        """One client's progress, and the first frame that its router misses, if any."""
         if (found := self._relays.get(credit.inbox)) is not None:
             found[0].credit(credit.consumed_bytes)
         if credit.missing_from >= 0:
-            self._bus.outbox.repeat(credit.inbox, credit.missing_from)
+            self._bus.outbox.retransmit(credit.inbox, credit.missing_from)
 
     def heartbeat(self) -> Heartbeat:
         """The replica as it is now."""
         return self._core.heartbeat(self._clock())
 
     async def keep_time(self) -> None:
-        """Tick whenever the core wants it. Runs for ever."""
+        """Wake the core whenever it is due. Runs for ever."""
         while True:
-            await self.feed(Tick())
-            self._hurry.clear()
+            await self.feed(TimerFired())
+            self._wake_earlier.clear()
             self._waking_at = self._core.wake_at
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._waking_at - self._clock())):
-                    await self._hurry.wait()
+                    await self._wake_earlier.wait()
 
-    async def read_engine(self) -> None:
-        """Look at the engine, again and again, one look at a time. Runs for ever."""
+    async def scrape_engine(self) -> None:
+        """Scrape the engine again and again, one scrape at a time. Runs for ever."""
         while True:
-            self._look_now.clear()
-            look = await self._engine.look()
-            await self.feed(look)
-            self._tell_state(look)
+            self._scrape_now.clear()
+            scrape = await self._engine.scrape()
+            await self.feed(scrape)
+            self._log_state(scrape)
             if self._core.models != self._registered and self._core.models:
                 self._registered = self._core.models
                 await self._bus.register(self._config.engine_kind, self._registered)
-            await self._pause(look.began_at)
+            await self._pause(scrape.began_at)
 
-    async def keep_working(self) -> None:
-        """Tell routers of long silent answers that they are still worked on. Runs for ever."""
+    async def keep_alive(self) -> None:
+        """Send WORKING frames of long silent responses. Runs for ever."""
         while True:
             await asyncio.sleep(SILENCE_CHECK_S)
             for writer in list(self._writers.values()):
-                writer.break_silence()
+                writer.keep_alive()
             self._bus.outbox.forget()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
-        await self.feed(DrainAsked())
-        log.info("draining: %d answers to finish", self._core.outstanding)
-        waits = [asyncio.create_task(event.wait()) for event in (at_once, self._quiet)]
+        await self.feed(DrainRequested())
+        log.info("draining: %d requests to finish", self._core.outstanding)
+        waits = [asyncio.create_task(event.wait()) for event in (at_once, self._idle)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        await self.feed(StopAsked())
+        await self.feed(StopRequested())
         await self._bus.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._quiet.wait()
+                await self._idle.wait()
         await self.cut()
-        await self._bus.flush()  # GONE, said before the last END, would fail a whole answer
-        await self.feed(Left())
+        await self._bus.flush()  # a GONE that overtakes the last END would fail a whole response
+        await self.feed(DrainFinished())
         await self._bus.flush()
 
     async def cut(self) -> None:
-        """End every answer that still runs, without a word."""
+        """Cancel every relay that still runs; no END frame is sent."""
         probing = [] if self._probing is None else [self._probing]
         await end_all([*probing, *(task for _, task in self._relays.values())])
 
+    async def _drop_work(self, effect: effects.DropWork) -> None:
+        self._bus.drop_work(effect.inbox, effect.size_bytes)
+
     async def _refuse(self, effect: effects.Refuse) -> None:
         log.info("refused: %s %s", effect.message.reason, effect.detail)
-        writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
-        writer.say(Frame.REFUSED, effect.message)
+        self._last_writer(effect.inbox).send(Frame.REFUSED, encode(effect.message))
 
-    async def _ask_body(self, effect: effects.AskBody) -> None:
+    async def _request_body(self, effect: effects.RequestBody) -> None:
         writer = self._writers[effect.inbox] = self._writer(effect.inbox)
-        writer.say(Frame.BODY_WANTED, effect.message)
+        writer.send(Frame.BODY_WANTED, encode(effect.message))
 
-    async def _hand(self, effect: effects.Hand) -> None:
-        writer = self._writers.setdefault(effect.inbox, self._writer(effect.inbox))
+    async def _start_relay(self, effect: effects.StartRelay) -> None:
+        inbox = effect.inbox
+        if (writer := self._writers.get(inbox)) is None:
+            writer = self._writers[inbox] = self._writer(inbox)
         relay = Relay(
             effect,
             engine=self._engine,
@@ -186,25 +192,24 @@ class Agent:
             clock=self._clock,
             began=self.feed,
         )
-        task = self._tasks.create_task(self._serve(effect.inbox, relay))
-        self._relays[effect.inbox] = relay, task
+        self._relays[inbox] = relay, self._tasks.create_task(self._run_relay(inbox, relay))
 
-    async def _serve(self, inbox: str, relay: Relay) -> None:
+    async def _run_relay(self, inbox: str, relay: Relay) -> None:
         try:
             ended = await relay.run()
-        except Exception:  # a fault of ours in one answer must not end the others
-            log.exception("%s: the answer failed inside the agent", inbox)
-            ended = AnswerEnded(inbox=inbox, outcome=Outcome.ENGINE_BROKEN)
-            await self._finish(effects.Finish(inbox, ended.outcome, FAULT_OF_OURS))
+        except Exception:  # a fault of ours in one response must not end the others
+            log.exception("%s: the response failed inside the agent", inbox)
+            ended = RelayEnded(inbox=inbox, outcome=Outcome.ENGINE_BROKEN)
+            await self._send_end(effects.SendEnd(inbox, ended.outcome, FAULT_OF_OURS))
         del self._relays[inbox]
         self._writers.pop(inbox, None)
         await self.feed(ended)
 
-    async def _abort(self, effect: effects.Abort) -> None:
+    async def _abort_relay(self, effect: effects.AbortRelay) -> None:
         if (found := self._relays.get(effect.inbox)) is not None:
             found[0].abort(effect.outcome, effect.detail, effect.refused)
 
-    async def _finish(self, effect: effects.Finish) -> None:
+    async def _send_end(self, effect: effects.SendEnd) -> None:
         end = End(
             outcome=effect.outcome,
             detail=effect.detail,
@@ -213,62 +218,66 @@ class Agent:
             completion_tokens=-1,
             ttft_s=-1.0,
         )
-        writer = self._writers.pop(effect.inbox, None) or self._writer(effect.inbox)
-        writer.say(Frame.END, end)
+        self._last_writer(effect.inbox).send(Frame.END, encode(end))
 
-    async def _speak_up(self, effect: effects.SpeakUp) -> None:
+    async def _resync_router(self, effect: effects.ResyncRouter) -> None:
         router = subjects.inbox_prefix(*effect.router)
-        self._bus.outbox.speak_up(router)
+        self._bus.outbox.resync(router)
         for inbox, writer in self._writers.items():
             if inbox.startswith(f"{router}."):
-                writer.speak()
+                writer.working()
 
-    async def _owner_changed(self, effect: effects.OwnerChanged) -> None:
+    async def _log_owner_change(self, effect: effects.LogOwnerChange) -> None:
         (region, router), config = effect.router, self._config
         by = "its own region" if region == config.region else f"region {region}"
         text = "replica %s/%s is owned by %s now, as its router %s says, by term %d"
         args = (config.region, config.replica, by, router, effect.term)
         self._log.warning("owner", by, text, *args)
 
-    async def _beat(self, effect: effects.Beat) -> None:
-        await self._bus.beat(effect.heartbeat)
+    async def _publish_heartbeat(self, effect: effects.PublishHeartbeat) -> None:
+        await self._bus.publish_heartbeat(effect.heartbeat)
 
-    async def _look(self, effect: effects.LookNow) -> None:
-        self._engine.want_models()
-        self._look_now.set()
+    async def _request_scrape(self, effect: effects.ScrapeNow) -> None:
+        self._engine.refresh_models()
+        self._scrape_now.set()
 
-    async def _probe(self, effect: effects.Probe) -> None:
-        self._probing = self._tasks.create_task(self._probed(effect))
+    async def _probe_engine(self, effect: effects.ProbeEngine) -> None:
+        self._probing = self._tasks.create_task(self._probe(effect))
 
-    async def _probed(self, effect: effects.Probe) -> None:
+    async def _probe(self, effect: effects.ProbeEngine) -> None:
         answered = await self._engine.probe(effect.path, effect.model, PROBE_TIMEOUT_S)
         await self.feed(ProbeEnded(answered))
 
     def _writer(self, inbox: str) -> FrameWriter:
-        return FrameWriter(self._bus.outbox.to(inbox), self._clock, self._who)
+        return FrameWriter(self._bus.outbox.sender(inbox), self._clock, self._where)
 
-    def _tell_state(self, look: EngineRead | EngineFailed) -> None:
+    def _last_writer(self, inbox: str) -> FrameWriter:
+        """For the last frame of a response."""
+        return self._writers.pop(inbox, None) or self._writer(inbox)
+
+    def _log_state(self, scrape: EngineScraped | ScrapeFailed) -> None:
         state, now = self._core.state, self._clock()
         hung = self._core.down_because(now)
         why = hung or (
-            look.detail if isinstance(look, EngineFailed) else ", ".join(self._core.models)
+            scrape.detail if isinstance(scrape, ScrapeFailed) else ", ".join(self._core.models)
         )
-        # While it is ready, a single look may fail without a consequence.
-        is_news = state is not ReplicaState.READY and why != self._why
-        if state is not self._state or (is_news and now >= self._why_due_at):
+        # While it is ready, a single scrape may fail without a consequence.
+        new_why = state is not ReplicaState.READY and why != self._logged_why
+        if state is not self._logged_state or (new_why and now >= self._why_due_at):
             level = logging.INFO if hung is None else logging.WARNING
             where = f"{self._config.region}/{self._config.replica}"
             log.log(level, "%s is %s: %s", where, state, why)
-            self._state, self._why, self._why_due_at = state, why, now + WHY_EVERY_S
+            self._logged_state, self._logged_why = state, why
+            self._why_due_at = now + WHY_EVERY_S
         if state is ReplicaState.READY:
             self.ready.set()
 
     async def _pause(self, began_at: float) -> None:
-        """Until the next look is due, or at once when something asks for it."""
+        """Until the next scrape is due, or at once when something requests it."""
         interval_s = self._config.read_interval_ms / 1000
-        idle = not self._core.outstanding
-        until = began_at + (max(interval_s, IDLE_READ_INTERVAL_S) if idle else interval_s)
-        await asyncio.sleep(LOOK_GAP_MIN_S)
+        if not self._core.outstanding:
+            interval_s = max(interval_s, IDLE_READ_INTERVAL_S)
+        await asyncio.sleep(SCRAPE_GAP_MIN_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, until - self._clock())):
-                await self._look_now.wait()
+            async with asyncio.timeout(max(0.0, began_at + interval_s - self._clock())):
+                await self._scrape_now.wait()

@@ -12,15 +12,17 @@ import click
 import uvloop
 from pydantic import SecretStr, ValidationError
 
-from agents.adapters.own_name import NameTaken
-from agents.config import AgentConfig, Kind
-from agents.engine_key import EngineKeyInvalid, engine_key
+from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.config import AgentConfig, EngineKeyInvalid, EngineKindName, engine_key
 from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
-from infra.descriptors import raise_limit
-from infra.garbage import look_seldom
-from schemas.plain_words import what_it_must_be_instead
+from infra.process import collect_seldom, raise_limit
+from schemas.problems import what_it_must_be_instead
+
+log = logging.getLogger(__name__)
+
+EXPECTED = (BusUnreachable, ReplicaNameTaken, OSError)  # the first two name the cause themselves
 
 
 @click.command("run", context_settings={"show_default": True})
@@ -30,7 +32,7 @@ from schemas.plain_words import what_it_must_be_instead
 @click.option(
     "--metrics-url", default="", help="Its metrics page.", show_default="engine-url + /metrics"
 )
-@click.option("--engine-kind", type=click.Choice(get_args(Kind)), default="vllm")
+@click.option("--engine-kind", type=click.Choice(get_args(EngineKindName)), default="vllm")
 @click.option("--nats-url", envvar="NATS_URL", required=True, help="The region's bus. [NATS_URL]")
 @click.option("--nats-user", envvar="NATS_USER", help="User on the bus. [NATS_USER]")
 @click.option(
@@ -50,7 +52,7 @@ from schemas.plain_words import what_it_must_be_instead
     type=int,
     envvar="MESH_BATCH_MAX",
     help="Most requests the engine runs at once (vLLM: --max-num-seqs). [MESH_BATCH_MAX]",
-    show_default="what llama.cpp and SGLang say; unknown of others",
+    show_default="what llama.cpp and SGLang show; unknown for others",
 )
 @click.option(
     "--model",
@@ -75,7 +77,7 @@ from schemas.plain_words import what_it_must_be_instead
     help="Of its region's residency labels, those that hold here, or none. [MESH_RESIDENCY]",
     show_default="all of them",
 )
-@click.option("--read-interval-ms", type=int, default=50, help="Between looks at a busy engine.")
+@click.option("--read-interval-ms", type=int, default=50, help="Between scrapes of a busy engine.")
 @click.option("--heartbeat-ms", type=int, default=100, help="Between heartbeats.")
 @click.option(
     "--drain-timeout", "drain_timeout_s", type=float, default=30.0, help="Seconds to finish in."
@@ -95,14 +97,31 @@ def command(nats_password_file: Path | None, engine_key_file: Path | None, **opt
     }
     config = _checked(options | secrets)
     tracing.set_up("mesh-agent", **{"mesh.region": config.region, "mesh.replica": config.replica})
-    look_seldom()
+    collect_seldom()
     raise_limit()
     try:
         uvloop.run(_main(config))
-    except* (BusUnreachable, NameTaken, OSError) as problems:
-        raise click.ClickException(str(problems.exceptions[0])) from problems
+    except Exception as problem:
+        if (cause := expected_cause(problem)) is None:
+            raise
+        log.debug("the agent ended", exc_info=problem)
+        raise click.ClickException(str(cause)) from problem
     finally:
         tracing.shut_down()
+
+
+def expected_cause(problem: Exception) -> Exception | None:
+    """What to tell the operator: the bus, the name or the system refused us. None for a fault of
+    ours. A group may hold other errors beside it, which are its consequences."""
+    if not isinstance(problem, ExceptionGroup):
+        return problem if isinstance(problem, EXPECTED) else None
+    for kinds in (EXPECTED[:2], EXPECTED):
+        found: BaseException | None = problem.subgroup(kinds)
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if isinstance(found, Exception):
+            return found
+    return None
 
 
 async def _main(config: AgentConfig) -> None:

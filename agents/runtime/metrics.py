@@ -25,9 +25,9 @@ GAUGES = {
     "kv_capacity_tokens": "Tokens the KV cache holds",
     "prefill_s_per_token": "Learned seconds per uncached prompt token",
     "prefill_base_s": "Learned seconds to first token of an empty prompt",
-    "decode_tokens_per_s": "Output tokens per second of one running request, median of late",
+    "decode_tokens_per_s": "Output tokens per second of one running request, recent median",
     "prefix_hit_ratio": "Share of prompt tokens found in the prefix cache",
-    "engine_age_s": "Age of the last reading of the engine",
+    "engine_age_s": "Age of the last scrape of the engine",
 }
 COUNTERS = {
     "served_total": "Answers finished well",
@@ -36,7 +36,7 @@ COUNTERS = {
 
 
 class HeartbeatCollector(Collector):
-    """Makes the page from the heartbeat of the moment it is asked for."""
+    """Makes the page from the heartbeat of the moment of the scrape."""
 
     def __init__(self, heartbeat: Callable[[], Heartbeat], unanswered: Callable[[], int]) -> None:
         self._heartbeat = heartbeat
@@ -56,7 +56,7 @@ class HeartbeatCollector(Collector):
             yield counter
         dropped = CounterMetricFamily(
             "mesh_agent_replies_dropped",
-            "Work that wants its answer where none may go",
+            "Work messages dropped because no response may go to their reply subject",
             labels=LABELS,
         )
         dropped.add_metric(labels, float(self._unanswered()))

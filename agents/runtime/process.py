@@ -10,24 +10,23 @@ import orjson
 from nats.aio.client import Client
 
 from agents.adapters.bus import AgentBus
-from agents.adapters.engine import Engine
-from agents.adapters.kinds import KINDS, EngineKind
-from agents.adapters.link import Link
-from agents.adapters.own_name import OwnName
-from agents.adapters.standing import Standing
+from agents.adapters.bus_identity import BusAuthorization, NameGuard
+from agents.adapters.engine import EngineClient
+from agents.adapters.engine_kinds import KINDS, EngineDialect
+from agents.adapters.outbox import BusConnection
 from agents.config import OUTSTANDING_MAX_MOST, AgentConfig
 from agents.core.agent import AgentCore
-from agents.core.beat import Replica
+from agents.core.heartbeat import ReplicaConfig
 from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
 from infra import bus
-from infra.ending import end_all
+from infra.process import end_all
 from schemas import subjects
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a process is asked to end: `drain` first, `at_once` when patience is over."""
+    """How a process is told to end: `drain` first, then `at_once`."""
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,45 +39,47 @@ class Stop:
 async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop: Stop) -> None:
     """Serve one engine's work from the bus until `stop`.
 
-    `epoch` must rise with every start. Raises BusUnreachable, or a group of it, when there is no
-    bus to serve from or it does not let us, and NameTaken when another agent has this name; an
-    engine that is not there yet is waited for.
+    `epoch` must rise with every start. Raises BusUnreachable when no server answers or permits
+    this agent, and ReplicaNameTaken when another agent has its name, alone or in a group; waits for
+    an engine that does not answer yet.
     """
     async with AsyncExitStack() as opened:
-        standing = Standing(config.region, config.replica)
-        name = OwnName(config.region, config.replica, epoch, clock)
-        link = Link()
-        client = await _connected(config, standing, name, link)
+        authorization = BusAuthorization(config.region, config.replica)
+        name = NameGuard(config.region, config.replica, epoch, clock)
+        connection = BusConnection()
+        client = await _connected(config, authorization, name, connection)
         opened.push_async_callback(bus.close, client)
         await name.take(client)
-        engine = Engine(
+        engine = EngineClient(
             api_url=config.engine_url,
             metrics_url=config.metrics_page,
             kind=KINDS[config.engine_kind],
             clock=clock,
             key=None if config.engine_key is None else config.engine_key.get_secret_value(),
             models=config.models,
-            asks_batch_max=config.batch_max is None,
+            reads_batch_max=config.batch_max is None,
         )
         opened.callback(engine.close)
-        ears = AgentBus(client, link, config.region, config.replica)
+        agent_bus = AgentBus(client, connection, config.region, config.replica)
         async with asyncio.TaskGroup() as tasks:
-            agent = Agent(config, AgentCore(_replica(config, epoch)), ears, engine, clock, tasks)
+            agent = Agent(
+                config, AgentCore(_replica(config, epoch)), agent_bus, engine, clock, tasks
+            )
             if config.metrics_port:
                 await serve_metrics(
-                    opened, config.metrics_host, config.metrics_port, agent.heartbeat, ears
+                    opened, config.metrics_host, config.metrics_port, agent.heartbeat, agent_bus
                 )
-            await ears.listen(agent.feed, agent.credit)
-            standing.check()
+            await agent_bus.listen(agent.feed, agent.credit)
+            authorization.check()
             background = [
-                tasks.create_task(standing.hold()),
-                tasks.create_task(name.hold()),
+                tasks.create_task(authorization.watch()),
+                tasks.create_task(name.watch()),
                 tasks.create_task(agent.keep_time()),
-                tasks.create_task(agent.read_engine()),
-                tasks.create_task(agent.keep_working()),
-                tasks.create_task(link.tell(agent.feed)),
-                tasks.create_task(ears.outbox.run()),
-                tasks.create_task(_tell_ready(config.ready_file, agent.ready)),
+                tasks.create_task(agent.scrape_engine()),
+                tasks.create_task(agent.keep_alive()),
+                tasks.create_task(connection.report(agent.feed)),
+                tasks.create_task(agent_bus.outbox.run()),
+                tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
             try:
                 await stop.drain.wait()
@@ -88,10 +89,12 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 await agent.cut()
 
 
-async def _connected(config: AgentConfig, standing: Standing, name: OwnName, link: Link) -> Client:
-    def back() -> None:
-        name.back()
-        link.back()
+async def _connected(
+    config: AgentConfig, authorization: BusAuthorization, name: NameGuard, connection: BusConnection
+) -> Client:
+    def reconnected() -> None:
+        name.reconnected()
+        connection.returned()
 
     password = config.nats_password
     address = bus.BusAddress(
@@ -103,15 +106,15 @@ async def _connected(config: AgentConfig, standing: Standing, name: OwnName, lin
         address,
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
-        on_error=standing.complained,
-        on_lost=link.lost,
-        on_back=back,
+        on_error=authorization.complained,
+        on_lost=connection.lost,
+        on_back=reconnected,
     )
 
 
-def _replica(config: AgentConfig, epoch: int) -> Replica:
+def _replica(config: AgentConfig, epoch: int) -> ReplicaConfig:
     kind = KINDS[config.engine_kind]
-    return Replica(
+    return ReplicaConfig(
         region=config.region,
         replica=config.replica,
         epoch=epoch,
@@ -124,7 +127,7 @@ def _replica(config: AgentConfig, epoch: int) -> Replica:
     )
 
 
-def outstanding_max(config: AgentConfig, kind: EngineKind) -> int:
+def outstanding_max(config: AgentConfig, kind: EngineDialect) -> int:
     """Requests to hold at most; where the engine shows no queue, as many as it runs at once."""
     if config.outstanding_max is not None:
         return config.outstanding_max
@@ -134,7 +137,7 @@ def outstanding_max(config: AgentConfig, kind: EngineKind) -> int:
     return min(known, OUTSTANDING_MAX_MOST)
 
 
-async def _tell_ready(path: str | None, ready: asyncio.Event) -> None:
+async def _write_ready_file(path: str | None, ready: asyncio.Event) -> None:
     """Write the ready file when the replica first takes work."""
     await ready.wait()
     if path is not None:

@@ -53,7 +53,7 @@ class SequenceState:
 Chunk = tuple[SequenceState, int]
 
 
-class Inside(NamedTuple):
+class EngineInternals(NamedTuple):
     """An engine's inner state at one moment; nobody may change the sequences.
 
     `rounds_ahead`: decode iterations that are over and not counted in the sequences yet.
@@ -161,7 +161,7 @@ class Batch:
     def growth(self, rounds: int) -> int:
         """Blocks that so many decode iterations take."""
         block_tokens = self._block_tokens
-        # Asked at every look, of the whole batch: a list is summed sooner than a generator.
+        # Computed at every scrape, for the whole batch: a list is summed faster than a generator.
         return sum(
             [-(-(seq.computed + rounds) // block_tokens) - seq.blocks for seq in self.decoding]
         )

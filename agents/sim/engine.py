@@ -1,41 +1,86 @@
 """One inference engine as a model of time: continuous batching, chunked prefill, paged KV.
 
-Theory of operation. Requests arrive, and `arrival_s` later the scheduler sees them in the
-waiting queue, first come first served. The engine runs iterations. Each gives one token to
-every decoding sequence and spends what is left of its token budget on prefill, oldest first,
-admitting from the queue while the batch and the memory have room. What waits is *pending*.
-An iteration that has begun is never changed: who comes during it joins the next one.
+Requests arrive, and `arrival_s` later the scheduler sees them in the waiting queue, first come
+first served. The engine runs iterations. Each gives one token to every decoding sequence and
+spends the rest of its token budget on prefill, oldest first, admitting from the queue while the
+batch and the memory have room. What waits is *pending*. A request that arrives during an iteration
+joins the next.
 
 The engine plans a *stretch*: one iteration if anything is in prefill, else as many decode
-iterations as nothing can happen in (nobody finishes, memory is enough, no known arrival). An
-arrival or an abort cuts the stretch after the running iteration. So a driver may step at every
-token (`watch_tokens`, the HTTP server) or from one change to the next (a simulator with
-thousands of engines), with the same times in both.
+iterations as nothing can happen in (nobody finishes, memory is enough, no known arrival). Within
+it only the contexts change, by one token per sequence, so iteration i lasts `first_s + i ·
+growth_s` and the end of the k-th is a quadratic in k. An arrival or an abort cuts the stretch
+after the running iteration. So a driver may step at every token (`watch_tokens`, the HTTP server)
+or jump from one change to the next in O(1) (a simulator with thousands of engines), with the same
+times to the last bit.
 
-The driver's duty: call `step` at `wake_at`, or a little later; call everything else with a
-`now` that never runs backwards.
+The driver's duty: call `step` at `wake_at`, or a little later; call everything else with a `now`
+that never runs backwards.
 """
 
+import math
 from collections import deque
 
-from agents.sim.batch import Batch, Chunk, Inside, SequenceState
-from agents.sim.blocks import BLOCK_TOKENS
+from agents.sim.batch import Batch, Chunk, EngineInternals, SequenceState
 from agents.sim.events import (
     Decoded,
     DuplicateId,
     EngineStats,
     Finished,
-    FirstToken,
     NeverFits,
     Preempted,
-    Progress,
+    PrefillFinished,
     QueueFull,
     SimEvent,
     SimRequest,
+    StepResult,
 )
-from agents.sim.kv_cache import KvCache
-from agents.sim.profile import Profile
-from agents.sim.stretch import Stretch
+from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
+from agents.sim.profiles import Profile
+
+
+class Stretch:
+    """`rounds` iterations from `start_s`; `done` of them are settled."""
+
+    __slots__ = ("done", "end_s", "first_s", "growth_s", "rounds", "start_s")
+
+    def __init__(self, start_s: float, first_s: float, growth_s: float, rounds: int) -> None:
+        self.start_s = start_s
+        self.first_s = first_s
+        self.growth_s = growth_s
+        self.rounds = rounds
+        self.done = 0
+        self.end_s = self.end_of(rounds)  # when the whole stretch is over
+
+    def end_of(self, rounds: int) -> float:
+        """When the first `rounds` iterations are over."""
+        return self.start_s + rounds * (self.first_s + self.growth_s * (rounds - 1) / 2)
+
+    def rounds_by(self, now: float) -> int:
+        """How many iterations are over at `now`, of those in the stretch."""
+        if now >= self.end_s:
+            return self.rounds
+        rounds = max(min(self._estimate(now - self.start_s), self.rounds), 0)
+        while rounds > 0 and self.end_of(rounds) > now:
+            rounds -= 1
+        while rounds < self.rounds and self.end_of(rounds + 1) <= now:
+            rounds += 1
+        return rounds
+
+    def cut(self, at: float) -> None:
+        """End the stretch with the iteration that is running at `at`."""
+        self.rounds = min(self.rounds, max(self.rounds_by(at), self.done) + 1)
+        self.end_s = self.end_of(self.rounds)
+
+    def _estimate(self, elapsed_s: float) -> int:
+        if elapsed_s <= 0:
+            return 0
+        if self.growth_s == 0:
+            return int(elapsed_s / self.first_s)
+        linear = self.first_s - self.growth_s / 2
+        root = math.sqrt(linear * linear + 2 * self.growth_s * elapsed_s)
+        return int((root - linear) / self.growth_s)
+
 
 QUEUE_LIMIT = 4096
 
@@ -138,11 +183,11 @@ class EngineSim:
             self._stretch.cut(now)
         return True
 
-    def step(self, now: float) -> Progress:
+    def step(self, now: float) -> StepResult:
         """Let everything up to `now` happen. Call again at the returned `wake_at`."""
         self._settle(now)
         events, self._events = self._events, []
-        return Progress(events, self.wake_at)
+        return StepResult(events, self.wake_at)
 
     def stats(self, now: float) -> EngineStats:
         """The engine's numbers at `now`. What happened up to then stays for the next step."""
@@ -162,13 +207,13 @@ class EngineSim:
             aborted=self._aborted,
         )
 
-    def inside(self, now: float) -> Inside:
+    def inside(self, now: float) -> EngineInternals:
         """What only a simulation can know: who is in it and how far they are."""
         ahead = self._ahead(now)
         stretch = self._stretch
         left_s = 0.0 if stretch is None else stretch.end_of(stretch.done + ahead + 1) - now
         computing = {seq.request.id: tokens for seq, tokens in self._chunks}
-        return Inside(
+        return EngineInternals(
             iteration_left_s=max(0.0, left_s),
             rounds_ahead=ahead,
             prefilling=tuple(
@@ -183,8 +228,8 @@ class EngineSim:
     def _ahead(self, now: float) -> int:
         """Decode iterations of the running stretch that are over and not settled yet.
 
-        Whoever only looks need not cut a long stretch into pieces: what the iterations add is
-        known without them.
+        A reader of the engine's numbers need not cut a long stretch into pieces: what the
+        iterations add is known without them.
         """
         stretch = self._stretch
         rounds = 0 if stretch is None else stretch.rounds_by(now)
@@ -238,7 +283,7 @@ class EngineSim:
             return
         cached_tokens = seq.cached_tokens or 0
         self._prompt_tokens += request.prompt_tokens
-        self._events.append(FirstToken(at, request.id, cached_tokens))
+        self._events.append(PrefillFinished(at, request.id, cached_tokens))
 
     def _finish(self, at: float) -> None:
         for seq in [seq for seq in self._batch.decoding if seq.remaining == 0]:

@@ -25,7 +25,7 @@ class SimRequest:
     """One generation. The engine knows the answer's length beforehand but never peeks at it.
 
     `keys` are the chained hashes of the full blocks of prompt and answer, in order
-    (`agents.sim.blocks`). They may end early: blocks without a key are never cached.
+    (`agents.sim.kv_cache`). They may end early: blocks without a key are never cached.
     """
 
     id: int
@@ -44,7 +44,7 @@ class SimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
+class PrefillFinished:
     """Prefill is over and one token is out; `cached_tokens` of the prompt were not computed."""
 
     at: float
@@ -78,11 +78,11 @@ class Finished:
     request_id: int
 
 
-SimEvent = FirstToken | Decoded | Preempted | Finished
+SimEvent = PrefillFinished | Decoded | Preempted | Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepResult:
     """What happened since the last step, in order, and when to step next (None: when told)."""
 
     events: list[SimEvent]
@@ -108,3 +108,8 @@ class EngineStats(NamedTuple):
     def kv_utilization(self) -> float:
         """Share of the KV memory held by running sequences, 0 to 1."""
         return self.kv_used_tokens / self.kv_capacity_tokens
+
+    @property
+    def hit_ratio(self) -> float:
+        """Prompt tokens found in the prefix cache, of those looked up."""
+        return self.hit_tokens / max(self.queried_tokens, 1)

@@ -1,15 +1,59 @@
-"""The command `mesh-agent engine-sim`."""
+"""The command `mesh-agent engine-sim`.
+
+`--profile` takes a name, or a TOML file with the fields of `agents.sim.profiles.Profile`:
+
+name = "my-gpu"
+knots = [[0, 0.012]]       # seconds of an iteration at a number of batched tokens
+token_s = 0.0001           # and per token above the last knot
+sequence_s = 0.0
+context_s = 0.0
+arrival_s = 0.0
+batch_tokens = 2048
+kv_tokens = 120000
+max_seqs = 256
+model = "my/model"         # the name that it serves; without it, the profile's
+"""
 
 import asyncio
+import dataclasses
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
-from agents.sim.profile import Profile
-from agents.sim.profiles import A100_MISTRAL, PROFILES
+from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
-from agents.simserver.pages import PageKind
-from agents.simserver.profile_file import ProfileInvalid, find_profile
+from agents.simserver.metrics import PageKind
+
+_KNOWN = [field.name for field in dataclasses.fields(Profile)]
+
+
+class ProfileInvalid(ValueError):
+    """No such profile, or a file that is not one; the message says what to change."""
+
+
+def find_profile(name: str) -> Profile:
+    """A profile by its name, or from a file whose name ends in .toml. Raises ProfileInvalid."""
+    if name in PROFILES:
+        return PROFILES[name]
+    if not name.endswith(".toml"):
+        raise ProfileInvalid(f"no profile {name!r}: use {', '.join(PROFILES)} or a .toml file")
+    try:
+        given = tomllib.loads(Path(name).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ProfileInvalid(f"{name}: {error}") from None
+    if unknown := sorted(set(given) - set(_KNOWN)):
+        raise ProfileInvalid(f"{name}: unknown {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
+    try:
+        return TypeAdapter(Profile).validate_python(given)
+    except ValidationError as error:
+        reasons = (
+            f"{'.'.join(map(str, reason['loc']))}: {reason['msg']}" for reason in error.errors()
+        )
+        raise ProfileInvalid(f"{name}: {'; '.join(reasons)}") from None
+
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
 _PROFILE = A100_MISTRAL.name
@@ -30,13 +74,12 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
         raise click.BadParameter(str(error)) from None
 
 
-@click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.command(context_settings={"show_default": True})
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    show_default=True,
     help="Port to listen on; 0 takes a free one and prints it.",
 )
 @click.option(
@@ -49,7 +92,6 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 @click.option(
     "--profile",
     default=_PROFILE,
-    show_default=True,
     callback=_profile,
     help=f"Which GPU and model it is: {', '.join(PROFILES)}, or a .toml file of your own.",
 )
@@ -57,12 +99,12 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     "--time-scale",
     type=click.FloatRange(min=0, min_open=True, max=1000),
     default=1.0,
-    show_default=True,
     help="Run that many times faster than the profile: at 10, a prefill of 300 ms takes 30 ms.",
 )
 @click.option("--kv-tokens", type=_TOKENS, help="KV memory in tokens [default: the profile's].")
 @click.option(
     "--max-num-seqs",
+    "max_seqs",
     type=click.IntRange(min=1),
     help="Most sequences in the running batch [default: the profile's].",
 )
@@ -75,7 +117,6 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     "--metrics",
     type=click.Choice([kind.value for kind in PageKind]),
     default=PageKind.VLLM.value,
-    show_default=True,
     help="Whose names the page at /metrics uses.",
 )
 @click.option(
@@ -91,7 +132,6 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
-    show_default=True,
     help="Of the answers and of faults that strike at a rate.",
 )
 @click.option(
@@ -99,48 +139,26 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
     type=click.Path(dir_okay=False, path_type=Path),
     help='Written once it serves: {"url": …, "pid": …}.',
 )
-def command(
-    host: str,
-    port: int,
-    models: tuple[str, ...],
-    profile: Profile,
-    time_scale: float,
-    kv_tokens: int | None,
-    max_num_seqs: int | None,
-    max_model_len: int | None,
-    metrics: str,
-    faults: Faults,
-    seed: int,
-    ready_file: Path | None,
-) -> None:
+def command(host: str, port: int, ready_file: Path | None, metrics: str, **options: Any) -> None:
     """A simulated engine: OpenAI's API over real HTTP, with the timing of a named GPU and model.
 
     It batches, caches prefixes, queues and preempts as vLLM does; only the words mean nothing.
     """
     import uvloop
 
-    from agents.simserver.process import CannotListen, Listen, serve
-    from agents.simserver.server import SimConfig
+    from agents.simserver.server import CannotListen, Listen, SimConfig, serve
 
-    if max_model_len and max_model_len > (kv_tokens or profile.kv_tokens):
+    profile, longest = options["profile"], options["max_model_len"]
+    if longest and longest > (options["kv_tokens"] or profile.kv_tokens):
         raise click.UsageError(
             "--max-model-len exceeds the KV memory: lower it or raise --kv-tokens"
         )
-    models = models or (profile.model or profile.name,)
-    config = SimConfig(
-        models=models,
-        profile=profile,
-        time_scale=time_scale,
-        kv_tokens=kv_tokens,
-        max_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        metrics=PageKind(metrics),
-        seed=seed,
-        faults=faults,
-    )
+    options["models"] = options["models"] or (profile.model or profile.name,)
+    config = SimConfig(metrics=PageKind(metrics), **options)
 
     def announce(url: str) -> None:
-        click.echo(f"engine-sim {url} serves {', '.join(models)} ({profile.name} × {time_scale:g})")
+        names, scale = ", ".join(config.models), config.time_scale
+        click.echo(f"engine-sim {url} serves {names} ({profile.name} × {scale:g})")
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Runs the pure engine on the event loop's clock and wakes whoever waits for its tokens.
+"""Runs the pure engine on the event loop's clock and wakes the handlers that wait for its tokens.
 
 One timer is armed for the engine's next step and none while it is idle, so an idle engine
 costs nothing. The clock can run faster than the wall (`--time-scale`), slower (a fault) or
@@ -15,12 +15,12 @@ from agents.sim.events import (
     Decoded,
     EngineStats,
     Finished,
-    FirstToken,
     Preempted,
+    PrefillFinished,
     SimEvent,
     SimRequest,
 )
-from agents.simserver.meters import Meters
+from agents.simserver.metrics import Meters
 
 # Steps nearer than this are taken together: their tokens leave in one write.
 TICK_S = 0.002
@@ -108,7 +108,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._told_at = 0.0  # wall time of the last tick with news
         self._handlers: dict[type[SimEvent], Callable[..., None]] = {
-            FirstToken: self._on_first_token,
+            PrefillFinished: self._on_first_token,
             Decoded: self._on_decoded,
             Finished: self._on_finished,
             Preempted: lambda event: None,
@@ -161,7 +161,7 @@ class Driver:
             self._handlers[type(event)](event)
         self._arm()
 
-    def _on_first_token(self, event: FirstToken) -> None:
+    def _on_first_token(self, event: PrefillFinished) -> None:
         stream = self._streams.get(event.request_id)
         if stream is not None:
             self._meters.ttft_s.observe(self._clock.wall() - stream.opened_at)

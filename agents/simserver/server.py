@@ -9,26 +9,26 @@ import logging
 import os
 import random
 import secrets
+import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import orjson
 from aiohttp import web
 
-from agents.sim.blocks import block_keys
 from agents.sim.engine import EngineSim
 from agents.sim.events import NeverFits, QueueFull
-from agents.sim.profile import Profile
-from agents.sim.tokens import TOKEN_BYTES
-from agents.simserver.asks import Ask, Asker
+from agents.sim.kv_cache import block_keys
+from agents.sim.profiles import Profile
+from agents.sim.text import TOKEN_BYTES
 from agents.simserver.driver import Driver, TokenStream
-from agents.simserver.errors import ApiError, invalid
 from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Hang
-from agents.simserver.meters import Meters
-from agents.simserver.pages import CONTENT_TYPE, PAGES, PageFacts, PageKind
-from agents.simserver.rendering import SseRenderer, whole
-from agents.simserver.streaming import send_stream
+from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
+from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
+from agents.simserver.responses import SseRenderer, send_stream, whole
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ CRASH_EXIT_CODE = 70
 # Tokens that came out just before a crash get this long to leave the process.
 _CRASH_DELAY_S = 0.005
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SimServer:
             watch_tokens=True,
         )
         self._block_bytes = engine.block_tokens * TOKEN_BYTES
-        self._asker = Asker(
+        self._parser = RequestParser(
             models=config.models,
             max_model_len=min(config.max_model_len or 10**9, engine.capacity_tokens),
             seed=config.seed,
@@ -100,7 +100,9 @@ class SimServer:
         return app
 
     @web.middleware
-    async def _shape_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _shape_errors(
+        self, request: web.Request, handler: RouteHandler
+    ) -> web.StreamResponse:
         if not request.path.startswith("/sim/"):
             await self._thawed.wait()
         try:
@@ -117,43 +119,46 @@ class SimServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
-        return await self._generate(request, self._asker.chat(await request.read()))
+        return await self._generate(request, self._parser.chat(await request.read()))
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         self._maybe_fail()
-        return await self._generate(request, self._asker.completion(await request.read()))
+        return await self._generate(request, self._parser.completion(await request.read()))
 
     def _maybe_fail(self) -> None:
         if self._faults.request_fails():
             raise ApiError(self._faults.now.error_status, "a fault switch made this request fail")
 
-    async def _generate(self, request: web.Request, ask: Ask) -> web.StreamResponse:
-        stream = self._submit(ask)
+    async def _generate(self, request: web.Request, job: GenerationRequest) -> web.StreamResponse:
+        stream = self._submit(job)
         attempt = f"{self._nonce}-{stream.id:x}"
-        response_id = _response_id(request, ask, attempt)
+        response_id = _response_id(request, job, attempt)
         created = int(time.time())
         ended = "abort"
         try:
-            if ask.stream:
-                events = SseRenderer(ask, response_id, created, attempt)
+            if job.stream:
+                events = SseRenderer(job, response_id, created, attempt)
                 response = await send_stream(request, stream, events, self._faults)
             else:
                 await stream.wait(0)
                 response = web.Response(
-                    body=whole(ask, response_id, created, stream.cached_tokens, attempt),
+                    body=whole(job, response_id, created, stream.cached_tokens, attempt),
                     content_type="application/json",
                 )
-            ended = ask.answer.finish_reason
+            ended = job.answer.finish_reason
             return response
         finally:
             self._driver.close(stream)
             self._meters.ended[ended] += 1
 
-    def _submit(self, ask: Ask) -> TokenStream:
-        keys = block_keys(ask.sequence(), self._block_bytes)
+    def _submit(self, job: GenerationRequest) -> TokenStream:
+        keys = block_keys(job.sequence(), self._block_bytes)
         try:
             return self._driver.open(
-                ask.prompt_tokens, ask.answer.tokens, keys, whole=not ask.stream
+                job.prompt_tokens,
+                job.answer.tokens,
+                keys,
+                whole=not job.stream,
             )
         except NeverFits as error:
             raise invalid(str(error), "messages", "context_length_exceeded") from None
@@ -170,7 +175,7 @@ class SimServer:
                         "object": "model",
                         "created": int(self._started_at),
                         "owned_by": "engine-sim",
-                        "max_model_len": self._asker.max_model_len,
+                        "max_model_len": self._parser.max_model_len,
                     }
                     for model in self._config.models
                 ],
@@ -228,7 +233,78 @@ def _json(content: object) -> web.Response:
     return web.Response(body=orjson.dumps(content), content_type="application/json")
 
 
-def _response_id(request: web.Request, ask: Ask, attempt: str) -> str:
+def _response_id(request: web.Request, job: GenerationRequest, attempt: str) -> str:
     given = request.headers.get("x-request-id", "")
     own = given if is_request_id(given) else attempt
-    return f"chatcmpl-{own}" if ask.chat else f"cmpl-{own}"
+    return f"chatcmpl-{own}" if job.chat else f"cmpl-{own}"
+
+
+# Streams still open at SIGTERM are cut after this long.
+_GOODBYE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen; port 0 is any free one. The ready file is written once it serves."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    ready_file: Path | None = None
+
+
+class CannotListen(Exception):
+    """The address can't be bound; the message says which and what to do."""
+
+
+async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises CannotListen."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(
+        SimServer(config).app(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_GOODBYE_S,
+    )
+    await runner.setup()
+    try:
+        bound = _bind(listen)
+        await web.SockSite(runner, bound).start()
+        url = _url(bound)
+        if listen.ready_file is not None:
+            _write_ready(listen.ready_file, url)
+        announce(url)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _bind(listen: Listen) -> socket.socket:
+    try:
+        return socket.create_server(
+            (listen.host, listen.port),
+            family=socket.AF_INET6 if ":" in listen.host else socket.AF_INET,
+            backlog=512,
+        )
+    except OSError as error:
+        # A name that can't be resolved comes with a negative number of its own.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else "no such address"
+        raise CannotListen(
+            f"can't listen on {listen.host} port {listen.port} ({reason}): "
+            "choose another --port, or 0 for a free one"
+        ) from None
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_ready(path: Path, url: str) -> None:
+    # Whoever waits for the file must never read half of it.
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_bytes(orjson.dumps({"url": url, "pid": os.getpid()}))
+    unfinished.replace(path)

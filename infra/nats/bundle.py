@@ -22,9 +22,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.nats import passwords
-from infra.nats.conf import to_text
-from infra.nats.private_file import make_private, write_private
 from infra.nats.region_config import (
     PREFIX_KEY,
     LeafAddresses,
@@ -34,8 +31,10 @@ from infra.nats.region_config import (
     region_users,
     router_user,
     settings,
+    to_text,
     users,
 )
+from infra.nats.secret_files import keep, make_private, write_private
 from infra.topology import Topology
 from schemas.ids import RegionId
 
@@ -71,7 +70,7 @@ def write(
     """
     directory = directory.absolute()
     keys = [PREFIX_KEY, *(user.key for user in users(topology))]
-    kept = passwords.keep(directory / PASSWORDS, keys, rotate=rotate)
+    kept = keep(directory / PASSWORDS, keys, rotate=rotate)
     written = {}
     for name in topology.regions:
         here = directory / name

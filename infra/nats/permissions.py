@@ -1,29 +1,28 @@
-"""Who may say and hear what, made from the channel table (`schemas.catalog`) and nothing else.
+"""Who may publish and subscribe to what, made from the channel table (`schemas.catalog`) alone.
 
-Two questions are answered here: what a *role* may do on its own region's server (agent, router,
-observer, operator, setup), and what region X may say *into* region Y over their leaf link
-(`spoken`). Into Y, X may put requests to Y, answers to Y's inboxes, and what X says of itself to
-its peers. Everything else would be X speaking in another's name.
+There are permissions of a *role* on its own region's server (agent, router, observer, operator,
+setup), and those of region X over its leaf link into region Y (`allowed_across`). Into Y, X may
+publish requests to Y, answers to Y's inboxes, and its own state for its peers. With any other
+subject X would publish in another region's name.
 
-Residency is enforced here a second time, so that a router that is wrong, or not ours any more,
-can't send a prompt where it may not be. A server reads subjects and no bodies, so what it enforces
-stands in subjects: whose region it is, and under which label. Prompts of a confined region cross
-only to regions that carry one of its labels, and only under such a label; its prefixes are told to
-these regions alone. Of other regions prompts cross unlabelled, or under a label that the listener
-carries. What no server can see is a router of a region that is *not* confined taking a label off:
-who must be sure of a prompt sends it to a confined region.
+Residency is enforced here a second time, so that a router that is wrong or compromised can't send
+a prompt where it may not be. A server reads subjects and no bodies, so subjects hold what it
+enforces: the region and the label. Prompts of a confined region cross only to regions that carry
+one of its labels, and only under such a label; its prefixes are published to these regions alone.
+Prompts of other regions cross unlabelled, or under a label that the receiver carries. No server can
+see a router of a region that is *not* confined removing a label: a client that needs the guarantee
+sends its request to a confined region.
 
 Rejected: permissions written by hand beside the table (the first subject added to one and not to
-the other is either a hole or an outage), and `allow_responses` (a request whose reply subject is
-no inbox would lend its sender the answerer's voice: whatever is answered goes to inboxes only).
+the other is either a hole or an outage), and `allow_responses` (the sender of a request whose reply
+subject is no inbox would make the answerer publish there; answers go to inboxes only).
 Where a server answers by itself (JetStream), or for a tool, the request crosses from one account
 into another, and its answer can reach nobody but the account that asked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from infra.nats.pattern import widest
 from schemas import subjects
 from schemas.catalog import CHANNELS, Carrier, Channel, Role, channel
 from schemas.ids import RegionId, ReplicaId
@@ -87,7 +86,7 @@ def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
     """A region's routers: they own its inboxes, and read its streams."""
     own = {"region": region}
     return Permissions(
-        publish=widest([*_router_says(region, ground), *router_reads(), ACROSS_ACCOUNTS]),
+        publish=widest([*_router_publishes(region, ground), *router_reads(), ACROSS_ACCOUNTS]),
         subscribe=widest(
             [
                 *_rows("subscribe", Role.ROUTER, Role.PEER_ROUTER, own),
@@ -100,43 +99,43 @@ def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
 
 
 def router_reads() -> tuple[str, ...]:
-    """Of JetStream, what routers ask: how both streams are set, and the last heartbeats.
+    """What routers request of JetStream: the settings of both streams, and the last heartbeats.
 
-    Not the lease itself. Whoever may write it chooses its bytes, and who reads it chooses where the
-    answer is published: both together would publish anything as anybody.
+    Not the lease itself. Its writer chooses the bytes, and its reader the subject that the answer
+    is published to: both together could publish anything as anybody.
     """
     last_heartbeats = LAST_BY_SUBJECT.format(subjects.STREAM_HEARTBEATS)
     return (*(STREAM_INFO.format(name) for name in STREAMS), last_heartbeats)
 
 
 def observer_reads() -> tuple[str, ...]:
-    """Of JetStream, what people and tools ask: everything that is in a stream, and its settings."""
+    """What people and tools request of JetStream: all that is in a stream, and its settings."""
     return (*ACCOUNT_READS, *(call.format(name) for call in STREAM_READS for name in STREAMS))
 
 
-def observed(role: Role, home: RegionId, speaker: RegionId) -> tuple[str, ...]:
-    """What that role sees of a region in its own region `home`: of others, what crosses anyway."""
+def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
+    """What that role in region `home` receives of a region; of others, what crosses anyway."""
     return tuple(
-        row.subject(region=speaker)
+        row.subject(region=sender)
         for row in CHANNELS
-        if role in row.subscribe and (speaker == home or row.carrier is not Carrier.LAST_VALUE)
+        if role in row.subscribe and (sender == home or row.carrier is not Carrier.LAST_VALUE)
     )
 
 
 def observer() -> Permissions:
-    """Dashboards and people who look on: state, services and streams, and nothing that clients say.
+    """Dashboards and people who watch: state, services and streams, nothing that clients send.
 
-    They have an account of their own (`region_config`), into which nothing else comes.
+    They have an account of their own (`region_config`), which imports nothing else.
     """
-    return _looking_on(Role.OBSERVER)
+    return _watching(Role.OBSERVER)
 
 
 def operator() -> Permissions:
-    """An observer who examines: which prefixes are told here, and who alters a stream."""
-    return _looking_on(Role.OPERATOR, STREAM_EVENTS)
+    """An observer who also receives prefix gossip, and events of altered streams."""
+    return _watching(Role.OPERATOR, STREAM_EVENTS)
 
 
-def _looking_on(role: Role, *more: str) -> Permissions:
+def _watching(role: Role, *more: str) -> Permissions:
     seen = [row.subject() for row in CHANNELS if role in row.subscribe]
     return Permissions(
         publish=widest([*observer_reads(), *services()]),
@@ -145,7 +144,7 @@ def _looking_on(role: Role, *more: str) -> Permissions:
 
 
 def setup() -> Permissions:
-    """Who makes the streams and puts them right; no process of the mesh has this login."""
+    """Creates the streams and repairs them; no process of the mesh has this login."""
     calls = (*STREAM_WRITES, *STREAM_READS)
     own = [call.format(name) for call in calls for name in STREAMS]
     return Permissions(publish=widest([*own, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
@@ -156,36 +155,38 @@ def system() -> Permissions:
     return Permissions(publish=("$SYS.>",), subscribe=("$SYS.>", ALL_INBOXES))
 
 
-def spoken(speaker: RegionId, listener: RegionId, ground: Ground = OPEN_GROUND) -> tuple[str, ...]:
-    """Everything that region `speaker` may say into region `listener`."""
-    return widest(_spoken(speaker, listener, ground))
+def allowed_across(
+    sender: RegionId, receiver: RegionId, ground: Ground = OPEN_GROUND
+) -> tuple[str, ...]:
+    """All subjects that region `sender` may publish into region `receiver`."""
+    return widest(_allowed_across(sender, receiver, ground))
 
 
-def _spoken(speaker: RegionId, listener: RegionId, ground: Ground) -> Iterator[str]:
+def _allowed_across(sender: RegionId, receiver: RegionId, ground: Ground) -> Iterator[str]:
     for row in CHANNELS:
-        if row.publish & PEERS:  # requests to the listener, and answers to its inboxes
+        if row.publish & PEERS:  # requests to the receiver, and answers to its inboxes
             if row.prompts:
-                yield from _prompts(row, speaker, listener, ground)
-            elif not row.prefixes or ground.may_send(listener, speaker):
-                yield _across(row, listener, asker=speaker)
-        # What the speaker tells of itself.
-        if row.subscribe & PEERS and (not row.prefixes or ground.may_send(speaker, listener)):
-            yield _across(row, speaker)
+                yield from _prompts(row, sender, receiver, ground)
+            elif not row.prefixes or ground.may_send(receiver, sender):
+                yield _across(row, receiver, asker=sender)
+        # The sender's own state.
+        if row.subscribe & PEERS and (not row.prefixes or ground.may_send(sender, receiver)):
+            yield _across(row, sender)
 
 
-def _prompts(row: Channel, speaker: RegionId, listener: RegionId, ground: Ground) -> Iterator[str]:
-    """Where the speaker's prompts may cross to the listener."""
+def _prompts(row: Channel, sender: RegionId, receiver: RegionId, ground: Ground) -> Iterator[str]:
+    """Where the sender's prompts may cross to the receiver."""
     if row is INGRESS_WITHIN:
-        for label in ground.sent(speaker, listener):
-            yield row.subject(region=listener, label=label)
+        for label in ground.sent(sender, receiver):
+            yield row.subject(region=receiver, label=label)
     elif row is INGRESS:
-        if not ground.confined_to(speaker):
-            yield row.subject(region=listener)
-    elif ground.may_send(speaker, listener):
-        yield _across(row, listener)
+        if not ground.confined_to(sender):
+            yield row.subject(region=receiver)
+    elif ground.may_send(sender, receiver):
+        yield _across(row, receiver)
 
 
-def _router_says(region: RegionId, ground: Ground) -> Iterator[str]:
+def _router_publishes(region: RegionId, ground: Ground) -> Iterator[str]:
     """What a region's routers may publish: prompts of a confined one not to everybody."""
     peers = [other for other, _ in ground.carried if other != region]
     for row in CHANNELS:
@@ -225,3 +226,34 @@ def service(name: str) -> Iterator[str]:
 def services() -> tuple[str, ...]:
     """The same of all services of the mesh."""
     return widest(subject for name in SERVICES for subject in service(name))
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every subject that pattern `narrow` matches is matched by `wide` too.
+
+    `*` stands for one token, a last `>` for one or more. A pattern may have a queue group behind a
+    space, as in permissions to subscribe: without one it is any.
+    """
+    wide, _, wide_group = wide.partition(" ")
+    narrow, _, narrow_group = narrow.partition(" ")
+    if wide_group and wide_group != narrow_group:
+        return False
+    wide_tokens, narrow_tokens = wide.split("."), narrow.split(".")
+    for number, token in enumerate(wide_tokens):
+        if token == ">":
+            return number < len(narrow_tokens)
+        if number == len(narrow_tokens) or narrow_tokens[number] == ">":
+            return False
+        if token not in ("*", narrow_tokens[number]):
+            return False
+    return len(wide_tokens) == len(narrow_tokens)
+
+
+def widest(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The patterns without those that another one covers, sorted."""
+    distinct = sorted(set(patterns))
+    return tuple(
+        pattern
+        for pattern in distinct
+        if not any(other != pattern and covers(other, pattern) for other in distinct)
+    )

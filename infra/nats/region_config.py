@@ -3,18 +3,17 @@
 Regions are joined pairwise by leaf links, and each link ends, on both sides, in an account that
 holds nothing else (`LINK-<peer>`). What of it reaches the region's own account `MESH`, and what
 goes out, is listed there as stream exports and imports, one for each pattern that
-`permissions.spoken` gives. So each side guards itself with a list of what is allowed, whatever the
-other side sends or asks for, and nothing can pass from one peer to the next. The accepting side
-says the same once more as the permissions of the user that the peer logs in as: a peer that
-ignores them is cut off.
+`permissions.allowed_across` gives. So each side has a list of what is allowed, whatever the other
+side sends or requests, and nothing can pass from one peer to the next. The accepting side gives the
+same as permissions of the peer's user: a peer that ignores them is cut off.
 
-Two more accounts keep answers of the server apart. JetStream answers whatever reply subject a
-request names, and asks nobody's permissions: a request could have it write where its sender may
-not. So the streams are in an account of their own, `STATE`, and people who look on are in
-`OBSERVE`. Between these and `MESH` requests are *services*: the server replaces the reply subject,
-and brings the answer back to the account that asked, and nowhere else. Peers write a lease this
-way too. Streams can be made, altered and removed inside `STATE` only, where nobody but the user
-`setup` logs in.
+Two more accounts keep answers of the server apart. JetStream answers to any reply subject that a
+request names, without a check of permissions: a request could make it publish where its sender may
+not. So the streams are in an account of their own, `STATE`, and people who watch are in `OBSERVE`.
+Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
+the answer back to the account that asked, and nowhere else. Peers write a lease this way too.
+Streams can be made, altered and removed inside `STATE` only, where nobody but the user `setup` logs
+in.
 
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
@@ -25,18 +24,20 @@ Rejected:
 - gateways: one interest graph over all regions, and no permissions per region.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from infra.address import Address
 from infra.nats import permissions
-from infra.nats.conf import Value
 from infra.nats.permissions import Permissions
 from infra.topology import Topology
 from schemas import subjects
 from schemas.catalog import CHANNELS, Carrier, Role
 from schemas.ids import RegionId, ReplicaId
+
+Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
 
 ACCOUNT = "MESH"
 STATE_ACCOUNT = "STATE"
@@ -53,12 +54,18 @@ LEAF_RECONNECT = "1s"
 
 PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
 
+INDENT = "  "
+_ESCAPES = str.maketrans(
+    {code: f"\\x{code:02X}" for code in range(0x20)}
+    | {ord(char): escape for char, escape in {'"': '\\"', "\\": "\\\\"}.items()}
+)
+
 LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Someone who logs in at one region's server. `key` names the password, and no other's."""
+    """A login at one region's server. `key` names its password, and no other's."""
 
     key: str
     name: str
@@ -78,37 +85,37 @@ class Site:
 
 
 def router_user(region: RegionId) -> User:
-    """Who a region's routers log in as."""
+    """The login of a region's routers."""
     return User(f"{region}/router", "router")
 
 
 def observer_user(region: RegionId) -> User:
-    """Who people and dashboards log in as to see a region's state."""
+    """The login of people and dashboards that watch a region's state."""
     return User(f"{region}/observer", "observer")
 
 
 def setup_user(region: RegionId) -> User:
-    """Who makes a region's streams, and puts them right."""
+    """The login that creates and repairs a region's streams."""
     return User(f"{region}/setup", "setup")
 
 
 def operator_user(region: RegionId) -> User:
-    """Who people log in as to examine a region."""
+    """The login of people who examine a region."""
     return User(f"{region}/operator", "operator")
 
 
 def system_user(region: RegionId) -> User:
-    """Who people log in as to inspect a region's server itself."""
+    """The login of people who inspect a region's server itself."""
     return User(f"{region}/system", "system")
 
 
 def agent_user(region: RegionId, replica: ReplicaId) -> User:
-    """Who one replica's agent logs in as."""
+    """The login of one replica's agent."""
     return User(f"{region}/agent-{replica}", f"agent-{replica}")
 
 
 def link_user(acceptor: RegionId, solicitor: RegionId) -> User:
-    """Who the soliciting region's server logs in as at the accepting region's server."""
+    """The login of the soliciting region's server at the accepting region's."""
     return User(f"{acceptor}/link-{solicitor}", f"link-{solicitor}")
 
 
@@ -118,13 +125,13 @@ def link_account(peer: RegionId) -> str:
 
 
 def region_users(name: RegionId) -> tuple[User, ...]:
-    """Everyone of a region beside its agents."""
+    """All logins of a region but its agents'."""
     makers = (router_user, observer_user, operator_user, setup_user, system_user)
     return tuple(make(name) for make in makers)
 
 
 def users(topology: Topology) -> Iterator[User]:
-    """Everyone who needs a password."""
+    """All logins that need a password."""
     for name, region in topology.regions.items():
         yield from region_users(name)
         yield from (agent_user(name, replica) for replica in region.replicas)
@@ -158,7 +165,7 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What one account lets another have. `kind`: stream (messages) or service (requests)."""
+    """What one account exports to another. `kind`: stream (messages) or service (requests)."""
 
     kind: str
     subject: str
@@ -207,13 +214,13 @@ def _state_flows(name: RegionId) -> Iterator[_Flow]:
 
 
 def _observe_flows(topology: Topology, name: RegionId) -> Iterator[_Flow]:
-    """What people who look on may have: operators all that observers have."""
-    for subject in permissions.observed(Role.OPERATOR, name, name):
+    """What people who watch may receive: operators all that observers do."""
+    for subject in permissions.visible_to(Role.OPERATOR, name, name):
         yield _Flow("stream", subject, _source(subject, name, ACCOUNT), OBSERVE_ACCOUNT)
     for peer in topology.peers(name):
-        spoken = permissions.spoken(peer, name, topology.ground)
-        for subject in permissions.observed(Role.OPERATOR, name, peer):
-            if subject in spoken:
+        crossing = permissions.allowed_across(peer, name, topology.ground)
+        for subject in permissions.visible_to(Role.OPERATOR, name, peer):
+            if subject in crossing:
                 yield _Flow("stream", subject, link_account(peer), OBSERVE_ACCOUNT)
     for subject in permissions.services():
         yield _Flow("service", subject, ACCOUNT, OBSERVE_ACCOUNT)
@@ -225,12 +232,12 @@ def _observe_flows(topology: Topology, name: RegionId) -> Iterator[_Flow]:
 def _link_flows(topology: Topology, name: RegionId, peer: RegionId) -> Iterator[_Flow]:
     """What passes between the region and one peer."""
     link = link_account(peer)
-    for subject in permissions.spoken(peer, name, topology.ground):
+    for subject in permissions.allowed_across(peer, name, topology.ground):
         if subject == subjects.lease(name):  # the stream answers: to the link alone
             yield _Flow("service", subject, STATE_ACCOUNT, link)
         else:
             yield _Flow("stream", subject, link, ACCOUNT)
-    for subject in permissions.spoken(name, peer, topology.ground):
+    for subject in permissions.allowed_across(name, peer, topology.ground):
         yield _Flow("stream", subject, _source(subject, name, ACCOUNT), link)
 
 
@@ -245,7 +252,7 @@ def _exports(flows: Iterable[_Flow], account: str) -> list[Value]:
         if flow.exporter == account:
             importers.setdefault((flow.kind, flow.subject), []).append(flow.importer)
     return [
-        # Of services that many answer, the first answer must not end the others' way.
+        # Many answer these services: the first answer must not close the way of the others.
         {kind: subject, "accounts": to}
         | ({"response_type": "stream"} if subject in permissions.services() else {})
         for (kind, subject), to in sorted(importers.items())
@@ -263,13 +270,13 @@ def _client_users(topology: Topology, name: RegionId, site: Site) -> Iterator[Va
 
 
 def _link_users(topology: Topology, name: RegionId, peer: RegionId, site: Site) -> list[Value]:
-    """Whom the peer's server logs in as, if it is the one to dial."""
+    """The login of the peer's server, if it is the one that dials."""
     if topology.link(name, peer).acceptor != name:
         return []
     # Seen from the server that accepts: what its user publishes comes in over the link.
     allowed = Permissions(
-        publish=permissions.spoken(peer, name, topology.ground),
-        subscribe=permissions.spoken(name, peer, topology.ground),
+        publish=permissions.allowed_across(peer, name, topology.ground),
+        subscribe=permissions.allowed_across(name, peer, topology.ground),
     )
     return [_user(link_user(name, peer), allowed, site, connection="LEAFNODE")]
 
@@ -319,3 +326,34 @@ def _remote(
         "account": link_account(acceptor),
         "request_isolation": True,
     }
+
+
+def to_text(settings: Mapping[str, Value]) -> str:
+    """nats-server's configuration file with these settings, in their order.
+
+    The format (docs.nats.io, "Configuration") is nearly a superset of JSON, but lacks its unicode
+    escapes. Strings are always quoted: bare ones may turn into numbers, sizes or variables.
+    """
+    return "".join(f"{key}: {_value(value, '')}\n" for key, value in settings.items())
+
+
+def _value(value: Value, indent: str) -> str:
+    inner = indent + INDENT
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Mapping):
+        lines = [f"{inner}{key}: {_value(item, inner)}" for key, item in value.items()]
+        return _block("{", lines, indent, "}")
+    return _block("[", [f"{inner}{_value(item, inner)}" for item in value], indent, "]")
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
+
+
+def _block(opening: str, lines: list[str], indent: str, closing: str) -> str:
+    return "\n".join([opening, *lines, f"{indent}{closing}"]) if lines else opening + closing

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import nats
+import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
@@ -25,17 +27,19 @@ from infra.bus import (
     connect,
     flush,
 )
-from infra.ending import end_all
+from infra.process import end_all
 from mesh.adapters import streams
-from mesh.adapters.answer import Answer
-from schemas import exchange, subjects, wire
-from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas import subjects
+from schemas.ids import RegionId, RouterId
 
 log = logging.getLogger(__name__)
 
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
+SUBSCRIBE_RETRY_S = 0.1
+# A subscription that has ended: by an earlier try that failed half-way, or with its connection.
+OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
 SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
@@ -267,25 +271,52 @@ class RouterBus:
                 beats.append((subject, last.data))
         return beats
 
-    # What routers say beside answers.
 
-    def send_cancel(self, region: RegionId, replica: ReplicaId, message: wire.WireMessage) -> None:
-        """Tell an agent to stop one answer."""
-        self.publish(subjects.cancel(region, replica), wire.encode(message))
+class AdoptedHeartbeats:
+    """Subscriptions to the heartbeats of regions that this one has adopted, and to no others.
 
-    def ask_again(self, answer: Answer, number: int) -> None:
-        """Let the agent send what was lost of its answer, from that frame on."""
-        if answer.region is not None and answer.replica is not None:
-            credit = exchange.Credit(answer.inbox, answer.credited_bytes, number)
-            self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
+    Each asks the link for every heartbeat of that region. nats-py subscribes by awaiting, and
+    effects are performed without: so `want` notes what is wanted, and `keep`, in a task, does it.
+    """
 
-    def give_credit(self, answer: Answer) -> None:
-        """Tell the agent how far its answer has got, if it is time to."""
-        if answer.region is None or answer.replica is None:
-            return
-        credit = answer.credit_due()
-        if credit is not None:
-            self.publish(subjects.credit(answer.region, answer.replica), wire.encode(credit))
+    def __init__(self, client: Callable[[], Client], heard: Callable[[Msg], None]) -> None:
+        self._client = client
+        self._heard = heard
+        self._wanted: set[RegionId] = set()
+        self._ears: dict[RegionId, Subscription] = {}
+        self._leaving: list[Subscription] = []  # not wanted any more, and not ended yet
+        self._changed = asyncio.Event()
+
+    def want(self, region: RegionId, *, wanted: bool) -> None:
+        """Listen to that region soon, or not any more."""
+        (self._wanted.add if wanted else self._wanted.discard)(region)
+        self._changed.set()
+
+    async def keep(self) -> None:
+        """Listen to whom is wanted. Runs until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._settle()
+            except nats.errors.Error as error:  # the bus is away; its subscriptions come back
+                log.warning("heartbeats of peers: %s", error or type(error).__name__)
+                await asyncio.sleep(SUBSCRIBE_RETRY_S)
+                self._changed.set()
+
+    async def _settle(self) -> None:
+        for region in sorted(self._ears.keys() - self._wanted):
+            self._leaving.append(self._ears.pop(region))
+        while self._leaving:
+            with suppress(*OVER):
+                await self._leaving[-1].unsubscribe()
+            self._leaving.pop()
+        for region in sorted(self._wanted - self._ears.keys()):
+            subject = subjects.heartbeat(region, subjects.ANY)
+            self._ears[region] = await self._client().subscribe(subject, cb=self._hear)
+
+    async def _hear(self, msg: Msg) -> None:
+        self._heard(msg)
 
 
 def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:

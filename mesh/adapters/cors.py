@@ -1,10 +1,10 @@
 """Cross-origin requests (the Fetch standard's CORS protocol): off unless origins are configured.
 
-Browsers ask before they let a page of another origin call the endpoint. What a page may read is
-sent with every answer to a request, errors and streams too, or its author would see but "network
-error". That is also what a page sees of a connection that is refused or cut without a request's
-having been read (503, 408): what is written there knows no origin.
-Cookies play no part here, so `*` lets nobody do more than any program without a browser can.
+Browsers ask before they let a page of another origin call the endpoint. The headers go with every
+answer to a request, errors and streams too, or the page would see no more than "network error". It
+sees no more of a connection that is refused or cut before a request was read (503, 408): there the
+origin is not known. Cookies play no part here, so `*` permits nothing that a program without a
+browser can't do.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ VARY = {"vary": "origin"}
 
 
 class Cors:
-    """Which origins may call, and what browsers are told."""
+    """The origins that may call, and the headers for their browsers."""
 
     def __init__(self, origins: Collection[str]) -> None:
         """`origins`: as browsers write them, or `*` alone for every one; not none."""

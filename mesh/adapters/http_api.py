@@ -1,89 +1,46 @@
-"""The OpenAI-compatible face of a region: routes, error shapes, answers relayed to sockets.
+"""The OpenAI-compatible routes of a region, as aiohttp handlers.
 
-A handler reads and checks, asks the front door for a ticket, waits, and relays. It decides
-nothing about placement. A client that hangs up cancels its handler, whatever it is waiting for;
-the ticket is then left, and the front door tells whoever is still working for it.
+A request for work is read and checked here where it is unusual, and else by `ClientConnection`; in
+both cases the front door admits it and an `AnswerWriter` answers it. Nothing here decides about
+placement. A client that hangs up cancels its handler, whatever it is waiting for.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from math import ceil
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection
+from typing import cast
 
 import orjson
-from aiohttp import web
-from opentelemetry.context import Context
+from aiohttp import HttpVersion11, web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from infra import tracing
-from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.connections import Connections
+from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
+from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
-from mesh.adapters.http_server import FULL, UNPARSABLE
-from mesh.adapters.near import read_near
-from mesh.adapters.own_headers import refuse_misread
-from mesh.adapters.problem import Problem
-from mesh.adapters.read_request import RequestReader, request_id
-from mesh.adapters.relay import Door, relay
-from mesh.adapters.ticket import Ask, Ticket
-from mesh.adapters.upload import no_room
-from mesh.adapters.wishes import read_wishes
-from mesh.core.federation.geo import Location
+from mesh.adapters.http_server import (
+    FULL,
+    UNPARSABLE,
+    AiohttpConnection,
+    CompletionRoutes,
+    ConnectionLimit,
+)
+from mesh.adapters.read_request import RequestReader
+from mesh.adapters.request_body import no_room
+from mesh.adapters.request_options import (
+    RequestRefused,
+    check_given_once,
+    check_header_names,
+    client_location,
+    request_id,
+)
 from schemas import http
-from schemas.decision import header_value, without_matches
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RequestId
-from schemas.residency import Labels
-from schemas.state import ModelCard
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
-
-
-class FrontDoor(Door, Protocol):
-    """What the face needs from the router behind it."""
-
-    @property
-    def bodies(self) -> BodyBudget:
-        """What requests may keep in memory together."""
-        ...
-
-    def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica serves."""
-        ...
-
-    def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it."""
-        ...
-
-    def known_models(self) -> tuple[ModelId, ...]:
-        """Models that can be asked for, if only to wait for a replica's return."""
-        ...
-
-    def regions(self, near: Location | None) -> tuple[http.Region, ...]:
-        """The regions as this router sees them, nearest first."""
-        ...
-
-    def not_ready_because(self) -> tuple[Fault, str] | None:
-        """Why requests can't be placed at present, or None if they can."""
-        ...
-
-    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """Where a request that wants these may go. Raises Problem if that is nowhere."""
-        ...
-
-    def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
-        ...
-
-    def readiness(self) -> http.Readiness:
-        """How well they can be placed."""
-        ...
-
-    def admit(self, ask: Ask, taken: int, parent: Context | None) -> Ticket:
-        """Take a request in, with the bytes that `bodies` set aside; it is being placed."""
-        ...
+RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamResponse]]
 
 
 # What is about one process, where several share the port that clients use.
@@ -102,21 +59,21 @@ class HttpApi:
         registry: CollectorRegistry,
         paths: Collection[str] = EVERY_PATH,
         elsewhere: str = "",
-        connections: Connections | None = None,
+        connections: ConnectionLimit | None = None,
         count: Callable[[str], None] = lambda why: None,
         cors_origins: Collection[str] = (),
     ) -> None:
         """`elsewhere`: words about the paths that are left out. `connections`: of the port where
         clients come. `count` is called with why a body is refused: the code of the fault."""
-        self._connections, self._count = connections, count
+        self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
-        self._reader = RequestReader(door.bodies, self._precheck)
+        self._reader = RequestReader(door, count)
         self._region = region
         self._elsewhere = elsewhere
         self._with_model = http.MODEL in paths
         self._door = door
         self._registry = registry
-        self._handlers: dict[str, Handler] = {
+        self._handlers: dict[str, RouteHandler] = {
             "createChatCompletion": self._ask,
             "createCompletion": self._ask,
             "listModels": self._models,
@@ -125,11 +82,21 @@ class HttpApi:
             "ready": self._ready,
             "metrics": self._metrics,
         }
-        self._by_path: dict[str, dict[str, Handler]] = {}
+        self._by_path: dict[str, dict[str, RouteHandler]] = {}
         for route in http.ROUTES:
             if route.path in paths and route.path != http.MODEL:  # the one with a variable part
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
+
+    @property
+    def completions(self) -> CompletionRoutes:
+        """What connections need to serve requests for work themselves."""
+        paths = {
+            f"POST {path} HTTP/1.1".encode(): path
+            for path in http.ENGINE_PATHS
+            if path in self._by_path
+        }
+        return CompletionRoutes(paths, self._reader, self._door, self._region, self._cors)
 
     async def close(self) -> None:
         """End what it began."""
@@ -147,42 +114,42 @@ class HttpApi:
         return answer
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        known_id = request_id(request)
+        known_id = request_id(request.headers)
         try:
             if UNPARSABLE in request:
                 raise request[UNPARSABLE]
             handler = self._handler(request)
-            refuse_misread(request)
+            check_header_names(request.headers)
+            check_given_once(request.headers)
             return await handler(request, known_id)
-        except Problem as problem:
+        except RequestRefused as problem:
             headers = self._headers(request, known_id) | problem.headers
             return _error(problem.fault, problem.message, headers, param=problem.param)
         except Exception as error:
             if request.writer.output_size > 0:
                 raise  # the answer had begun: the connection is cut
             log.error("request failed inside the router", exc_info=error)
-            message = "the router failed on this request; its log says why"
-            answer = _error(Fault.INTERNAL, message, self._headers(request, known_id))
+            answer = _error(Fault.INTERNAL, ROUTER_FAILED, self._headers(request, known_id))
             answer.force_close()
             return answer
 
-    def _handler(self, request: web.BaseRequest) -> Handler:
+    def _handler(self, request: web.BaseRequest) -> RouteHandler:
         path = _path(request)
         methods = self._methods(path)
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
             words = f"no path {path}; there are {known}{self._elsewhere}"
-            raise Problem(Fault.PATH_UNKNOWN, words)
+            raise RequestRefused(Fault.PATH_UNKNOWN, words)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None and request.method == "OPTIONS" and self._cors is not None:
             return self._preflight
         if handler is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             message = f"{path} takes {allowed}"
-            raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
+            raise RequestRefused(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: allowed})
         return handler
 
-    def _methods(self, path: str) -> dict[str, Handler] | None:
+    def _methods(self, path: str) -> dict[str, RouteHandler] | None:
         methods = self._by_path.get(path)
         if methods is None and self._with_model and path.startswith(MODEL_PREFIX):
             return {"GET": self._model}
@@ -195,67 +162,33 @@ class HttpApi:
         told = self._cors.preflight(origin, request.headers, methods)
         if told is None:
             message = "not a preflight request, or the page's origin is not in cors_origins"
-            raise Problem(Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)})
+            raise RequestRefused(
+                Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)}
+            )
         return web.Response(status=204, headers=self._headers(request, known_id) | dict(told))
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        ticket = await self._admitted(request, known_id)
+        client = cast(AiohttpConnection, request.protocol).client
+        headers = {name.lower(): request.headers[name] for name in request.headers}
+        parsed, charged = await self._reader.read(request, _path(request), headers, known_id)
+        over = asyncio.Event()
+        writer = AnswerWriter(
+            client,
+            self._door,
+            self._headers(request, known_id),
+            over.set,
+            keep_alive=request.keep_alive and not client.is_last,
+            minor=int(request.version >= HttpVersion11),
+        )
+        client.answer_by(writer)
         try:
-            await ticket.until_startable()
-            return await self._answer(request, ticket)
-        except BaseException:  # the client hung up, or we failed: nobody waits any more
-            self._door.leave(ticket)
-            raise
-
-    async def _admitted(self, request: web.BaseRequest, known_id: RequestId) -> Ticket:
-        try:
-            ask, taken = await self._reader.read(request, _path(request), known_id)
-        except Problem as problem:
-            self._count(problem.fault.value.code)
-            raise
-        try:
-            ask.residency = self._door.residency(ask.wishes.residency, request.headers)
-            ask.tenant = self._door.tenant(request.headers)
-            models = self._door.known_models()
-            if models and ask.model not in models:
-                raise Problem(
-                    Fault.MODEL_UNKNOWN,
-                    f"the model {ask.model!r} is not served here; known: {', '.join(models)}",
-                    "model",
-                )
-        except BaseException:
-            self._door.bodies.give_back(taken)
-            raise
-        return self._door.admit(ask, taken, tracing.extract(request.headers))
-
-    def _precheck(self, request: web.BaseRequest) -> None:
-        """Raise Problem for what is wrong whatever the body will be."""
-        wishes = read_wishes(request.headers, {})
-        self._door.residency(wishes.residency, request.headers)
-        if self._door.bodies.is_full:
-            raise no_room()
-
-    async def _answer(self, request: web.BaseRequest, ticket: Ticket) -> web.StreamResponse:
-        headers = self._headers(request, ticket.ask.request_id)
-        receipt = ticket.receipt
-        if ticket.ask.wishes.debug and receipt is not None:
-            shown = without_matches(receipt) if ticket.ask.tenant == "" else receipt
-            headers[http.H_DECISION] = header_value(shown)
-        failure = ticket.failure
-        if failure is not None:
-            self._door.failed(ticket)
-            retry_after_s = ceil(failure.retry_after_s or 1.0)
-            headers.update(http.error_headers(failure.fault, retry_after_s))
-            return _json(
-                failure.fault.value.status, http.error_body(failure.fault, failure.message), headers
-            )
-        if ticket.pass_engine_error:
-            error = ticket.engine_error
-            assert error is not None, "told to pass on an error answer that never came"
-            self._door.failed(ticket)
-            headers = {**error.headers, **headers, "content-type": error.content_type}
-            return web.Response(status=error.status, body=error.body, headers=headers)
-        return await relay(request, ticket, self._door, headers)
+            parent = tracing.extract(headers)
+            writer.begin(self._door.admit(parsed, charged, parent, writer.changed))
+            await over.wait()
+        finally:  # also where the client hung up
+            writer.leave()
+            client.answer_by(None)
+        return AlreadyWritten(keep_alive=writer.keep_alive)
 
     async def _models(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         models = tuple(self._described(model) for model in self._models_served())
@@ -265,7 +198,7 @@ class HttpApi:
         asked = _path(request).removeprefix(MODEL_PREFIX)
         models = self._models_served()
         if asked not in models:
-            raise Problem(
+            raise RequestRefused(
                 Fault.MODEL_UNKNOWN,
                 f"the model {asked!r} is not served here; known: {', '.join(models)}",
             )
@@ -283,16 +216,15 @@ class HttpApi:
         )
 
     def _models_served(self) -> tuple[ModelId, ...]:
-        """Raises Problem where there is none: a client takes an empty list for all that will be."""
+        """Raise RequestRefused where there is none: clients take an empty list for final."""
         models = self._door.models()
         if not models and (because := self._door.not_ready_because()) is not None:
-            raise Problem(*because)
+            raise RequestRefused(*because)
         return models
 
     async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
-        return self._json(
-            request, known_id, http.RegionList(data=self._door.regions(read_near(request)))
-        )
+        near = client_location(request.query, request.headers)
+        return self._json(request, known_id, http.RegionList(data=self._door.regions(near)))
 
     async def _health(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         return web.Response(text="ok\n", headers=self._headers(request, known_id))
@@ -314,13 +246,27 @@ class HttpApi:
 
     def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:
         """Of every answer."""
-        headers = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
+        headers: dict[str, str] = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
         if self._cors is not None:
             headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))
         return headers
 
     def _json(self, request: web.BaseRequest, known_id: RequestId, value: object) -> web.Response:
         return _json(200, orjson.dumps(value), self._headers(request, known_id))
+
+
+class AlreadyWritten(web.StreamResponse):
+    """What aiohttp is given for an answer that an `AnswerWriter` has written."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        super().__init__()
+        self._keep_alive = keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing is left to write."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write."""
 
 
 def _path(request: web.BaseRequest) -> str:

@@ -1,45 +1,52 @@
-"""aiohttp's low-level server; requests that it can't even parse go to the handler like all others.
+"""The HTTP server of one port: its connections, their limits, and aiohttp for unusual requests.
 
-So every error has the shape and the headers that one place gives it. Beside that: limits on
-connections and on what they may take of time and memory, which aiohttp lacks. A client that sends
-its headers byte by byte, or none, is let go after `headers_s`; an idle one after `idle_s`.
+`ClientConnection` owns each socket. It serves requests for work itself, and passes all others to an
+`AiohttpConnection`. Requests that aiohttp can't even parse go to the handler like all others, so
+every error has the shape and the headers that one place gives it.
 
-A connection may hold, besides the request that is answered, what one read of the socket brings
-(256 KiB): the head of a request has HEAD_BYTES_MAX as a whole, and requests that are sent before
-the one in hand is answered are read no further than EARLY_REQUESTS.
+A connection is a descriptor and up to some 20 KB. Without a limit, descriptors run out, and then a
+process can't even say that it is full: nobody's connection is accepted, and monitoring's neither. A
+client beyond the limit is told so and let go. The last places are for probes: who gets one may ask
+for `/health`, `/ready` and the like, and must do so at once.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
 from typing import Any, cast
 
 from aiohttp import http_exceptions, web
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.web_protocol import RequestHandler
 
-from mesh.adapters.connections import REFUSALS, Connections, Place
-from mesh.adapters.problem import Problem
-from mesh.adapters.raw_answer import raw_error
+from mesh.adapters.client_connection import HEADER_BYTES_MAX, HEADERS_MAX, ClientConnection
+from mesh.adapters.client_request import FrontDoor
+from mesh.adapters.cors import Cors
+from mesh.adapters.read_request import RequestReader
+from mesh.adapters.request_options import REQUEST_ID_BYTES, RequestRefused
+from schemas import http
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
+from schemas.ids import RegionId
 
 log = logging.getLogger(__name__)
 
-HEADER_BYTES_MAX = 16 * 1024  # one header line; agents' tokens are long, but not that long
-HEADERS_MAX = 100
-HEAD_BYTES_MAX = 32 * 1024  # the request's line and all headers; Apache and nginx allow as much
-EARLY_REQUESTS = 2  # with so many waiting behind the one in hand, the socket is read no further
-BODY_BYTES_READ = 64 * 1024  # of a body that nobody takes; twice that, and it is read no further
-PROBE_S = 2.0  # for the headers of who came when the router was full
+CONNECTIONS_MAX = 32_768  # one process; at 20 KB each that is two thirds of a gigabyte
+PROBES = 64
+RESERVED = 192  # descriptors of probes, refusals on their way out, bus, files, large bodies
+REFUSALS = 64  # connections that are sent a 503 at one time; others are cut
+PAGE_CONNECTIONS = 256  # of a page of metrics and the like
+DESCRIPTORS_KEPT = RESERVED + PROBES + REFUSALS + PAGE_CONNECTIONS
+BODY_BYTES_READ = 64 * 1024  # of a body; at twice that, unread, the socket is paused
 REFUSAL_S = 1.0  # for one that is refused to read why
-UNPARSABLE = web.RequestKey("UNPARSABLE", Problem)  # all that is to be said of a request
+NO_IDLE_LIMIT_S = 365 * 86_400.0  # of aiohttp's: `ClientConnection` has its own
+UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # all that is to be said of a request
 FULL = "this router has as many connections as it may; use another region, or try again"
-LATE = "the request's headers did not arrive in time"
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,104 +57,115 @@ class HttpTimes:
     idle_s: float = 75.0  # between requests; nginx and AWS' balancers let go after 60 themselves
 
 
-class _Protocol(RequestHandler):
-    """Leaves to the handler what is said of unparsable requests, and closes the connection."""
+@dataclass(frozen=True, slots=True)
+class CompletionRoutes:
+    """What connections need to serve requests for work without aiohttp."""
 
-    __slots__ = ("_began", "_body", "_head_bytes", "_late", "_place", "_server", "_since_bytes")
+    paths: Mapping[bytes, str]  # by the request's first line
+    reader: RequestReader
+    door: FrontDoor
+    region: RegionId
+    cors: Cors | None
 
-    def __init__(self, server: "HttpServer", **options: Any) -> None:
-        super().__init__(server, **options)
-        self._server = server
-        self._place = Place.NONE
-        self._late: asyncio.TimerHandle | None = None  # while headers are awaited
-        self._began = False  # some of them are here
-        self._body: StreamReader = EMPTY_PAYLOAD  # of the newest request
-        self._head_bytes = 0  # of the next one's head that came in reads of their own
-        self._since_bytes = 0  # at least those of the next one's head
-        self._max_msg_queue_size, self._msg_queue_resume_size = EARLY_REQUESTS, EARLY_REQUESTS - 1
+
+class ConnectionSlot(Enum):
+    """What a new connection may do."""
+
+    ANY = "any"
+    PROBE = "probe"
+    NONE = "none"
+
+
+def connections_max(descriptors: int) -> int:
+    """How many a router may have that may open so many descriptors, for `ConnectionLimit`."""
+    return min(CONNECTIONS_MAX, max(descriptors // 4, descriptors - DESCRIPTORS_KEPT))
+
+
+class ConnectionLimit:
+    """Counts the connections of one port."""
+
+    def __init__(self, most: int = CONNECTIONS_MAX, probes: int = PROBES) -> None:
+        """`probes`: places beyond `most`."""
+        self.most, self._probes = most, probes
+        self.open = 0
+
+    def enter(self) -> ConnectionSlot:
+        """The place of a connection that was accepted. `leave` any but NONE."""
+        if self.open < self.most:
+            self.open += 1
+            return ConnectionSlot.ANY
+        if self.has_probes:
+            self.open += 1
+            return ConnectionSlot.PROBE
+        return ConnectionSlot.NONE
+
+    def leave(self) -> None:
+        """A connection is closed."""
+        self.open -= 1
+        assert self.open >= 0, "more connections left than came"
 
     @property
-    def is_probe(self) -> bool:
-        """Whether it may ask for nothing but how the router is."""
-        return self._place is Place.PROBE
+    def is_full(self) -> bool:
+        """Whether the next one may ask for probes at most."""
+        return self.open >= self.most
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._place = self._server.places.enter()
-        if self._place is Place.NONE:  # taken since the connection was accepted
-            refusal = _Refusal(self._server)
-            transport.set_protocol(refusal)
-            refusal.connection_made(transport)
-            return
-        super().connection_made(transport)
-        self._await_headers()
+    @property
+    def has_probes(self) -> bool:
+        """Whether it may ask for those."""
+        return self.open < self.most + self._probes
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self._place is not Place.NONE:
-            self._place = Place.NONE
-            self._server.places.leave()
-        self._headers_came()
-        super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        known, is_head = len(self._messages), self._body.is_eof()
-        self._since_bytes += len(data)
-        super().data_received(data)
-        if len(self._messages) > known:
-            self._requests_came(known, len(data))
-        elif is_head and data and not self._close:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._head_too_long()
-            elif not self._messages and self._current_request is None:
-                self._began = True
-                if self._late is None:
-                    self._await_headers()
+class AiohttpConnection(RequestHandler):
+    """Serves the requests that a `ClientConnection` passes to it."""
 
-    def _requests_came(self, first: int, read_bytes: int) -> None:
-        """The one at that place of the queue, and those after it, came with a read so large."""
-        messages = self._messages
-        if self._since_bytes > HEAD_BYTES_MAX:  # else no head is too long
-            for place in range(first, len(messages)):
-                if _head_bytes(messages[place][0]) > HEAD_BYTES_MAX:
-                    messages[place] = _TOO_LONG
-        self._body = messages[-1][1]
-        self._head_bytes, self._since_bytes = 0, read_bytes
-        if self._late is not None:
-            self._headers_came()
+    __slots__ = ("_client", "_server")
 
-    def _head_too_long(self) -> None:
-        """Answer so, and read nothing more; a request in hand is answered, and then closed."""
-        self._headers_came()
-        self._messages.append(_TOO_LONG)
-        self._close = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def __init__(self, server: "HttpServer", client: ClientConnection) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=NO_IDLE_LIMIT_S,
+            max_field_size=HEADER_BYTES_MAX,
+            max_line_size=HEADER_BYTES_MAX,
+            max_headers=HEADERS_MAX,
+            read_bufsize=BODY_BYTES_READ,
+            auto_decompress=False,  # without end, and without regard to others
+        )
+        self._server, self._client = server, client
 
-    def _await_headers(self) -> None:
-        wait_s = PROBE_S if self.is_probe else self._server.times.headers_s
-        self._late = self._loop.call_later(wait_s, self._headers_late)
+    @property
+    def client(self) -> ClientConnection:
+        """The connection that owns the socket."""
+        return self._client
 
-    def _headers_came(self) -> None:
-        self._began = False
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    @property
+    def has_request(self) -> bool:
+        """Whether it has the head of a request that is not answered."""
+        return self._current_request is not None or bool(self._messages)
 
-    def _headers_late(self) -> None:
-        self._late = None
-        if self.transport is None or self._messages or self._waiter is None:
-            return
-        self._server.count("headers_late")
-        if self._began:  # else a client might take it for the answer to what it is about to send
-            self.transport.write(self._server.raw_error(Fault.REQUEST_TIMEOUT, LATE))
-        self.force_close()
+    @property
+    def is_behind(self) -> bool:
+        """Whether it wants no more of a body at present."""
+        return self._reading_paused
 
-    def _make_error_handler(self, err_info: Any) -> Handler:
-        handle, problem = self._request_handler, _problem(err_info.exc, err_info.message)
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write the answer, and say when that is done."""
+        if self._client.is_last:
+            resp.force_close()
+        response, is_gone = await super().finish_response(request, resp, start_time)
+        if response.keep_alive and not is_gone:  # else it closes the connection
+            self._client.aiohttp_answered()
+        return response, is_gone
+
+    def _make_error_handler(self, err_info: Any) -> HttpHandler:
+        handle, refused = self._request_handler, _refused(err_info.exc, err_info.message)
         assert handle is not None, "a request on a connection that is gone"
 
         async def answered(request: web.BaseRequest) -> web.StreamResponse:
-            request[UNPARSABLE] = problem
+            request[UNPARSABLE] = refused
             answer = await handle(request)
             answer.force_close()
             return answer
@@ -161,41 +179,27 @@ class _Protocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        """Cut an answer that began; `HttpApi` answers all others."""
         if request.writer.output_size == 0:
             log.error("no answer could be made", exc_info=exc)
         raise ConnectionError("an answer that began, or could not, is cut") from exc
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What is still wrong with the rest of a body that was refused is no news."""
+        """Log all but what is still wrong with the rest of a body that was refused."""
         if not isinstance(kw.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
 
-_TOO_LONG = (
-    _ErrInfo(400, http_exceptions.LineTooLong(b"all headers", HEAD_BYTES_MAX), ""),
-    EMPTY_PAYLOAD,
-)
-
-
-def _head_bytes(message: RawRequestMessage | _ErrInfo) -> int:
-    """What its line and headers take, in bytes, less the spaces between them."""
-    if isinstance(message, _ErrInfo):
-        return 0
-    return len(message.path) + sum(
-        len(name) + len(value) + 4 for name, value in message.raw_headers
-    )
-
-
-def _problem(error: BaseException | None, message: str) -> Problem:
+def _refused(error: BaseException | None, message: str) -> RequestRefused:
     if isinstance(error, http_exceptions.LineTooLong) or (
         isinstance(error, http_exceptions.BadHttpMessage) and "many headers" in str(error)
     ):
-        return Problem(Fault.HEADERS_TOO_LARGE, "the request's headers are too large")
-    return Problem(Fault.INVALID, message or "not an HTTP request")
+        return RequestRefused(Fault.HEADERS_TOO_LARGE, "the request's headers are too large")
+    return RequestRefused(Fault.INVALID, message or "not an HTTP request")
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection beyond all places: it is told so without being read, and closed.
+    """A connection beyond the limit: it is sent a 503 without being read, and closed.
 
     Closed at once, its own bytes, unread, would make the kernel drop ours; so it has a moment.
     """
@@ -221,64 +225,110 @@ class _Refusal(asyncio.Protocol):
 
 
 class HttpServer(web.Server):
-    """Calls `handler` with each request; cancels it when the client hangs up.
+    """Calls `handler` with each request that connections do not serve themselves.
 
-    A request that can't be parsed, or came when the server was full, has an UNPARSABLE: answer it
-    with that.
+    It cancels the handler when the client hangs up. A request that can't be parsed, or came when
+    the server was full, has an UNPARSABLE: answer it with that.
     """
 
     def __init__(
         self,
-        handler: Handler,
+        handler: HttpHandler,
         *,
         region: str = "",
         times: HttpTimes = HttpTimes(),
-        connections: Connections | None = None,
+        connections: ConnectionLimit | None = None,
         probes: Collection[str] = (),
         count: Callable[[str], None] = lambda why: None,
+        completions: CompletionRoutes | None = None,
     ) -> None:
         """`region`: for errors that are no answer to a request. `probes`: paths that may be asked
         for when it is full. `count` is called with why a connection is refused or cut:
         "connections" or "headers_late"."""
         super().__init__(handler, request_factory=self._request, handler_cancellation=True)
         self._region = region
-        self.times, self.count = times, count
-        self.places = connections or Connections()
+        self.times, self.count, self.completions = times, count, completions
+        self.places = connections or ConnectionLimit()
         self._probes = frozenset(probes)
         self._refusals = 0
+        self.clients: set[ClientConnection] = set()
+        self._is_closing = False
+        self._answered = asyncio.Event()
 
     def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
-        if not self.places.has_probes:
-            return _Refusal(self)
-        return _Protocol(
-            self,
-            loop=asyncio.get_running_loop(),
-            access_log=None,
-            keepalive_timeout=self.times.idle_s,
-            max_field_size=HEADER_BYTES_MAX,
-            max_line_size=HEADER_BYTES_MAX,
-            max_headers=HEADERS_MAX,
-            read_bufsize=BODY_BYTES_READ,
-            auto_decompress=False,  # without end, and without regard to others
-        )
+        return ClientConnection(self) if self.places.has_probes else _Refusal(self)
+
+    def aiohttp_connection(self, client: ClientConnection) -> AiohttpConnection:
+        """For the unusual requests of this connection."""
+        return AiohttpConnection(self, client)
+
+    def opened(self, client: ClientConnection, transport: asyncio.BaseTransport) -> ConnectionSlot:
+        """A connection is open. Where its slot is NONE it is another protocol's from now on."""
+        slot = self.places.enter()
+        if slot is ConnectionSlot.NONE:  # taken since the connection was accepted
+            refusal = _Refusal(self)
+            transport.set_protocol(refusal)
+            refusal.connection_made(transport)
+        else:
+            self.clients.add(client)
+        return slot
+
+    def closed(self, client: ClientConnection) -> None:
+        """A connection that had a slot is closed."""
+        self.clients.remove(client)
+        self.places.leave()
+        if self._is_closing:
+            self._answered.set()
+
+    def pre_shutdown(self) -> None:
+        """Close what is idle."""
+        self._is_closing = True
+        for client in list(self.clients):
+            client.close_after_answer()
+        super().pre_shutdown()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """Give answers that time, in seconds, and aiohttp's as much again; then cut them."""
+        try:
+            async with asyncio.timeout(timeout):
+                while any(client.is_answering for client in self.clients):
+                    self._answered.clear()
+                    await self._answered.wait()
+        except TimeoutError:
+            pass
+        await super().shutdown(timeout)
+        for client in list(self.clients):
+            client.transport.abort()
 
     def raw_error(self, fault: Fault, message: str) -> bytes:
-        """The answer on a connection on which no request was read."""
-        return raw_error(fault, message, self._region)
+        """The whole answer on a connection on which no request was read."""
+        body = http.error_body(fault, message)
+        status = HTTPStatus(fault.value.status)
+        headers = {
+            http.H_REQUEST_ID: os.urandom(REQUEST_ID_BYTES).hex(),
+            http.H_REGION: self._region,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **http.error_headers(fault),
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join((*lines, "", "")).encode() + body
 
     def begin_refusal(self) -> bool:
-        """Whether one more may be told why it is refused."""
+        """Whether one more connection may be sent why it is refused."""
         if self._refusals >= REFUSALS:
             return False
         self._refusals += 1
         return True
 
     def end_refusal(self) -> None:
-        """It has been told."""
+        """A refused connection is closed."""
         self._refusals -= 1
 
     def _request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        is_probe = protocol.is_probe
+        is_probe = protocol.client.is_probe
         if is_probe:
             message = message._replace(should_close=True)  # its place is wanted
         request = web.BaseRequest(
@@ -292,5 +342,5 @@ class HttpServer(web.Server):
         )
         if is_probe and request.path not in self._probes:
             self.count("connections")
-            request[UNPARSABLE] = Problem(Fault.OVERLOADED, FULL)
+            request[UNPARSABLE] = RequestRefused(Fault.OVERLOADED, FULL)
         return request

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from mesh.core.prefixes.prompt import PromptInvalid, prompt_text
+from mesh.core.model.prompt import PromptInvalid, prompt_text
 from schemas.http import CHAT
 
 BODY_BYTES_MAX = 2 * 1024 * 1024

@@ -1,14 +1,15 @@
-"""Large bodies, put together and read where that holds up nobody else.
+"""Large bodies are joined and parsed where that does not block the router's event loop.
 
-What takes longer than a few milliseconds must not happen on the router's loop, on which the tokens
-of all clients pass. Pieces are joined in a thread, which lets the interpreter go; JSON is parsed in
-another process (`large_body_process`), begun with the first large body and again when it is gone.
-One body at a time, so that one body's memory is needed and not ten; mostly the smallest first, so
-that an honest one waits for one of those that take long, and not for all of them (`turns`).
+Every client's tokens pass through the loop, so nothing on it may take longer than a few
+milliseconds. Pieces are joined in a thread, which releases the interpreter's lock; JSON is parsed
+in another process (`large_body_process`), started with the first large body and again when it is
+gone. One body is parsed at a time, so that the memory of one is needed and not of ten; mostly the
+smallest first, so that a small body waits for one of those that take long, and not for all of
+them.
 
-Rejected: a thread for the parsing (it keeps the interpreter's lock for as long as it takes), a pool
-of processes from the standard library (its workers outlive a router that is killed), and a parser
-that stops and goes on (none in the standard library, and ten times slower).
+Rejected: a thread for the parsing (it keeps the interpreter's lock for as long as it takes), a
+pool of processes from the standard library (its workers outlive a router that is killed), and a
+parser that stops and goes on (none in the standard library, and ten times slower).
 """
 
 import asyncio
@@ -17,11 +18,54 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 
-from mesh.adapters.body_fields import BodyFields, read_fields
 from mesh.adapters.large_body_process import ANSWERED, ASKED, too_complex, unpack
-from mesh.adapters.problem import Problem
-from mesh.adapters.turns import Turns
+from mesh.adapters.request_body import BodyFields, read_fields
+from mesh.adapters.request_options import RequestRefused
 from schemas.http import Fault
+
+OLDEST_EVERY = 4
+
+
+class SmallestFirstLock:
+    """A lock that mostly goes to the smallest work that waits.
+
+    First come, first served would let the largest keep all others waiting. The smallest alone
+    would let a flow of small ones keep the large out for good, so one turn in OLDEST_EVERY goes to
+    the one that has waited longest.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], int] = {}  # sizes, the oldest first
+        self._is_taken = False
+        self._given = 0
+
+    async def take(self, size: int) -> None:
+        """Wait for one's turn, and `release` it. `size`: of the work, in any unit."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = size
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled():  # it was given in the same moment
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """The work is done: the next may begin."""
+        waiting = {turn: size for turn, size in self._waiting.items() if not turn.done()}
+        if not waiting:
+            self._is_taken = False
+            return
+        self._given += 1
+        is_oldest = self._given % OLDEST_EVERY == 0
+        turn = next(iter(waiting)) if is_oldest else min(waiting, key=waiting.__getitem__)
+        del self._waiting[turn]
+        turn.set_result(None)
+
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +79,7 @@ class LargeBodies:
     """Close it at the end."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = SmallestFirstLock()
         self._process: Process | None = None
         self._reading: asyncio.Task[tuple[bytes, BodyFields]] | None = None
 
@@ -45,7 +89,7 @@ class LargeBodies:
         return None if self._process is None else self._process.pid
 
     async def read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
-        """The whole body and what it says. Raises Problem."""
+        """Join and parse a body. Raises RequestRefused."""
         size = sum(map(len, chunks))
         if size <= LARGE_BYTES:
             body = b"".join(chunks)
@@ -55,7 +99,7 @@ class LargeBodies:
                 await self._turns.take(size)
         except TimeoutError as error:
             message = "too many large bodies wait to be read"
-            raise Problem(Fault.SATURATED, message) from error
+            raise RequestRefused(Fault.SATURATED, message) from error
         # Its turn ends when it is read, also if its client leaves meanwhile.
         self._reading = asyncio.create_task(self._read(path, chunks))
         self._reading.add_done_callback(self._over)
@@ -71,7 +115,7 @@ class LargeBodies:
     def _over(self, reading: asyncio.Task[tuple[bytes, BodyFields]]) -> None:
         self._turns.release()
         if not reading.cancelled():
-            reading.exception()  # of nobody's, where its client has left
+            reading.exception()  # retrieved, though its client may have left
 
     async def _read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
         body = await asyncio.to_thread(b"".join, chunks)
@@ -125,7 +169,7 @@ class LargeBodies:
         except OSError as error:
             log.warning("no process can be started to read large bodies: %s", error)
             message = "this router can't read large bodies at present"
-            raise Problem(Fault.OVERLOADED, message) from error
+            raise RequestRefused(Fault.OVERLOADED, message) from error
         return self._process
 
     async def _end(self) -> None:

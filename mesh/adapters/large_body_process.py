@@ -1,8 +1,8 @@
-"""The process that reads large bodies for a router: bodies come in, their few fields go out.
+"""The process that parses large bodies for a router: bytes of bodies in, their few fields out.
 
-To parse JSON holds the interpreter's lock whatever thread does it, for 0.1 s where 32 MiB are one
-text and for seconds where they are ten million empty lists; and those take a gigabyte. Here that
-holds nobody up, the memory goes back with the process, and where it is short the kernel ends this
+Parsing JSON holds the interpreter's lock in any thread: for 0.1 s where 32 MiB are one text, and
+for seconds where they are ten million empty lists, which take a gigabyte. Here that blocks no
+other request, the memory is freed with the process, and where memory is short the kernel ends this
 process first. (A limit of address space would not do: orjson asks for gigabytes that it never
 touches, and does not survive a refusal.)
 
@@ -23,28 +23,28 @@ from typing import BinaryIO
 
 import msgpack
 
-from mesh.adapters.body_fields import BodyFields, read_fields
-from mesh.adapters.problem import Problem
-from mesh.core.prefixes.parts import Part, PartKind
-from mesh.core.prefixes.prompt import PromptText
+from mesh.adapters.request_body import BodyFields, read_fields
+from mesh.adapters.request_options import RequestRefused
+from mesh.core.model.prompt import PromptText
+from mesh.core.model.prompt_parts import Part, PartKind
 from schemas.http import Fault
 
 ASKED = struct.Struct(">IQ")
 ANSWERED = struct.Struct(">BBIQ")
 FIELDS, PROBLEM = 0, 1
 OOM_SCORE = Path("/proc/self/oom_score_adj")  # Linux
-KEPT_BYTES_MAX = 256 * 1024**2  # whoever has needed more is to be ended: the next one begins small
+KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and started anew
 
 
 def pack(fields: BodyFields) -> tuple[bytes, ...]:
     """An answer, in pieces."""
     text = fields.text
-    values = [fields.model, fields.wishes, text.parts, text.is_certain]
+    values = [fields.model, fields.options, text.parts, text.is_certain]
     about = msgpack.packb(values, unicode_errors="surrogatepass")
     return ANSWERED.pack(_has_grown(), FIELDS, len(about), len(text.data)), about, text.data
 
 
-def pack_problem(problem: Problem) -> tuple[bytes, ...]:
+def pack_problem(problem: RequestRefused) -> tuple[bytes, ...]:
     """The same, of a body that can't be served."""
     about = msgpack.packb(
         [problem.fault.name, problem.message, problem.param], unicode_errors="surrogatepass"
@@ -53,14 +53,14 @@ def pack_problem(problem: Problem) -> tuple[bytes, ...]:
 
 
 def unpack(kind: int, about: bytes, text: bytes) -> BodyFields:
-    """What was packed. Raises Problem if it was one."""
+    """What was packed. Raises RequestRefused if it was one."""
     values = msgpack.unpackb(about, unicode_errors="surrogatepass")
     if kind == PROBLEM:
         name, message, param = values
-        raise Problem(Fault[name], message, param)
-    model, wishes, parts, is_certain = values
+        raise RequestRefused(Fault[name], message, param)
+    model, options, parts, is_certain = values
     found = tuple(Part(PartKind(kind), end) for kind, end in parts)
-    return BodyFields(model, wishes, PromptText(text, found, is_certain))
+    return BodyFields(model, options, PromptText(text, found, is_certain))
 
 
 def serve(asked: BinaryIO, answered: BinaryIO) -> None:
@@ -72,7 +72,7 @@ def serve(asked: BinaryIO, answered: BinaryIO) -> None:
             return
         try:
             pieces = pack(read_fields(path, body))
-        except Problem as problem:
+        except RequestRefused as problem:
             pieces = pack_problem(problem)
         except MemoryError:
             pieces = pack_problem(too_complex())
@@ -86,10 +86,10 @@ def _has_grown() -> bool:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > KEPT_BYTES_MAX
 
 
-def too_complex() -> Problem:
+def too_complex() -> RequestRefused:
     """Of a body whose values take more memory or time than there is for one."""
     message = "the body has too many values to be read; send less at once"
-    return Problem(Fault.BODY_TOO_LARGE, message)
+    return RequestRefused(Fault.BODY_TOO_LARGE, message)
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ class RouterMetrics:
         )
         self.ingress = Counter(
             "mesh_ingress",
-            "Requests of peers, by result: placed, refused, sent_on.",
+            "Requests of peers, by result: placed, refused.",
             ["origin", "result"],
             registry=registry,
         )
@@ -263,19 +263,19 @@ class _CoreState(Collector):
             labels=["peer", "kind"],
         )
         for region, _ in self._core.peers:
-            sizes.add_metric([region, "told"], counts.told_bytes)
+            sizes.add_metric([region, "told"], counts.sent_bytes)
             sizes.add_metric([region, "repaired"], counts.repair_bytes[region])
-            sizes.add_metric([region, "heard"], counts.heard_bytes[region])
+            sizes.add_metric([region, "heard"], counts.received_bytes[region])
         siblings = gossip.siblings
-        sizes.add_metric(["siblings", "told"], siblings.told_bytes)
-        sizes.add_metric(["siblings", "heard"], siblings.heard_bytes)
+        sizes.add_metric(["siblings", "told"], siblings.sent_bytes)
+        sizes.add_metric(["siblings", "heard"], siblings.received_bytes)
         yield sizes
         yield CounterMetricFamily(
             "mesh_gossip_limited",
             "Messages not listened to, of routers that told more than may be heard of one.",
             value=counts.limited,
         )
-        news = gossip.news
+        news = gossip.outgoing
         yield CounterMetricFamily(
             "mesh_gossip_untold_blocks",
             "Blocks that the budget had no room for until nobody used them any more.",
@@ -289,7 +289,7 @@ class _CoreState(Collector):
         yield GaugeMetricFamily(
             "mesh_warm",
             "Whether this router knows what the replicas of its region hold.",
-            value=siblings.warmth.warm_at is not None,
+            value=siblings.sync.warm_at is not None,
         )
         yield CounterMetricFamily(
             "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes + siblings.holes
@@ -301,7 +301,7 @@ class _CoreState(Collector):
         )
         blocks = _gauge("mesh_gossip_blocks", "Blocks that a peer's routers hold.", "peer")
         doubted = _gauge("mesh_gossip_doubted", "Its routers whose stream has a hole.", "peer")
-        told = gossip.told
+        told = gossip.remote
         for region in sorted({origin.region for origin in told.origins}):
             origins = [origin for origin in told.origins if origin.region == region]
             _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
@@ -315,7 +315,7 @@ class _CoreState(Collector):
         term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "of")
         adopted = _gauge("mesh_adopted_replicas", "Replicas of a region without routers.", "of")
         held = ownership.owned
-        for tenure in ownership.tenures():
+        for tenure in ownership.leases():
             _add(owned, tenure.region, tenure.region in held)
             _add(term, tenure.region, tenure.term)
         for region in ownership.adopted:

@@ -1,98 +1,129 @@
-"""From a client's HTTP request to an `Ask`, or to a problem that says what to change."""
+"""Turns a client's HTTP request for work into a `ParsedRequest`, or into an error that says what
+to change.
+
+Bodies that came whole are parsed at once. Those that are large, compressed or still on their way
+are read from aiohttp as they come.
+"""
 
 import asyncio
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.body_fields import BodyFields, read_fields
+from mesh.adapters.client_request import FrontDoor, ParsedRequest
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
-from mesh.adapters.problem import Problem
-from mesh.adapters.ticket import Ask
-from mesh.adapters.upload import (
+from mesh.adapters.request_body import (
     H_CONTENT_ENCODING,
+    BodyFields,
     Upload,
     UploadRate,
     no_room,
+    read_fields,
     too_slow,
 )
-from mesh.adapters.wishes import read_wishes
-from schemas.http import H_EXPECT, H_REQUEST_ID, H_TIMEOUT_S, Fault
-from schemas.ids import ModelId, RequestId, is_request_id
+from mesh.adapters.request_options import (
+    DEFAULT_OPTIONS,
+    OPTION_HEADERS,
+    RequestRefused,
+    read_options,
+    timeout_s,
+)
+from schemas.http import H_EXPECT, Fault
+from schemas.ids import ModelId, RequestId
 
-TIMEOUT_S_MAX = 3600.0
-REQUEST_ID_BYTES = 16  # of one that we make
 CONTINUE = "100-continue"
-Precheck = Callable[[web.BaseRequest], None]
 
-
-def request_id(request: web.BaseRequest) -> RequestId:
-    """The client's own id if it is fit to be kept, else a new one."""
-    given = request.headers.get(H_REQUEST_ID)
-    if given is not None and is_request_id(given):
-        return RequestId(given)
-    return RequestId(os.urandom(REQUEST_ID_BYTES).hex())
+LowerHeaders = Mapping[str, str]  # names in lower case
 
 
 class RequestReader:
     """Reads and checks requests for work. Close it at the end."""
 
-    def __init__(self, budget: BodyBudget, precheck: Precheck = lambda request: None) -> None:
-        """`precheck` raises Problem for what the headers alone forbid: clients that ask before they
-        send a body are told so at once."""
-        self._budget = budget
-        self._precheck = precheck
+    def __init__(self, door: FrontDoor, count: Callable[[str], None] = lambda why: None) -> None:
+        """`count` is called with why a request can't be read: the code of the fault."""
+        self._door, self._budget, self._count = door, door.bodies, count
         self._large = LargeBodies()
-        self._turn = asyncio.Lock()  # of who decodes
+        self._decoding = asyncio.Lock()
+
+    def parse(
+        self, path: str, headers: LowerHeaders, body: bytes, known_id: RequestId, charged: int = 0
+    ) -> tuple[ParsedRequest, int]:
+        """Check a request that came whole; with the bytes that the budget was charged for it.
+
+        `charged`: those that it was charged before. Raises RequestRefused for anything that an
+        engine should not see; then nothing stays charged.
+        """
+        try:
+            if not charged:
+                if not self._budget.take(len(body)):
+                    raise no_room()
+                charged = len(body)
+            parsed = _parsed(path, headers, body, read_fields(path, body), known_id)
+        except BaseException as error:
+            self._refused(error, charged)
+            raise
+        return self._placeable(parsed, headers, charged)
 
     async def read(
-        self, request: web.BaseRequest, path: str, known_id: RequestId
-    ) -> tuple[Ask, int]:
-        """Read and check the body; with the bytes that were taken from the budget for it.
-
-        Raises Problem for anything an engine should not see; then nothing stays taken.
-        """
-        body, fields, taken = await self._body(request, path)
+        self, request: web.BaseRequest, path: str, headers: LowerHeaders, known_id: RequestId
+    ) -> tuple[ParsedRequest, int]:
+        """Read the body from aiohttp as it comes; else as `parse`."""
+        content, first = request.content, b""
+        if content.is_eof() and H_CONTENT_ENCODING not in headers and H_EXPECT not in headers:
+            first = content.read_nowait()
+            if len(first) <= LARGE_BYTES:
+                return self.parse(path, headers, first, known_id)
+        charged = 0
         try:
-            wishes = read_wishes(request.headers, fields.wishes)
-            timeout_s = _timeout_s(request)
-        except Problem:
-            self._budget.give_back(taken)
+            body, fields, charged = await self._uploaded(request, path, headers, first)
+            parsed = _parsed(path, headers, body, fields, known_id)
+        except BaseException as error:
+            self._refused(error, charged)
             raise
-        ask = Ask(known_id, ModelId(fields.model), path, body, fields.text, timeout_s, wishes)
-        return ask, taken
+        return self._placeable(parsed, headers, charged)
 
     async def close(self) -> None:
         """End what reads large bodies."""
         await self._large.close()
 
-    async def _body(self, request: web.BaseRequest, path: str) -> tuple[bytes, BodyFields, int]:
-        content, headers = request.content, request.headers
-        if not content.is_eof() or H_CONTENT_ENCODING in headers or H_EXPECT in headers:
-            return await self._uploaded(request, path)
-        body = content.read_nowait()  # all of it came with the headers, as it mostly does
-        if len(body) > LARGE_BYTES:
-            return await self._uploaded(request, path, body)
-        if not self._budget.take(len(body)):
-            raise no_room()
+    def _refused(self, error: BaseException, charged: int) -> None:
+        self._budget.give_back(charged)
+        if isinstance(error, RequestRefused):
+            self._count(error.fault.value.code)
+
+    def _placeable(
+        self, parsed: ParsedRequest, headers: LowerHeaders, charged: int
+    ) -> tuple[ParsedRequest, int]:
+        """Check what does not depend on how the request was read."""
+        door = self._door
         try:
-            return body, read_fields(path, body), len(body)
+            parsed.residency = door.residency(parsed.options.residency, headers)
+            parsed.tenant = door.tenant(headers)
+            models = door.known_models()
+            if models and parsed.model not in models:
+                known = ", ".join(models)
+                message = f"the model {parsed.model!r} is not served here; known: {known}"
+                raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
         except BaseException:
-            self._budget.give_back(len(body))
+            self._budget.give_back(charged)
             raise
+        return parsed, charged
+
+    def _precheck(self, headers: LowerHeaders) -> None:
+        """Raise RequestRefused for what is wrong whatever the body will be."""
+        self._door.residency(read_options(headers, {}).residency, headers)
+        if self._budget.is_full:
+            raise no_room()
 
     async def _uploaded(
-        self, request: web.BaseRequest, path: str, first: bytes = b""
+        self, request: web.BaseRequest, path: str, headers: LowerHeaders, first: bytes
     ) -> tuple[bytes, BodyFields, int]:
-        encoding = request.headers.get(H_CONTENT_ENCODING)
-        upload = Upload(self._budget, encoding, request.content_length)
+        upload = Upload(self._budget, headers.get(H_CONTENT_ENCODING), request.content_length)
         try:
             if first:
                 upload.arrived(first)
             else:
-                await self._continue(request)
+                await self._continue(request, headers)
                 await self._arrival(request, upload)
             body, fields = await self._large.read(path, upload.chunks())
             if not self._budget.take(len(fields.text.data), upload.size):
@@ -103,20 +134,20 @@ class RequestReader:
             raise
         return body, fields, upload.taken
 
-    async def _continue(self, request: web.BaseRequest) -> None:
+    async def _continue(self, request: web.BaseRequest, headers: LowerHeaders) -> None:
         """Say that the body may be sent, if the client waits for that (RFC 9110, 10.1.1)."""
-        expected = request.headers.get(H_EXPECT)
+        expected = headers.get(H_EXPECT)
         if expected is None or request.version < (1, 1):
             return
         if expected.strip().lower() != CONTINUE:
             message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
-            raise Problem(Fault.EXPECTATION, message, H_EXPECT)
-        self._precheck(request)
+            raise RequestRefused(Fault.EXPECTATION, message, H_EXPECT)
+        self._precheck(headers)
         if not request.content.is_eof() and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def _arrival(self, request: web.BaseRequest, upload: Upload) -> None:
-        """Take in the body as it comes. Raises Problem."""
+        """Take in the body as it comes. Raises RequestRefused."""
         clock = asyncio.get_running_loop().time
         rate = UploadRate(clock())
         try:
@@ -131,27 +162,23 @@ class RequestReader:
                     await self._decode(upload)
                     rate.forgive(clock() - began_at)
         except web.RequestPayloadError as error:
-            raise Problem(Fault.INVALID, "the body is cut or broken") from error
+            raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
         except TimeoutError as error:
             raise too_slow() from error
 
     async def _decode(self, upload: Upload) -> None:
         more = True
         while more:
-            async with self._turn:  # one step between two looks of the loop, whoever's it is
+            async with self._decoding:  # one step of one body between two turns of the loop
                 more = upload.decode()
                 await asyncio.sleep(0)
 
 
-def _timeout_s(request: web.BaseRequest) -> float | None:
-    given = request.headers.get(H_TIMEOUT_S)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = float("nan")
-    if not 0.0 < seconds <= TIMEOUT_S_MAX:
-        message = f"{H_TIMEOUT_S} must be seconds, more than 0 and at most {TIMEOUT_S_MAX:g}"
-        raise Problem(Fault.INVALID, message, H_TIMEOUT_S)
-    return seconds
+def _parsed(
+    path: str, headers: LowerHeaders, body: bytes, fields: BodyFields, known_id: RequestId
+) -> ParsedRequest:
+    options, timeout = DEFAULT_OPTIONS, None
+    if fields.options or not OPTION_HEADERS.isdisjoint(headers):  # mostly there are none
+        options, timeout = read_options(headers, fields.options), timeout_s(headers)
+    model = ModelId(fields.model)
+    return ParsedRequest(known_id, model, path, body, fields.text, timeout, options)

@@ -1,6 +1,6 @@
 """The recorder: a router's black box, written beside it without ever holding it up.
 
-It stands between the desk and the core: `handle` asks the core and keeps one line of what was
+It stands between the session and the core: `handle` asks the core and keeps one line of what was
 asked and answered (`mesh/core/recording.py`). Once a second a thread writes the lines of that
 second, so a slow disk delays nobody's answer; a crash loses the last second. Whatever goes wrong
 after the start (a full disk, the limit, a value that can't be written) ends the recording with
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
 from mesh.core import recording
-from mesh.core.recording import Header
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.recording import RecordingHeader
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Recorder:
     def __init__(
         self,
         to: RecordTo,
-        header: Header,
+        header: RecordingHeader,
         decide: Decide,
         open_file: Callable[[Path], BinaryIO] | None = None,
     ) -> None:

@@ -8,20 +8,87 @@
 
 With tracing off every span is the API's shared no-op. A request that is not sampled has nothing to
 tell, and one in no trace nothing to pass on either, so then only the first span is asked for.
+
+A decision's receipt as span attributes and as one log line.
+
+The candidates are on a span twice: all of them as JSON, and the chosen one and its runner-up as
+plain numbers, because traces are searched and plotted by attributes and not by what is inside them.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+
+import orjson
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from infra import tracing
-from mesh.adapters.receipts import attributes
-from schemas.decision import Decision, Placement
+from mesh.core.model import effects as fx
+from mesh.session.record import Trace
+from schemas.decision import Candidate, Decision, Placement, rounded
+
+CANDIDATES_MAX = 16  # on a span; the rest is counted
+
+
+def attributes(decision: Decision) -> dict[str, str | int | float]:
+    """What a trace says of one placement; what nobody knows is left out."""
+    decision = rounded(replace(decision, candidates=decision.candidates[:CANDIDATES_MAX]))
+    chosen, runner_up = chosen_and_runner_up(decision)
+    return {
+        "mesh.policy": decision.policy,
+        "mesh.placement": decision.placement.value,
+        "mesh.target": decision.replica or decision.peer or "",
+        "mesh.reason": decision.reason,
+        "mesh.attempt": decision.attempt,
+        "mesh.hops": decision.hops,
+        "mesh.held_s": decision.held_s,
+        "mesh.considered": decision.considered,
+        "mesh.candidates": orjson.dumps(decision.candidates).decode(),
+        **dict(_numbers("mesh.chosen", chosen)),
+        **dict(_numbers("mesh.runner_up", runner_up)),
+    }
+
+
+def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
+    """Who was chosen, and the best of the others who could have been; None where nobody was."""
+    target = decision.replica or decision.peer
+    free = [one for one in decision.candidates if one.available]
+    chosen = next((one for one in free if one.name == target), None)
+    return chosen, next((one for one in free if one is not chosen), None)
+
+
+def receipt_line(decision: Decision) -> str:
+    """What the log says of one placement."""
+    target = decision.replica or decision.peer or "-"
+    free = sum(candidate.available for candidate in decision.candidates)
+    chosen, runner_up = chosen_and_runner_up(decision)
+    prices = "".join(
+        f", {one.name} {one.seconds:.3f} s"
+        for one in (chosen, runner_up)
+        if one is not None and one.seconds is not None
+    )
+    return (
+        f"{decision.request} {decision.placement.value} {target} attempt {decision.attempt} "
+        f"held {decision.held_s:.3f} s free {free}/{decision.considered}{prices}: {decision.reason}"
+    )
+
+
+def _numbers(prefix: str, one: Candidate | None) -> Iterator[tuple[str, str | float]]:
+    if one is None:
+        return
+    yield f"{prefix}.name", one.name
+    if one.seconds is not None:
+        yield f"{prefix}.seconds", one.seconds
+    for name, value in one.terms.items():
+        if value is not None:
+            yield f"{prefix}.{name}", value
+
 
 _TRACER = tracing.tracer("mesh.router")
 
 
-class RequestSpans:
+class RequestSpans(Trace):
     """The spans of one client's request. `end` must be called, once."""
 
     def __init__(self, request_id: str, model: str, parent: Context | None) -> None:
@@ -31,15 +98,16 @@ class RequestSpans:
             kind=SpanKind.SERVER,
             attributes={"mesh.request_id": request_id, "gen_ai.request.model": model},
         )
-        self._is_recording = self._root.is_recording()
-        self._context = trace.set_span_in_context(self._root) if self._is_recording else None
+        self.is_recording = self._root.is_recording()
+        self._context = trace.set_span_in_context(self._root) if self.is_recording else None
         self._hold: Span | None = None
         self._dispatch: Span | None = None
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, effect: fx.Decided) -> None:
         """A placement was made: a point in time with its receipt."""
-        if not self._is_recording:
+        if not self.is_recording:
             return
+        decision = effect.decision
         self._end_hold()
         span = _TRACER.start_span("mesh.decide", self._context)
         if span.is_recording():
@@ -50,7 +118,7 @@ class RequestSpans:
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus: its context goes into the message's headers."""
-        if not self._is_recording:
+        if not self.is_recording:
             tracing.inject_unrecorded(headers, self._root)
             return
         self._end_dispatch("placed again")
@@ -68,7 +136,7 @@ class RequestSpans:
 
     def end(self, status: int, error: str | None = None) -> None:
         """The client has its answer or its error."""
-        if not self._is_recording:
+        if not self.is_recording:
             return
         self._end_hold()
         self._end_dispatch(error)
@@ -90,7 +158,7 @@ class RequestSpans:
             self._dispatch = None
 
 
-class IngressSpan:
+class IngressSpan(Trace):
     """The peer's side of a forwarded request: placed or refused at once."""
 
     def __init__(self, request_id: str, origin: str, parent: Context | None) -> None:
@@ -100,27 +168,28 @@ class IngressSpan:
             kind=SpanKind.CONSUMER,
             attributes={"mesh.request_id": request_id, "mesh.origin": origin},
         )
-        self._is_recording = self._span.is_recording()
-        self._context = trace.set_span_in_context(self._span) if self._is_recording else None
+        self.is_recording = self._span.is_recording()
+        self._context = trace.set_span_in_context(self._span) if self.is_recording else None
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, effect: fx.Decided) -> None:
         """A replica was found."""
-        if not self._is_recording:
+        if not self.is_recording:
             return
+        decision = effect.decision
         span = _TRACER.start_span("mesh.decide", self._context)
         if span.is_recording():
             span.set_attributes(attributes(decision))
         span.end()
 
-    def dispatched(self, headers: dict[str, str]) -> None:
+    def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         """The request leaves for the agent."""
-        if self._is_recording:
+        if self.is_recording:
             tracing.inject(headers, self._context)
         else:
             tracing.inject_unrecorded(headers, self._span)
 
-    def end(self, refused: str | None = None) -> None:
+    def end(self, status: int, error: str | None = None) -> None:
         """Placed, or refused for this reason."""
-        if refused is not None and self._is_recording:
-            self._span.set_status(Status(StatusCode.ERROR, f"refused: {refused}"))
+        if error is not None and self.is_recording:
+            self._span.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
         self._span.end()

@@ -1,20 +1,20 @@
-"""Whose request it is, and where it may go: what it says, its API key says, and the region says.
+"""Which tenant a request belongs to, and which residency labels limit it.
 
-The first that says something sets the range, every other one narrows it, and an empty range is an
-error and never "anywhere". A label that no region carries is a mistake of whoever wrote it (400):
-most likely a word misspelt, and the client should hear of it at once. A key that is on no list
-says nothing: keys are not checked here, but by whoever stands in front of the routers.
+The request's header, its API key and the region may each name labels. The first that does sets the
+range, every other one narrows it, and an empty range is an error and never "anywhere". A label
+that no region carries is the client's mistake (400): most likely a word misspelt. A key that is on
+no list sets nothing: keys are not checked here, but by the proxy in front of the routers.
 
-To this mesh, prompts of a tenant share prefixes with those of the same tenant alone: else anybody
-could ask for the receipt of a guessed prompt, and see in it whether somebody else had sent it.
-Requests with no key, or an unknown one, are nobody's: they share prefixes with each other, so their
-receipts don't say what matched. Where no keys are listed all is one tenant's.
+Prompts of a tenant share prefixes only with those of the same tenant: otherwise any client could
+ask for the receipt of a guessed prompt, and see in it whether another had sent it. Requests with
+no key, or an unknown one, share prefixes with each other, so their receipts don't say what
+matched. Where no keys are listed all requests belong to one tenant.
 """
 
 from collections.abc import Mapping
 
-from infra.residency import KeyHolder, key_hash
-from mesh.adapters.problem import Problem
+from infra.topology import KeyHolder, key_hash
+from mesh.adapters.request_options import RequestRefused
 from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId
 from schemas.residency import Ground, Label, Labels, labels_text, narrowed
@@ -22,33 +22,33 @@ from schemas.residency import Ground, Label, Labels, labels_text, narrowed
 BEARER = "bearer "
 KEY_CHARS_MAX = 4096
 
-Keys = Mapping[str, KeyHolder]  # by the SHA-256 of the key, in hex
+ApiKeys = Mapping[str, KeyHolder]  # by the SHA-256 of the key, in hex
 NOBODY = KeyHolder("", ())
 
 
 class Tenants:
     """One router's; `keys` as mesh.toml lists them."""
 
-    def __init__(self, home: RegionId, ground: Ground, keys: Keys) -> None:
+    def __init__(self, home: RegionId, ground: Ground, keys: ApiKeys) -> None:
         self._known = ground.labels
         self._confined = ground.confined_to(home)
         self._keys = keys
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """The labels, one of which must be carried; empty for anywhere. Raises Problem."""
+        """The labels, one of which must be carried; empty for anywhere. Raises RequestRefused."""
         unknown = sorted(label for label in wanted if label not in self._known)
         if unknown:
             known = labels_text(self._known) or "none"
             message = f"no region carries {labels_text(unknown)}; labels of this mesh: {known}"
-            raise Problem(Fault.INVALID, message, H_RESIDENCY)
+            raise RequestRefused(Fault.INVALID, message, H_RESIDENCY)
         of_key = self._holder(headers).residency
         found = narrowed(wanted, of_key, self._confined)
         if found is not None and not found:
-            raise Problem(Fault.RESIDENCY, self._nothing_left(wanted, of_key), H_RESIDENCY)
+            raise RequestRefused(Fault.RESIDENCY, self._nothing_left(wanted, of_key), H_RESIDENCY)
         return tuple(sorted(found or ()))
 
     def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """The tenant whose key it has; empty for nobody's, None where no keys are listed."""
+        """The tenant whose key it has; empty for no known key, None where no keys are listed."""
         return self._holder(headers).tenant if self._keys else None
 
     def _holder(self, headers: Mapping[str, str]) -> KeyHolder:

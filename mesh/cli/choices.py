@@ -2,20 +2,17 @@
 
 import click
 
+from mesh.cli.modelled import checked_option
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.region.pushing import Pushing, parse_pushing
-from mesh.core.waiting.hold_order import HoldOrder
+from schemas.settings import RoutingTable
 
 POLICIES_HELP = (
     f"One of {', '.join(POLICIES)}; options follow a colon, as in cache-aware:0.3/64/1.5."
 )
-PUSHING_HELP = "When a replica may be given more work: blind, pending or outstanding:N."
-HOLD_ORDERS = [order.value for order in HoldOrder]
-HOLD_ORDER_HELP = "Whose turn it is among the held: the oldest's, or by what is cached."
 
 
 def known_policy(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The name as it was given; a usage error says what else it could be."""
+    """The name as it was given; a usage error lists the known ones."""
     if value is not None:
         try:
             find_maker(value)
@@ -24,9 +21,7 @@ def known_policy(ctx: click.Context, param: click.Parameter, value: str | None) 
     return value
 
 
-def known_pushing(ctx: click.Context, param: click.Parameter, value: str | None) -> Pushing | None:
-    """The rule; a usage error says which there are."""
-    try:
-        return None if value is None else parse_pushing(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
+# Each without a default: what is not given is left to mesh.toml.
+POLICY_OPTION = checked_option(RoutingTable, "policy", help=POLICIES_HELP, callback=known_policy)
+PUSHING_OPTION = checked_option(RoutingTable, "pushing")
+HOLD_ORDER_OPTION = checked_option(RoutingTable, "hold_order")

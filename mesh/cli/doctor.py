@@ -1,4 +1,4 @@
-"""The command `mesh doctor`: is everything where it should be, and is what is forbidden refused?"""
+"""The command `mesh doctor`: does everything run, and is what is forbidden refused?"""
 
 import asyncio
 import logging
@@ -17,21 +17,18 @@ from rich.table import Table
 from infra import topology
 from infra.nats import server
 from mesh.cli.unusable import Unusable
-from mesh.demo.running import Running, running_with
-from mesh.demo.state_directory import DEFAULT_STATE, StateDirectory
-from mesh.doctor.by_hand import OfDemo, OnMachines
-from mesh.doctor.examine import Manner, examine
-from mesh.doctor.findings import Finding, Verdict, is_healthy
-from mesh.doctor.folding import ByHand
-from mesh.doctor.logins import NoCredentials, read_logins
-from mesh.doctor.reach import NothingRuns
+from mesh.demo.state_directory import DEFAULT_STATE, RunningMesh, StateDirectory, read_running_mesh
+from mesh.doctor.connectivity import NoCredentials, NoServerRuns, read_logins
+from mesh.doctor.examination import ExaminationSettings, examine
+from mesh.doctor.findings import CheckResult, Finding, is_healthy
+from mesh.doctor.manual_commands import DemoCommands, ManualCommands, SystemdCommands
 from schemas.ids import RegionId
 
-EXIT_ILL = 1
+EXIT_UNHEALTHY = 1
 REMEDIES_SHOWN = 4
 TABLE_COLUMNS = 160
 LISTEN_S = 1.5  # fifteen heartbeats and digests, three signs of life of prefix gossip
-COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold red"}
+COLOURS = {CheckResult.OK: "green", CheckResult.WARNING: "yellow", CheckResult.BAD: "bold red"}
 
 
 @click.command()
@@ -56,19 +53,19 @@ COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.BAD: "bold re
     show_default=True,
     help="How long to listen in each region, in seconds.",
 )
-@click.option("--verbose", is_flag=True, help="What is well in full, too, not only how much.")
-@click.option("--json", "as_json", is_flag=True, help="All findings, as JSON.")
+@click.option("--verbose", is_flag=True, help="List checks that passed, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
 def command(
     config: Path | None, credentials: Path, listen_s: float, verbose: bool, as_json: bool
 ) -> None:
     """Examine a running mesh: servers, streams, heartbeats, leases, links, permissions, residency.
 
-    Examines every region whose credentials are there, with those of the operator, the routers and
-    the system user, as far as they are. Forbidden messages are tried, empty ones, and have to be
-    refused. Exits with 0 if nothing is bad, 1 if something is, 2 if it could not begin.
+    Examines every region of which there are credentials, as its operator, router and system user.
+    Forbidden messages are tried, empty ones, and must be refused. Exit code 0: nothing is bad; 1:
+    something is; 2: the examination could not begin.
     """
-    logging.basicConfig(level=logging.CRITICAL)  # what servers forbid is what we are here for
-    running = running_with(credentials)
+    logging.basicConfig(level=logging.CRITICAL)  # the servers' refusals are what we look for
+    running = read_running_mesh(credentials)
     file = config or (topology.DEFAULT_FILE if running is None else running.config)
     try:
         mesh = topology.load(file)
@@ -80,11 +77,12 @@ def command(
             if file == topology.DEFAULT_FILE:
                 which = f"the demo's {file.name}; --config names another"
             click.echo(f"Examining {', '.join(logins)} of {which}.")
-        by_hand: ByHand = OnMachines(mesh, file, credentials)
+        commands: ManualCommands = SystemdCommands(mesh, file, credentials)
         if running is not None:
-            by_hand = _of_demo(credentials, running)
-        findings = asyncio.run(examine(mesh, logins, Manner(listen_s, time.monotonic), by_hand))
-    except NothingRuns as error:
+            commands = _demo_commands(credentials, running)
+        settings = ExaminationSettings(listen_s, time.monotonic)
+        findings = asyncio.run(examine(mesh, logins, settings, commands))
+    except NoServerRuns as error:
         demo = "`mesh up` starts the demo; of another mesh, " if config is None else ""
         raise Unusable(f"{error}; {demo}give its file as --config, and start it first") from error
     except (topology.TopologyError, NoCredentials) as error:
@@ -94,19 +92,18 @@ def command(
     else:
         _print(findings, verbose=verbose)
     if not is_healthy(findings):
-        sys.exit(EXIT_ILL)
+        sys.exit(EXIT_UNHEALTHY)
 
 
-def _of_demo(credentials: Path, running: Running) -> ByHand:
+def _demo_commands(credentials: Path, running: RunningMesh) -> DemoCommands:
+    def nats_server() -> Path:
+        try:
+            return server.find()
+        except server.ServerUnusable:  # perhaps that is why it does not run
+            return Path(server.NAME)
+
     state = StateDirectory(credentials.parent)
-    return OfDemo(running.config, state.config, state.logs, running.children(), _nats_server)
-
-
-def _nats_server() -> Path:
-    try:
-        return server.find()
-    except server.ServerUnusable:  # perhaps that is why it does not run
-        return Path(server.NAME)
+    return DemoCommands(running.config, state.config, state.logs, running.children(), nats_server)
 
 
 def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str:
@@ -120,30 +117,30 @@ def _json(config: Path, regions: list[RegionId], findings: list[Finding]) -> str
 
 
 def _print(findings: list[Finding], *, verbose: bool) -> None:
-    """What somebody has to look at in full; of what is well, or follows from that, how much."""
+    """Show failed checks and their remedies; of passed ones, unless verbose, only their number."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_COLUMNS, color_system=None)
-    well = Counter(each.check for each in findings if each.verdict is Verdict.OK and not verbose)
     own = [each for each in findings if each.because is None]
-    shown = findings if verbose else [each for each in own if each.verdict is not Verdict.OK]
+    shown = findings if verbose else [one for one in own if one.verdict is not CheckResult.OK]
     if shown:
         console.print(_table(shown))
     remedies = [(each.region, each.remedy) for each in findings if each.remedy is not None]
     for region, remedy in remedies[: None if verbose else REMEDIES_SHOWN]:
-        # A command is there to be copied: on a line of its own.
+        # On a line of its own, a command can be copied.
         text = f"{region}, by hand: {remedy.what}:\n  {remedy.command}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if not verbose and len(remedies) > REMEDIES_SHOWN:
         console.print(f"{len(remedies) - REMEDIES_SHOWN} more by hand: see --verbose")
-    if well:
-        kinds = ", ".join(f"{check} {count}" for check, count in well.items())
-        console.print(f"well: {kinds} (--verbose shows them)", highlight=False, soft_wrap=True)
+    passed = Counter(one.check for one in findings if one.verdict is CheckResult.OK)
+    if passed and not verbose:
+        kinds = ", ".join(f"{check} {count}" for check, count in passed.items())
+        console.print(f"passed: {kinds} (--verbose lists them)", highlight=False, soft_wrap=True)
     counts = Counter(each.verdict for each in own)
-    said = [f"{counts[each]} {each}" for each in Verdict if counts[each]]
+    totals = [f"{counts[each]} {each}" for each in CheckResult if counts[each]]
     if len(own) < len(findings):
-        said.append(f"{len(findings) - len(own)} that follow from these")
-    console.print(", ".join(said))
+        totals.append(f"{len(findings) - len(own)} that follow from these")
+    console.print(", ".join(totals))
 
 
 def _table(findings: list[Finding]) -> Table:

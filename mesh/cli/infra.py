@@ -1,4 +1,4 @@
-"""The command `mesh infra`: configuration of what runs around the mesh."""
+"""The command `mesh infra`: configuration of the nats-servers, and their streams."""
 
 import asyncio
 import sys
@@ -9,16 +9,16 @@ import click
 from infra import topology
 from infra.bus import BusUnreachable
 from infra.nats import bundle, server
-from infra.nats.passwords import PasswordsUnreadable
+from infra.nats.secret_files import PasswordsUnreadable
 from mesh.adapters.streams import StreamsUnusable, set_up
 from mesh.cli.unusable import Unusable
-from mesh.doctor.logins import NoCredentials, read_logins
+from mesh.doctor.connectivity import NoCredentials, read_logins
 from schemas.ids import RegionId
 
 
-@click.group(help="Render configuration for the servers around the mesh.")
+@click.group()
 def command() -> None:
-    """The group; its subcommands do the work."""
+    """Render configuration for the servers around the mesh."""
 
 
 @command.command()
@@ -39,7 +39,7 @@ def command() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="JetStream keeps its files in STATE_DIR/<region>. Default: OUT/<region>/jetstream.",
 )
-@click.option("--rotate", is_flag=True, help="Make every password anew.")
+@click.option("--rotate", is_flag=True, help="Replace every password.")
 @click.option(
     "--nats-server",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -59,7 +59,11 @@ def nats(
         raise Unusable(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"can't write below {out}: {error}") from error
-    _tell(written)
+    click.echo("checked and written:")
+    for name, files in written.items():
+        folder = next(iter(files.credentials.values())).parent
+        click.echo(f"  {name}: {files.config}")
+        click.echo(f"  {name}: {folder}/ ({len(files.credentials)} files of credentials)")
 
 
 @command.command()
@@ -82,10 +86,10 @@ def nats(
     help="This region alone; may be given again. Default: all whose setup credentials are there.",
 )
 def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
-    """Make every region's streams, or put them right; their nats-servers must run.
+    """Create every region's streams, or repair them; their nats-servers must run.
 
-    Needed once, after the servers were first started, and where `mesh doctor` finds a stream that
-    is missing or altered. Exits with 1 if a region's could not be made.
+    Needed once after the servers were first started, and when `mesh doctor` finds a stream missing
+    or altered. Exit code 1: a region's streams could not be created.
     """
     try:
         mesh = topology.load(config)
@@ -101,8 +105,7 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
     failed = False
     for name in wanted:
         try:
-            has_peers = bool(mesh.peers(name))
-            done = asyncio.run(set_up(found[name], name, has_peers=has_peers))
+            done = asyncio.run(set_up(found[name], name, has_peers=bool(mesh.peers(name))))
         except (BusUnreachable, StreamsUnusable) as error:
             click.echo(f"{name}: {error}", err=True)
             failed = True
@@ -111,11 +114,3 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
             click.echo(f"{name}: stream {stream} {'is ' * what.startswith('as')}{what}")
     if failed:
         sys.exit(1)
-
-
-def _tell(written: bundle.Written) -> None:
-    click.echo("checked and written:")
-    for name, files in written.items():
-        folder = next(iter(files.credentials.values())).parent
-        click.echo(f"  {name}: {files.config}")
-        click.echo(f"  {name}: {folder}/ ({len(files.credentials)} files of credentials)")

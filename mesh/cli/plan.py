@@ -7,70 +7,23 @@ from rich.console import Console
 from rich.status import Status
 
 from agents.sim.profiles import PROFILES
-from mesh.cli.choices import POLICIES_HELP, PUSHING_HELP
-from mesh.cli.modelled import given, option, validated, with_options
-from mesh.cli.scenario_options import FILE, SCENARIO_OPTIONS
+from mesh.cli.modelled import given, options_of, validated, with_options
 from mesh.cli.unusable import Unusable
-from mesh.core.settings import RouterSettings
-from mesh.replay.report import Report, write_report
-from mesh.replay.tables import table_console
-from mesh.sim.run import run
+from mesh.replay.report import RunReport, table_console, write_report
+from mesh.sim.config import CENTRAL, MESH, REGION_LOCAL
 from mesh.sim.study.cells import Cell, config_of, workload_of
 from mesh.sim.study.fleet import EVERYWHERE, deal
-from mesh.sim.study.plan import Plan, Planner, demand_of
-from mesh.sim.study.plan_out import plan_file, print_plan
+from mesh.sim.study.plan import Plan, Planner, PlanTarget, ReplicaCounts, Simulations, demand_of
+from mesh.sim.study.plan_results import plan_file, print_plan
 from mesh.sim.study.plan_settings import PlanSettings
-from mesh.sim.study.simulations import Replicas, Simulations
-from mesh.sim.study.target import Target
-from mesh.sim.topology import CENTRAL, MESH, REGION_LOCAL
 from mesh.sim.workload import Workload
+from mesh.sim.world import run
 
 EXIT_NO_FLEET = 1
 
-_OPTIONS = (
-    *SCENARIO_OPTIONS[:3],
-    option(
-        "--ttft-p90",
-        "The target: in every region, nine in ten first tokens come within so many seconds.",
-        metavar="S",
-        required=True,
-    ),
-    option(
-        "--throughput",
-        "The target, too: so many answers a second, over all regions.",
-        metavar="X",
-        default="any",
-    ),
-    option(
-        "--lost-max",
-        "The target, too: the share of a region's requests that may be shed or fail.",
-        metavar="X",
-        default="0.01",
-    ),
-    option(
-        "--regions",
-        "Where clients and replicas may be.",
-        metavar="REGION,…",
-        default="us,eu,ap",
-    ),
-    option("--central", "Plan for a single router in this region, too.", metavar="REGION"),
-    option("--policy", POLICIES_HELP, metavar="POLICY", default=RouterSettings().policy),
-    option("--pushing", PUSHING_HELP, metavar="RULE", default="pending"),
-    option(
-        "--gpu-hour-price",
-        "What one GPU costs an hour, in any currency: the plan then tells costs.",
-        metavar="X",
-    ),
-    option("--gpus-per-replica", "How many GPUs an engine runs on.", metavar="N", default="1"),
-    option("--replicas-max", "Most replicas in one region.", metavar="N", default="64"),
-    option("--simulations-max", "Most simulations to play.", metavar="N", default="200"),
-    *SCENARIO_OPTIONS[3:],
-    option("--out", "Write the plan as JSON to this file.", type=FILE),
-)
-
 
 @click.command()
-@with_options(_OPTIONS)
+@with_options(options_of(PlanSettings))
 @click.pass_context
 def command(ctx: click.Context, /, **options: object) -> None:
     """Find the fewest replicas that meet a target, with the mesh and without.
@@ -123,7 +76,7 @@ def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
         )
         planner = Planner(
             simulations,
-            Target(
+            PlanTarget(
                 ttft_p90_s=settings.ttft_p90,
                 throughput_per_s=settings.throughput,
                 lost_max=settings.lost_max,
@@ -144,7 +97,9 @@ def _show(status: Status, number: int, what: str) -> None:
     status.update(f"simulation {number}: {what}")
 
 
-def _play(settings: PlanSettings, workload: Workload, topology: str, replicas: Replicas) -> Report:
+def _play(
+    settings: PlanSettings, workload: Workload, topology: str, replicas: ReplicaCounts
+) -> RunReport:
     cell = Cell(
         policy=settings.policy, topology=topology, pushing=settings.pushing, replicas=replicas
     )

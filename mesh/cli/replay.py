@@ -1,4 +1,4 @@
-"""`mesh replay`: play a recorded trace against running endpoints, and say what came of it."""
+"""`mesh replay`: play a recorded trace against running endpoints, and report the results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +11,11 @@ from rich.console import Console
 from mesh.cli.modelled import validated, with_options
 from mesh.cli.unusable import Unusable
 from mesh.replay.client import EndpointError
-from mesh.replay.formats import FORMATS
-from mesh.replay.play import Played, play, prepare
-from mesh.replay.report import Report, print_report, write_report
+from mesh.replay.play import ReplayResult, play, prepare
+from mesh.replay.report import RunReport, print_report, table_console, write_report
 from mesh.replay.schedule import ASSIGNMENTS
-from mesh.replay.settings import Settings
-from mesh.replay.tables import table_console
+from mesh.replay.settings import ReplaySettings
+from mesh.replay.trace_formats import FORMATS
 
 EXIT_ALL_FAILED = 1
 EXIT_SIGNAL = 128  # and the signal's number, as shells do
@@ -24,7 +23,7 @@ EXIT_SIGNAL = 128  # and the signal's number, as shells do
 
 def _option(name: str, help: str, **kwargs: Any) -> Callable[..., Any]:
     """An option named and defaulted after its field in Settings."""
-    field = Settings.model_fields[name.strip("-").replace("-", "_")]
+    field = ReplaySettings.model_fields[name.strip("-").replace("-", "_")]
     if not kwargs.get("multiple") and not field.is_required() and field.default is not None:
         kwargs |= {"default": field.default, "show_default": field.default != ""}
     return click.option(name, help=help, **kwargs)
@@ -47,7 +46,7 @@ _OPTIONS = (
     _option(
         "--assign",
         f"How requests are given to regions: {', '.join(ASSIGNMENTS)}. `hash` keeps a "
-        "conversation in one region, `round-robin` tears it apart.",
+        "conversation in one region, `round-robin` splits it.",
     ),
     _option(
         "--weight",
@@ -82,7 +81,7 @@ def command(
     interrupted, the results so far are given.
     """
     settings = validated(
-        Settings,
+        ReplaySettings,
         {
             **rest,
             "url": _pairs("--url", "REGION=URL", url),
@@ -90,7 +89,7 @@ def command(
         },
     )
     played = _played(settings)
-    _hand_over(played.report, settings.out)
+    _show_and_write(played.report, settings.out)
     if played.stopped_by is not None:
         ctx.exit(EXIT_SIGNAL + played.stopped_by)
     if played.report["failed"] == played.report["requests"]:
@@ -109,7 +108,7 @@ def _pairs(option: str, form: str, values: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-def _played(settings: Settings) -> Played:
+def _played(settings: ReplaySettings) -> ReplayResult:
     try:
         job = prepare(settings)
     except ValueError as error:
@@ -120,7 +119,7 @@ def _played(settings: Settings) -> Played:
         raise Unusable(str(error)) from error
 
 
-def _hand_over(report: Report, out: Path | None) -> None:
+def _show_and_write(report: RunReport, out: Path | None) -> None:
     print_report(report, table_console())
     if out is None:
         return

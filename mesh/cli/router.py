@@ -1,51 +1,45 @@
 """`mesh router`: one region's router, from mesh.toml and the environment."""
 
 import asyncio
+import itertools
 import logging
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NoReturn
 
 import click
 import uvloop
+from pydantic import ValidationError
 
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
-from infra.descriptors import raise_limit
-from infra.garbage import look_seldom
+from infra.process import collect_seldom, raise_limit
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, worker_names, worker_page
-from mesh.adapters.connections import connections_max
+from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.cli.choices import (
-    HOLD_ORDER_HELP,
-    HOLD_ORDERS,
-    POLICIES_HELP,
-    PUSHING_HELP,
-    known_policy,
-    known_pushing,
-)
-from mesh.core.region.pushing import Pushing
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.hold_order import HoldOrder
-from mesh.runtime.config import RouterConfig
+from mesh.cli.choices import HOLD_ORDER_OPTION, POLICY_OPTION, PUSHING_OPTION
+from mesh.cli.modelled import checked_option, with_options
+from mesh.core.model.settings import RouterSettings
+from mesh.runtime.config import RouterConfig, region_entries, router_settings
 from mesh.runtime.router import NameTaken, PortTaken, run
-from mesh.runtime.routing import Given, entries, router_settings
-from mesh.runtime.workers import STOPS, Orders, Workers, reserve
+from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
 from schemas.ids import RegionId, RouterId
+from schemas.problems import problem_of
+from schemas.settings import HoldOrder, RoutingTable
 
 log = logging.getLogger(__name__)
 
 EXIT_BAD_USE = 2
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 NO_PREFIX_KEY = (
-    "without --prefix-key, hashes of prompts could be guessed, so peers are told of no prefixes: "
-    "give all routers of the mesh one secret, in env MESH_PREFIX_KEY"
+    "without --prefix-key, hashes of prompts could be guessed, so no prefixes are sent to peers: "
+    "give all routers of the mesh the same secret, in env MESH_PREFIX_KEY"
 )
 
 
@@ -69,71 +63,49 @@ NO_PREFIX_KEY = (
 )
 @click.option(
     "--metrics",
-    help="HOST:PORT of a page with /metrics, /health, /ready and /v1/regions besides; worker n has "
-    "it on port + n. Needed with several workers.",
+    help="HOST:PORT of one more endpoint for /metrics, /health, /ready and /v1/regions; worker n's "
+    "is on port + n. Needed with several workers.",
 )
 @click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]")
 @click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
-@click.option("--nats-password", envvar="NATS_PASSWORD", help="Best by env NATS_PASSWORD.")
+@click.option("--nats-password", envvar="NATS_PASSWORD", help="Best in env NATS_PASSWORD.")
 @click.option(
     "--prefix-key",
     envvar="MESH_PREFIX_KEY",
     help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
-    "env MESH_PREFIX_KEY. Without it, peers are told of no prefixes.",
+    "env MESH_PREFIX_KEY. Without it, no prefixes are sent to peers.",
 )
-@click.option(
-    "--policy",
-    callback=known_policy,
-    metavar="NAME[:OPTIONS]",
-    show_default=f"as mesh.toml says, or {RouterSettings().policy}",
-    help=POLICIES_HELP,
-)
-@click.option("--pushing", callback=known_pushing, metavar="RULE", help=PUSHING_HELP)
-@click.option("--hold-order", type=click.Choice(HOLD_ORDERS), help=HOLD_ORDER_HELP)
-@click.option(
-    "--hold-max",
-    type=click.IntRange(1),
-    default=RouterSettings().hold_max,
-    show_default=True,
-    help="Most requests held while every replica is full.",
-)
-@click.option(
-    "--hold-s",
-    "hold_s_max",
-    type=click.FloatRange(0, min_open=True),
-    default=RouterSettings().hold_s_max,
-    show_default=True,
-    help="Longest a request is held, in seconds.",
-)
-@click.option(
-    "--timeout-s",
-    "request_s_max",
-    type=click.FloatRange(0, min_open=True),
-    default=RouterSettings().request_s_max,
-    show_default=True,
-    help="Deadline of requests that name none, in seconds.",
+@with_options(
+    (
+        POLICY_OPTION,
+        PUSHING_OPTION,
+        HOLD_ORDER_OPTION,
+        checked_option(RouterSettings, "hold_max"),
+        checked_option(RouterSettings, "hold_s_max", "--hold-s"),
+        checked_option(RouterSettings, "request_s_max", "--timeout-s"),
+    )
 )
 @click.option(
     "--drain-s",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="For requests under way when asked to stop.",
+    help="For open requests after a request to stop, in seconds.",
 )
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write what happens and what is decided to FILE (mode 0600), to be replayed: ids, times, "
-    "loads and hashes of prompts, no text of prompts or answers. A FILE that exists becomes "
-    "FILE.old. Of several workers each has its own: FILE r.jsonl is r.r1-0.jsonl and so on.",
+    help="Record events and decisions in FILE (mode 0600), to be replayed: ids, times, loads and "
+    "hashes of prompts, no text of prompts or answers. An existing FILE becomes FILE.old. Each of "
+    "several workers has its own: FILE r.jsonl becomes r.r1-0.jsonl and so on.",
 )
 @click.option(
     "--record-bytes-max",
     type=click.IntRange(64 * 1024),
     default=BYTES_MAX,
     show_default=True,
-    help="The recording ends there; the router goes on.",
+    help="The recording ends at this size; the router continues.",
 )
 @click.option(
     "--log-level",
@@ -154,18 +126,18 @@ def command(
     nats_password: str | None,
     prefix_key: str | None,
     policy: str | None,
-    pushing: Pushing | None,
-    hold_order: str | None,
+    pushing: str | None,
+    hold_order: HoldOrder | None,
     drain_s: float,
     record: Path | None,
     record_bytes_max: int,
     log_level: str,
-    **limits: float,
+    **limits: float | None,
 ) -> None:
     """Run one region's router.
 
-    SIGTERM or Ctrl-C: takes nothing new, finishes what is under way, then leaves; a second one
-    leaves at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
+    After SIGTERM or Ctrl-C it accepts no request, finishes the open ones and ends; after a second
+    one it ends at once. Traces go to OTEL_EXPORTER_OTLP_ENDPOINT if that is set.
     """
     logging.basicConfig(level=log_level, format=LOG_FORMAT)
     topology = _topology(config_file)
@@ -176,7 +148,7 @@ def command(
         _refuse(f"no router {router!r} in [regions.{region}]; there are {', '.join(own.routers)}")
     address = (own.http if http is None else _address("--http", http)).listen
     page = own.metrics if metrics is None else _address("--metrics", metrics)
-    given = Given(policy, pushing, None if hold_order is None else HoldOrder(hold_order))
+    given = RoutingTable(policy=policy, pushing=pushing, hold_order=hold_order)
     config = RouterConfig(
         region=RegionId(region),
         router=RouterId(router),
@@ -186,15 +158,16 @@ def command(
         metrics=page and page.listen,
         connections_max=connections_max(raise_limit()),
         cors_origins=own.cors_origins,
-        by_option=_given(http=http, metrics=metrics),
+        by_option=frozenset(name for name, text in (("http", http), ("metrics", metrics)) if text),
         bus=BusAddress(nats_url or f"nats://{own.nats}", nats_user, nats_password),
-        settings=_settings(topology, RegionId(region), given, bool(prefix_key), **limits),
+        settings=_settings(topology, RegionId(region), given, bool(prefix_key), limits),
         hash_key=prefix_key or topology.mesh.name,
         drain_s=drain_s,
-        entries=entries(topology),
+        entries=region_entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
         keys=topology.keys,
-        **_of_this_start(),
+        epoch=0,
+        seed=0,
     )
     workers = own.workers if workers is None else workers
     many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
@@ -204,21 +177,21 @@ def command(
 
 
 def _run(config: RouterConfig, workers: int) -> int:
-    """Serve in this process or in several, and return the status to end with."""
+    """Serve in this process or in several; the status to exit with."""
     if workers == 1:
         return _serve(config)
     names = worker_names(config.router, workers)
-    door = Address(config.http_host, config.http_port)
+    endpoint = Address(config.http_host, config.http_port)
     try:
-        reserved = reserve(door)
+        reserved = reserve_port(endpoint)
     except OSError as error:
-        _refuse(str(PortTaken.at(door, "http", config, error)))
+        _refuse(str(PortTaken.at(endpoint, "http", config, error)))
     with reserved:
-        return Workers(names, lambda n, orders: _serve(_worker(config, names, n), orders)).run()
+        return run_workers(names, lambda n, parent: _serve(_of_worker(config, names, n), parent))
 
 
-def _worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> RouterConfig:
-    """What the worker of that number runs by, from when it starts."""
+def _of_worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> RouterConfig:
+    """The configuration of the worker of that number, which is about to start."""
     name, record = names[number], config.record
     logging.basicConfig(
         format=LOG_FORMAT.replace("%(levelname)s", f"{name} %(levelname)s"),
@@ -228,37 +201,29 @@ def _worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> Rou
     if record is not None:
         path = record.path.with_name(f"{record.path.stem}.{name}{record.path.suffix}")
         record = replace(record, path=path)
-    assert config.metrics is not None, "workers have a page each"
+    assert config.metrics is not None, "each worker has a page"
     return replace(
         config,
         router=name,
         shares_port=True,
         metrics=worker_page(config.metrics, number),
         record=record,
-        **_of_this_start(),
     )
 
 
-def _given(**options: str | None) -> frozenset[str]:
-    return frozenset(name for name, text in options.items() if text is not None)
-
-
-class _Start(TypedDict):
-    epoch: int
-    seed: int
-
-
-def _of_this_start() -> _Start:
+def _started_now(config: RouterConfig) -> RouterConfig:
+    """The configuration with the number and the random seed of this start."""
     epoch = time.time_ns() // 1_000_000
-    return {"epoch": epoch, "seed": random.SystemRandom().getrandbits(64)}
+    return replace(config, epoch=epoch, seed=random.SystemRandom().getrandbits(64))
 
 
-def _serve(config: RouterConfig, orders: Orders | None = None) -> int:
-    """Be one router until told to stop."""
+def _serve(config: RouterConfig, parent: WorkerControl | None = None) -> int:
+    """Be one router until a request to stop."""
+    config = _started_now(config)
     tracing.set_up("mesh-router", **{"mesh.region": config.region, "mesh.router": config.router})
-    look_seldom()
+    collect_seldom()
     try:
-        uvloop.run(_until_told(config, orders))
+        uvloop.run(_serve_until_stopped(config, parent))
     except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
         _refuse(str(error))
     finally:
@@ -266,43 +231,34 @@ def _serve(config: RouterConfig, orders: Orders | None = None) -> int:
     return 0
 
 
-async def _until_told(config: RouterConfig, orders: Orders | None) -> None:
+async def _serve_until_stopped(config: RouterConfig, parent: WorkerControl | None) -> None:
     stop = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None
-    signals = 0
+    signals = itertools.count(1)
 
     def on_stop(times: int) -> None:
         if times > 1:
             task.cancel()
         stop.set()
 
-    def on_signal() -> None:
-        nonlocal signals
-        signals += 1
-        on_stop(signals)
-
     def on_ready() -> None:
-        _say_ready(config)
-        if orders is not None:
-            orders.say_ready()
+        endpoint = Address(config.http_host, config.http_port)
+        page = f", its metrics http://{config.metrics}/metrics" if config.metrics else ""
+        click.echo(f"router {config.region}/{config.router} serves http://{endpoint}/v1{page}")
+        if parent is not None:
+            parent.report_ready()
 
     loop = asyncio.get_running_loop()
-    for number in STOPS:
-        loop.add_signal_handler(number, on_signal)
-    if orders is not None:
-        orders.listen(on_stop)
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, lambda: on_stop(next(signals)))
+    if parent is not None:
+        parent.on_stop(on_stop)
     try:
         await run(config, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-
-
-def _say_ready(config: RouterConfig) -> None:
-    where = Address(config.http_host, config.http_port)
-    page = f", its metrics http://{config.metrics}/metrics" if config.metrics else ""
-    click.echo(f"router {config.region}/{config.router} serves http://{where}/v1{page}")
 
 
 def _topology(config_file: Path) -> Topology:
@@ -313,18 +269,25 @@ def _topology(config_file: Path) -> Topology:
 
 
 def _settings(
-    topology: Topology, region: RegionId, given: Given, has_key: bool, **others: float
+    topology: Topology,
+    region: RegionId,
+    given: RoutingTable,
+    has_key: bool,
+    limits: Mapping[str, float | None],
 ) -> RouterSettings:
+    others = {name: limit for name, limit in limits.items() if limit is not None}
     peers = topology.asked_by(region)
     if peers and not has_key:
         log.warning(NO_PREFIX_KEY)
     if not peers or not has_key:
-        others["trie_bytes_per_s"] = 0  # nobody to tell of prefixes, or nothing to hide them with
+        others["trie_bytes_per_s"] = 0  # no peer to send prefixes to, or no key for their hashes
     if not has_key:
         others["siblings_bytes_per_s"] = 0
     try:
         return router_settings(topology, region, given, **others)
-    except ValueError as error:
+    except ValidationError as error:
+        _refuse(problem_of(error))
+    except TopologyError as error:
         _refuse(str(error))
 
 

@@ -2,37 +2,86 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
 from rich.console import Console
 
-from agents.engine_key import ENGINE_KEY, EngineKeyInvalid, engine_key
+from agents.config import (
+    BATCH_MAX_MOST,
+    ENGINE_KEY,
+    EngineKeyInvalid,
+    checked_engine_url,
+    checked_metrics_url,
+    checked_models,
+    engine_key,
+)
 from agents.sim.profiles import PROFILES
-from infra.descriptors import raise_limit
-from infra.nats.passwords import PasswordsUnreadable
+from infra.nats.secret_files import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
+from infra.process import raise_limit
 from infra.topology import DEFAULT_FILE, TopologyError
 from infra.workers import WORKERS_MAX
-from mesh.cli.choices import (
-    HOLD_ORDER_HELP,
-    HOLD_ORDERS,
-    POLICIES_HELP,
-    PUSHING_HELP,
-    known_policy,
-    known_pushing,
-)
-from mesh.cli.given_engine import FORM, given_engines
+from mesh.cli.choices import HOLD_ORDER_OPTION, POLICY_OPTION, PUSHING_OPTION
 from mesh.cli.unusable import Unusable
-from mesh.core.region.pushing import Pushing
-from mesh.demo.child import GaveUp
-from mesh.demo.options import REPLICAS_HERE_MAX, EngineKind, GivenEngine, Options
+from mesh.demo.options import REPLICAS_HERE_MAX, DemoOptions, GivenEngine, GivenEngineKind
 from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import DEFAULT_STATE, StateInUse
+from mesh.supervisor.supervisor import ProgramFailed
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+ENGINE_FORM = "REGION=URL[,METRICS_URL][,batch-max=N][,model=NAME]…"
+METRICS, BATCH_MAX, MODEL = "metrics", "batch-max", "model"
+ENGINE_PARTS = (METRICS, BATCH_MAX, MODEL)
+
+
+def given_engine(text: str) -> GivenEngine:
+    """Read one `--engine`. Raises BadParameter that says what to write."""
+    region, _, rest = text.partition("=")
+    url, *more = rest.split(",")
+    parts: dict[str, list[str]] = {name: [] for name in ENGINE_PARTS}
+    for number, item in enumerate(more):
+        name, equals, value = item.partition("=")
+        if equals and name in ENGINE_PARTS:
+            parts[name].append(value)
+        elif number == 0 and (not equals or "://" in name):
+            parts[METRICS].append(item)
+        else:
+            raise click.BadParameter(f"{text!r}: {item!r} is not one of {', '.join(ENGINE_PARTS)}")
+    if any(len(parts[name]) > 1 for name in (METRICS, BATCH_MAX)):
+        raise click.BadParameter(f"{text!r}: {METRICS} and {BATCH_MAX} may be given once each")
+    for given in (url, *parts[METRICS]):
+        if not given:
+            raise click.BadParameter(f"{text!r}: write {ENGINE_FORM}")
+        if "://" not in given:
+            raise click.BadParameter(f"{text!r}: http:// is missing before {given}")
+    try:
+        return GivenEngine(
+            region,
+            url=checked_engine_url(url),
+            metrics_url=next(map(checked_metrics_url, parts[METRICS]), None),
+            batch_max=next(map(_batch_max, parts[BATCH_MAX]), None),
+            models=checked_models(parts[MODEL]),
+        )
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from error
+
+
+def _batch_max(text: str) -> int:
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(BATCH_MAX_MOST))
+    if not plain or not 1 <= int(text) <= BATCH_MAX_MOST:
+        raise ValueError(f"{BATCH_MAX} must be a number from 1 to {BATCH_MAX_MOST}")
+    return int(text)
+
+
+def _given_engines(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> tuple[GivenEngine, ...]:
+    return tuple(map(given_engine, values))
 
 
 @click.command()
@@ -61,13 +110,12 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 @click.option(
     "--engine",
     "engines",
-    callback=given_engines,
+    callback=_given_engines,
     multiple=True,
-    metavar=FORM,
-    help="A server that runs already, as the engine of one replica; repeat it for more. With "
-    "any given, none is simulated: a region without one has a router and no replica. Give "
-    "batch-max for vLLM, which doesn't show its --max-num-seqs, and model for a server that can't "
-    "list its models.",
+    metavar=ENGINE_FORM,
+    help="A running server, to be the engine of one replica; repeat it for more. With any given, "
+    "none is simulated: a region without one has a router and no replica. Give batch-max for vLLM, "
+    "which doesn't publish its --max-num-seqs, and model for a server that can't list its models.",
 )
 @click.option(
     "--engine-key-file",
@@ -77,24 +125,19 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 )
 @click.option(
     "--engine-kind",
-    type=click.Choice([kind.value for kind in EngineKind]),
-    default=EngineKind.VLLM.value,
+    type=click.Choice([kind.value for kind in GivenEngineKind]),
+    default=GivenEngineKind.VLLM.value,
     show_default=True,
-    help="Whose metrics the given engines have; openai: none.",
+    help="The kind of the given engines, for their metrics; openai has none.",
 )
-@click.option(
-    "--policy",
-    callback=known_policy,
-    metavar="NAME[:OPTIONS]",
-    help=f"How every router places requests, whatever the configuration says. {POLICIES_HELP}",
-)
+@POLICY_OPTION
 @click.option(
     "--workers",
     type=click.IntRange(1, WORKERS_MAX),
     help="Processes of every router, instead of those in the configuration.",
 )
-@click.option("--pushing", callback=known_pushing, metavar="RULE", help=PUSHING_HELP)
-@click.option("--hold-order", type=click.Choice(HOLD_ORDERS), help=HOLD_ORDER_HELP)
+@PUSHING_OPTION
+@HOLD_ORDER_OPTION
 @click.option(
     "--log-level",
     type=click.Choice(LOG_LEVELS),
@@ -122,13 +165,7 @@ def command(
     engines: tuple[GivenEngine, ...],
     engine_key_file: Path | None,
     engine_kind: str,
-    policy: str | None,
-    workers: int | None,
-    pushing: Pushing | None,
-    hold_order: str | None,
-    log_level: str,
-    ready_file: Path | None,
-    state: Path,
+    **others: Any,
 ) -> None:
     """Run every region on this machine, until Ctrl-C.
 
@@ -136,40 +173,33 @@ def command(
     engines; the links between regions have the round trips that the configuration says.
     """
     simulated = {"--replicas": replicas, "--profile": profile, "--time-scale": time_scale}
-    idle = [option for option, value in simulated.items() if value is not None]
-    if engines and idle:
-        speak = "speaks" if len(idle) == 1 else "speak"
-        said = f"note: {', '.join(idle)} {speak} of simulated engines; there are none"
-        click.echo(said, err=True)
+    unused = [option for option, value in simulated.items() if value is not None]
+    if engines and unused:
+        message = f"note: simulated engines only, without effect here: {', '.join(unused)}"
+        click.echo(message, err=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    options = Options(
+    options = DemoOptions(
         config=config.absolute(),
-        state=state,
         replicas=replicas,
         time_scale=1.0 if time_scale is None else time_scale,
         profile=profile,
         engines=_with_key(engines, engine_key_file),
-        engine_kind=EngineKind(engine_kind),
-        policy=policy,
-        pushing=None if pushing is None else str(pushing),
-        hold_order=hold_order,
-        log_level=log_level,
-        workers=workers,
-        ready_file=ready_file,
+        engine_kind=GivenEngineKind(engine_kind),
+        **others,
     )
     raise_limit()  # also that of all that it starts
     try:
         uvloop.run(run(options, Console()))
     except (TopologyError, ServerUnusable, PasswordsUnreadable, StateInUse, PortsUnusable) as error:
         raise Unusable(str(error)) from error
-    except GaveUp as error:
+    except ProgramFailed as error:
         raise click.ClickException(f"{error}, so nothing runs; its log is above") from error
 
 
 def _with_key(engines: tuple[GivenEngine, ...], file: Path | None) -> tuple[GivenEngine, ...]:
-    """The engines with the key that all of them want, if one is given.
+    """The engines with the API key of all, if one is given.
 
-    It leaves the environment, which every process of the mesh inherits: agents alone get it.
+    It leaves the environment, which every process of the mesh inherits: only agents get it.
     """
     try:
         key = engine_key(file, os.environ)

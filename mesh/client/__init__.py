@@ -1,7 +1,7 @@
-"""A client's way into a mesh: the nearest healthy region, and the next one when it fails.
+"""For programs that call a mesh: requests go to the nearest healthy region, then to the next.
 
-For programs that use the mesh, not for the mesh: nothing here is imported by the rest, and nothing
-but the standard library is imported here. Works with any SDK that takes a base URL.
+The mesh itself imports nothing of this package, and the package only the standard library. It
+works with any SDK that takes a base URL.
 
     regions = Regions(urls, lambda url: OpenAI(base_url=url, api_key="unused", max_retries=0))
     answer = regions.call(lambda client: client.chat.completions.create(…))

@@ -1,11 +1,47 @@
-"""The router's brain: pure, synchronous, deterministic.
+"""The router's decisions: pure, synchronous, deterministic.
 
-Theory of operation. Everything that can happen to a router is an event (`events.py`),
-everything it can want done is an effect (`effects.py`), and `RouterCore.handle(event, now)`
-(`router.py`) turns the one into a list of the other. The live router (`mesh.runtime`) feeds it
-bus messages and HTTP requests; a simulator feeds it a virtual world; the code here can't tell.
+Whatever can happen to a router is an event (`model.events`), whatever it can want done is an effect
+(`model.effects`), and `RouterCore.handle(event, now)` (`router`) turns the one into a list of the
+other. The live router and the twin run the same core; a recording replays it.
 
-Rules of this folder: no clock (`now` is seconds on any monotonic scale), no chance but the
-injected `random.Random`, no iteration over sets, a limit on every table, no logging: what a
-reader wants to know of a decision is in its receipt (`schemas.decision`).
+The host's loop:
+
+    core = RouterCore(region=…, router=…, epoch=…, settings=…, dice=Random(seed), peers=…)
+    while event := next_event():            # one at a time, in the order in which they happen
+        for effect in core.handle(event, clock()):
+            execute(effect)                 # in this order, before the next event
+
+The host's duties:
+
+1. `now` is seconds on any clock that never goes back; `dice` is the only source of chance; `epoch`
+   rises with every start of the same router.
+2. `Tick` every 50 ms. All that depends on time happens then: timeouts, losses, gossip, leases.
+3. `RequestArrived` once per request, with a key that no other request of this router has. The host
+   keeps the body, and drops it when the request ends.
+4. An attempt begins with `Dispatch` or `Forward`. The host reports what comes of it by key and
+   attempt: `AttemptProgressed` for frames (at least every 2 s while they come), `PlacedByPeer`,
+   then one of `AttemptRefused`, `AttemptFailed` or `AnswerEnded`; `AnswerStarted` when the client
+   is sent its first byte. Reports of an earlier attempt may come late; they are ignored.
+5. `ClientGone` if the client hangs up first. Each request ends once: by `AnswerEnded` or
+   `ClientGone` from the host, or by `Fail` or `PassEngineError` from here. A peer's request ends
+   when it is dispatched or refused (`RefusePeer`).
+6. Heartbeats, digests, round trips, prefix deltas and lease writes are reported as they arrive,
+   after their senders and sizes were checked; `BusLost` and `BusReturned` when the router's own bus
+   connection changes.
+7. `Drain` when the process is asked to end, `DrainOver` when it won't wait any longer.
+
+The packages are floors; each imports only those above it in this list (an import-linter contract):
+
+    model         events, effects, settings, requests, prompts
+    prefixes      the prefix index
+    view          what this router knows of replicas, peers and its own bus connection
+    gossip        prefixes announced to, and received from, other routers
+    policies      one rule of preference a file
+    placement     the decision, its candidates, its receipt, residency
+    lifecycle     a request's states, attempts, hold queue, admission, timeouts
+    membership    leases, adoption of regions, the region's digest
+    warming       prefixes computed before they are asked for (optional)
+    cluster_events, router, recording
+
+In all of them: no iteration over sets, a limit on every table, no logging.
 """

@@ -26,9 +26,9 @@ from typing import Any, TypeVar, get_args
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.settings import RouterSettings
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings, with_moved_options
 from schemas.http import FaultKind
 from schemas.ids import RegionId, RouterId
 
@@ -46,7 +46,7 @@ class RecordingInvalid(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class RecordingHeader:
     """What a core is made from, and who it was."""
 
     format: int = FORMAT
@@ -60,7 +60,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """One event and what came of it; `effects` as `plain_effects` gives them."""
 
     now: float
@@ -69,13 +69,13 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RecordingEnd:
     """Nothing was recorded after this, on purpose."""
 
     why: str
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: RecordingHeader) -> bytes:
     """The first line. Raises TypeError for a setting that JSON can't hold."""
     return _line({"recording": header})
 
@@ -109,7 +109,7 @@ def plain_error(error: Exception) -> list[Plain]:
     return [{"Raised": {"error": f"{type(error).__name__}: {error}"}}]
 
 
-def decode_header(line: bytes) -> Header:
+def decode_header(line: bytes) -> RecordingHeader:
     """The header in a first line. Raises RecordingInvalid."""
     found = _object(line).get("recording")
     if not isinstance(found, dict):
@@ -121,18 +121,19 @@ def decode_header(line: bytes) -> Header:
         )
     settings = found.get("settings")
     if isinstance(settings, dict):
+        found["settings"] = settings = with_moved_options(settings)
         _refuse_unknown(RouterSettings, settings)
-    return _read(Header, found)
+    return _read(RecordingHeader, found)
 
 
-def decode_line(line: bytes) -> Step | End:
+def decode_line(line: bytes) -> RecordedStep | RecordingEnd:
     """The step, or the end, in a later line. Raises RecordingInvalid."""
     found = _object(line)
     match found:
         case {"end": str(why)}:
-            return End(why)
+            return RecordingEnd(why)
         case {"now": float() | int() as now, "event": dict(event), "effects": list(effects)}:
-            return Step(float(now), _event(event), effects)
+            return RecordedStep(float(now), _event(event), effects)
     raise RecordingInvalid(f"a line with {', '.join(found) or 'nothing'} is no step")
 
 
@@ -161,7 +162,7 @@ def _names(kind: type) -> frozenset[str]:
 
 @cache  # made at the first use: a router that doesn't record has none
 def _readers() -> dict[type, TypeAdapter[Any]]:
-    return {kind: TypeAdapter(kind) for kind in (Header, *EVENTS.values())}
+    return {kind: TypeAdapter(kind) for kind in (RecordingHeader, *EVENTS.values())}
 
 
 def _read(kind: type[T], values: dict[str, Plain]) -> T:

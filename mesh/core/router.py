@@ -1,43 +1,39 @@
-"""RouterCore: the life of every request, as events in and effects out.
+"""RouterCore: takes events in, gives effects out, and calls the floors below it.
 
-Theory of operation. A client's request is held, tried, started, ended (`inflight.py`). It is
-tried on a local replica or through a peer; whatever goes wrong before its client has seen a
-byte (refusal, loss, error) leads to another try or to one clear error, and after that byte only
-to an error event. A peer's request is placed on a local replica, held among ours (`guests.py`) or
-refused, or sent on; its answer goes straight to the asking router, so once it is placed nothing of
-it is kept here but a note to tell that router if the replica is lost.
+`lifecycle/record.py` has a request's states. The router tries a request on a local replica or
+through a peer. A refusal, a loss or an error before the client has seen a byte leads to another
+attempt or to one clear error; after that byte it leads to an error event. A peer's request is
+placed on a local replica, held in the same queue (`lifecycle/forwarded.py`), or refused. Its answer
+goes straight to the asking router, so once it is placed the router keeps only a note, to tell that
+router if the replica is lost.
 
-Every client's request ends in exactly one of: AnswerEnded or ClientGone (from outside), Fail or
-PassEngineError (from here). Attempts are numbered; events of an attempt that is not the current
-one change nothing.
+Every client's request ends in exactly one of: AnswerEnded or ClientGone (from the host), Fail or
+PassEngineError (from here). The core ignores events of an attempt that is not the current one.
 """
 
 from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.federation.foreign import ForeignWork
-from mesh.core.federation.guests import Guests
-from mesh.core.federation.peers import PeerTable
+from mesh.core.cluster_events import ClusterEvents
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.told import Origin
-from mesh.core.placing.placement import Place, Placer
-from mesh.core.policies import Makers
-from mesh.core.region.fleet import Fleet
-from mesh.core.region.replicas import ReplicaTable
-from mesh.core.requests.attempts import Attempts
-from mesh.core.requests.ends import SHUTTING_DOWN, Ends
-from mesh.core.requests.inflight import Inflight
-from mesh.core.requests.outlook import DEADLINE_PASSED, Outlook
-from mesh.core.requests.request import Request
-from mesh.core.requests.retries import is_worth_another, note_status
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.admission import Admission
-from mesh.core.waiting.hold_queue import HoldQueue
-from mesh.core.waiting.line import Line
-from schemas.exchange import HOPS_MAX, Refusal
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.lifecycle.admission import Admission
+from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
+from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
+from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
+from mesh.core.lifecycle.queue_scheduler import QueueScheduler
+from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
+from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.policies import PolicyMakers
+from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica_table import ReplicaTable
+from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId
 
@@ -53,7 +49,7 @@ class RouterCore:
         epoch: int,
         settings: RouterSettings,
         dice: Random,
-        makers: Makers | None = None,
+        makers: PolicyMakers | None = None,
         peers: tuple[RegionId, ...] = (),
     ) -> None:
         """`makers`: the policies there are, if not those of `mesh.core.policies`.
@@ -63,13 +59,17 @@ class RouterCore:
         self.region = region
         self.replicas = ReplicaTable(router, settings)
         self.peers = PeerTable(settings, region)
-        self.inflight: dict[int, Inflight] = {}
+        self.inflight: dict[int, RequestRecord] = {}
         self._settings = settings
         self._effects: list[fx.Effect] = []
         self._placer = Placer(settings, self.replicas, self.peers, dice, makers, region)
-        self.held = HoldQueue(settings.hold_max, settings.hold_order.turns(self._placer.hit_ratio))
-        self._line = Line(self.held, self.inflight, self.replicas, self._placer, self._begin)
-        self._guests = Guests(self.held, self._effects)
+        self.held = HoldQueue(
+            settings.hold_max, make_order(settings.hold_order, self._placer.hit_ratio)
+        )
+        self._scheduler = QueueScheduler(
+            self.held, self.inflight, self.replicas, self._placer, self._begin
+        )
+        self._forwarded_queue = ForwardedQueue(self.held, self._effects)
         self._attempts = Attempts(
             region=region,
             replicas=self.replicas,
@@ -78,34 +78,44 @@ class RouterCore:
             effects=self._effects,
             term=lambda region: self.ownership.term(region),
         )
-        self._outlook = Outlook(self.replicas, self.peers, settings, self._placer.residency)
-        self.model_card = self._outlook.model_card
+        self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
+        self.model_card = self._timeouts.model_card
         self.gossip = Gossip(
             Origin(region, router), epoch, settings, self._effects, self.replicas.remembers
         )
         self._placer.join_gossip(self.gossip)
-        self._fleet = self._make_fleet(router, epoch, peers, dice)
-        self.ownership, self.warming = self._fleet.ownership, self._fleet.warming
-        self._admission = Admission(self.held, self.inflight, settings, dice, self._outlook.serving)
-        self._foreign = ForeignWork(
-            settings, self.replicas, self._placer, self._line, self._guests, self._admission
+        self._cluster_events = self._make_cluster_events(router, epoch, peers, dice)
+        self.ownership, self.warming = self._cluster_events.ownership, self._cluster_events.warming
+        self._admission = Admission(
+            self.held, self.inflight, settings, dice, self._timeouts.serving
         )
-        self._ends = Ends(
+        self._forwarded_requests = ForwardedRequests(
+            settings,
+            self.replicas,
+            self._placer,
+            self._scheduler,
+            self._forwarded_queue,
+            self._admission,
+        )
+        self._completion = self._make_completion()
+        self._handlers = self.warming.among(self._table())
+
+    def _make_completion(self) -> Completion:
+        return Completion(
             inflight=self.inflight,
             held=self.held,
-            guests=self._guests,
+            guests=self._forwarded_queue,
             admission=self._admission,
             attempts=self._attempts,
             placer=self._placer,
-            fresh=self._fleet.fresh,
+            fresh=self._cluster_events.fresh,
             effects=self._effects,
         )
-        self._handlers = self.warming.among(self._table())
 
-    def _make_fleet(
+    def _make_cluster_events(
         self, router: RouterId, epoch: int, peers: tuple[RegionId, ...], dice: Random
-    ) -> Fleet:
-        return Fleet(
+    ) -> ClusterEvents:
+        return ClusterEvents(
             home=self.region,
             router=router,
             epoch=epoch,
@@ -116,7 +126,7 @@ class RouterCore:
             peers=self.peers,
             held=self.held,
             placer=self._placer,
-            line=self._line,
+            line=self._scheduler,
             inflight=self.inflight,
             attempts=self._attempts,
             effects=self._effects,
@@ -129,7 +139,7 @@ class RouterCore:
         return {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
-            **self._fleet.handlers(),
+            **self._cluster_events.handlers(),
             **self.gossip.handlers(),
             ev.PlacedByPeer: self._on_placed_by_peer,
             ev.AttemptRefused: self._on_refused,
@@ -140,13 +150,13 @@ class RouterCore:
             ev.BusLost: lambda _, now: self.replicas.bus.lost(now),
             ev.BusReturned: self._on_bus_returned,
             ev.Drain: self._on_drain,
-            ev.DrainOver: lambda _, now: self._ends.drained(self.inflight.values(), now),
+            ev.DrainOver: lambda _, now: self._completion.drained(self.inflight.values(), now),
             ev.Tick: self._on_tick,
         }
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """What to do about one event, in order. `now`: seconds, never going back."""
-        self.ownership.lapse(now)
+        self.ownership.release_expired(now)
         self._handlers[type(event)](event, now)
         effects = self._effects.copy()
         self._effects.clear()
@@ -155,81 +165,81 @@ class RouterCore:
     @property
     def draining(self) -> bool:
         """Whether it takes nothing new."""
-        return self._fleet.draining
+        return self._cluster_events.draining
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica of the mesh serves at this moment, full or not."""
-        return self._outlook.ready_models()
+        return self._timeouts.ready_models()
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Those, and the ones that may come back: requests for them are held, not refused."""
-        return self._fleet.known_models()
+        return self._cluster_events.known_models()
 
     # Requests.
 
     def _on_request(self, event: ev.RequestArrived, now: float) -> None:
         request = event.request
         if request.answer_inbox is not None:
-            self._on_guest(request, request.answer_inbox, now)
+            self._on_forwarded(request, request.answer_inbox, now)
             return
-        self._fleet.arrived(now)
-        record = Inflight(request)
+        self._cluster_events.arrived(now)
+        record = RequestRecord(request)
         self.inflight[request.key] = record
         if self.draining:
-            self._ends.fail(record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
+            self._completion.fail(record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
         elif (forbidden := self._placer.forbidden(request, now)) is not None:
             self._attempts.decided(request, forbidden)
-            self._ends.fail(record, now, Fault.RESIDENCY, forbidden.reason)
+            self._completion.fail(record, now, Fault.RESIDENCY, forbidden.reason)
         else:
-            place = self._line.place_newcomer(request, now)
+            place = self._scheduler.place_new(request, now)
             go = self._hold if place.target is None else self._begin
             go(record, place, now)
 
-    def _on_guest(self, request: Request, inbox: str, now: float) -> None:
-        place = self._foreign.place(request, now, draining=self.draining)
+    def _on_forwarded(self, request: Request, inbox: str, now: float) -> None:
+        place = self._forwarded_requests.place(request, now, draining=self.draining)
         if isinstance(place, Refusal):
-            self._ends.refuse(request, inbox, place, now)
+            self._completion.refuse(request, inbox, place, now)
         elif place.target is not None:
-            self._attempts.begin_for_peer(request, inbox, place, now)
+            self._attempts.begin(RequestRecord(request), place, now)
         else:
-            self.inflight[request.key] = record = Inflight(request)
-            record.place = place
-            self._back_in_line(record, now)
-            self._line.joined(request, place)
-            self._guests.wait(request, now)
+            self.inflight[request.key] = record = RequestRecord(request)
+            record.decided(place)
+            self._to_hold_queue(record, now)
+            self._scheduler.joined(request, place)
+            self._forwarded_queue.wait(request, now)
 
-    def _begin(self, record: Inflight, place: Place, now: float) -> None:
+    def _begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """Try it there, unless that would be too late for it."""
         if record.held_since is not None:
             self._admission.released(record.request, now)
-        if self._ends.shed_if_too_late(record, place, now):
+        if self._completion.shed_if_too_late(record, place, now):
             return
         self._admission.begun(now)
-        if (inbox := record.request.answer_inbox) is None:
-            self._attempts.begin(record, place, now)
-            return
-        self._guests.leave(record.request)
-        del self.inflight[record.request.key]
-        held_s = record.waited_s(now)
-        self._attempts.begin_for_peer(record.request, inbox, place, now, held_s)
+        if record.request.answer_inbox is not None:
+            self._forwarded_queue.leave(record.request)
+            del self.inflight[record.request.key]
+        self._attempts.begin(record, place, now)
 
-    def _hold(self, record: Inflight, place: Place, now: float) -> None:
+    def _hold(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
         """A new request must wait, or be shed, or another one for it."""
-        if self._ends.shed_if_too_late(record, place, now):
+        if self._completion.shed_if_too_late(record, place, now):
             return
         if self.held.is_full:
             last = self.held.newest_below(record.request.priority)
             if last is None:
-                self._ends.shed(record, place, f"{place.reason}, and the hold queue is full", now)
+                self._completion.shed(
+                    record, place, f"{place.reason}, and the hold queue is full", now
+                )
                 return
             why = f"the hold queue is full, and {record.request.priority} goes before"
-            self._ends.shed(self.inflight[last.key], None, why, now)
-        record.place = self._admission.foretold(record, place, now)
-        self._attempts.decided(record.request, record.place)
-        self._back_in_line(record, now)
-        self._line.joined(record.request, place)
+            self._completion.shed(self.inflight[last.key], None, why, now)
+        foretold = self._admission.with_expectation(record, place, now)
+        record.decided(foretold)
+        self._attempts.decided(record.request, foretold)
+        self._to_hold_queue(record, now)
+        self._scheduler.joined(record.request, place)
 
-    def _back_in_line(self, record: Inflight, now: float) -> None:
+    def _to_hold_queue(self, record: RequestRecord, now: float) -> None:
         """No attempt is under way: it waits at its place by class and arrival."""
         self._attempts.leave(record, now)
         record.hold(now)
@@ -244,110 +254,101 @@ class RouterCore:
             return
         if record.held_since is None:
             self._attempts.cancel(record)
-        self._ends.end(record, now)
-        self._line.offer(record.replica, now)
+        self._completion.end(record, now)
+        self._scheduler.offer(record.replica, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
             self._attempts.served(record, event.served, now)
-            self._ends.end(record, now)
-            self._line.offer(record.replica, now)
+            self._completion.end(record, now)
+            self._scheduler.offer(record.replica, now)
 
     # Attempts.
 
-    def _current(self, key: int, attempt: int) -> Inflight | None:
+    def _current(self, key: int, attempt: int) -> RequestRecord | None:
         """The request, if that attempt is the one under way."""
         record = self.inflight.get(key)
-        if record is None or record.attempt != attempt or record.held_since is not None:
-            return None
-        return record
+        return record if record is not None and record.is_current(attempt) else None
 
     def _on_placed_by_peer(self, event: ev.PlacedByPeer, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None and record.peer is not None:
-            record.replica, record.heard_at = event.replica, now
+            record.placed_by_peer(event.replica, now)
 
     def _on_progressed(self, event: ev.AttemptProgressed, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            record.heard_at = now
-            record.lines = max(record.lines, min(event.hops, HOPS_MAX))
+            record.progressed(now)
 
     def _on_started(self, event: ev.AnswerStarted, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
-            record.started, record.heard_at = True, now
+            record.start(now)
             self._attempts.began(record, now)
-            self._line.offer(record.replica, now)
+            self._scheduler.offer(record.replica, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
-        if record is None or record.started:
+        if record is None or record.has_started:
             return
         if event.reason == Refusal.BAD_WORK:
-            self._ends.fail(
+            self._completion.fail(
                 record, now, Fault.ENGINE_FAILED, "the replica could not read the request"
             )
             return
-        said_by_another = event.replica is None and event.region not in (self.region, record.peer)
-        self._attempts.rest(record, now, event.region if said_by_another else None)
-        self._not_taken(record, now)
-        self._line.try_all(now)
+        self._attempts.rest(record, now)
+        self._attempt_refused(record, now)
+        self._scheduler.place_waiting(now)
 
-    def _not_taken(self, record: Inflight, now: float) -> None:
+    def _attempt_refused(self, record: RequestRecord, now: float) -> None:
         """Nothing was begun there: back in line, and others are asked first."""
-        record.refusals += 1
-        if record.peer is not None:
-            record.shun(record.peer, now)
+        record.refused(now)
         if record.refusals >= self._settings.refusals_max:
-            self._ends.shed(record, None, f"refused {record.refusals} times", now)
-        elif not self._ends.shed_if_too_late(record, None, now):
-            self._back_in_line(record, now)
+            self._completion.shed(record, None, f"refused {record.refusals} times", now)
+        elif not self._completion.shed_if_too_late(record, None, now):
+            self._to_hold_queue(record, now)
 
     def _on_failed(self, event: ev.AttemptFailed, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is None:
             return
         if now >= record.request.deadline:  # the agent has a clock too, and may be first
-            self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
+            self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
-        note_status(record, event.status)
+        record.engine_answered(event.status)
         whole_place = record.peer is None or record.replica is None
         if whole_place and event.status is None:
             self._attempts.rest(record, now)
         self._attempt_failed(record, event.detail, now)
-        self._line.try_all(now)
+        self._scheduler.place_waiting(now)
 
     def _attempt_failed(
-        self, record: Inflight, detail: str, now: float, *, same_again: bool = False
+        self, record: RequestRecord, detail: str, now: float, *, same_again: bool = False
     ) -> None:
         """Back in line if another attempt may help; the caller lets those in line try.
 
         `same_again`: where it was, somebody new is now.
         """
-        if record.started:
-            self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
+        if record.has_started:
+            self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
             return
-        record.failures += 1
-        place = record.peer or record.replica
-        if place is not None and not same_again:
-            record.avoid |= {place}
-        hope = same_again or self._outlook.others_serve(record)
-        if hope and is_worth_another(record, self._settings.failures_max):
-            self._back_in_line(record, now)
+        record.failed(avoid_place=not same_again)
+        hope = same_again or self._timeouts.others_serve(record)
+        if hope and record.is_worth_another(self._settings.failures_max):
+            self._to_hold_queue(record, now)
         elif record.engine_status is not None:
-            self._ends.end(record, now)
+            self._completion.end(record, now)
             self._effects.append(fx.PassEngineError(record.request.key))
         else:
-            self._ends.fail(record, now, Fault.ENGINE_FAILED, detail)
+            self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
 
-    def _replica_lost(self, lost: Collection[Inflight], why: str, now: float) -> None:
+    def _replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
         """The agent that had these is no more; whoever speaks under its name is another."""
         for record in lost:
             detail = f"replica {record.replica} was lost: {why}"
             self._attempt_failed(record, detail, now, same_again=True)
-        self._line.try_all(now)
+        self._scheduler.place_waiting(now)
 
     def _on_bus_returned(self, event: ev.BusReturned, now: float) -> None:
         self.replicas.bus.returned(now)
@@ -355,46 +356,46 @@ class RouterCore:
         for record in list(self.inflight.values()):
             if record.is_tried:  # begun answers show a loss by their numbering or silence
                 self._attempts.cancel(record)
-                self._back_in_line(record, now)
-        self._line.try_all(now)
+                self._to_hold_queue(record, now)
+        self._scheduler.place_waiting(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:
         """Own clients are served to the end; peers' who wait here are better off elsewhere."""
-        self._fleet.drain(now)
+        self._cluster_events.drain(now)
         guests = (request for request in self.held if request.answer_inbox is not None)
-        self._ends.drained([self.inflight[request.key] for request in guests], now)
+        self._completion.drained([self.inflight[request.key] for request in guests], now)
 
     # Time.
 
     def _on_tick(self, event: ev.Tick, now: float) -> None:
-        self._fleet.expire(now)
+        self._cluster_events.expire(now)
         self._admission.look(now)
-        for record in self._outlook.doubtful(self.inflight.values(), now):
+        for record in self._timeouts.due_for_check(self.inflight.values(), now):
             self._check(record, now)
-        self._line.try_all(now)
-        self._fleet.tell_peers(now)
+        self._scheduler.place_waiting(now)
+        self._cluster_events.publish_digest_if_due(now)
         self.gossip.tick(now)
 
-    def _check(self, record: Inflight, now: float) -> None:
+    def _check(self, record: RequestRecord, now: float) -> None:
         """Has this request's time, or its attempt's, run out?"""
         if now >= record.request.deadline:
             if record.held_since is None:
                 self._attempts.cancel(record)
-            self._ends.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
+            self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
         elif record.held_since is not None:
             if now - record.held_since >= self._settings.hold_s_max:
                 self._hold_expired(record, now)
-            elif not self._ends.shed_if_too_late(record, record.place, now):
-                self._guests.check(record.request, now)
-        elif (lost := self._outlook.lost_because(record, now)) is not None:
+            elif not self._completion.shed_if_too_late(record, record.place, now):
+                self._forwarded_queue.check(record.request, now)
+        elif (lost := self._timeouts.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
-            if self._outlook.is_left_waiting(record, now):  # another router there may be well
-                self._not_taken(record, now)
+            if self._timeouts.is_left_waiting(record, now):  # another router there may be well
+                self._attempt_refused(record, now)
             else:
                 self._attempt_failed(record, lost, now)
 
-    def _hold_expired(self, record: Inflight, now: float) -> None:
-        if (why := self._outlook.unserved_because(record)) is not None:
-            self._ends.unserved(record, why, now)
+    def _hold_expired(self, record: RequestRecord, now: float) -> None:
+        if (why := self._timeouts.unserved_because(record)) is not None:
+            self._completion.unserved(record, why, now)
         else:
-            self._ends.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)
+            self._completion.shed(record, None, f"held for {self._settings.hold_s_max:g} s", now)

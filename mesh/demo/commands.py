@@ -1,112 +1,119 @@
-"""The command line and environment of every process of a demo; nothing else knows them."""
+"""The command line and environment of every program of a demo."""
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from agents.engine_key import ENGINE_KEY
+from agents.config import ENGINE_KEY
 from infra.address import Address
 from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
 from infra.workers import worker_page
-from mesh.demo.options import EngineKind, GivenEngine, Options
-from mesh.demo.program import Every, FileWritten, Kind, Program, http_ready, speaks_nats
+from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
 from mesh.demo.state_directory import StateDirectory
+from mesh.supervisor.program import (
+    AllReady,
+    FileWritten,
+    Program,
+    ProgramKind,
+    http_ready,
+    speaks_nats,
+)
 from schemas.ids import RegionId
 
-# Within the grace that the supervisor gives them (see `supervisor.GRACE_S`).
+# Less than the supervisor's grace (`GRACE_S`).
 ROUTER_DRAIN_S = 8.0
 AGENT_DRAIN_S = 3.0
-PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process said before it died
+PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process printed before it died
 
 
+@dataclass(frozen=True, slots=True)
 class Commands:
     """Makes the programs of one demo."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        options: Options,
-        state: StateDirectory,
-        nats_server: Path,
-        files: Mapping[RegionId, RegionFiles],
-    ) -> None:
-        """`files`: the rendered configuration and credentials of every region."""
-        self._topology = topology
-        self._options = options
-        self._state = state
-        self._nats_server = nats_server
-        self._files = files
+    topology: Topology
+    options: DemoOptions
+    state: StateDirectory
+    nats_server: Path
+    files: Mapping[RegionId, RegionFiles]  # the rendered configuration and credentials
 
     def nats(self, region: str) -> Program:
         """A region's nats-server."""
         return Program(
             name=f"nats-{region}",
-            kind=Kind.NATS,
+            kind=ProgramKind.NATS,
             region=region,
-            command=(str(self._nats_server), "-c", str(self._files[RegionId(region)].config)),
-            ready=speaks_nats(self._topology.region(region).nats),
+            command=(str(self.nats_server), "-c", str(self.files[RegionId(region)].config)),
+            ready=speaks_nats(self.topology.region(region).nats),
         )
 
     def router(self, region: str, router: str, http: Address, metrics: Address | None) -> Program:
-        """One of a region's routers; where it listens, and where its first worker has a page."""
-        options = self._options
-        who = ("--region", region, "--router", router, "--drain-s", str(ROUTER_DRAIN_S))
-        config: tuple[str, ...] = ("--config", str(options.config), "--http", str(http))
-        log = ("--log-level", options.log_level)
-        choices = {
+        """One of a region's routers. `metrics`: the page of its first worker, if workers have any.
+
+        It is ready when every worker is; one that does not listen yet is missed only at its page.
+        """
+        options, workers = self.options, self.topology.region(region).workers
+        arguments: dict[str, str | None] = {
+            "--region": region,
+            "--router": router,
+            "--drain-s": str(ROUTER_DRAIN_S),
+            "--config": str(options.config),
+            "--http": str(http),
+            "--log-level": options.log_level,
             "--policy": options.policy,
             "--pushing": options.pushing,
             "--hold-order": options.hold_order,
         }
-        workers = self._topology.region(region).workers
-        faces = [http]  # a worker that is not up yet answers nobody at its own page
+        addresses = [http]
         if metrics is not None:
-            faces += [worker_page(metrics, number) for number in range(workers)]
-            config += ("--workers", str(workers), "--metrics", str(metrics))
-        given = [word for name, value in choices.items() if value for word in (name, value)]
+            addresses += [worker_page(metrics, number) for number in range(workers)]
+            arguments |= {"--workers": str(workers), "--metrics": str(metrics)}
+        words = [word for name, value in arguments.items() if value for word in (name, value)]
         return Program(
             name=f"router-{region}-{router}",
-            kind=Kind.ROUTER,
+            kind=ProgramKind.ROUTER,
             region=region,
-            command=_python("mesh.cli.main", "router", *who, *config, *log, *given),
-            ready=Every(tuple(http_ready(face) for face in faces)),
+            command=_python("mesh.cli.main", "router", *words),
+            ready=AllReady(tuple(map(http_ready, addresses))),
             environment=self._as_user(region, "router"),
         )
 
     def engine(self, region: str, replica: str, *, port: int = 0) -> Program:
-        """The simulated engine of a replica; port 0: one that is free, see `engine_url`."""
+        """The simulated engine of a replica; port 0: a free one, see `engine_url`."""
         name = f"engine-{replica}"
-        ready_file = self._state.run / f"{name}.json"
-        settings = ["--port", str(port), "--time-scale", str(self._options.time_scale)]
-        if self._options.profile is not None:
-            settings += ["--profile", self._options.profile]
+        ready_file = self.state.run / f"{name}.json"
+        words = ["--port", str(port), "--time-scale", str(self.options.time_scale)]
+        if self.options.profile is not None:
+            words += ["--profile", self.options.profile]
         return Program(
             name=name,
-            kind=Kind.ENGINE,
+            kind=ProgramKind.ENGINE,
             region=region,
-            command=_python("agents.cli", "engine-sim", *settings, "--ready-file", str(ready_file)),
+            command=_python("agents.cli", "engine-sim", *words, "--ready-file", str(ready_file)),
             ready=FileWritten(ready_file),
             environment=PYTHON_ENVIRONMENT,
         )
 
-    def agent(self, region: str, replica: str, engine: GivenEngine, kind: EngineKind) -> Program:
+    def agent(
+        self, region: str, replica: str, engine: GivenEngine, kind: GivenEngineKind
+    ) -> Program:
         """The agent beside an engine."""
         name = f"agent-{replica}"
-        ready_file = self._state.run / f"{name}.json"
-        given = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
-        given += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
-        given += [word for model in engine.models for word in ("--model", model)]
+        ready_file = self.state.run / f"{name}.json"
+        words = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
+        words += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
+        words += [word for model in engine.models for word in ("--model", model)]
         key = {} if engine.key is None else {ENGINE_KEY: engine.key.get_secret_value()}
         return Program(
             name=name,
-            kind=Kind.AGENT,
+            kind=ProgramKind.AGENT,
             region=region,
             command=_python(
                 *("agents.cli", "run", "--region", region, "--replica", replica),
-                *("--engine-kind", kind.value, "--engine-url", engine.url, *given),
+                *("--engine-kind", kind.value, "--engine-url", engine.url, *words),
                 *("--drain-timeout", str(AGENT_DRAIN_S), "--ready-file", str(ready_file)),
             ),
             ready=FileWritten(ready_file),
@@ -114,7 +121,7 @@ class Commands:
         )
 
     def _as_user(self, region: str, user: str) -> dict[str, str]:
-        credentials = self._files[RegionId(region)].credentials[user]
+        credentials = self.files[RegionId(region)].credentials[user]
         return {**PYTHON_ENVIRONMENT, **read_environment(credentials)}
 
 

@@ -1,7 +1,7 @@
-"""Every region of a topology on this machine, with the wide area between them.
+"""Every region of a topology on this machine, with simulated wide-area links between them.
 
 All that can start together does: a region's routers and engines start once its nats-server
-speaks, an agent once its engine listens; no region waits for another. The delaying links run
+answers, an agent once its engine listens; no region waits for another. The delaying links run
 inside this process, in front of the ports where nats-servers accept leaf connections.
 """
 
@@ -15,57 +15,62 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from agents.adapters.engine import EngineClient
+from agents.adapters.engine_kinds import KINDS
+from agents.core.events import EngineScraped, ScrapeFailed
 from infra.address import Address
 from infra.bus import BusUnreachable
-from infra.ending import end_all
 from infra.nats import bundle, server
 from infra.nats.bundle import RegionFiles
-from infra.topology import Region, Topology
+from infra.process import end_all
+from infra.topology import RegionTable, Topology
 from infra.workers import worker_names, worker_page
 from mesh.adapters import streams
-from mesh.demo import ports
-from mesh.demo.child import Child, Died, Ready
 from mesh.demo.commands import Commands, engine_url
-from mesh.demo.engine_look import why_silent
-from mesh.demo.options import EngineKind, GivenEngine, Options
-from mesh.demo.program import Kind, Program
+from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind, free_address
 from mesh.demo.state_directory import StateDirectory
-from mesh.demo.supervisor import Supervisor
 from mesh.demo.wan_proxy import WanProxy
-from mesh.doctor.logins import read_logins
+from mesh.doctor.connectivity import read_logins
+from mesh.supervisor.program import Program, ProgramKind
+from mesh.supervisor.supervisor import (
+    ProgramDied,
+    ProgramReady,
+    SupervisedProgram,
+    Supervisor,
+)
 from schemas.ids import RegionId, ReplicaId, RouterId
 
 log = logging.getLogger(__name__)
 
-# A given engine may still be loading its model. It is waited for, but after this long not silently.
+# A given engine may still be loading its model: after the first time this is reported, and after
+# the second the mesh is up without it, so that one bad engine does not keep the others waiting.
 GIVEN_ENGINE_WITHIN_S = 5.0
-# And after this long the mesh is up without it: one bad engine must not keep the good ones away.
 UP_WITHOUT_IT_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSilent:
-    """A given engine does not serve yet; its agent goes on asking."""
+class EngineMissing:
+    """A given engine does not serve yet; its agent keeps trying."""
 
     agent: Program
     engine: GivenEngine
     why: str
 
 
-Event = Ready | Died | EngineSilent
+DemoEvent = ProgramReady | ProgramDied | EngineMissing
 
 
 class LocalMesh:
-    """An async context manager: `start` inside, every process and link is ended on exit."""
+    """An async context manager: `start` inside; every process and link is ended on exit."""
 
     def __init__(
         self,
         topology: Topology,
-        options: Options,
+        options: DemoOptions,
         state: StateDirectory,
-        report: Callable[[Event], None],
+        report: Callable[[DemoEvent], None],
     ) -> None:
-        """Raises ServerUnusable if this machine has no nats-server that will do."""
+        """Raises ServerUnusable if this machine has no usable nats-server."""
         self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
         self.pages = {name: _pages(region) for name, region in topology.regions.items()}
         self._topology = topology
@@ -75,9 +80,11 @@ class LocalMesh:
         self._nats_server = server.find()
         self._supervisor = Supervisor(state.logs, report)
         self._links = contextlib.AsyncExitStack()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._stream_checks: list[asyncio.Task[None]] = []
         self.wan: dict[tuple[RegionId, RegionId], WanProxy] = {}  # (solicitor, acceptor) → link
-        self.missing: list[EngineSilent] = []  # given engines that `start` did not wait for
+        # What `start` did not wait for: given engines, and routers that have no engine yet.
+        self.missing: list[EngineMissing] = []
+        self.routers_not_ready: list[str] = []
 
     @property
     def pids(self) -> dict[str, int]:
@@ -85,35 +92,34 @@ class LocalMesh:
         return self._supervisor.pids
 
     def credentials(self, region: str) -> Path:
-        """The directory of a region's credentials, one file a user."""
+        """The directory of a region's credentials, one file per user."""
         return self._state.config / region / bundle.CREDENTIALS
 
     def metrics(self, region: RegionId) -> dict[RouterId, str]:
-        """The page of metrics of every router's every process, by the name that it goes by."""
+        """The metrics page of every process of every router, by the name of that process."""
         workers = self._topology.regions[region].workers
         found = {}
-        for router, door in self.endpoints[region].items():
+        for router, endpoint in self.endpoints[region].items():
             page = self.pages[region].get(router)
             for number, name in enumerate(worker_names(router, workers)):
-                where = door if page is None else worker_page(page, number)
+                where = endpoint if page is None else worker_page(page, number)
                 found[name] = f"http://{where}/metrics"
         return found
 
-    def sizes(self) -> Counter[Kind]:
+    def sizes(self) -> Counter[ProgramKind]:
         """How many programs of each kind the mesh has."""
-        sizes: Counter[Kind] = Counter()
+        sizes: Counter[ProgramKind] = Counter()
         for region in self._topology.regions.values():
-            engines = 0 if self._options.engines else len(region.replicas)
-            sizes[Kind.NATS] += 1
-            sizes[Kind.ENGINE] += engines
-            sizes[Kind.AGENT] += len(region.replicas)
-            sizes[Kind.ROUTER] += len(region.routers)
+            sizes[ProgramKind.NATS] += 1
+            sizes[ProgramKind.ENGINE] += 0 if self._options.engines else len(region.replicas)
+            sizes[ProgramKind.AGENT] += len(region.replicas)
+            sizes[ProgramKind.ROUTER] += len(region.routers)
         return sizes
 
     async def start(self) -> None:
-        """Start everything and return when all is ready, but for the engines in `missing`.
+        """Start everything and return when all is ready, but for what is missing.
 
-        Raises GaveUp if a program ends.
+        Raises ProgramFailed if a program ends.
         """
         files = await self._configure()
         commands = Commands(self._topology, self._options, self._state, self._nats_server, files)
@@ -125,19 +131,19 @@ class LocalMesh:
             raise failures.exceptions[0] from None  # the others ended because of the first
 
     def hurry(self) -> None:
-        """Let nothing drain any more: kill at once."""
+        """Kill what still drains."""
         self._supervisor.hurry()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await end_all(self._keepers)
+        await end_all(self._stream_checks)
         await self._supervisor.stop()
         await self._links.aclose()
 
     async def _configure(self) -> Mapping[RegionId, RegionFiles]:
-        """Raise the links, and tell the nats-servers to dial each other through them."""
+        """Start the links, and configure the nats-servers to connect through them."""
         leaf_addresses: dict[tuple[RegionId, RegionId], Address] = {}
         for link in self._topology.links:
             target = self._topology.regions[link.acceptor].leaf
@@ -153,11 +159,11 @@ class LocalMesh:
         )
 
     async def _start_region(
-        self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: Region
+        self, group: asyncio.TaskGroup, commands: Commands, name: RegionId, region: RegionTable
     ) -> None:
         await self._supervisor.start(commands.nats(name))
         await self._set_up_streams(name)
-        self._keepers.append(asyncio.create_task(self._keep_streams(name)))
+        self._stream_checks.append(asyncio.create_task(self._keep_streams(name)))
         for router in region.routers:
             page = self.pages[name].get(router)
             program = commands.router(name, router, self.endpoints[name][router], page)
@@ -170,7 +176,7 @@ class LocalMesh:
                 group.create_task(self._start_simulated(commands, name, replica))
 
     async def _set_up_streams(self, name: RegionId) -> None:
-        """Make them, or put right what somebody altered; a region serves without them too."""
+        """Make a region's streams, or repair altered ones; a region serves without them too."""
         setup = read_logins(self._topology, self._state.config)[name].setup
         assert setup is not None, "rendered before anything is started"
         has_peers = bool(self._topology.peers(name))
@@ -179,7 +185,7 @@ class LocalMesh:
             await asyncio.wait([task])  # nats-py may lose a cancel
             for stream, what in task.result().items():
                 if what == streams.PUT_RIGHT:
-                    log.error("stream %s of %s was altered, and is put right", stream, name)
+                    log.error("stream %s of %s had been altered and was repaired", stream, name)
         except (BusUnreachable, streams.StreamsUnusable) as error:
             log.warning("streams of %s: %s", name, error)
         finally:
@@ -191,58 +197,88 @@ class LocalMesh:
             await self._set_up_streams(name)
 
     async def _start_router(self, program: Program) -> None:
-        child = self._supervisor.launch(program)
-        if self._options.engines:  # it may have none to be ready with
-            await _ready_within(child, UP_WITHOUT_IT_AFTER_S)
-        else:
-            await child.wait_ready()
+        router = self._supervisor.launch(program)
+        if not self._options.engines:
+            await router.wait_ready()
+        elif not await _ready_within(router, UP_WITHOUT_IT_AFTER_S):  # for want of an engine
+            self.routers_not_ready.append(program.name)
 
     async def _start_given(
         self, commands: Commands, region: RegionId, replica: ReplicaId, engine: GivenEngine
     ) -> None:
         kind = self._options.engine_kind
         agent = commands.agent(region, replica, engine, kind)
-        child = self._supervisor.launch(agent)
-        if await _ready_within(child, GIVEN_ENGINE_WITHIN_S):
+        supervised = self._supervisor.launch(agent)
+        if await _ready_within(supervised, GIVEN_ENGINE_WITHIN_S):
             return
-        self._report(EngineSilent(agent, engine, await why_silent(engine, kind)))
-        if not await _ready_within(child, UP_WITHOUT_IT_AFTER_S - GIVEN_ENGINE_WITHIN_S):
-            self.missing.append(EngineSilent(agent, engine, await why_silent(engine, kind)))
+        self._report(EngineMissing(agent, engine, await engine_problem(engine, kind)))
+        if not await _ready_within(supervised, UP_WITHOUT_IT_AFTER_S - GIVEN_ENGINE_WITHIN_S):
+            self.missing.append(EngineMissing(agent, engine, await engine_problem(engine, kind)))
 
     async def _start_simulated(
         self, commands: Commands, region: RegionId, replica: ReplicaId
     ) -> None:
         engine = await self._supervisor.start(commands.engine(region, replica))
         url = engine_url(engine.program)
-        # Started again after a crash, it must be where its agent looks for it.
+        # After a restart it must listen where its agent expects it.
         engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
-        agent = commands.agent(region, replica, GivenEngine(region, url), EngineKind.VLLM)
-        await self._supervisor.start(agent)
+        given = GivenEngine(region, url)
+        await self._supervisor.start(commands.agent(region, replica, given, GivenEngineKind.VLLM))
 
 
-async def _ready_within(child: Child, wait_s: float) -> bool:
-    """Whether it becomes ready in time. Raises GaveUp if it ends instead."""
+async def _ready_within(program: SupervisedProgram, wait_s: float) -> bool:
+    """Whether it becomes ready in time. Raises ProgramFailed if it ends instead."""
     try:
         async with asyncio.timeout(wait_s):
-            await child.wait_ready()
+            await program.wait_ready()
     except TimeoutError:
         return False
     return True
 
 
-def _endpoints(region: Region) -> dict[RouterId, Address]:
-    """Where each router listens: the first as configured, the others wherever there is room."""
+def _endpoints(region: RegionTable) -> dict[RouterId, Address]:
+    """Where each router listens: the first as configured, the others on free ports."""
     first, *others = region.routers
-    return {first: region.http, **{router: ports.free(region.http.host) for router in others}}
+    return {first: region.http, **{router: free_address(region.http.host) for router in others}}
 
 
-def _pages(region: Region) -> dict[RouterId, Address]:
-    """Where each router's first worker has a page of its own; empty where none needs one."""
+def _pages(region: RegionTable) -> dict[RouterId, Address]:
+    """The metrics page of each router's first worker; empty where the endpoint has /metrics."""
     first, *others = region.routers
     if region.metrics is None and region.workers == 1:
         return {}
-    here = region.metrics or ports.free_row(region.http.host, region.workers)
-    return {
-        first: here,
-        **{router: ports.free_row(region.http.host, region.workers) for router in others},
-    }
+    host, workers = region.http.host, region.workers
+    pages = {first: region.metrics or free_address(host, workers)}
+    return pages | {router: free_address(host, workers) for router in others}
+
+
+async def engine_problem(given: GivenEngine, kind: GivenEngineKind) -> str:
+    """Why a given engine does not serve as one of that kind, and what to do. Takes 2 s at most.
+
+    Reads the engine with the agent's own code: heartbeats carry no reasons, and reading them from
+    the agent's log would make its wording an interface.
+    """
+    found = await _read_engine(given, kind)
+    if isinstance(found, EngineScraped):
+        return "it answers since just now"
+    if kind is not GivenEngineKind.OPENAI and isinstance(
+        await _read_engine(given, GivenEngineKind.OPENAI), EngineScraped
+    ):
+        return f"{found.detail}; if that server has no metrics, use --engine-kind openai"
+    return found.detail
+
+
+async def _read_engine(given: GivenEngine, kind: GivenEngineKind) -> EngineScraped | ScrapeFailed:
+    engine = EngineClient(
+        api_url=given.url,
+        metrics_url=given.metrics_url or f"{given.url}/metrics",
+        kind=KINDS[kind],
+        clock=asyncio.get_running_loop().time,
+        key=None if given.key is None else given.key.get_secret_value(),
+        models=given.models,
+        reads_batch_max=False,
+    )
+    try:
+        return await engine.scrape()
+    finally:
+        engine.close()

@@ -1,22 +1,28 @@
-"""What was asked of `mesh up`, and the topology that follows from it."""
+"""What was asked of `mesh up`, the topology that follows, and whether its ports are free."""
 
+import errno
+import socket
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from random import SystemRandom
 
 from pydantic import SecretStr
 
-from infra.topology import Region, Topology, TopologyError
+from infra.address import Address
+from infra.topology import RegionTable, Topology, TopologyError
 from infra.workers import crowd_problems
 from schemas.ids import ModelId, RegionId, ReplicaId
 
 REPLICAS_HERE_MAX = 96  # 8 times the packaged mesh
+# Below the ports that kernels assign to outgoing connections, which could take one before we do.
+FREE_PORTS = range(10_000, 20_000)
+FREE_TRIES_MAX = 1000
 
 
-class EngineKind(StrEnum):
-    """Whose HTTP face and metrics an engine has."""
+class GivenEngineKind(StrEnum):
+    """Whose HTTP API and metrics an engine has."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -31,13 +37,13 @@ class GivenEngine:
     region: str
     url: str
     metrics_url: str | None = None
-    batch_max: int | None = None  # None: as its agent finds out
+    batch_max: int | None = None  # None: its agent finds out
     models: tuple[ModelId, ...] = ()  # none: those that it lists
-    key: SecretStr | None = None  # that it wants
+    key: SecretStr | None = None  # its API key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DemoOptions:
     """The command line of `mesh up`, checked."""
 
     config: Path
@@ -46,7 +52,7 @@ class Options:
     time_scale: float = 1.0
     profile: str | None = None  # of simulated engines; None: their own default
     engines: tuple[GivenEngine, ...] = ()
-    engine_kind: EngineKind = EngineKind.VLLM
+    engine_kind: GivenEngineKind = GivenEngineKind.VLLM
     # Of every router; None: as the configuration says, or the router's own default.
     policy: str | None = None
     pushing: str | None = None
@@ -56,13 +62,12 @@ class Options:
     ready_file: Path | None = None
 
 
-def fitted(topology: Topology, options: Options) -> Topology:
+def fitted(topology: Topology, options: DemoOptions) -> Topology:
     """The topology with the replicas and the workers that the options ask for.
 
-    Given engines replace all simulated ones, those of regions that got none too: a mesh of real
-    and simulated engines would serve different models under one roof. Raises TopologyError for
-    an engine of a region there is not, for a mesh of no replica or of too many, and for workers
-    that a region can't have.
+    Given engines replace all simulated ones, also in regions without any: real and simulated
+    engines serve different models. Raises TopologyError for an engine of an unknown region, for a
+    mesh without a replica or with too many, and for more workers than a region may have.
     """
     for engine in options.engines:
         if engine.region not in topology.regions:
@@ -71,40 +76,70 @@ def fitted(topology: Topology, options: Options) -> Topology:
                 f"there are {', '.join(topology.regions)}"
             )
     given = Counter(engine.region for engine in options.engines)
-
-    def count(name: RegionId) -> int | None:
-        return given[name] if given else options.replicas
-
-    regions = {name: _resized(name, table, count(name)) for name, table in topology.regions.items()}
-    _require_some(sum(len(region.replicas) for region in regions.values()), options.config)
-    if options.workers is not None:
-        update = {"workers": options.workers}
-        regions = {name: table.model_copy(update=update) for name, table in regions.items()}
-        _require_room(regions, options.workers)
-    return topology.model_copy(update={"regions": regions})
-
-
-def _require_some(replicas: int, config: Path) -> None:
+    regions = {
+        name: _resized(name, region, given[name] if given else options.replicas, options.workers)
+        for name, region in topology.regions.items()
+    }
+    replicas = sum(len(region.replicas) for region in regions.values())
     if not replicas:
         raise TopologyError(
-            f"{config}: no region has a replica, so nothing could be answered; "
+            f"{options.config}: no region has a replica, so no request could be answered; "
             "give a region some, or use --replicas"
         )
     if replicas > REPLICAS_HERE_MAX:
         raise TopologyError(
-            f"{config}: {replicas} replicas, of two processes each, are too many for one machine; "
-            f"use --replicas for fewer, at most {REPLICAS_HERE_MAX} in all regions together"
+            f"{options.config}: {replicas} replicas, of two processes each, are too many for one "
+            f"machine; use --replicas for fewer, at most {REPLICAS_HERE_MAX} in all regions"
         )
+    return topology.model_copy(update={"regions": regions})
 
 
-def _require_room(regions: Mapping[RegionId, Region], workers: int) -> None:
-    for name, region in regions.items():
+def _resized(
+    name: RegionId, region: RegionTable, replicas: int | None, workers: int | None
+) -> RegionTable:
+    update: dict[str, object] = {}
+    if replicas is not None:
+        update["replicas"] = tuple(ReplicaId(f"{name}-{number}") for number in range(replicas))
+    if workers is not None:
+        update["workers"] = workers
         for key, problem in crowd_problems(dict.fromkeys(region.routers, workers)):
             raise TopologyError(f"--workers {workers}: regions.{name}.{key}: {problem}")
+    return region.model_copy(update=update)
 
 
-def _resized(name: RegionId, region: Region, count: int | None) -> Region:
-    if count is None:
-        return region
-    names = tuple(ReplicaId(f"{name}-{number}") for number in range(count))
-    return region.model_copy(update={"replicas": names})
+def port_problems(topology: Topology) -> list[str]:
+    """A line for each address that can't be listened on: the key, why, and what to do."""
+    return [
+        f"regions.{name}.{key}: {problem}"
+        for name, region in topology.regions.items()
+        for key, address in region.addresses()
+        if (problem := _port_problem(address))
+    ]
+
+
+def free_address(host: str, ports: int = 1) -> Address:
+    """The first of so many addresses in a row on which nobody listens now. Raises OSError."""
+    for _ in range(FREE_TRIES_MAX):
+        first = SystemRandom().randrange(FREE_PORTS.start, FREE_PORTS.stop - ports)
+        row = [Address(host, first + number) for number in range(ports)]
+        if not any(map(_port_problem, row)):
+            return row[0]
+    raise OSError(f"no {ports} free ports in a row on {host}")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _port_problem(address: Address) -> str | None:
+    with socket.socket(_family(address.listen.host), socket.SOCK_STREAM) as attempt:
+        # Servers set this too: a port in TIME_WAIT is free.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(address.listen)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"{address} is taken; end what listens there, or give another port"
+            reason = f"{address} can't be listened on ({error.strerror})"
+            return f"{reason}; give an address of this machine"
+    return None

@@ -1,4 +1,4 @@
-"""What a person sees of a demo: progress while it starts, how to use it, and what breaks."""
+"""What `mesh up` prints: progress while it starts, how to use it, and which programs fail."""
 
 import contextlib
 import json
@@ -13,22 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.topology import Topology
-from mesh.demo.child import Died
-from mesh.demo.local_mesh import EngineSilent, Event
-from mesh.demo.program import Kind
+from mesh.demo.local_mesh import DemoEvent, EngineMissing
+from mesh.supervisor.program import ProgramKind
+from mesh.supervisor.supervisor import ProgramDied
 
-PROGRESS_ORDER = (Kind.NATS, Kind.ENGINE, Kind.AGENT, Kind.ROUTER)
+PROGRESS_ORDER = (ProgramKind.NATS, ProgramKind.ENGINE, ProgramKind.AGENT, ProgramKind.ROUTER)
 
 
 class Screen:
-    """Prints to one console; `report` is told what happens to the programs."""
+    """Prints to one console."""
 
-    def __init__(self, console: Console, sizes: Counter[Kind], logs: Path) -> None:
-        """`sizes`: how many programs of each kind there will be; `logs`: where they write."""
+    def __init__(self, console: Console, sizes: Counter[ProgramKind], logs: Path) -> None:
+        """`sizes`: how many programs of each kind there will be; `logs`: their directory."""
         self._console = console
         self._logs = logs
         self._sizes = sizes
-        self._ready: Counter[Kind] = Counter()
+        self._ready: Counter[ProgramKind] = Counter()
         self._is_up = False
         self._status = console.status(self._progress())
 
@@ -39,11 +39,11 @@ class Screen:
         with self._status:
             yield
 
-    def report(self, event: Event) -> None:
+    def report(self, event: DemoEvent) -> None:
         """Show what happened to a program."""
-        if isinstance(event, EngineSilent):
-            self._plain(f"{_silent(event)}; it goes on asking")
-        elif isinstance(event, Died):
+        if isinstance(event, EngineMissing):
+            self._plain(f"{_missing(event)}; its agent keeps trying")
+        elif isinstance(event, ProgramDied):
             self._died(event)
         elif event.again or self._is_up:
             back = "back" if event.again else "ready"
@@ -57,18 +57,23 @@ class Screen:
         topology: Topology,
         models: list[str],
         took_s: float,
-        missing: Sequence[EngineSilent] = (),
+        missing: Sequence[EngineMissing] = (),
+        routers_not_ready: Sequence[str] = (),
     ) -> None:
-        """Say where everything is and what of it is missing, and give a first request to try."""
+        """Show where everything is, what is missing, and a first request to try."""
         self._is_up = True
         self._console.print(_regions(topology, Counter(each.engine.region for each in missing)))
         if topology.links:
-            self._plain(f"round trips: {_round_trips(topology)}")
+            round_trips = (f"{'–'.join(one.between)} {one.rtt_ms:g} ms" for one in topology.links)
+            self._plain(f"round trips: {', '.join(round_trips)}")
         for each in missing:
-            self._console.print(Text(f"missing: {_silent(each)}", style="red"), soft_wrap=True)
+            self._console.print(Text(f"missing: {_missing(each)}", style="red"), soft_wrap=True)
         if missing:
-            self._console.print("what is missing joins when its engine answers")
-        self._console.print(f"ready after {took_s:.1f} s; Ctrl-C ends every process")
+            self._console.print("a missing replica joins when its engine answers")
+        if routers_not_ready:
+            self._plain(f"not ready, for want of an engine: {', '.join(routers_not_ready)}")
+        state = "running" if routers_not_ready else "ready"
+        self._console.print(f"{state} after {took_s:.1f} s; Ctrl-C ends every process")
         if models:
             self._console.print("try:")
             self._plain(first_request(topology, models[0]))
@@ -76,25 +81,25 @@ class Screen:
             self._console.print("no engine serves a model yet: requests are held until one does")
 
     def ending(self) -> None:
-        """Say that the end has begun."""
-        self._console.print("ending: routers finish what they have; Ctrl-C again ends at once")
+        """Show that the end has begun."""
+        self._console.print("ending: routers finish open requests; Ctrl-C again ends at once")
 
-    def _died(self, death: Died) -> None:
+    def _died(self, death: ProgramDied) -> None:
         self._console.print(Text(f"{death.program.name} {death.how}", style="bold red"))
         for line in death.tail.splitlines():
             self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
         if death.restart_in_s is not None:
-            self._plain(f"  it is started again in {death.restart_in_s:g} s; its log: {death.log}")
+            self._plain(f"  restarting it in {death.restart_in_s:g} s; its log: {death.log}")
             return
-        self._plain(f"  it is not started again; its log: {death.log}")
+        self._plain(f"  it is not restarted; its log: {death.log}")
         if not self._is_up:
             return
-        if death.program.kind is Kind.NATS:
-            self._plain(f"  {death.program.region} is cut off; once that is mended, by hand,")
-            self._plain("  and yours to end:")
+        if death.program.kind is ProgramKind.NATS:
+            self._plain(f"  {death.program.region} is cut off; after mending it, start it by hand")
+            self._plain("  (`mesh up` will not end it):")
             self._plain(f"  {shlex.join(death.program.command)}")
         else:
-            self._plain("  once that is mended, start the mesh anew")
+            self._plain("  after mending it, restart the mesh")
 
     def _progress(self) -> str:
         counts = (
@@ -118,17 +123,14 @@ def first_request(topology: Topology, model: str) -> str:
         "stream": True,
         "messages": [{"role": "user", "content": f"Hello from {name}"}],
     }
+    quoted = json.dumps(body).replace("'", "'\\''")
     return (
         f"curl -N http://{regions[name].http}/v1/chat/completions "
-        f"-H 'content-type: application/json' -d '{_quoted(json.dumps(body))}'"
+        f"-H 'content-type: application/json' -d '{quoted}'"
     )
 
 
-def _quoted(text: str) -> str:
-    return text.replace("'", "'\\''")
-
-
-def _silent(event: EngineSilent) -> str:
+def _missing(event: EngineMissing) -> str:
     return f"{event.agent.name}: {event.engine.url} does not serve yet: {event.why}"
 
 
@@ -139,7 +141,3 @@ def _regions(topology: Topology, missing: Counter[str]) -> Table:
         replicas = f"{size - missing[name]} of {size}" if missing[name] else str(size)
         table.add_row(name, f"http://{region.http}/v1", f"nats://{region.nats}", replicas)
     return table
-
-
-def _round_trips(topology: Topology) -> str:
-    return ", ".join(f"{'–'.join(link.between)} {link.rtt_ms:g} ms" for link in topology.links)

@@ -12,17 +12,16 @@ import orjson
 from rich.console import Console
 
 from infra.topology import DEFAULT_FILE, Topology, load
-from mesh.demo import ports
-from mesh.demo.child import Ready
-from mesh.demo.local_mesh import Event, LocalMesh
-from mesh.demo.options import Options, fitted
+from mesh.demo.local_mesh import DemoEvent, LocalMesh
+from mesh.demo.options import DemoOptions, fitted, port_problems
 from mesh.demo.screen import Screen
 from mesh.demo.state_directory import StateDirectory, write_atomically
-from mesh.runtime import routing
+from mesh.runtime.config import check_settings
+from mesh.supervisor.supervisor import ProgramReady
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# `make` hands a SIGTERM on that its whole group got: twice so soon is asked once.
-ASKED_ONCE_S = 0.5
+# `make` forwards a SIGTERM that its whole group received: a second one this soon counts once.
+SAME_SIGNAL_S = 0.5
 MODELS_WITHIN_S = 5.0
 
 
@@ -30,24 +29,24 @@ class PortsUnusable(RuntimeError):
     """The mesh can't listen where it should; the message has a line for each address."""
 
 
-async def run(options: Options, console: Console) -> None:
+async def run(options: DemoOptions, console: Console) -> None:
     """Run a mesh until a signal ends it.
 
-    Raises TopologyError, StateInUse or PortsUnusable before anything is started, and GaveUp if
-    a program ends before the mesh is ready.
+    Raises TopologyError, StateInUse or PortsUnusable before anything is started, and
+    ProgramFailed if a program ends before the mesh is ready.
     """
     topology = fitted(load(options.config), options)
-    routing.check(topology)
+    check_settings(topology)
     state = StateDirectory(options.state)
-    if problems := ports.unusable(topology):
-        state.require_free()  # the likeliest reason of taken ports has words of its own
+    if problems := port_problems(topology):
+        state.require_free()  # the likeliest reason for taken ports has an error of its own
         raise PortsUnusable(_ports_text(options.config, problems))
     with state.held():
-        session = Session(topology, options, state, console)
+        session = DemoSession(topology, options, state, console)
         try:
             await session.run()
         finally:
-            session.forget()
+            session.remove_records()
 
 
 def _ports_text(config: Path, problems: Sequence[str]) -> str:
@@ -57,17 +56,17 @@ def _ports_text(config: Path, problems: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-class Session:
-    """A mesh, the screen it is shown on, and the file that says where it runs."""
+class DemoSession:
+    """A mesh, the screen that shows it, and the files that say where it runs."""
 
     def __init__(
-        self, topology: Topology, options: Options, state: StateDirectory, console: Console
+        self, topology: Topology, options: DemoOptions, state: StateDirectory, console: Console
     ) -> None:
         self._topology = topology
         self._config = options.config
         self._records = [state.running, *([options.ready_file] if options.ready_file else [])]
         self._state = state
-        self._mesh = LocalMesh(topology, options, state, self._happened)
+        self._mesh = LocalMesh(topology, options, state, self._on_event)
         self._screen = Screen(console, self._mesh.sizes(), state.logs)
         self._models: list[str] = []
         self._up = False
@@ -84,7 +83,7 @@ class Session:
                 if self._ending_since is None:
                     raise
 
-    def forget(self) -> None:
+    def remove_records(self) -> None:
         """Remove the files that say where the mesh runs."""
         for record in self._records:
             record.unlink(missing_ok=True)
@@ -92,21 +91,22 @@ class Session:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        self.forget()
+        self.remove_records()
+        mesh = self._mesh
         with self._screen.starting():
-            await self._mesh.start()
+            await mesh.start()
             self._models = await served_models(self._topology)
         self._up = True
         took_s = loop.time() - started
-        self._screen.up(self._topology, self._models, took_s, self._mesh.missing)
-        self._record()
+        self._screen.up(self._topology, self._models, took_s, mesh.missing, mesh.routers_not_ready)
+        self._write_records()
 
-    def _happened(self, event: Event) -> None:
-        if self._up and isinstance(event, Ready):
-            self._record()  # it has another process now
+    def _on_event(self, event: DemoEvent) -> None:
+        if self._up and isinstance(event, ProgramReady):
+            self._write_records()  # it has another process now
         self._screen.report(event)
 
-    def _record(self) -> None:
+    def _write_records(self) -> None:
         regions = {
             name: {
                 "endpoint": f"http://{region.http}",
@@ -142,7 +142,7 @@ class Session:
         def interrupt() -> None:
             now = loop.time()
             if self._ending_since is not None:
-                if now - self._ending_since > ASKED_ONCE_S:
+                if now - self._ending_since > SAME_SIGNAL_S:
                     self._mesh.hurry()
                 return
             self._ending_since = now

@@ -1,18 +1,17 @@
-"""`.mesh/`: what a demo leaves on disk, and the lock that keeps two demos out of one directory.
+"""`.mesh/`: the files of a demo, and the lock that keeps two demos out of one directory.
 
-    lock                    held while a demo runs; its process's id is in it
+    lock                    held while a demo runs; contains its process id
     config/<region>/        nats.conf and credentials
     logs/<program>.log      all that a process printed since the demo started
     run/<program>.json      ready files of processes
     jetstream/<region>/     what the nats-servers store
     mesh.json               the running demo: what it was asked for, endpoints, processes
 
-All of it is readable by this user alone: directories have mode 0700, the files on top 0600, also
-where an earlier version left them open. A directory that was there for other things keeps its mode.
+Only this user can read it: directories have mode 0700, the files on top 0600, also where an
+earlier version left them open. A directory that was there for other things keeps its mode.
 
-Everything in it may be stale: a start writes anew what it reads, and keeps only the secrets.
-The lock is the kernel's (`flock`), so a supervisor that was killed leaves none behind; a file of
-process ids, the usual way, outlives its process and then lies.
+A start rewrites everything but the secrets. The lock is the kernel's (`flock`), so it ends with
+its process, even a killed one; a file of process ids would not.
 """
 
 import contextlib
@@ -21,7 +20,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from infra.nats.private_file import make_private
+from pydantic import BaseModel, ValidationError
+
+from infra.nats.secret_files import make_private
+from infra.topology import Topology
+from schemas.ids import RegionId, ReplicaId
 
 DEFAULT_STATE = Path(".mesh")
 
@@ -42,14 +45,14 @@ class StateDirectory:
         self.running = self.path / "mesh.json"
 
     def require_free(self) -> None:
-        """Raise StateInUse if another demo runs on it. Makes nothing."""
+        """Raise StateInUse if another demo runs on it. Creates nothing."""
         if (self.path / "lock").exists():
             with self._locked():
                 pass
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Make the directory, and keep others out meanwhile. Raises StateInUse."""
+        """Make the directory, and lock it meanwhile. Raises StateInUse."""
         make_private(self.path, tighten=(self.path / "lock").exists())
         with self._locked() as lock:
             os.fchmod(lock, 0o600)
@@ -78,15 +81,65 @@ class StateDirectory:
             os.close(lock)
 
     def _forget_earlier(self) -> None:
-        """Remove what an earlier run said: its replicas may not be there any more."""
+        """Remove what an earlier run wrote: its replicas may be gone."""
         self.running.unlink(missing_ok=True)
         for stale in (*self.logs.glob("*.log"), *self.run.glob("*.json")):
             stale.unlink()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that only its owner reads, and sees whole or not at all."""
+    """Write a file that only its owner can read, so that readers see it complete or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.touch(mode=0o600)
     partial.write_bytes(data)
     partial.replace(path)
+
+
+class RunningRegion(BaseModel):
+    """What runs of one region. `workers`: processes of each of its routers."""
+
+    replicas: tuple[ReplicaId, ...]
+    workers: int
+
+
+class RunningMesh(BaseModel):
+    """What other commands read from `mesh.json`."""
+
+    pid: int
+    config: Path
+    regions: dict[RegionId, RunningRegion]
+    processes: dict[str, int] = {}
+
+    def children(self) -> dict[str, int]:
+        """Process ids by program, of those that still run.
+
+        After the mesh was killed, its ids in the file may belong to other processes.
+        """
+        return {name: pid for name, pid in self.processes.items() if _parent(pid) == self.pid}
+
+    def fitted(self, topology: Topology) -> Topology:
+        """The topology with the replicas and workers that run, whatever the file says."""
+        regions = {
+            name: region.model_copy(update=dict(self.regions.get(name, ())))
+            for name, region in topology.regions.items()
+        }
+        return topology.model_copy(update={"regions": regions})
+
+
+def read_running_mesh(credentials: Path) -> RunningMesh | None:
+    """The demo that has these credentials, or the last one if it was killed; else None."""
+    state = StateDirectory(credentials.parent)
+    if credentials.absolute() != state.config:
+        return None
+    try:
+        return RunningMesh.model_validate_json(state.running.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended
+        return None
+    return int(stat.rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""A wide-area link in one process: a TCP proxy that delays both directions, and can be cut.
+"""A simulated wide-area link: a TCP proxy that delays both directions, and can be cut.
 
 The demo and the tests put one on every leaf link, because a region pair's round trip decides
 placement and loopback has none. Kernel emulation (`tc netem`) needs root and a kernel module;
@@ -8,16 +8,73 @@ Sockets are handled by bare asyncio protocols rather than streams: one timer and
 direction, so a token that crosses the link costs microseconds. Memory is bounded per direction:
 past `held_bytes_max` the sending socket is not read until the line has half emptied, and a
 receiver that stops reading stops the line itself.
+
+Every chunk is stamped with its arrival time when it enters, so chunks overlap in flight and delay
+costs no throughput. A chunk never arrives before the one ahead of it, whatever the jitter: TCP
+keeps order, so a late packet delays those behind it.
 """
 
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Self, cast
 
 from infra.address import Address
-from mesh.demo.delay_line import DelayLine, Item, Mark
+
+# What a waiting chunk costs besides its bytes; counted so that tiny chunks are bounded too.
+CHUNK_COST_BYTES = 128
+
+
+class StreamEnd(Enum):
+    """Travels the line behind everything sent before it."""
+
+    EOF = "the sender closed its direction"
+    RESET = "the sender's connection broke"
+
+
+Item = bytes | StreamEnd
+
+
+@dataclass(slots=True)
+class DelayLine:
+    """One direction of a link. `delay_s` may be changed while it is in use."""
+
+    delay_s: float
+    jitter_s: float = 0.0
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    held_bytes: int = 0
+    _items: deque[tuple[float, Item]] = field(default_factory=deque)
+    _last_due: float = float("-inf")
+
+    def push(self, item: Item, now: float) -> None:
+        """Let an item enter at `now` (seconds). The caller limits `held_bytes`."""
+        jitter_s = self.rng.uniform(0.0, self.jitter_s) if self.jitter_s else 0.0
+        self._last_due = max(self._last_due, now + self.delay_s + jitter_s)
+        self._items.append((self._last_due, item))
+        self.held_bytes += _cost(item)
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next item comes out, or None if the line is empty."""
+        return self._items[0][0] if self._items else None
+
+    def pop_due(self, now: float) -> list[Item]:
+        """Every item that has arrived by `now`, in the order of entry."""
+        arrived: list[Item] = []
+        while self._items and self._items[0][0] <= now:
+            item = self._items.popleft()[1]
+            self.held_bytes -= _cost(item)
+            arrived.append(item)
+        return arrived
+
+
+def _cost(item: Item) -> int:
+    return CHUNK_COST_BYTES + (len(item) if isinstance(item, bytes) else 0)
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +92,7 @@ class _End(asyncio.Protocol):
     """One socket of a joined pair. What it reads travels its line to the other end."""
 
     def __init__(self, proxy: "WanProxy", count: Callable[[int], None]) -> None:
-        """`count` is told how many bytes came in here."""
+        """`count` is called with the number of bytes received here."""
         self.other: _End = self
         self._count = count
         self.transport: asyncio.Transport | None = None
@@ -44,12 +101,12 @@ class _End(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._reading = True
-        self._writable = False  # until its socket is there
+        self._writable = False  # until its socket is connected
         self._eof_written = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # what TCP gives, on every event loop
-        self._proxy._came_up(self, self.transport)
+        self.transport = cast(asyncio.Transport, transport)  # TCP gives one, on every event loop
+        self._proxy._connected(self, self.transport)
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -59,13 +116,13 @@ class _End(asyncio.Protocol):
             self.pause_reading()
 
     def eof_received(self) -> bool:
-        self._enter(Mark.EOF)
-        return True  # the other direction may still have much to say
+        self._enter(StreamEnd.EOF)
+        return True  # the other direction may still send
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._proxy._went_down(self)
-        self._enter(Mark.RESET)
+        self._proxy._disconnected(self)
+        self._enter(StreamEnd.RESET)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -76,7 +133,7 @@ class _End(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What this end has read and the other has not been given yet."""
+        """Read at this end and not yet written at the other."""
         return self._line.held_bytes
 
     def resume_reading(self) -> None:
@@ -121,7 +178,7 @@ class _End(asyncio.Protocol):
             return
         if isinstance(item, bytes):
             self.transport.write(item)
-        elif item is Mark.RESET:
+        elif item is StreamEnd.RESET:
             # Everything sent before the break was written already: let it flush.
             self.transport.close()
         else:
@@ -214,29 +271,29 @@ class WanProxy:
         await self.close()
 
     def _accept(self) -> _End:
-        near, far = _End(self, self._came_near), _End(self, self._came_far)
+        near, far = _End(self, self._count_near), _End(self, self._count_far)
         near.other, far.other = far, near
         dial = asyncio.get_running_loop().create_task(self._dial(near, far))
         self._dials.add(dial)
         dial.add_done_callback(self._dials.discard)
         return near
 
-    def _came_near(self, size: int) -> None:
+    def _count_near(self, size: int) -> None:
         self.to_target_bytes += size
 
-    def _came_far(self, size: int) -> None:
+    def _count_far(self, size: int) -> None:
         self.from_target_bytes += size
 
-    def _came_up(self, end: _End, transport: asyncio.Transport) -> None:
+    def _connected(self, end: _End, transport: asyncio.Transport) -> None:
         if self._server is None or len(self._ends) >= 2 * CONNECTIONS_MAX:
             transport.abort()
         self._ends.add(end)
 
-    def _went_down(self, end: _End) -> None:
+    def _disconnected(self, end: _End) -> None:
         self._ends.discard(end)
 
     async def _dial(self, near: _End, far: _End) -> None:
-        """Join an accepted socket to the target; what it says meanwhile waits in its line."""
+        """Connect an accepted socket to the target; bytes received meanwhile wait in its line."""
         try:
             await asyncio.get_running_loop().create_connection(lambda: far, *self.target)
         except OSError as error:

@@ -1,11 +1,19 @@
-"""What an examination finds, one line each: a verdict and what it rests on."""
+"""What an examination finds: one line per check, with a verdict and its reason."""
 
-from dataclasses import dataclass
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from infra.process import end_all
 
-class Verdict(StrEnum):
-    """How it stands."""
+MonotonicClock = Callable[[], float]
+RegionCheck = Callable[["RegionFindings"], Awaitable[None]]
+
+
+class CheckResult(StrEnum):
+    """The verdict of a check."""
 
     OK = "ok"
     WARNING = "warning"  # it works, and somebody should look
@@ -23,16 +31,16 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about one region. `value`: the measure that belongs to it, in `unit`s.
+    """One thing about one region. `value`: what was measured, in `unit`.
 
-    `peer`: the region at the other end, where there is one. `because`: the region whose own trouble
-    explains this one.
+    `peer`: the region at the other end of a link. `because`: the region whose own failure explains
+    this one.
     """
 
     region: str
     check: str
     about: str
-    verdict: Verdict
+    verdict: CheckResult
     detail: str
     value: float | None = None
     unit: str | None = None
@@ -42,33 +50,70 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Chart:
-    """The findings of one region, as they come in."""
+class RegionFindings:
+    """The findings of one region, in the order in which they are added."""
 
     region: str
-    findings: list[Finding]
+    findings: list[Finding] = field(default_factory=list)
 
-    def note(
+    def add(
         self,
         check: str,
         about: str,
-        verdict: Verdict,
+        verdict: CheckResult,
         detail: str,
         value: float | None = None,
         unit: str | None = None,
         *,
         peer: str | None = None,
     ) -> None:
-        """Write one down."""
+        """Add one."""
         found = Finding(self.region, check, about, verdict, detail, value, unit, peer)
         self.findings.append(found)
 
+    async def run_concurrently(self, *checks: RegionCheck) -> None:
+        """Run all at once and add what they find in their order, whichever ends first.
 
-def verdict_if(good: bool, otherwise: Verdict = Verdict.BAD) -> Verdict:
-    """OK where it is good."""
-    return Verdict.OK if good else otherwise
+        If one raises, the others are cancelled and what they had found is kept.
+        """
+        parts = [RegionFindings(self.region) for _ in checks]
+
+        async def run(check: RegionCheck, part: RegionFindings) -> None:
+            await check(part)
+
+        tasks = [asyncio.create_task(run(*pair)) for pair in zip(checks, parts, strict=True)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            try:
+                await end_all(tasks)
+            finally:
+                self.findings += [one for part in parts for one in part.findings]
+
+
+def result_if(good: bool, otherwise: CheckResult = CheckResult.BAD) -> CheckResult:
+    """OK if it is good."""
+    return CheckResult.OK if good else otherwise
 
 
 def is_healthy(findings: list[Finding]) -> bool:
     """Whether nothing is bad."""
-    return all(finding.verdict is not Verdict.BAD for finding in findings)
+    return all(finding.verdict is not CheckResult.BAD for finding in findings)
+
+
+_GO_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)(s|ms|µs|us|ns))?")
+_UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
+
+
+def as_ms(seconds: float) -> float:
+    """Milliseconds with three significant digits."""
+    return float(f"{seconds * 1000:.3g}")
+
+
+def go_duration_s(text: str) -> float | None:
+    """Seconds of a duration as nats-server writes it (`1m2.5s`, `80.469123ms`), or None."""
+    found = _GO_DURATION.fullmatch(text)
+    if found is None or not text:
+        return None
+    hours, minutes, rest, unit = found.groups()
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + float(rest or 0) * _UNIT_S[unit or "s"]

@@ -1,6 +1,6 @@
-"""Trace replay: play recorded traffic against OpenAI endpoints and say what came of it.
+"""Trace replay: play recorded traffic against OpenAI endpoints and report the results.
 
-Data flows one way: `formats` (what was recorded) → `trace` (what all formats have) → `sessions`
-and `schedule` (when and where each request leaves) → `text` (what it says) → `run` and `client`
-(the only modules with a clock and a socket) → `stream` and `tally` (what came back) → `report`.
+Data flows one way: `trace_formats` (parses files) → `trace` (what all formats have in common) →
+`schedule` (when and to which region each request is sent) → `prompt_text` (its text) → `play` and
+`client` (the only modules with a clock and a socket) → `tally` (the results) → `report`.
 """

@@ -1,19 +1,126 @@
-"""The HTTP edge: look at an endpoint, send one request, time and classify its answer.
+"""HTTP: check an endpoint, send one request, parse its stream, time and classify the answer.
 
-Latencies start when the request leaves this process, not when the trace wanted it to: what the
-generator itself lost is `late_s`, reported beside them. Nothing is retried: a retry would turn
-one recorded request into two, and hide the failure the run is there to find.
+Latencies start when the request leaves this process; the delay since it was due is `late_s`,
+reported beside them. Nothing is retried: a retry would turn one recorded request into two and hide
+the failure that the run is there to find.
+
+`ChatStream` keeps what a load generator needs: when content came, how the stream ended, the token
+usage. Each `data:` line is one event: the SSE standard allows several lines, but no OpenAI server
+sends them. Times are per chunk with content: a chunk may carry several tokens, and chunks that
+arrive in one read are 0 apart. A complete answer has a finish reason and ends with `[DONE]`.
 """
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import aiohttp
 import orjson
 
-from mesh.replay.stream import ChatStream, Fault
-from mesh.replay.tally import Answer, Outcome
+from mesh.replay.tally import RecordedUsage, RequestOutcome, RequestResult
+
+LINE_BYTES_MAX = 1024 * 1024
+_CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+class StreamFault(StrEnum):
+    """What is wrong with an answer's stream."""
+
+    ERROR_EVENT = "error_event"
+    BAD_STREAM = "bad_stream"
+    TRUNCATED = "truncated"
+
+
+class ChatStream:
+    """Feed it the body, then read `fault`, the times and the usage."""
+
+    def __init__(self) -> None:
+        self.first_content_s: float | None = None
+        self.gaps_s = array("d")  # between one chunk with content and the next
+        self.usage: RecordedUsage | None = None
+        self._last_content_s = 0.0
+        self._rest = b""
+        self._wrong: StreamFault | None = None
+        self._finished = False
+        self._done = False
+
+    @property
+    def fault(self) -> StreamFault | None:
+        """What is wrong if the stream ends here; None for a complete answer."""
+        if self._wrong:
+            return self._wrong
+        return None if self._finished and self._done else StreamFault.TRUNCATED
+
+    @property
+    def broken(self) -> bool:
+        """Whether the stream is invalid whatever follows."""
+        return self._wrong is not None
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Parse the bytes that arrived at `now` (seconds)."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not self._wrong:
+                self._line(line.rstrip(b"\r"), now)
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._wrong, self._rest = StreamFault.BAD_STREAM, b""
+
+    def _line(self, line: bytes, now: float) -> None:
+        field, _, value = line.partition(b":")
+        value = value.strip()
+        if field == b"event" and value == b"error":
+            self._wrong = StreamFault.ERROR_EVENT
+        elif field == b"data" and value == b"[DONE]":
+            self._done = True
+        elif field == b"data":
+            self._data(value, now)
+
+    def _data(self, value: bytes, now: float) -> None:
+        try:
+            event = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            event = None
+        if not isinstance(event, dict):
+            self._wrong = StreamFault.BAD_STREAM
+        elif event.get("error"):
+            self._wrong = StreamFault.ERROR_EVENT
+        else:
+            self._chunk(event, now)
+
+    def _chunk(self, event: dict[str, Any], now: float) -> None:
+        try:
+            for choice in event.get("choices") or ():
+                self._choice(choice.get("delta") or {}, choice.get("finish_reason"), now)
+            if event.get("usage"):
+                self.usage = read_usage(event["usage"])
+        except (AttributeError, TypeError, ValueError, KeyError):
+            self._wrong = StreamFault.BAD_STREAM
+
+    def _choice(self, delta: dict[str, Any], finish_reason: object, now: float) -> None:
+        if finish_reason is not None:
+            self._finished = True
+        if not any(delta.get(key) for key in _CONTENT_KEYS):
+            return
+        if self.first_content_s is None:
+            self.first_content_s = now
+        else:
+            self.gaps_s.append(now - self._last_content_s)
+        self._last_content_s = now
+
+
+def read_usage(usage: dict[str, Any]) -> RecordedUsage:
+    """OpenAI's usage object. Raises KeyError, TypeError or ValueError if it is none."""
+    details = usage.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens")
+    return RecordedUsage(
+        prompt_tokens=int(usage["prompt_tokens"]),
+        output_tokens=int(usage.get("completion_tokens") or 0),
+        cached_tokens=None if cached is None else int(cached),
+    )
+
 
 SHED_STATUSES = frozenset({429, 503})
 MODELS_TIMEOUT_S = 10.0
@@ -97,8 +204,8 @@ def request_body(model: str, prompt: str, output_tokens: int) -> bytes:
     )
 
 
-class Client:
-    """Sends requests to the regions' endpoints; each `ask` ends with one Answer."""
+class EndpointClient:
+    """Sends requests to the regions' endpoints."""
 
     def __init__(
         self,
@@ -110,7 +217,7 @@ class Client:
         self._urls = {region: f"{base}/v1/chat/completions" for region, base in endpoints.items()}
         self._clock = clock
 
-    async def ask(self, region: str, body: bytes, due_s: float) -> Answer:
+    async def send(self, region: str, body: bytes, due_s: float) -> RequestResult:
         """Send `body` now and read the whole answer. `due_s`: when it should have left."""
         started_s = self._clock()
         late_s = started_s - due_s
@@ -124,33 +231,32 @@ class Client:
         except aiohttp.ClientConnectorError:
             reason = "no_connection"
         except aiohttp.ClientPayloadError:
-            reason = Fault.TRUNCATED.value
+            reason = StreamFault.TRUNCATED.value
         except (aiohttp.ClientError, OSError):
             reason = "connection_lost"
-        return Answer(Outcome.FAILED, reason, late_s)
+        return RequestResult(RequestOutcome.FAILED, reason, late_s)
 
     async def _read(
         self, response: aiohttp.ClientResponse, started_s: float, late_s: float
-    ) -> Answer:
+    ) -> RequestResult:
         if response.status in SHED_STATUSES:
-            return Answer(Outcome.SHED, f"status_{response.status}", late_s)
+            return RequestResult(RequestOutcome.SHED, f"status_{response.status}", late_s)
         if response.status != 200:
-            return Answer(Outcome.FAILED, f"status_{response.status}", late_s)
+            return RequestResult(RequestOutcome.FAILED, f"status_{response.status}", late_s)
         if response.content_type != "text/event-stream":
-            return Answer(Outcome.FAILED, Fault.BAD_STREAM.value, late_s)
+            return RequestResult(RequestOutcome.FAILED, StreamFault.BAD_STREAM.value, late_s)
         stream = ChatStream()
         async for data in response.content.iter_any():
             stream.feed(data, self._clock())
             if stream.broken:
                 break
-        return self._answer(stream, started_s, late_s)
-
-    def _answer(self, stream: ChatStream, started_s: float, late_s: float) -> Answer:
         if stream.fault:
-            return Answer(Outcome.FAILED, stream.fault.value, late_s, usage=stream.usage)
+            return RequestResult(
+                RequestOutcome.FAILED, stream.fault.value, late_s, usage=stream.usage
+            )
         first_s = stream.first_content_s
-        return Answer(
-            Outcome.OK,
+        return RequestResult(
+            RequestOutcome.OK,
             late_s=late_s,
             ttft_s=None if first_s is None else first_s - started_s,
             e2e_s=self._clock() - started_s,

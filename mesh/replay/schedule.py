@@ -1,19 +1,20 @@
-"""Departures: when each recorded request leaves, and for which region.
+"""Departures: when each recorded request is sent, and to which region.
 
-Time. Recorders round their clocks: Mooncake's traces come in three-second steps, and played as
-they stand they would be a burst of ten every three seconds that no real front door saw. Where
-most requests share their timestamp with another, the clock was coarse, and each group is spread
+Sessions. Some recorders write sessions of different days one after the other, or each from its own
+zero. Named sessions therefore keep their times from their first request on and begin as a seeded
+Poisson process, in recorded order. Its mean gap is a convention: it fixes what speed 1 means.
+
+Time. Recorders round their clocks: Mooncake's traces come in steps of three seconds and would play
+as bursts of ten. Where most requests share their timestamp with another, each group is spread
 uniformly (seeded) over its step, in its order. A trace with a fine clock is left alone.
 
-Place. No public trace says which region a request came from, so a rule must, the same in every
-run. `hash` keeps a conversation in one region, as a person is: the key is the recorded session
-or, where none was recorded, the first block that is not *common*, and a hash of the key picks
-the region by weight. A block is common when every request has it, or more than `COMMON_SHARE`
-of them (and more than `COMMON_LEAST`) do: those are system prompts and tool instructions, which
-all regions have. `round-robin` deals requests out by weight and tears conversations apart: the
-worst case for caches.
-
-Both are worked out over the whole trace, so a limited run plays the beginning of the full one.
+Region. No public trace names a request's region. `hash` keeps a conversation in one region: its
+key is the recorded session or else the first block that is not *common*, and a hash of the key
+picks the region by weight. A block is common when every request has it, or more than
+`COMMON_SHARE` of them and more than `COMMON_LEAST` do: system prompts and tool instructions.
+`round-robin` assigns requests by weight one by one and splits conversations: the worst case for
+caches. Both are computed over the whole trace, so a limited run plays the beginning of the full
+one.
 """
 
 import hashlib
@@ -21,24 +22,24 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from statistics import median
 
-from mesh.replay.sessions import together
 from mesh.replay.trace import Trace, TraceRequest
 
+SESSION_GAP_S = 10.0
 COMMON_SHARE = 0.05  # a tool family's prompt is in 15% or more, the hottest session below 1%
 COMMON_LEAST = 8  # in a short trace a session of eight turns is still a session
 
-Weights = Mapping[str, float]
+RegionWeights = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
     """One request to send `due_s` after the start, to `region`. `number`: its place, from 0.
 
-    `session`: what its conversation is called, as well as the trace tells.
+    `session`: its conversation's key, as well as the trace tells.
     """
 
     number: int
@@ -50,7 +51,7 @@ class Departure:
 
 def departures(
     trace: Trace,
-    weights: Weights,
+    weights: RegionWeights,
     *,
     assign: str,
     speed: float,
@@ -58,7 +59,7 @@ def departures(
     rng: random.Random,
 ) -> tuple[Departure, ...]:
     """The plan of a run: the first at 0, `speed` times as fast as recorded, at most `limit`."""
-    trace = together(trace, rng)
+    trace = with_sessions_beside(trace, rng)
     times = spread([request.at_s for request in trace.requests], rng)
     regions = ASSIGNMENTS[assign](trace, weights)
     rows = zip(times, regions, trace.requests, session_keys(trace), strict=True)
@@ -69,11 +70,40 @@ def departures(
     )
 
 
+def session_starts_s(
+    sessions: int, rng: random.Random, gap_s: float = SESSION_GAP_S
+) -> list[float]:
+    """When each session begins: the first at 0, the others `gap_s` apart in the mean."""
+    gaps_s = (rng.expovariate(1 / gap_s) for _ in range(sessions - 1))
+    return list(accumulate(gaps_s, initial=0.0))[:sessions]
+
+
+def with_sessions_beside(trace: Trace, rng: random.Random) -> Trace:
+    """The trace with its named sessions running side by side; without names, as it is."""
+    first_s: dict[str, float] = {}
+    for request in trace.requests:
+        if request.session:
+            first_s.setdefault(request.session, request.at_s)
+    if len(first_s) < 2:
+        return trace
+    starts = session_starts_s(len(first_s), rng)
+    moved_s = {
+        session: start - first
+        for (session, first), start in zip(first_s.items(), starts, strict=True)
+    }
+    requests = [
+        replace(request, at_s=request.at_s + moved_s.get(request.session, 0.0))
+        for request in trace.requests
+    ]
+    requests.sort(key=lambda request: request.at_s)
+    return replace(trace, requests=tuple(requests))
+
+
 def clock_step_s(times: Sequence[float]) -> float:
     """How coarse the recorder's clock was, in seconds; 0 for a clock fine enough to play as is."""
     groups = Counter(times)
-    together = sum(size for size in groups.values() if size > 1)
-    if len(groups) < 2 or together * 2 <= len(times):
+    sharing = sum(size for size in groups.values() if size > 1)
+    if len(groups) < 2 or sharing * 2 <= len(times):
         return 0.0
     return median(later - sooner for sooner, later in pairwise(sorted(groups)))
 
@@ -92,8 +122,8 @@ def spread(times: Sequence[float], rng: random.Random) -> list[float]:
     return result
 
 
-def by_hash(trace: Trace, weights: Weights) -> list[str]:
-    """Each request's region by its conversation: see the module's text for the rule."""
+def by_hash(trace: Trace, weights: RegionWeights) -> list[str]:
+    """Each request's region by a hash of its conversation's key."""
     return [pick_region(key, weights) for key in session_keys(trace)]
 
 
@@ -120,7 +150,7 @@ def session_key(request: TraceRequest, common: frozenset[int], number: int) -> s
     return f"block {next(own, request.blocks[-1])}"
 
 
-def pick_region(key: str, weights: Weights) -> str:
+def pick_region(key: str, weights: RegionWeights) -> str:
     """The region of a conversation: always the same, and each region by its weight."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     regions, bounds = list(weights), list(accumulate(weights.values()))
@@ -128,8 +158,8 @@ def pick_region(key: str, weights: Weights) -> str:
     return regions[min(bisect_right(bounds, point), len(regions) - 1)]
 
 
-def in_turn(trace: Trace, weights: Weights) -> list[str]:
-    """Requests dealt out one by one, each region getting its weight's share as evenly as can be."""
+def in_turn(trace: Trace, weights: RegionWeights) -> list[str]:
+    """Requests assigned one by one, each region getting its weight's share as evenly as can be."""
     total = sum(weights.values())
     credit = dict.fromkeys(weights, 0.0)
     result: list[str] = []
@@ -142,7 +172,7 @@ def in_turn(trace: Trace, weights: Weights) -> list[str]:
     return result
 
 
-ASSIGNMENTS: Mapping[str, Callable[[Trace, Weights], list[str]]] = {
+ASSIGNMENTS: Mapping[str, Callable[[Trace, RegionWeights], list[str]]] = {
     "hash": by_hash,
     "round-robin": in_turn,
 }

@@ -1,4 +1,4 @@
-"""What a run is told: endpoints, trace, pace, and how recorded lengths become text.
+"""Settings of `mesh replay`: endpoints, trace, speed, and how recorded lengths become text.
 
 Field names are the command's option names, so that an error can name the option to change.
 """
@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from mesh.replay.formats import FORMATS
 from mesh.replay.schedule import ASSIGNMENTS
+from mesh.replay.trace_formats import FORMATS
 from schemas.ids import checked_name
 
-Region = Annotated[str, AfterValidator(lambda name: checked_name("region", name))]
+CheckedRegion = Annotated[str, AfterValidator(lambda name: checked_name("region", name))]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -43,12 +43,14 @@ def checked_assignment(name: str) -> str:
     return name
 
 
-class Settings(BaseModel):
+class ReplaySettings(BaseModel):
     """One run of `mesh replay`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: Annotated[dict[Region, Annotated[str, AfterValidator(checked_base)]], Field(min_length=1)]
+    url: Annotated[
+        dict[CheckedRegion, Annotated[str, AfterValidator(checked_base)]], Field(min_length=1)
+    ]
     trace: Path
     format: Annotated[str, AfterValidator(checked_format)] = "mooncake"
     speed: Positive = 1.0
@@ -56,7 +58,7 @@ class Settings(BaseModel):
     out: Path | None = None
     model: str | None = None
     assign: Annotated[str, AfterValidator(checked_assignment)] = "hash"
-    weight: dict[Region, Positive] = Field(default_factory=dict)
+    weight: dict[CheckedRegion, Positive] = Field(default_factory=dict)
     # Above 1 is refused: blocks longer than recorded would claim more sharing than there was.
     scale_lengths: Annotated[float, Field(gt=0, le=1)] = 1.0
     bytes_per_token: Annotated[float, Field(ge=1, le=64)] = 4.0

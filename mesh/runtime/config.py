@@ -1,25 +1,36 @@
-"""What one router process needs to know; made by the command line, from mesh.toml and options."""
+"""The configuration of one router process, made from mesh.toml and a command line.
+
+Settings come from the command line, else from the region's `[routing]`, else from the mesh's, else
+from the defaults of `RouterSettings`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
 from infra.address import Address
 from infra.bus import BusAddress
-from mesh.adapters.connections import CONNECTIONS_MAX
-from mesh.adapters.http_server import HttpTimes
+from infra.topology import Topology, TopologyError
+from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
-from mesh.adapters.tenants import Keys
-from mesh.core.federation.geo import Location
-from mesh.core.settings import RouterSettings
+from mesh.adapters.tenants import ApiKeys
+from mesh.core.model.geo import GeoLocation
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import find_maker, make_policy
+from mesh.core.policies.base import PrefixFollowing
 from schemas.ids import RegionId, RouterId
+from schemas.settings import RoutingTable
+
+NOTHING_GIVEN = RoutingTable()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """How clients come to a region; None for what mesh.toml does not say."""
+class RegionEntry:
+    """How clients reach a region; None where mesh.toml does not say."""
 
     endpoint: str | None = None  # base URL
-    location: Location | None = None
+    location: GeoLocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +42,11 @@ class RouterConfig:
     peers: tuple[RegionId, ...]
     http_host: str
     http_port: int
-    shares_port: bool = False  # with other workers of this router: the kernel spreads connections
-    metrics: Address | None = None  # a page of this process's own, besides
-    by_option: frozenset[str] = frozenset()  # of these two, what mesh.toml did not say: for errors
+    shares_port: bool = False  # with other workers of this router
+    metrics: Address | None = None  # of a page of this process alone
+    by_option: frozenset[str] = frozenset()  # of `http` and `metrics`, those given by options
     connections_max: int = CONNECTIONS_MAX  # of clients
-    cors_origins: tuple[str, ...] = ()  # pages of these may call; "*" for every one
+    cors_origins: tuple[str, ...] = ()  # whose pages may call; "*" for all
     http_times: HttpTimes = field(default_factory=HttpTimes)
     bus: BusAddress
     settings: RouterSettings
@@ -44,5 +55,65 @@ class RouterConfig:
     seed: int
     drain_s: float = 30.0  # for requests under way when asked to stop
     record: RecordTo | None = None
-    entries: Mapping[RegionId, Entry] = field(default_factory=dict)
-    keys: Keys = field(default_factory=dict)  # by the SHA-256 of the API key
+    entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
+    keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
+
+
+def router_settings(
+    topology: Topology,
+    region: RegionId,
+    given: RoutingTable = NOTHING_GIVEN,
+    **others: Any,
+) -> RouterSettings:
+    """The settings of a region's routers. `given`: the command line's choices; its policy holds for
+    all classes of requests. `others` are settings by their names.
+
+    Raises TopologyError that names the key of an unknown policy, ValueError for other mistakes.
+    """
+    chosen = given.over(topology.routing_of(region))
+    if given.policy is not None:
+        chosen = chosen.model_copy(update={"policy_by_priority": {}})
+    else:
+        for key, names in (
+            ("policy", [chosen.policy] if chosen.policy else []),
+            ("policy_by_priority", chosen.policy_by_priority.values()),
+        ):
+            for name in names:
+                try:
+                    find_maker(name)
+                except ValueError as error:
+                    raise _error(topology, region, key, str(error)) from error
+    if topology.ground.labels:
+        others["ground"] = topology.ground_for(region)
+    settings = RouterSettings(**chosen.as_settings() | others)
+    if settings.warm_idle_share and not isinstance(
+        make_policy(settings.policy, settings, Random(0)), PrefixFollowing
+    ):
+        raise _error(
+            topology,
+            region,
+            "proactive",
+            f"policy {settings.policy!r} doesn't know what replicas hold; "
+            "leave idle_share 0, or take a policy that follows prefixes",
+        )
+    return settings
+
+
+def check_settings(topology: Topology) -> None:
+    """Raises TopologyError for the first choice of any region that this version doesn't know."""
+    for region in topology.regions:
+        router_settings(topology, region)
+
+
+def region_entries(topology: Topology) -> dict[RegionId, RegionEntry]:
+    """How clients reach each region."""
+    return {
+        name: RegionEntry(region.endpoint, region.location and GeoLocation(*region.location))
+        for name, region in topology.regions.items()
+    }
+
+
+def _error(topology: Topology, region: RegionId, key: str, problem: str) -> TopologyError:
+    """The error names the region's own table where that has the key, else the mesh's."""
+    is_own = getattr(topology.regions[region].routing, key)
+    return topology.error(f"{f'regions.{region}.' if is_own else ''}routing.{key}", problem)

@@ -1,13 +1,13 @@
-"""From a request's text to the prompt the core sees, with tokens estimated as learned per model."""
+"""Prompts of requests: their block hashes, and their tokens as engines counted them."""
 
-from mesh.core.prefixes.prompt import Prompt, PromptText, TextSize, TokenEstimate, block_hashes
+from mesh.core.model.prompt import Prompt, PromptText, TextSize, TokenEstimate, block_hashes
 from schemas.ids import ModelId
 
 MODELS_MAX = 256  # estimates kept; a mesh serves far fewer models
 
 
 class PromptReader:
-    """Hashes prompts and estimates their tokens."""
+    """Hashes prompts and estimates their tokens, as learned per model."""
 
     def __init__(self, hash_key: str) -> None:
         self._hash_key = hash_key

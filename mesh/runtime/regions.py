@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
 from mesh.adapters.bus import RouterBus
-from mesh.core.federation.geo import Location, distance_km, rtt_estimate_s
-from mesh.core.federation.peers import Peer, PeerTable
-from mesh.runtime.config import Entry, RouterConfig
+from mesh.core.model.geo import GeoLocation, distance_km, rtt_estimate_s
+from mesh.core.view.peers import Peer, PeerTable
+from mesh.runtime.config import RegionEntry, RouterConfig
 from schemas import http
 from schemas.ids import RegionId
 from schemas.state import Digest, Health
 
-NOWHERE = Entry()
+NOWHERE = RegionEntry()
 
 
 class Regions:
-    """One router's view. `tells` it every digest that this router publishes."""
+    """One router's view. `published` gets every digest that this router publishes."""
 
     def __init__(
         self,
@@ -34,21 +34,21 @@ class Regions:
         self._clock = clock
         self._own: Digest | None = None
 
-    def tells(self, digest: Digest) -> None:
+    def published(self, digest: Digest) -> None:
         """This router's own word of its region."""
         self._own = digest
 
-    def seen(self, near: Location | None) -> tuple[http.Region, ...]:
+    def seen(self, near: GeoLocation | None) -> tuple[http.Region, ...]:
         """All of them, the nearest first: to this router, or to `near` by the great circle."""
         regions = [self._home(near), *(self._peer(name, near) for name in self._config.peers)]
         return tuple(sorted(regions, key=_distance if near is not None else _round_trip))
 
-    def _home(self, near: Location | None) -> http.Region:
+    def _home(self, near: GeoLocation | None) -> http.Region:
         health = Health.GREEN if self._bus.is_connected else Health.RED
         said = () if self._own is None else (self._own,)
         return self._region(self._config.region, health, said, near, rtt_s=0.0)
 
-    def _peer(self, name: RegionId, near: Location | None) -> http.Region:
+    def _peer(self, name: RegionId, near: GeoLocation | None) -> http.Region:
         now = self._clock()
         peer = self._peers.get(name) or Peer()
         silent_s = now - peer.seen_at
@@ -68,7 +68,7 @@ class Regions:
         name: RegionId,
         health: Health,
         said: Sequence[Digest],
-        near: Location | None,
+        near: GeoLocation | None,
         *,
         rtt_s: float | None,
         heard_s: float | None = None,

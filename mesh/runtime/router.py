@@ -16,25 +16,22 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
 from infra.address import Address
-from infra.ending import end_all
+from infra.process import end_all
 from mesh.adapters.bus import Listeners, RouterBus
-from mesh.adapters.connections import PAGE_CONNECTIONS, Connections
 from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
-from mesh.adapters.http_server import HttpServer
+from mesh.adapters.http_server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.recorder import Recorder
-from mesh.adapters.reply_guard import ReplyGuard
-from mesh.core import events as ev
-from mesh.core.own_bus import STOOD_STILL_S
-from mesh.core.recording import Header
+from mesh.core.model import events as ev
+from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
+from mesh.core.view.bus_status import STOOD_STILL_S
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.desk import Desk
-from mesh.runtime.pings import Pings
+from mesh.runtime.control_plane import Pings, ReplyGuard
+from mesh.runtime.request_manager import RequestManager
 from schemas import http, subjects
 from schemas.exchange import ALIVE_S
-from schemas.parcels import PARCEL
-from schemas.replies import HERE, LEASE_PREFIX, PING_PREFIX, TRIE_PREFIX, WHO
+from schemas.replies import HERE, PING_PREFIX, WHO
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +97,7 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 def _recorder(config: RouterConfig, core: RouterCore) -> Recorder | None:
     if config.record is None:
         return None
-    header = Header(
+    header = RecordingHeader(
         version=_version(),
         region=config.region,
         router=config.router,
@@ -159,10 +156,19 @@ class Router:
         self._recorder = _recorder(config, self.core)
         decide = self.core.handle if self._recorder is None else self._recorder.handle
         guard = ReplyGuard(config.region, config.peers, self._metrics, self._clock)
-        self.desk = Desk(config, self.core, self._bus, self._metrics, self._clock, decide, guard)
+        self.requests = RequestManager(
+            config,
+            self.core,
+            self._bus,
+            self._metrics,
+            self._clock,
+            decide,
+            guard,
+            self._on_control,
+        )
         self._namesake = asyncio.Event()
         self._question = EPOCH.pack(config.epoch) + secrets.token_bytes(NONCE_BYTES)
-        self._pings = Pings(config, self._bus, self._clock, self.desk.feed, guard)
+        self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
         self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
@@ -174,14 +180,14 @@ class Router:
             self._recorder.open()  # before the first event, or nothing could be replayed
         await self._bus.open(
             Listeners(
-                heartbeat=self.desk.hear_heartbeat,
-                digest=self.desk.hear_digest,
-                trie=self.desk.trie.hear_delta,
-                siblings=self.desk.trie.hear_sibling,
-                trie_ask=self.desk.trie.hear_ask,
-                lease=self.desk.leases.hear,
-                answer=self._hear_answer,
-                ingress=self.desk.hear_ingress,
+                heartbeat=self.requests.messages.receive_heartbeat,
+                digest=self.requests.messages.receive_digest,
+                trie=self.requests.trie.receive_delta,
+                siblings=self.requests.trie.receive_sibling,
+                trie_ask=self.requests.trie.receive_ask,
+                lease=self.requests.leases.receive,
+                answer=self.requests.messages.receive_answer,
+                ingress=self.requests.messages.receive_ingress,
                 ping=self._pings.answer,
                 lost=self._bus_is_lost,
                 back=self._bus_is_back,
@@ -197,7 +203,7 @@ class Router:
         """What goes on until the router is closed."""
         yield from (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream())
         if self._config.peers and self._config.settings.lease_s:
-            yield self.desk.beats.keep()
+            yield self.requests.beats.keep()
 
     @property
     def http_port(self) -> int:
@@ -214,19 +220,19 @@ class Router:
 
     async def drain(self) -> None:
         """Take nothing new; wait for what is under way, at most `drain_s`."""
-        self.desk.feed(ev.Drain())
+        self.requests.feed(ev.Drain())
         try:
             async with asyncio.timeout(self._config.drain_s):
                 await self._until_all_are_gone()
         except TimeoutError:
-            log.warning("%d requests cut off by the drain limit", self.desk.open_requests)
-            self.desk.feed(ev.DrainOver())
+            log.warning("%d requests cut off by the drain limit", self.requests.open_requests)
+            self.requests.feed(ev.DrainOver())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
                     await self._until_all_are_gone()
 
     async def _until_all_are_gone(self) -> None:
-        while self.desk.open_requests:  # noqa: ASYNC110 - counts down in many places
+        while self.requests.open_requests:  # noqa: ASYNC110 - counts down in many places
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
@@ -243,14 +249,14 @@ class Router:
 
     async def _open_http(self) -> None:
         config, metrics = self._config, self._metrics
-        connections = Connections(config.connections_max)
+        connections = ConnectionLimit(config.connections_max)
         metrics.connections.set_function(lambda: connections.open)
         metrics.connections_max.set(connections.most)
         paths, elsewhere = EVERY_PATH, ""
         if config.metrics is not None:
             page = self._api(OF_ONE_PROCESS, connections)
             server = HttpServer(
-                page.handle, region=config.region, connections=Connections(PAGE_CONNECTIONS)
+                page.handle, region=config.region, connections=ConnectionLimit(PAGE_CONNECTIONS)
             )
             self._page = await _serve(server, "metrics", config, config.metrics)
         if config.shares_port:  # a scrape would meet one of the workers at random
@@ -264,17 +270,18 @@ class Router:
             connections=connections,
             probes=OF_ONE_PROCESS & paths,
             count=self._turned_away,
+            completions=api.completions,
         )
         where = Address(config.http_host, config.http_port)
         self._http = await _serve(server, "http", config, where, shared=config.shares_port)
         log.info("region %s serves http://%s", config.region, where)
 
     def _api(
-        self, paths: Collection[str], connections: Connections, elsewhere: str = ""
+        self, paths: Collection[str], connections: ConnectionLimit, elsewhere: str = ""
     ) -> HttpApi:
         api = HttpApi(
             self._config.region,
-            self.desk,
+            self.requests,
             self._metrics.registry,
             paths,
             elsewhere,
@@ -310,7 +317,7 @@ class Router:
     def _own_inbox(self, token: str) -> str:
         return subjects.inbox(self._config.region, self._config.router, token)
 
-    def _hear_namesake(self, token: str, data: bytes) -> None:
+    def _on_namesake(self, token: str, data: bytes) -> None:
         if token == HERE and data == self._question:
             self._namesake.set()
         elif token == WHO and data != self._question and len(data) == len(self._question):
@@ -318,33 +325,24 @@ class Router:
 
     def _bus_is_lost(self) -> None:
         self._metrics.bus_connected.set(0)
-        self.desk.feed(ev.BusLost())
+        self.requests.feed(ev.BusLost())
 
     def _bus_is_back(self) -> None:
         self._metrics.bus_connected.set(1)
-        self.desk.feed(ev.BusReturned())
-        self.desk.ask_for_the_rest()
+        self.requests.session.bus_returned()
 
-    def _hear_answer(self, msg: Msg) -> None:
-        if self.desk.awaits(msg.subject):  # nearly always: the bytes of some answer
-            self.desk.hear_answer(msg)
-            return
-        token = msg.subject.rpartition(".")[2]
-        if token == PARCEL:
-            self.desk.hear_parcel(msg)
-        elif token.startswith(PING_PREFIX):
-            self._pings.hear(token, msg.data)
+    def _on_control(self, token: str, msg: Msg) -> bool:
+        """What comes to this router's inboxes of pings and of routers of its name."""
+        if token.startswith(PING_PREFIX):
+            self._pings.receive(token, msg.data)
         elif token in (WHO, HERE):
-            self._hear_namesake(token, msg.data)
-        elif token.startswith(TRIE_PREFIX):
-            self.desk.trie.hear_answer(msg)
-        elif token.startswith(LEASE_PREFIX):
-            self.desk.leases.hear_answer(msg)
+            self._on_namesake(token, msg.data)
         else:
-            self.desk.hear_answer(msg)
+            return False
+        return True
 
     async def _stream(self) -> None:
-        await self._bus.watch_streams(self.desk.read_heartbeat, self._stream_found)
+        await self._bus.watch_streams(self.requests.messages.read_heartbeat, self._stream_found)
 
     def _stream_found(self, name: str, differs: list[str]) -> None:
         self._metrics.stream_altered.labels(name).set(bool(differs))
@@ -366,10 +364,9 @@ class Router:
             if late_s > STOOD_STILL_S - TICK_S:
                 # This process stood still. What came meanwhile is heard before anybody is lost.
                 await asyncio.sleep(CATCH_UP_S)
-            self.desk.feed(ev.Tick())
-            self.desk.ask_for_missing()
+            self.requests.session.tick()
 
     async def _signs_of_life(self) -> None:
         while True:
-            self.desk.leases.say_alive()
+            self.requests.leases.publish_alive()
             await asyncio.sleep(ALIVE_S)

@@ -1,19 +1,17 @@
-"""The twin: a discrete-event world around the unchanged cores.
+"""The twin: a discrete-event world around the live cores.
 
-Theory of operation. `RouterCore`, `AgentCore` and `EngineSim` decide here exactly as they do
-live; what the live runtime does with sockets and a bus is done here by an event queue with a
-virtual clock: messages take the time that a wide-area link takes, engines the time that their
-profile says. Nothing else is modelled twice, so what a policy gains here it gains in the live
-router, as far as the profile is true.
+`RouterCore`, `AgentCore` and `EngineSim` decide here exactly as they do live; an event queue with a
+virtual clock takes the place of sockets and the bus. Messages take the time of a wide-area link,
+engines the time of their profile. Nothing else is modelled twice, so a policy's gain here is its
+gain in the live router, as far as the profile is true.
 
-`run` plays a workload in a `world`: `clients` ask, `router` and `pulse` stand around a RouterCore
-as the live runtime does, `replica` and `engine` around an AgentCore and an EngineSim. `network`
-carries calls in the place of messages, `event_queue` is the clock, `ledger` counts every end.
+`run` plays a workload in a `world`: `clients` send requests, `router` drives a RouterCore,
+`replica` and `engine` an AgentCore and an EngineSim. `network` delivers calls in the place of
+messages, `event_queue` is the clock, `request_log` counts and hashes every request's end.
 
-What is left out. Tokens are no events, so inter-token times are known as one mean per answer.
-Processes take no time of their own: a decision, a parse, a write cost nothing but the bus and
-HTTP delays in `network`. A region has one router. Bodies are never too large for one message.
+Not modelled: inter-token times (one mean per answer, as tokens are no events); CPU time of the
+processes; messages larger than the bus allows.
 
-Rules of this folder: no clock but the event queue's, no chance but seeded `random.Random`s, no
+Rules of this folder: no clock but the event queue's, no randomness but seeded `random.Random`s, no
 iteration over sets: the same seed gives the same digest under any PYTHONHASHSEED.
 """

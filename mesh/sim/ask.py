@@ -6,10 +6,9 @@ its place, so that the replica's engine knows what is really asked.
 
 from dataclasses import dataclass
 
-from mesh.core.prefixes.prompt import Prompt
-from mesh.replay.tally import Outcome
-from mesh.sim.prompts import Keys
-from mesh.sim.workload import Client, Node
+from mesh.core.model.prompt import Prompt
+from mesh.replay.tally import RequestOutcome
+from mesh.sim.workload import ClosedLoopClient, ContentKeys, RequestNode
 from schemas.ids import RegionId, ReplicaId, RequestId
 
 _PREFIX = "twin-"
@@ -19,7 +18,7 @@ _PREFIX = "twin-"
 class Tree:
     """One tree of nodes in play. `left`: nodes that are open or will be."""
 
-    client: Client | None  # whose it is, in a closed loop
+    client: ClosedLoopClient | None  # whose it is, in a closed loop
     left: int = 1
 
 
@@ -29,9 +28,9 @@ class Ask:
 
     number: int
     region: RegionId
-    node: Node
+    node: RequestNode
     tree: Tree
-    keys: Keys
+    keys: ContentKeys
     prompt: Prompt  # as its router sees it
     asked_at: float
     first_at: float | None = None
@@ -57,7 +56,7 @@ def number_of(request_id: RequestId) -> int:
 class Answered:
     """How one request ended, as its router tells its client."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
     reason: str = ""
     retry_after_s: float | None = None
     replica: ReplicaId | None = None

@@ -1,37 +1,35 @@
-"""Everyone who asks: arrivals at their times, and users who go on when they have their answer.
+"""All clients of a world: arrivals at their times, and users who continue after each answer.
 
-One driver plays both as trees of nodes. A node that has its whole answer lets its children be
-asked, each after its pause. A node that is shed or fails takes its subtree with it: nobody asks
-the next question of a conversation that broke. A user of a closed loop then begins the next
-tree, after the time that a refusal told them to wait (a second where it told none): without
-that, users of a full mesh would ask three thousand times a second.
+One driver plays both as trees of nodes. When a node's answer is complete, its children are sent,
+each after its pause. A node that is shed or fails ends its subtree. A user of a closed loop then
+begins the next tree after the refusal's Retry-After, or a second where it had none: otherwise
+users of a full mesh would send three thousand requests a second.
 
-Keys of a prompt are made when it is asked and dropped when it ends, so a run of a million
-requests holds only what is open. A client that waits too long hangs up.
+A prompt's keys are made when it is sent and dropped when it ends, so a run of a million requests
+holds only the open ones. A client that waits longer than its timeout hangs up.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 
-from mesh.core.requests.request import Request
-from mesh.replay.tally import Outcome
+from mesh.core.model.request import Request
+from mesh.replay.tally import RequestOutcome
 from mesh.sim.ask import Answered, Ask, Tree, number_of
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.ledger import Ledger
 from mesh.sim.network import Network
-from mesh.sim.prompts import estimate, keys_of
+from mesh.sim.request_log import RequestLog
 from mesh.sim.router import SimRouter
-from mesh.sim.workload import Arrival, Client, Node, Workload
+from mesh.sim.workload import Arrival, ClosedLoopClient, RequestNode, Workload, estimate, keys_of
 from schemas.ids import RegionId
 
-PAUSE_S = 1.0  # of a user whose request failed
+RETRY_S = 1.0  # of a user whose request failed without a Retry-After
 TIMEOUT, UNFINISHED = "timeout", "unfinished"
-SPREAD = 2_654_435_761  # the golden ratio of 2**32: neighbours go to different doors
+SPREAD = 2_654_435_761  # the golden ratio of 2**32: successive requests go to different routers
 
 
-class Clients:
-    """`begin` once; `is_quiet` is called when nobody will ask and nobody waits any more."""
+class SimClients:
+    """Call `begin` once; `is_quiet` is called when no request is open and none will be sent."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class Clients:
         queue: EventQueue,
         network: Network,
         routers: Mapping[RegionId, Sequence[SimRouter]],  # of every clients' region
-        ledger: Ledger,
+        log: RequestLog,
         dice: Random,
         *,
         timeout_s: float,
@@ -50,28 +48,28 @@ class Clients:
         self._queue = queue
         self._network = network
         self._routers = routers
-        self._ledger = ledger
+        self._log = log
         self._dice = dice
         self._timeout_s = timeout_s
         self._token_error = token_error
         self._is_quiet = is_quiet
         self._began_at = 0.0
-        self._unfinished = 0  # trees in play, users, and the list of arrivals
+        self._unfinished = 0  # trees, users, and the list of arrivals
         self._open: dict[int, Ask] = {}
-        self._patience: deque[tuple[float, int]] = deque()  # ends of it, by number
-        self._patience_watched = False
+        self._timeouts: deque[tuple[float, int]] = deque()  # when, and the request's number
+        self._timeout_set = False
 
     @property
     def quiet(self) -> bool:
-        """Whether everything has been asked and answered."""
+        """Whether every request has ended and none will be sent."""
         return self._unfinished == 0
 
     def ask_of(self, request: Request) -> Ask:
-        """What stands behind a request that a router decides on: for policies that know all."""
+        """The client's side of a request that a router decides on, for policies of the twin."""
         return self._open[number_of(request.request_id)]
 
     def begin(self) -> None:
-        """The workload's time 0 is now."""
+        """Start the workload: its time 0 is now."""
         self._began_at = self._queue.now
         clients = self._workload.clients
         self._unfinished = 1 + len(clients)
@@ -80,11 +78,9 @@ class Clients:
         self._await(iter(self._workload.arrivals))
 
     def give_up(self) -> None:
-        """The world ends: what is open has failed."""
+        """The world ends: open requests have failed."""
         for ask in list(self._open.values()):
-            self._close(ask, Answered(Outcome.FAILED, UNFINISHED))
-
-    # What is asked.
+            self._close(ask, Answered(RequestOutcome.FAILED, UNFINISHED))
 
     def _await(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -98,7 +94,7 @@ class Clients:
         self._ask(arrival.region, arrival.node, Tree(None))
         self._await(arrivals)
 
-    def _next_tree(self, client: Client) -> None:
+    def _next_tree(self, client: ClosedLoopClient) -> None:
         until_s = self._workload.until_s
         over = until_s is not None and self._queue.now >= self._began_at + until_s
         root = None if over else next(client.trees, None)
@@ -108,46 +104,44 @@ class Clients:
             self._unfinished += 1
             self._ask(client.region, root, Tree(client))
 
-    def _ask(self, region: RegionId, node: Node, tree: Tree) -> None:
-        number = self._ledger.asked + 1
+    def _ask(self, region: RegionId, node: RequestNode, tree: Tree) -> None:
+        number = self._log.asked + 1
         keys = keys_of(node)
         prompt = estimate(keys.hashes, node.prompt_tokens, self._token_error, self._dice)
         ask = Ask(number, region, node, tree, keys, prompt, self._queue.now)
-        self._ledger.began(ask)
+        self._log.began(ask)
         self._open[number] = ask
-        self._be_patient(number)
-        router = self._door(ask)
+        self._add_timeout(number)
+        router = self._router_of(ask)
         self._network.send_http(region, router.site, router.hear_client, ask)
 
-    def _door(self, ask: Ask) -> SimRouter:
-        """The router of its region that it came to: any, and the same each time it is asked for."""
-        crew = self._routers[ask.region]
-        return crew[(ask.number * SPREAD % 2**32 >> 16) % len(crew)]
-
-    # What is answered.
+    def _router_of(self, ask: Ask) -> SimRouter:
+        """The router that the request is sent to: one of its region's, always the same."""
+        routers = self._routers[ask.region]
+        return routers[(ask.number * SPREAD % 2**32 >> 16) % len(routers)]
 
     def first_byte(self, ask: Ask) -> None:
-        """The first token is here."""
+        """The client has the first token."""
         ask.first_at = self._queue.now
 
     def answered(self, ask: Ask, answered: Answered) -> None:
-        """The answer is complete, or there is none."""
+        """The client has the whole answer, or a refusal or error."""
         if not ask.ended:
             self._close(ask, answered)
 
     def _close(self, ask: Ask, answered: Answered) -> None:
         ask.ended = True
         del self._open[ask.number]
-        self._ledger.add(ask, answered, self._queue.now)
+        self._log.add(ask, answered, self._queue.now)
         tree = ask.tree
         tree.left -= 1
         wait_s = 0.0
-        if answered.outcome is Outcome.OK:
+        if answered.outcome is RequestOutcome.OK:
             tree.left += len(ask.node.children)
             for child in ask.node.children:
                 self._queue.after(child.pause_s, self._ask, ask.region, child, tree)
         else:
-            wait_s = answered.retry_after_s or PAUSE_S
+            wait_s = answered.retry_after_s or RETRY_S
         if tree.left == 0:
             if tree.client is not None:
                 self._queue.after(wait_s, self._next_tree, tree.client)
@@ -158,30 +152,27 @@ class Clients:
         if self._unfinished == 0:
             self._is_quiet()
 
-    # Patience.
+    def _add_timeout(self, number: int) -> None:
+        timeouts = self._timeouts
+        while timeouts and timeouts[0][1] not in self._open:
+            timeouts.popleft()
+        timeouts.append((self._queue.now + self._timeout_s, number))
+        self._set_timeout()
 
-    def _be_patient(self, number: int) -> None:
-        patience = self._patience
-        while patience and patience[0][1] not in self._open:
-            patience.popleft()
-        patience.append((self._queue.now + self._timeout_s, number))
-        self._watch_patience()
+    def _set_timeout(self) -> None:
+        if self._timeouts and not self._timeout_set:
+            self._timeout_set = True
+            self._queue.at(self._timeouts[0][0], self._time_out)
 
-    def _watch_patience(self) -> None:
-        if self._patience and not self._patience_watched:
-            self._patience_watched = True
-            self._queue.at(self._patience[0][0], self._lose_patience)
-
-    def _lose_patience(self) -> None:
-        self._patience_watched = False
-        patience = self._patience
-        while patience and patience[0][0] <= self._queue.now:
-            ask = self._open.get(patience.popleft()[1])
+    def _time_out(self) -> None:
+        self._timeout_set = False
+        while self._timeouts and self._timeouts[0][0] <= self._queue.now:
+            ask = self._open.get(self._timeouts.popleft()[1])
             if ask is not None:
                 self._hang_up(ask)
-        self._watch_patience()
+        self._set_timeout()
 
     def _hang_up(self, ask: Ask) -> None:
-        router = self._door(ask)
+        router = self._router_of(ask)
         self._network.send_http(ask.region, router.site, router.hear_hang_up, ask)
-        self._close(ask, Answered(Outcome.FAILED, TIMEOUT))
+        self._close(ask, Answered(RequestOutcome.FAILED, TIMEOUT))

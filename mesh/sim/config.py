@@ -1,24 +1,69 @@
-"""What a twin is told: where replicas stand, how far regions are apart, what goes wrong."""
+"""Configuration of one twin: replicas per region, topology, network, faults.
 
-from collections.abc import Mapping, Sequence
+Topologies. `mesh`: every region has a router, and they are peers. `region-local`: the same without
+peers. `central:us`: one router, in region us, for all replicas and clients; requests of other
+regions cross the wide area to it, its work crosses it again to far replicas, and every token passes
+through it. On the bus all replicas then belong to that one region; only the network knows where
+they are.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from agents.sim.profile import Profile
-from agents.sim.profiles import PROFILES
-from mesh.core.settings import RouterSettings
-from mesh.sim.faults import Fault
+from agents.sim.profiles import PROFILES, Profile
+from mesh.core.model.settings import RouterSettings
+from mesh.sim.faults import SimFault
 from mesh.sim.rtt import RttTable
-from mesh.sim.topology import Topology, parse_topology
 from schemas.ids import RegionId
 
-LIVE_HEARTBEAT_S = 0.1  # what the settings' limits were made for
+MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
+
+
+class TopologyInvalid(ValueError):
+    """An unknown topology, or one that doesn't fit the regions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimTopology:
+    """One of the three kinds. `centre` is set for `central`."""
+
+    kind: str
+    centre: RegionId | None = None
+
+    def router_of(self, region: RegionId) -> RegionId:
+        """The region whose router serves a region's clients and replicas."""
+        return self.centre or region
+
+    def peers_of(self, region: RegionId, regions: Collection[RegionId]) -> tuple[RegionId, ...]:
+        """The regions whose routers are peers of this one's."""
+        if self.kind != MESH:
+            return ()
+        return tuple(other for other in regions if other != region)
+
+    def check(self, regions: Collection[RegionId]) -> None:
+        """Raises TopologyInvalid if the centre is no region of this world."""
+        if self.centre is not None and self.centre not in regions:
+            raise TopologyInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
+
+
+def parse_topology(text: str) -> SimTopology:
+    """The topology of that name. Raises TopologyInvalid and names the known ones."""
+    if text in (MESH, REGION_LOCAL):
+        return SimTopology(text)
+    kind, _, centre = text.partition(":")
+    if kind != CENTRAL or not centre:
+        raise TopologyInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
+    return SimTopology(CENTRAL, RegionId(centre))
+
+
+LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for
 ROUTERS_MAX = 16
-AT_ONCE_S = 1e-9  # a cadence: every change is told when the core next looks
+AT_ONCE_S = 1e-9  # an interval: every change is published at the core's next tick
 
 
 class WorldInvalid(ValueError):
-    """A world that can't be; the message names the field and says what fits."""
+    """An invalid configuration; the message names the field and says what fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +77,17 @@ class WorldConfig:
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
-    reading_s: float = 0.05  # the agents' default; an idle engine is looked at half as often
-    # Digest cadence, and that of prefixes in proportion; 0: at once. None: as the settings say.
+    reading_s: float = 0.05  # the agents' default; an idle engine is scraped half as often
+    # Interval of digests, and of prefixes in proportion; 0: at once. None: from the settings.
     gossip_s: float | None = None
-    news_at_once: bool = True  # a changed verdict does not wait for its beat, as it does live
+    news_at_once: bool = True  # as live: a change of state is published before the next heartbeat
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
     batch_max_told: bool = False  # vLLM's metrics don't say it; operators may (--batch-max)
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     kv_tokens: int | None = None  # replaces the profiles' own
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SimFault, ...] = ()
     timeout_s: float = 600.0  # a client hangs up after this
     warmup_s: float = 0.0  # requests that begin earlier are played and not reported
     until_s: float = inf  # the world ends; what is open then has failed
@@ -65,21 +110,18 @@ class WorldConfig:
         self.profiles()
 
     @property
-    def shape(self) -> Topology:
-        """The topology, read."""
+    def shape(self) -> SimTopology:
+        """The topology, parsed."""
         return parse_topology(self.topology)
 
     def profiles(self) -> dict[RegionId, list[Profile]]:
-        """The engines of each region. Raises WorldInvalid for a profile that nobody knows."""
+        """The engines of each region. Raises WorldInvalid for an unknown profile."""
         return {
             region: [_profile(named) for named in fleet] for region, fleet in self.regions.items()
         }
 
     def router_settings(self) -> RouterSettings:
-        """The settings, with what counts as late in proportion to the cadences.
-
-        A router that calls a replica late after 0.3 s can't hear beats that are 1 s apart.
-        """
+        """The settings, with the limits of lateness in proportion to the intervals."""
         known = self.settings
         digest_s = known.digest_s if self.gossip_s is None else max(self.gossip_s, AT_ONCE_S)
         beats = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)

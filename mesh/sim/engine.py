@@ -1,26 +1,68 @@
-"""The engine of one replica in the twin: the model of time, its clock, and what it adds up to.
+"""A replica's engine in the twin: the model of time, its clock, and the agent's metric scrapes.
 
-Busy time is exact: from each change of the batch to the next. Occupancy is sampled at every look
-at a busy engine: the larger of running sequences over the most that may run and KV in use over
+Busy time is exact: from each change of the batch to the next. Occupancy is sampled at every scrape
+of a busy engine: the larger of running sequences over the most that may run and KV in use over
 KV there is, because on small GPUs memory is full long before the batch is.
 """
 
 from collections.abc import Callable
 
-from agents.core.reading import EngineReading
-from agents.sim.batch import Inside
+from agents.core.events import EngineReading, EngineScraped, ScrapeFailed
+from agents.sim.batch import EngineInternals
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimEvent, SimRequest
-from agents.sim.profile import Profile
-from mesh.sim.engine_clock import EngineClock
+from agents.sim.profiles import Profile
+from mesh.sim.event_queue import EventQueue
+from mesh.sim.router import MODEL
+
+SCRAPE_S = 0.002  # from its beginning to its reading
+IDLE_SCRAPE_EVERY_S = 0.1
+SCRAPE_GAP_S = 0.01
+MODELS_EVERY_S = 1.0
+REFUSED_CONNECTION = "connection refused"
 
 
-class Engine:
-    """submit, abort, step, reading: all now."""
+class EngineClock:
+    """Maps the world's seconds to the engine's; at rate 0 it stops. Never goes back."""
+
+    __slots__ = ("_anchor", "_latest", "_rate", "_world", "_world_anchor")
+
+    def __init__(self, world: Callable[[], float]) -> None:
+        self._world = world
+        self._rate = 1.0
+        self._anchor = self._world_anchor = self._latest = 0.0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing can happen in the engine."""
+        return self._rate == 0.0
+
+    def now(self, at_least: float = 0.0) -> float:
+        """The engine's time; `at_least` the time of its wake-up, which rounding must not miss."""
+        now = self._anchor + (self._world() - self._world_anchor) * self._rate
+        if at_least > now:
+            now = at_least
+        if now > self._latest:
+            self._latest = now
+        return self._latest
+
+    def set_rate(self, rate: float) -> None:
+        """From now on so many engine seconds pass in one of the world's."""
+        self._anchor, self._world_anchor = self.now(), self._world()
+        self._rate = rate
+
+    def world_at(self, at: float) -> float:
+        """When the engine's clock will show `at`. Only while it isn't stopped."""
+        return self._world_anchor + (at - self._anchor) / self._rate
+
+
+class ReplicaEngine:
+    """An EngineSim on a clock of its own, with the sums that reports need."""
 
     def __init__(
         self, profile: Profile, world: Callable[[], float], kv_tokens: int | None = None
     ) -> None:
+        """`world`: the world's clock. `kv_tokens` replaces the profile's own."""
         self.profile = profile
         self.is_down = False
         self.busy_s = 0.0
@@ -29,27 +71,27 @@ class Engine:
         self._kv_tokens = kv_tokens
         self._world = world
         self._clock = EngineClock(world)
-        self.sim = self._new()
+        self.sim = EngineSim(profile, kv_tokens=kv_tokens)
         self._idle_page: EngineReading | None = None
         self._woken_for = 0.0
         self._was_busy = False
         self._changed_at = 0.0
 
     @property
-    def stands_still(self) -> bool:
-        """Whether no token comes out, whatever is in it."""
-        return self.is_down or self._clock.stands_still
+    def is_stuck(self) -> bool:
+        """Whether it produces no token, whatever requests it holds."""
+        return self.is_down or self._clock.is_stopped
 
     @property
-    def owes_events(self) -> bool:
-        """Whether something has happened that `step` has not told yet."""
+    def has_events(self) -> bool:
+        """Whether something has happened that `step` has not returned yet."""
         wake_at = self.sim.wake_at
         return wake_at is not None and wake_at <= self._clock.now()
 
     @property
     def wake_at(self) -> float | None:
         """When to step next, in the world's time."""
-        if self.stands_still or (wake_at := self.sim.wake_at) is None:
+        if self.is_stuck or (wake_at := self.sim.wake_at) is None:
             return None
         self._woken_for = wake_at
         return self._clock.world_at(wake_at)
@@ -66,7 +108,7 @@ class Engine:
 
     def step(self) -> list[SimEvent]:
         """What has happened since the last step."""
-        if self.stands_still:
+        if self.is_stuck:
             return []
         wake_at = self._woken_for
         due = self._clock.world_at(wake_at) <= self._world()
@@ -75,7 +117,7 @@ class Engine:
         return events
 
     def reading(self) -> EngineReading:
-        """One look at the metrics page. While an engine is idle its page stays as it is."""
+        """One scrape of the metrics page. While an engine is idle its page stays as it is."""
         if self._idle_page is not None:
             return self._idle_page
         stats = self.sim.stats(self._clock.now())
@@ -95,8 +137,8 @@ class Engine:
             self._idle_page = page
         return page
 
-    def inside(self) -> Inside:
-        """What no page of metrics shows."""
+    def inside(self) -> EngineInternals:
+        """The state that no page of metrics shows."""
         return self.sim.inside(self._clock.now())
 
     def set_rate(self, rate: float) -> None:
@@ -104,19 +146,16 @@ class Engine:
         self._clock.set_rate(rate)
 
     def crash(self) -> None:
-        """The process is gone, and all it held."""
+        """The process and its state are gone."""
         self._account()
         self.is_down = True
-        self.sim = self._new()
+        self.sim = EngineSim(self.profile, kv_tokens=self._kv_tokens)
         self._was_busy = False
 
     def restart(self) -> None:
         """A new process, empty."""
         self.is_down = False
         self._changed_at = self._world()
-
-    def _new(self) -> EngineSim:
-        return EngineSim(self.profile, kv_tokens=self._kv_tokens)
 
     def _account(self) -> None:
         self._idle_page = None
@@ -125,3 +164,71 @@ class Engine:
             self.busy_s += now - self._changed_at
         self._changed_at = now
         self._was_busy = self.sim.running > 0
+
+
+class MetricScrapes:
+    """An agent's scrapes of its engine. `begin` and `end` with the agent; `hurry` for one now.
+
+    The live cadence (agents.runtime): every `reading_s` while the agent holds answers, half as
+    often while it holds none, and at once when something says that the engine changed. A scrape is
+    one event, at the moment of its reading; it carries the time when it began, because what was
+    dispatched meanwhile may be missing in it.
+    """
+
+    def __init__(
+        self,
+        engine: ReplicaEngine,
+        queue: EventQueue,
+        reading_s: float,
+        on_result: Callable[[EngineScraped | ScrapeFailed], None],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        """`on_result` is called with each scrape's result; `is_busy`: the agent holds answers."""
+        self._engine = engine
+        self._queue = queue
+        self._reading_s = reading_s
+        self._on_result = on_result
+        self._is_busy = is_busy
+        self._number = 0  # of the next scrape; a postponed one is dropped
+        self._scraped_at = float("-inf")
+        self._models_due_at = float("-inf")
+
+    def begin(self) -> None:
+        """Scrape now, and go on."""
+        self._models_due_at = float("-inf")
+        self._scrape(self._number)
+
+    def end(self) -> None:
+        """Scrape no more."""
+        self._number += 1
+
+    def hurry(self) -> None:
+        """Scrape at once, the models too."""
+        self._models_due_at = float("-inf")
+        self._number += 1
+        self._queue.at(self._scraped_at + SCRAPE_GAP_S, self._scrape, self._number)
+
+    def _scrape(self, number: int) -> None:
+        if number != self._number:
+            return
+        now = self._scraped_at = self._queue.now
+        self._on_result(self._failed(now) if self._engine.is_down else self._read(now))
+        every_s = self._reading_s if self._is_busy() else max(self._reading_s, IDLE_SCRAPE_EVERY_S)
+        if number == self._number:  # else `hurry` was called meanwhile
+            self._queue.at(now + every_s, self._scrape, number)
+
+    def _read(self, now: float) -> EngineScraped:
+        models = None
+        if now >= self._models_due_at:
+            models = (MODEL,)
+            self._models_due_at = now + MODELS_EVERY_S
+        return EngineScraped(now - SCRAPE_S, self._engine.reading(), models)
+
+    def _failed(self, now: float) -> ScrapeFailed:
+        self._models_due_at = float("-inf")
+        return ScrapeFailed(
+            began_at=now - SCRAPE_S,
+            heard_at=float("-inf"),
+            timed_out=False,
+            detail=REFUSED_CONNECTION,
+        )

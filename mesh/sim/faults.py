@@ -1,7 +1,7 @@
-"""What goes wrong in a run, and when: a schedule, so that a run with faults is repeatable too.
+"""Faults of a run and their times: a schedule, so that a run with faults is repeatable too.
 
-Times are seconds after the first client may ask. `back_at_s` and `until_s` may be infinite.
-`drawn` makes a schedule of a seed, for runs that search for what nobody thought of.
+Times are seconds after the first client may send. `until_s` may be infinite. `drawn` makes a
+random schedule from a seed.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,8 @@ from schemas.ids import RegionId, ReplicaId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaCrash:
-    """Engine and agent are gone without a word; they come back empty, as another start."""
-
-    replica: ReplicaId
-    at_s: float
-    back_at_s: float = inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCrash:
-    """The engine's process is gone and its agent is not; it comes back empty."""
-
-    replica: ReplicaId
-    at_s: float
-    back_at_s: float = inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineHang:
-    """No tokens any more, also in running answers; the metrics page still answers."""
+class ReplicaFault:
+    """A fault of one replica."""
 
     replica: ReplicaId
     at_s: float
@@ -41,22 +23,39 @@ class EngineHang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSlow:
-    """Everything takes `factor` times as long."""
-
-    replica: ReplicaId
-    at_s: float
-    factor: float
-    until_s: float = inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterCrash:
-    """A region's router is gone, its clients' connections with it; it comes back blank."""
+class RegionFault:
+    """A fault of one region."""
 
     region: RegionId
     at_s: float
-    back_at_s: float = inf
+    until_s: float = inf
+
+
+class ReplicaCrash(ReplicaFault):
+    """Engine and agent are gone without a message; they come back empty, with a new epoch."""
+
+
+class EngineCrash(ReplicaFault):
+    """The engine's process is gone and its agent is not; it comes back empty."""
+
+
+class EngineHang(ReplicaFault):
+    """No tokens any more, also in running answers; the metrics page still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlow(ReplicaFault):
+    """Everything takes `factor` times as long."""
+
+    factor: float
+
+
+class RouterCrash(RegionFault):
+    """A region's routers are gone, with their clients' connections; they come back empty."""
+
+
+class LeaseStreamDown(RegionFault):
+    """JetStream has stopped in a region; all else there goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +68,7 @@ class Cut:
     until_s: float = inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseStreamDown:
-    """JetStream has stopped in a region; all else there goes on."""
-
-    region: RegionId
-    at_s: float
-    until_s: float = inf
-
-
-Fault = ReplicaCrash | EngineCrash | EngineHang | EngineSlow | RouterCrash | Cut | LeaseStreamDown
+SimFault = ReplicaFault | RegionFault | Cut
 
 LONGEST_S = 20.0  # of a drawn fault; every one ends, so that every request can
 
@@ -90,14 +80,14 @@ def drawn(
     regions: Sequence[RegionId],
     count: int,
     within_s: float,
-) -> tuple[Fault, ...]:
-    """So many faults that begin within that time, of all kinds but the last.
+) -> tuple[SimFault, ...]:
+    """So many faults that begin within that time, of all kinds but LeaseStreamDown.
 
-    None is of one thing twice at once.
+    No replica, router or link has two at once.
     """
     pairs = list(combinations(regions, 2))
     busy: dict[tuple[str, ...], float] = {}
-    schedule: list[Fault] = []
+    schedule: list[SimFault] = []
     for at_s in sorted(dice.uniform(0.0, within_s) for _ in range(count)):
         until_s = at_s + dice.uniform(0.1, LONGEST_S)
         fault = _one(dice, at_s, until_s, replicas, regions, pairs)
@@ -114,29 +104,25 @@ def _one(
     replicas: Sequence[ReplicaId],
     regions: Sequence[RegionId],
     pairs: Sequence[tuple[RegionId, RegionId]],
-) -> Fault:
+) -> SimFault:
     replica = dice.choice(replicas)
     kind = dice.randrange(6 if pairs else 5)
-    if kind == 0:
-        return ReplicaCrash(replica=replica, at_s=at_s, back_at_s=until_s)
-    if kind == 1:
-        return EngineCrash(replica=replica, at_s=at_s, back_at_s=until_s)
-    if kind == 2:
-        return EngineHang(replica=replica, at_s=at_s, until_s=until_s)
+    if kind < 3:
+        make = (ReplicaCrash, EngineCrash, EngineHang)[kind]
+        return make(replica=replica, at_s=at_s, until_s=until_s)
     if kind == 3:
-        return EngineSlow(replica=replica, at_s=at_s, until_s=until_s, factor=dice.uniform(2, 10))
+        factor = dice.uniform(2, 10)
+        return EngineSlow(replica=replica, at_s=at_s, until_s=until_s, factor=factor)
     if kind == 4:
-        return RouterCrash(region=dice.choice(regions), at_s=at_s, back_at_s=until_s)
+        return RouterCrash(region=dice.choice(regions), at_s=at_s, until_s=until_s)
     one, other = dice.choice(pairs)
     return Cut(one=one, other=other, at_s=at_s, until_s=until_s)
 
 
-def _what(fault: Fault) -> tuple[str, ...]:
+def _what(fault: SimFault) -> tuple[str, ...]:
     """The thing that is faulty."""
-    if isinstance(fault, RouterCrash):
-        return ("router", fault.region)
+    if isinstance(fault, RegionFault):
+        return ("region", fault.region)
     if isinstance(fault, Cut):
         return ("link", fault.one, fault.other)
-    if isinstance(fault, LeaseStreamDown):
-        return ("lease stream", fault.region)
     return ("replica", fault.replica)

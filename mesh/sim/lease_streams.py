@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.gossip.told import Origin
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.sim.config import SimTopology
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
 from mesh.sim.place import Asker
-from mesh.sim.topology import Topology
 from schemas.ids import RegionId, RouterId
 from schemas.state import Lease
 
@@ -47,7 +47,7 @@ class LeaseStreams:
         queue: EventQueue,
         network: Network,
         crews: Mapping[RegionId, Sequence[Router]],
-        topology: Topology,
+        topology: SimTopology,
         say_alive: Callable[[Origin], None],
     ) -> None:
         """`crews`: all routers of each region. `say_alive`: lets one of them tell agents at once

@@ -1,25 +1,22 @@
-"""`oracle`: the quickest first token by what is really so, everywhere and now. Twin only.
+"""`oracle`: the quickest first token by the true state of all engines of all regions. Twin only.
 
-It sees into every engine: what is cached, what is being computed and how far it is, who waits and
-what of their prompts is missing, when each running answer will end and give its memory back; and
-what it placed itself and is still on its way. Among all replicas of all regions it takes the one
-with the least
+It sees what each engine has cached, is computing and has queued, when each running answer will end
+and free its memory, and what it placed itself and has not arrived. It takes the replica with the
+least
 
-    rtt_s + memory or prompts before ours + our prefill + what others pay
+    rtt_s + memory or prompts before ours + our prefill + cost to others
 
-in seconds. A prompt that goes on from one that is queued or being computed there counts as held
-up to the last iteration before ours begins. While memory lasts, what it expects is what comes, to
-the millisecond.
+in seconds. A prompt that extends one that is queued or computed there counts as cached up to the
+last iteration before ours begins. While memory lasts, its prediction is exact to the millisecond.
 
-What others pay is what `mesh` charges: a share of the stall that our prefill causes to each
-running answer. The least wait for oneself alone is not the least for all: `oracle:0` loses to
+The cost to others is what `mesh` charges: a share of the stall that our prefill causes to each
+running answer. Without it, each request's own minimum is not the best for all: `oracle:0` loses to
 `oracle:0.08` where prefill fills the engines and wins by a little where it doesn't. So a bound is
 the best of several weights, cell by cell.
 
-What it bounds: placing each request on arrival, one at a time. It is greedy and never holds, so
-a policy that decides later (when a queue has moved) or together (several requests at once) may
-beat it, above all when memory is full; a bound for all policies would have to solve a scheduling
-problem. Later arrivals, and preemption for want of memory, it does not foresee either.
+It bounds placing each request on arrival, one at a time. It is greedy and never holds, so a policy
+that decides later or on several requests at once may beat it, above all when memory is full. It
+foresees neither later arrivals nor preemption for want of memory.
 """
 
 from collections.abc import Sequence
@@ -27,12 +24,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from agents.sim.batch import Inside, SequenceState
-from agents.sim.blocks import BLOCK_TOKENS
+from agents.sim.batch import EngineInternals, SequenceState
 from agents.sim.engine import EngineSim
-from mesh.core.policies.base import Choice, Layered, Spot, Target
-from mesh.core.policies.mesh_prices import STALL_WEIGHT
-from mesh.core.requests.request import Request
+from agents.sim.kv_cache import BLOCK_TOKENS
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Choice, Destination, Layered, Target
+from mesh.core.policies.mesh import STALL_WEIGHT
 from schemas.ids import ReplicaId
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ HOP_S = 0.000_5  # over buses and HTTP, beside the round trip
 
 @dataclass(frozen=True, slots=True)
 class OracleOptions:
-    """`stall_weight`: what a second of our prefill costs for each answer that runs there."""
+    """`stall_weight`: the cost of a second of our prefill for each answer that runs there."""
 
     stall_weight: float = STALL_WEIGHT
 
@@ -62,8 +59,8 @@ class Sent(NamedTuple):
     missing: int  # tokens
 
 
-class Cost(NamedTuple):
-    """One candidate's, in seconds; `missing`: prompt tokens to compute there."""
+class OracleCost(NamedTuple):
+    """One candidate's cost in seconds; `missing`: prompt tokens to compute there."""
 
     seconds: float
     target: Target
@@ -71,7 +68,7 @@ class Cost(NamedTuple):
 
 
 class Oracle(Layered):
-    """Chooses among replicas; `mesh.sim.everywhere` brings it those of all regions."""
+    """Chooses among replicas; a `GlobalView` gives it those of all regions."""
 
     def __init__(self, world: "World", dice: Random, options: OracleOptions) -> None:
         self._world = world
@@ -79,7 +76,7 @@ class Oracle(Layered):
         self._options = options
         self._sent: dict[str, list[Sent]] = {}
         self._missing: dict[str, dict[int, int]] = {}  # of those queued, by the engine's number
-        self._chosen: Cost | None = None
+        self._chosen: OracleCost | None = None
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The least cost; ties at random."""
@@ -93,8 +90,8 @@ class Oracle(Layered):
         held = min(request.prompt.tokens - 1, tokens - best.missing)
         return Choice(best.target, reason, held_tokens=held)
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
-        """It counts from now on, though its engine has not seen it."""
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
+        """Count it from now on, though its engine has not received it."""
         chosen, self._chosen = self._chosen, None
         if chosen is None:
             return
@@ -103,7 +100,7 @@ class Oracle(Layered):
         sent = Sent(arrives_at, ask.keys.blocks, ask.node.prompt_tokens, chosen.missing)
         self._sent.setdefault(spot.name, []).append(sent)
 
-    def _cost(self, target: Target, tokens: int, keys: Sequence[int], now: float) -> Cost:
+    def _cost(self, target: Target, tokens: int, keys: Sequence[int], now: float) -> OracleCost:
         engine = self._world.replicas[ReplicaId(target.name)].engine
         sim = engine.sim
         inside = engine.inside()
@@ -120,15 +117,17 @@ class Oracle(Layered):
         waits_s = max(0.0, before_s - rtt_s / 2, memory_s - rtt_s / 2)
         others_s = self._options.stall_weight * running * own_s
         ttft_s = rtt_s + sim.profile.arrival_s + waits_s + own_s
-        return Cost(ttft_s + others_s, target, missing)
+        return OracleCost(ttft_s + others_s, target, missing)
 
     def _on_the_way(self, name: str, now: float) -> list[Sent]:
         sent = [one for one in self._sent.get(name, []) if one.arrives_at > now]
         self._sent[name] = sent
         return sent
 
-    def _queue(self, name: str, sim: EngineSim, inside: Inside) -> list[tuple[SequenceState, int]]:
-        """Everyone whose prompt is to be computed before ours, and how many tokens of it."""
+    def _queue(
+        self, name: str, sim: EngineSim, inside: EngineInternals
+    ) -> list[tuple[SequenceState, int]]:
+        """Prompts to be computed before ours, and how many tokens of each."""
         found = list(inside.prefilling)
         known, still = self._missing.get(name, {}), {}
         for seq in inside.queued:
@@ -149,7 +148,7 @@ def _held(
     tokens: int,
     before: Sequence[tuple[Sequence[int], int]],
 ) -> int:
-    """Leading tokens that will be there: cached now, or computed for those before us."""
+    """Leading tokens that will be cached: now, or by the prompts before ours."""
     cacheable = keys[: (tokens - 1) // BLOCK_TOKENS]
     held = sim.cache.matched(cacheable) * BLOCK_TOKENS
     after = 0  # tokens computed between that prompt and ours
@@ -162,7 +161,7 @@ def _held(
 
 
 def _common(keys: Sequence[int], others: Sequence[int]) -> int:
-    """How many leading keys are equal. Keys are chained, so one that is equal says all before."""
+    """How many leading keys are equal. Keys are chained, so an equal one implies all before."""
     low, high = 0, min(len(keys), len(others))
     while low < high:
         middle = (low + high + 1) // 2
@@ -171,7 +170,7 @@ def _common(keys: Sequence[int], others: Sequence[int]) -> int:
 
 
 def _prefill_s(sim: EngineSim, tokens: int, context: int, running: int) -> float:
-    """Seconds of iterations that compute so many prompt tokens beside those that decode."""
+    """Seconds of iterations that compute so many prompt tokens beside the decoding batch."""
     if tokens <= 0:
         return 0.0
     profile = sim.profile
@@ -184,9 +183,9 @@ def _prefill_s(sim: EngineSim, tokens: int, context: int, running: int) -> float
 
 
 def _memory_s(
-    sim: EngineSim, inside: Inside, coming: Sequence[int], tokens: int, missing: int
+    sim: EngineSim, inside: EngineInternals, coming: Sequence[int], tokens: int, missing: int
 ) -> float:
-    """Until answers that end have given back what those before us and we need."""
+    """Seconds until ending answers have freed the memory for the prompts before ours and ours."""
     sizes = [seq.length for seq in inside.queued] + [*coming, missing]
     needed = sum(-(-size // BLOCK_TOKENS) for size in sizes) + len(inside.decoding) + 1
     if needed <= inside.available_blocks:

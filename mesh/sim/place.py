@@ -1,14 +1,15 @@
-"""How replicas and routers know each other: where one is, and what it can be told.
+"""How replicas and routers reach each other, and what of the world a router can call.
 
 Protocols, because both sides call each other: a replica answers to whoever asked.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from agents.core.reading import NO_USAGE, Usage
-from mesh.sim.ask import Ask
+from agents.core.events import NO_USAGE, TokenUsage
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.sim.ask import Answered, Ask
 from schemas.exchange import Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat
@@ -22,7 +23,7 @@ class End:
 
     outcome: Outcome
     detail: str
-    usage: Usage = NO_USAGE
+    usage: TokenUsage = NO_USAGE
     status: int = STATUS_OK
 
 
@@ -62,8 +63,8 @@ class Asker(Protocol):
     def hear_placed(self, inbox: str, replica: Worker) -> None:
         """PLACED: a peer found who will answer."""
 
-    def hear_held(self, inbox: str, hops: int) -> None:
-        """HELD: a peer has it in its line, after so many hops."""
+    def hear_held(self, inbox: str) -> None:
+        """HELD: a peer has it in its line."""
 
     def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
         """LOST: a peer lost who was answering."""
@@ -93,3 +94,27 @@ class PeerRouter(Asker, Protocol):
 
     def hear_digest(self, digest: Digest) -> None:
         """A peer region's state."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """What deciding costs: the seconds `handle` took for requests, by a clock from outside."""
+
+    clock: Callable[[], float] | None = None
+    decisions: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The rest of the world, as a router sees it."""
+
+    replicas: Mapping[ReplicaId, Worker]
+    routers: Mapping[RegionId, Sequence[PeerRouter]]  # by where they stand
+    first_byte: Callable[[Ask], None]  # the client sees it
+    answered: Callable[[Ask, Answered], None]
+    publish: Callable[[Origin, Digest], None]  # whose digest, to its peers
+    gossip: Callable[[Origin], dict[type, Callable[[Any], None]]]  # whose effects, performed
+    request_s: float  # a request's time, as no client of the twin says its own
+    pick: Callable[[int], int]  # one of so many that listen in a queue group
+    meter: Meter = field(default_factory=Meter)

@@ -7,11 +7,10 @@ a region that was ever adopted, for its agents must know whose they are.
 
 from collections.abc import Callable, Sequence
 
-from mesh.core import events as ev
+from mesh.core.model import events as ev
 from mesh.core.router import RouterCore
-from mesh.sim.event_queue import EventQueue
+from mesh.sim.event_queue import CoalescingSender, EventQueue
 from mesh.sim.network import Network
-from mesh.sim.pace import Pace
 from mesh.sim.place import Worker
 from mesh.sim.router import SimRouter
 from schemas.ids import RegionId
@@ -42,7 +41,9 @@ class Pulse:
         self._network = network
         self._was_adopted = was_adopted
         self._epoch = 0
-        self._digests: Pace[Digest] = Pace(queue, digest_gap_s, self._publish)
+        self._digests: CoalescingSender[Digest] = CoalescingSender(
+            queue, digest_gap_s, self._publish
+        )
         self._sites: dict[RegionId, list[Worker]] = {}
         for replica in replicas:
             self._sites.setdefault(replica.site, []).append(replica)
@@ -66,7 +67,7 @@ class Pulse:
 
     def _tick(self, core: RouterCore) -> None:
         if self._router.core is core:
-            self._router.feed(ev.Tick())
+            self._router.tick()
             self._queue.after(TICK_S, self._tick, core)
 
     def say_alive(self) -> None:

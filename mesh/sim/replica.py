@@ -1,10 +1,10 @@
-"""A replica of the twin: the real AgentCore beside the real model of an engine.
+"""A replica of the twin: the live AgentCore beside the model of an engine.
 
-What `agents.runtime` does with tasks and HTTP is done here by the event queue: looks at the
-engine at the live cadence, ticks when the core wants them, frames to whoever asked. Tokens
-are no events: an answer has a first one and an end, and while it runs its router is told once a
-second that it does, in place of the frames (live, of a stream every half second, of a silent one
-every five).
+What `agents.runtime` does with tasks and HTTP is done here by the event queue: scrapes of the
+engine at the live cadence, ticks when the core wants them, frames to the requesting router. Tokens
+are no events: an answer has a first one and an end, and while it runs the agent sends its router
+a progress message once a second in place of frames (live: every half second of a stream, every
+five of a silent answer).
 """
 
 from collections import Counter
@@ -15,15 +15,14 @@ from typing import Any
 from agents.core import effects as fx
 from agents.core import events as ev
 from agents.core.agent import AgentCore
-from agents.core.beat import Replica
-from agents.core.reading import NO_USAGE, Usage
-from agents.sim.events import Finished, FirstToken, NeverFits, QueueFull, SimRequest
+from agents.core.events import NO_USAGE, TokenUsage
+from agents.core.heartbeat import ReplicaConfig
+from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from mesh.sim.ask import Ask
-from mesh.sim.engine import Engine
-from mesh.sim.event_queue import EventQueue
-from mesh.sim.looks import REFUSED_CONNECTION, Looks
+from mesh.sim.config import WorldConfig
+from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
+from mesh.sim.event_queue import CoalescingSender, EventQueue
 from mesh.sim.network import Network
-from mesh.sim.pace import Pace
 from mesh.sim.place import STATUS_OK, Asker, End
 from schemas.exchange import WORKING_S, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -31,114 +30,107 @@ from schemas.state import Heartbeat
 
 BODY = b"{}"  # stands for any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
-PROBE_S = 1.0  # until it is known whether a probe is answered
+PROBE_S = 1.0  # from a probe to its result
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 
 @dataclass(slots=True)
-class Running:
-    """An answer that the engine works on."""
+class RunningAnswer:
+    """An answer that the engine produces."""
 
     inbox: str
     ask: Ask
     asker: Asker
     number: int  # in the engine
-    heard_at: float  # when its router was last sent a frame
+    sent_at: float  # the last message about it to its router
     cached_tokens: int = 0
     began: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaPlan:
-    """What does not change in a replica's life."""
-
-    name: ReplicaId
-    site: RegionId  # where it stands
-    region: RegionId  # whose it is on the bus
-    heartbeat_s: float
-    reading_s: float
-    outstanding_max: int
-    batch_max: int | None
-    beat_gap_s: float  # 0: news at once
-
-
 class SimReplica:
-    """`start` it; `crash` and `start` again for a fault. `hear_…` is what the bus brings."""
+    """Call `start` once; `crash` and `restart` are faults. The network calls `hear_…`."""
 
     def __init__(
         self,
-        plan: ReplicaPlan,
-        engine: Engine,
+        name: ReplicaId,
+        site: RegionId,
+        config: WorldConfig,
+        engine: ReplicaEngine,
         queue: EventQueue,
         network: Network,
         routers: Sequence[Asker],
         inside: Callable[[int], None],
-        adopters: Callable[[RegionId], Iterable[Asker]] = lambda region: (),
+        adopters: Callable[[RegionId], Iterable[Asker]],
     ) -> None:
-        """`routers` hear its heartbeats, and so do a region's `adopters`.
+        """`site`: its place on the network; on the bus it belongs to its routers' region.
 
-        `inside` is told how many answers more it holds.
+        `routers` and that region's `adopters` receive its heartbeats. `inside` is called with each
+        change of the number of answers that it holds.
         """
-        self.name, self.site = plan.name, plan.site
+        self.name, self.site = name, site
         self.engine = engine
         self.core: AgentCore | None = None
-        self._plan = plan
+        self._config = config
+        self._region = routers[0].site
         self._queue = queue
         self._network = network
         self._routers = routers
         self._inside = inside
         self._adopters = adopters
         self._epoch = 0
-        self._looks = Looks(engine, queue, plan.reading_s, self._seen, lambda: self.outstanding > 0)
-        self._beats: Pace[Heartbeat] = Pace(queue, plan.beat_gap_s, self._publish)
-        self._running: dict[str, Running] = {}
-        self._by_number: dict[int, Running] = {}
+        self._scrapes = MetricScrapes(
+            engine, queue, config.reading_s, self._on_scrape, lambda: self.outstanding > 0
+        )
+        self._heartbeats: CoalescingSender[Heartbeat] = CoalescingSender(
+            queue, 0.0 if config.news_at_once else config.heartbeat_s, self._publish
+        )
+        self._running: dict[str, RunningAnswer] = {}
+        self._by_number: dict[int, RunningAnswer] = {}
         self._askers: Counter[Asker] = Counter()
-        self._asks: dict[str, tuple[Ask, Asker]] = {}  # taken, and not handed over or refused yet
+        self._asks: dict[str, tuple[Ask, Asker]] = {}  # received, and not dispatched or refused yet
         self._last_number = 0
         self._tick_at = float("inf")
         self._wake_number = 0
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
-            fx.Hand: self._hand,
-            fx.Abort: self._abort,
-            fx.Finish: self._finish,
-            # A cut swallows what is sent meanwhile: harder than life (`network`).
-            fx.SpeakUp: lambda effect: None,
-            fx.OwnerChanged: lambda effect: None,  # for the log of a live agent
-            fx.Beat: lambda effect: self._beats.offer(effect.heartbeat),
-            fx.LookNow: lambda effect: self._looks.hurry(),
-            fx.Probe: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
+            fx.StartRelay: self._hand,
+            fx.AbortRelay: self._abort,
+            fx.SendEnd: self._finish,
+            fx.ResyncRouter: lambda effect: None,  # a cut drops messages here, see `network`
+            fx.LogOwnerChange: lambda effect: None,  # for the log of a live agent
+            fx.PublishHeartbeat: lambda effect: self._heartbeats.offer(effect.heartbeat),
+            fx.ScrapeNow: lambda effect: self._scrapes.hurry(),
+            fx.ProbeEngine: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 
     @property
     def outstanding(self) -> int:
-        """Answers that the agent holds."""
+        """How many answers the agent holds."""
         return 0 if self.core is None else self.core.outstanding
 
     def start(self) -> None:
-        """The agent begins, beside whatever engine is there; its first look comes at once."""
+        """The agent starts; its first scrape comes at once."""
         self._epoch += 1
         self.core = AgentCore(
-            Replica(
-                region=self._plan.region,
+            ReplicaConfig(
+                region=self._region,
                 replica=self.name,
                 epoch=self._epoch,
                 engine="vllm",
-                outstanding_max=self._plan.outstanding_max,
-                heartbeat_s=self._plan.heartbeat_s,
-                batch_max=self._plan.batch_max,
+                outstanding_max=self._config.outstanding_max,
+                heartbeat_s=self._config.heartbeat_s,
+                batch_max=self.engine.profile.max_seqs if self._config.batch_max_told else None,
             )
         )
         self._tick_at = float("inf")
-        self._looks.begin()
+        self._scrapes.begin()
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
 
     def crash(self) -> None:
-        """Agent and engine are gone."""
+        """Agent and engine stop without a message."""
         self._inside(-self.outstanding)
         self.core = None
-        self._looks.end()
+        self._scrapes.end()
         self._tick_at = float("inf")
         self._running.clear()
         self._askers.clear()
@@ -152,7 +144,7 @@ class SimReplica:
         self.start()
 
     def crash_engine(self) -> None:
-        """The engine is gone: its answers break off, and the next looks fail."""
+        """The engine's process is gone: its answers break off, and scrapes fail."""
         self.engine.crash()
         self._by_number.clear()
         for running in list(self._running.values()):
@@ -164,12 +156,10 @@ class SimReplica:
         self.engine.set_rate(rate)
         self._arm_engine()
 
-    # What the bus brings.
-
     def hear_work(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A request. A bus on which nobody listens says so itself."""
+        """A request. NATS itself reports a subject without subscribers."""
         if self.core is None:
-            self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
+            self._send(asker, asker.hear_nobody, inbox)
             return
         before = self.core.outstanding
         self._asks[inbox] = ask, asker
@@ -178,24 +168,25 @@ class SimReplica:
         self._inside(self.outstanding - before)
 
     def hear_cancel(self, inbox: str) -> None:
-        """Nobody waits for this answer."""
+        """The router cancels this answer."""
         if self.core is not None:
             self._feed(ev.CancelArrived(inbox))
 
     def hear_alive(self, region: RegionId, router: RouterId, epoch: int, term: int | None) -> None:
-        """A router lives, and owns this replica under that term, if it says so."""
+        """A router is alive, and owns this replica under that term, if given."""
         if self.core is not None:
             self._feed(ev.AliveArrived(region, router, epoch, term))
 
     def answers_to(self, asker: Asker) -> bool:
-        """Whether that router waits for something from here."""
+        """Whether this replica holds an answer for that router."""
         return self._askers[asker] > 0
 
-    # The core and its effects.
+    def _send(self, asker: Asker, call: Callable[..., None], *args: Any) -> None:
+        self._network.send(self.site, asker.site, call, *args)
 
-    def _feed(self, event: ev.Event) -> None:
+    def _feed(self, event: ev.AgentEvent) -> None:
         core = self.core
-        assert core is not None, "a crashed agent hears nothing"
+        assert core is not None, "a crashed agent receives nothing"
         for effect in core.handle(event, self._queue.now):
             self._performers[type(effect)](effect)
         if core.wake_at < self._tick_at:
@@ -205,28 +196,25 @@ class SimReplica:
     def _tick(self, at: float) -> None:
         if at == self._tick_at and self.core is not None:
             self._tick_at = float("inf")
-            self._feed(ev.Tick())
+            self._feed(ev.TimerFired())
 
     def _refuse(self, effect: fx.Refuse) -> None:
         _, asker = self._asks[effect.inbox]
-        self._network.send(self.site, asker.site, asker.hear_refused, effect.inbox, effect.message)
+        self._send(asker, asker.hear_refused, effect.inbox, effect.message)
 
-    def _hand(self, effect: fx.Hand) -> None:
+    def _hand(self, effect: fx.StartRelay) -> None:
         ask, asker = self._asks[effect.inbox]
         self._last_number += 1
         now = self._queue.now
-        running = Running(effect.inbox, ask, asker, self._last_number, now)
+        running = RunningAnswer(effect.inbox, ask, asker, self._last_number, now)
         self._running[effect.inbox] = running
         self._askers[asker] += 1
         if self.engine.is_down:
             self._queue.at(now, self._end, effect.inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
             return
-        node = ask.node
-        request = SimRequest(
-            running.number, node.prompt_tokens, node.answer.tokens, ask.keys.blocks
-        )
+        tokens = ask.node.prompt_tokens, ask.node.answer.tokens
         try:
-            self.engine.submit(request)
+            self.engine.submit(SimRequest(running.number, *tokens, ask.keys.blocks))
         except NeverFits:
             self._queue.at(now, self._engine_error, effect.inbox, STATUS_TOO_LONG)
         except QueueFull:
@@ -235,7 +223,7 @@ class SimReplica:
             self._by_number[running.number] = running
             self._arm_engine()
 
-    def _abort(self, effect: fx.Abort) -> None:
+    def _abort(self, effect: fx.AbortRelay) -> None:
         running = self._running[effect.inbox]
         if self._by_number.pop(running.number, None) is not None:
             self.engine.abort(running.number)
@@ -246,33 +234,33 @@ class SimReplica:
             self._queue.at(self._queue.now, self._end, effect.inbox, effect.outcome, effect.detail)
 
     def _leave(self, inbox: str, refused: Refused) -> None:
-        """An answer of which nothing was said is refused after all."""
-        running = self._running.pop(inbox, None)
+        """Refuse an answer of which no frame was sent (late refusal)."""
+        running = self._remove(inbox)
         if running is None:
             return
-        asker = running.asker
-        self._askers[asker] -= 1
-        self._network.send(self.site, asker.site, asker.hear_refused, inbox, refused)
-        self._feed(ev.AnswerEnded(inbox=inbox, outcome=Outcome.ENGINE_LOST))
+        self._send(running.asker, running.asker.hear_refused, inbox, refused)
+        self._feed(ev.RelayEnded(inbox=inbox, outcome=Outcome.ENGINE_LOST))
         self._inside(-1)
+
+    def _remove(self, inbox: str) -> RunningAnswer | None:
+        running = self._running.pop(inbox, None)
+        if running is not None:
+            self._askers[running.asker] -= 1
+        return running
 
     def _probed(self, epoch: int) -> None:
         if epoch == self._epoch and self.core is not None:
-            lives = not (self.engine.is_down or self.engine.stands_still)
-            self._feed(ev.ProbeEnded(lives))
+            self._feed(ev.ProbeEnded(not self.engine.is_stuck))
 
-    def _finish(self, effect: fx.Finish) -> None:
+    def _finish(self, effect: fx.SendEnd) -> None:
         _, asker = self._asks[effect.inbox]
-        end = End(effect.outcome, effect.detail)
-        self._network.send(self.site, asker.site, asker.hear_end, effect.inbox, end)
+        self._send(asker, asker.hear_end, effect.inbox, End(effect.outcome, effect.detail))
 
     def _publish(self, beat: Heartbeat) -> None:
         if beat.epoch != self._epoch or self.core is None:
             return
-        for router in (*self._routers, *self._adopters(self._plan.region)):
+        for router in (*self._routers, *self._adopters(self._region)):
             self._network.send_state(self.site, router.site, router.hear_heartbeat, beat)
-
-    # The engine.
 
     def _arm_engine(self) -> None:
         wake_at = self.engine.wake_at
@@ -287,31 +275,30 @@ class SimReplica:
 
     def _step(self) -> None:
         for event in self.engine.step():
-            if isinstance(event, FirstToken):
+            if isinstance(event, PrefillFinished):
                 self._first_token(event)
             elif isinstance(event, Finished):
                 self._finished(event.request_id)
 
-    def _first_token(self, event: FirstToken) -> None:
+    def _first_token(self, event: PrefillFinished) -> None:
         running = self._by_number[event.request_id]
         running.cached_tokens = event.cached_tokens
         self._begin(running, STATUS_OK)
 
-    def _begin(self, running: Running, status: int) -> None:
+    def _begin(self, running: RunningAnswer, status: int) -> None:
         running.began = True
-        running.heard_at = self._queue.now
-        asker = running.asker
-        self._network.send(self.site, asker.site, asker.hear_first, running.inbox, self, status)
-        self._feed(ev.AnswerBegan(running.inbox, status == STATUS_OK))
+        running.sent_at = self._queue.now
+        self._send(running.asker, running.asker.hear_first, running.inbox, self, status)
+        self._feed(ev.RelayBegan(running.inbox, status == STATUS_OK))
 
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)
         node = running.ask.node
-        usage = Usage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
+        usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
         self._end(running.inbox, Outcome.DONE, "", usage)
 
     def _engine_error(self, inbox: str, status: int) -> None:
-        """The engine answers with an error of its own, which is an answer for all that."""
+        """The engine answers with an HTTP error, which the agent passes on as an answer."""
         running = self._running.get(inbox)
         if running is not None:
             self._begin(running, status)
@@ -322,36 +309,34 @@ class SimReplica:
         inbox: str,
         outcome: Outcome,
         detail: str,
-        usage: Usage = NO_USAGE,
+        usage: TokenUsage = NO_USAGE,
         status: int = STATUS_OK,
     ) -> None:
-        running = self._running.pop(inbox, None)
+        running = self._remove(inbox)
         if running is None:
             return
-        asker = running.asker
-        self._askers[asker] -= 1
         end = End(outcome, detail, usage, status)
-        self._network.send(self.site, asker.site, asker.hear_end, inbox, end)
+        self._send(running.asker, running.asker.hear_end, inbox, end)
         streamed = running.began and status == STATUS_OK
-        self._feed(ev.AnswerEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
+        self._feed(ev.RelayEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
         self._inside(-1)
 
-    def _seen(self, look: ev.EngineRead | ev.EngineFailed) -> None:
-        if self.engine.owes_events:
+    def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed) -> None:
+        if self.engine.has_events:
             self._step()
             self._arm_engine()
-        self._feed(look)
+        self._feed(result)
 
     def _keep_working(self, epoch: int) -> None:
         if epoch != self._epoch or self.core is None:
             return
         now = self._queue.now
-        told: dict[Asker, list[str]] = {}
+        progress: dict[Asker, list[str]] = {}
         for running in self._running.values():
-            streams = running.began and not self.engine.stands_still
-            if streams or now - running.heard_at >= WORKING_S:
-                running.heard_at = now
-                told.setdefault(running.asker, []).append(running.inbox)
-        for asker, inboxes in told.items():
-            self._network.send(self.site, asker.site, asker.hear_progress, inboxes)
+            streams = running.began and not self.engine.is_stuck
+            if streams or now - running.sent_at >= WORKING_S:
+                running.sent_at = now
+                progress.setdefault(running.asker, []).append(running.inbox)
+        for asker, inboxes in progress.items():
+            self._send(asker, asker.hear_progress, inboxes)
         self._queue.after(WORKING_CHECK_S, self._keep_working, epoch)

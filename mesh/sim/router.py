@@ -1,53 +1,62 @@
-"""A router of the twin: the real RouterCore, with the world in the place of bus and HTTP.
+"""A router of the twin: the real core and the real session, with the world as bus and clients.
 
-What `mesh.runtime` does is done here in the same order: frames of an attempt that is no longer
-under way are strays and their sender is told to stop, an answer's first bytes start it, and a
-peer's request is placed, held or refused. What happens by the clock is in `pulse`, gossip in
-`trie_links`.
+Messages are calls that the network delays; bodies and tokens are not sent at all. What happens by
+the clock is in `pulse`, gossip in `trie_links`, leases in `lease_streams`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
-from agents.core.reading import Usage
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.gossip.told import Origin
-from mesh.core.requests.request import Request, Served
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import BLOCK_BYTES
+from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
-from mesh.replay.tally import Outcome
-from mesh.sim.ask import Answered, Ask
+from mesh.replay.tally import RequestOutcome
+from mesh.session.answer import EVENT_STREAM, WORKING, Held, Message
+from mesh.session.headers import read_forwarded
+from mesh.session.record import OpenRequest
+from mesh.session.session import Session
+from mesh.sim.ask import Answered, Ask, Tree
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.last_heartbeats import LastHeartbeats
 from mesh.sim.network import BUS_S, Network
-from mesh.sim.place import STATUS_OK, Asker, End, Worker
-from mesh.sim.surroundings import Surroundings
-from mesh.sim.tickets import ROUTER, Guest, Ticket, Tickets
-from mesh.sim.warm_ups import WarmUps
-from mesh.sim.work import (
-    MODEL,
-    deadline_header,
-    handoff_headers,
-    onward_headers,
-    path_of,
-    request_headers,
-    way_headers,
-)
+from mesh.sim.place import STATUS_OK, Asker, End, Surroundings, Worker
+from mesh.sim.workload import HASH_TOKENS, RequestNode, Segment, keys_of
 from schemas import exchange, subjects
-from schemas.exchange import Priority, Refused
+from schemas.exchange import Priority
 from schemas.http import Fault
-from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.state import Digest, Heartbeat, decode_digest, encode_state
+from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
+from schemas.state import Digest, Heartbeat
 
+ROUTER = RouterId("r1")  # every region has this one
+MODEL = ModelId("twin")
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
-NOBODY_LISTENS = "nobody_listens"
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 READ_LAST_S = 2 * BUS_S  # from a router's start: a question to the stream, and its answers
-STATUS_TRY_AGAIN, STATUS_SERVER_ERROR = 429, 500
+SOME_EVENT = b"\n\n"  # stands for the first bytes of an event stream
+ONE_TOKEN = Segment(0, 1)  # the answer that nobody reads
+
+
+@dataclass(slots=True, kw_only=True)
+class TwinRequest(OpenRequest):
+    """A request in a router of the twin. `asker` is the router that its answer goes to."""
+
+    ask: Ask
+    asker: Asker
+    began: bool = False  # its client has a first byte
 
 
 class SimRouter:
-    """`open` it with a core; `crash` and `open` again for a fault. `hear_…` is what comes in."""
+    """`open` it with a core; `crash` and `open` again for a fault. `hear_…` is what comes in.
+
+    It is its session's bus (mesh.session.record.Bus) and its store of prefixes.
+    """
+
+    is_connected = True
 
     def __init__(
         self,
@@ -59,29 +68,48 @@ class SimRouter:
     ) -> None:
         self.site = site
         self.name = name
-        origin = Origin(site, name)
         self.core: RouterCore | None = None
         self._queue = queue
         self._network = network
         self._around = around
-        self._tickets = Tickets(site, name)
-        self._guests: dict[int, Guest] = {}  # by key
-        self._last_heartbeats = LastHeartbeats()
-        self._warm_ups = WarmUps(site, queue, network, around, self._tickets, self.feed)
-        self._performers: dict[type, Callable[[Any], None]] = {
-            fx.Dispatch: self._dispatch,
-            fx.Forward: self._forward,
-            fx.CancelAttempt: self._cancel,
-            fx.RefusePeer: self._refuse_peer,
-            fx.TellHeld: self._tell_held,
-            fx.TellLost: self._tell_lost,
-            fx.Fail: self._fail,
-            fx.PassEngineError: self._pass_engine_error,
-            fx.Decided: lambda effect: None,
-            fx.PublishDigest: lambda effect: around.publish(origin, effect.digest),
-            **around.gossip(origin),
-            **self._warm_ups.performers(),
-        }
+        # They go on over restarts, so that no two attempts ever answer to one inbox.
+        self._keys, self._tokens = count(1), count(1)
+        self._session = self._new_session()
+        self._by_ask: dict[int, TwinRequest] = {}
+        self._kept: dict[int, tuple[Segment, ...]] = {}  # beginnings of prompts, by name
+        # The region's last-value stream: it outlives the router.
+        self._last_heartbeats: dict[ReplicaId, Heartbeat] = {}
+
+    def _new_session(self) -> Session:
+        origin = Origin(self.site, self.name)
+
+        def publish(effect: fx.PublishDigest) -> None:
+            self._around.publish(origin, effect.digest)
+
+        session = Session(
+            self.site,
+            self.name,
+            decide=self._decide,
+            clock=lambda: self._queue.now,
+            bus=self,
+            prefixes=self,
+            secret=lambda: f"{next(self._tokens):x}",
+            keys=self._keys,
+        )
+        session.performers.update({fx.PublishDigest: publish, **self._around.gossip(origin)})
+        return session
+
+    def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """What the core says; requests by the meter's clock."""
+        assert self.core is not None
+        if type(event) is not ev.RequestArrived:
+            return self.core.handle(event, now)
+        meter = self._around.meter
+        began = meter.clock() if meter.clock else 0.0
+        effects = self.core.handle(event, now)
+        meter.seconds += meter.clock() - began if meter.clock else 0.0
+        meter.decisions += 1
+        return effects
 
     @property
     def is_up(self) -> bool:
@@ -91,7 +119,7 @@ class SimRouter:
     @property
     def open_requests(self) -> int:
         """Clients that wait for an answer."""
-        return len(self._tickets)
+        return len(self._session)
 
     def open(self, core: RouterCore) -> None:
         """Serve with this core, which soon knows what was last heard of its replicas."""
@@ -100,199 +128,99 @@ class SimRouter:
 
     def _read_last(self, core: RouterCore) -> None:
         if self.core is core:
-            for beat in self._last_heartbeats:
+            for beat in tuple(self._last_heartbeats.values()):
                 self.feed(ev.HeartbeatSeen(beat))
 
     def crash(self) -> None:
         """The process is gone, and its clients' connections with it."""
         self.core = None
-        self._guests.clear()
-        self._warm_ups.clear()
-        for ticket in self._tickets:
-            self._tell(ticket.ask, Answered(Outcome.FAILED, CONNECTION_LOST))
-        self._tickets.clear()
+        for record in self._records():
+            self._tell(record.ask, Answered(RequestOutcome.FAILED, CONNECTION_LOST))
+        self._session = self._new_session()
+        self._by_ask.clear()
+        self._kept.clear()
+
+    def _records(self) -> Iterator[TwinRequest]:
+        for record in self._session:
+            assert isinstance(record, TwinRequest)
+            yield record
 
     def feed(self, event: ev.Event) -> None:
-        """Let the core decide, and do what it says. A crashed router hears nothing."""
+        """Something has happened. A crashed router hears nothing."""
         if self.core is not None:
-            for effect in self.core.handle(event, self._queue.now):
-                self._performers[type(effect)](effect)
+            self._session.feed(event)
 
-    # What clients say.
+    def tick(self) -> None:
+        """Time has passed."""
+        if self.core is not None:
+            self._session.tick()
+
+    # Clients.
 
     def hear_client(self, ask: Ask) -> None:
         """A request comes in."""
         if self.core is None:
-            self._tell(ask, Answered(Outcome.FAILED, NO_CONNECTION))
+            self._tell(ask, Answered(RequestOutcome.FAILED, NO_CONNECTION))
         elif MODEL not in self.core.known_models():
-            self._tell(ask, Answered(Outcome.FAILED, f"http_{Fault.MODEL_UNKNOWN.value.status}"))
+            self._tell(
+                ask, Answered(RequestOutcome.FAILED, f"http_{Fault.MODEL_UNKNOWN.value.status}")
+            )
         else:
             self._admit(ask)
 
     def _admit(self, ask: Ask) -> None:
         now = self._queue.now
-        ticket = self._tickets.open(ask, now, now + self._around.request_s)
         request = Request(
-            key=ticket.key,
+            key=next(self._keys),
             request_id=ask.request_id,
             model=MODEL,
             prompt=ask.prompt,
             session=ask.session,
             arrived_at=now,
-            deadline=ticket.deadline,
+            deadline=now + self._around.request_s,
             hops=0,
             origin=self.site,
             priority=Priority(ask.node.priority),
             slo_ttft_s=ask.node.slo_ttft_s,
+            wants_receipt=False,
         )
-        self._decide(request)
+        changed = partial(self._changed, ask.number)
+        record = TwinRequest(request=request, ask=ask, asker=self, changed=changed)
+        self._by_ask[ask.number] = record
+        self._session.admit(record)
 
     def hear_hang_up(self, ask: Ask) -> None:
         """A client is gone."""
-        ticket = self._tickets.of(ask)
-        if ticket is not None:
-            self.feed(ev.ClientGone(ticket.key))
-            self._tickets.close(ticket)
+        if (record := self._by_ask.get(ask.number)) is not None:
+            self.feed(ev.ClientGone(record.key))
+            self._close(record)
 
-    # What peers say.
-
-    def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A peer's request, to be placed, held, sent on or refused."""
-        path = path_of(headers)
-        assert self.site not in path, "no request comes back"
-        if self.core is None:
-            if len(path) == 1:  # the bus tells only whoever published it
-                self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
+    def _changed(self, number: int) -> None:
+        """The client is sent what there is for it."""
+        record = self._by_ask.get(number)
+        if record is None:
             return
-        now = self._queue.now
-        key = self._tickets.new_key()
-        request = Request(
-            key=key,
-            request_id=ask.request_id,
-            model=MODEL,
-            prompt=ask.prompt,
-            session=ask.session,
-            arrived_at=now - int(headers[exchange.H_WAITED_MS]) / 1000,
-            held_before_s=int(headers[exchange.H_HELD_MS]) / 1000,
-            deadline=now + int(headers[exchange.H_DEADLINE_MS]) / 1000,
-            hops=len(path),
-            origin=path[0],
-            path=path,
-            answer_inbox=inbox,
-            priority=Priority(ask.node.priority),
-            slo_ttft_s=ask.node.slo_ttft_s,
-            warm=exchange.H_WARM in headers,
-        )
-        self._guests[key] = Guest(headers, ask, asker, request)
-        self._decide(request)
+        answer, failure = record.answer, record.failure
+        if failure is not None:
+            outcome = RequestOutcome.SHED if failure.fault in SHED else RequestOutcome.FAILED
+            code = failure.fault.value.code
+            self._end(record, Answered(outcome, code, failure.retry_after_s))
+        elif record.pass_engine_error:
+            self._end(record, Answered(RequestOutcome.FAILED, "engine_error"))
+        elif answer is not None and answer.end is not None:
+            self._end(record, _answered(record))
+        elif not record.began and record.is_startable:
+            record.began = True
+            self._http(record.ask, self._around.first_byte, record.ask)
+            self._session.started(record)
 
-    def hear_digest(self, digest: Digest) -> None:
-        """A peer region's state."""
-        self.feed(ev.DigestSeen(digest))
+    def _end(self, record: TwinRequest, answered: Answered) -> None:
+        self._close(record)
+        self._tell(record.ask, answered)
 
-    # What the bus brings of replicas and answers.
-
-    def hear_heartbeat(self, beat: Heartbeat) -> None:
-        """A replica's state; of a region that this one has adopted, too."""
-        if beat.region == self.site:
-            self._last_heartbeats.keep(beat)
-        self.feed(ev.HeartbeatSeen(beat))
-
-    def hear_nobody(self, inbox: str) -> None:
-        """Nothing was begun: whoever was asked rests until it speaks."""
-        if (ticket := self._tickets.stop_listening(inbox)) is not None:
-            replica = None if ticket.replica is None else ticket.replica.name
-            region = ticket.peer or self.site
-            self._refused(ticket, Refused(NOBODY_LISTENS, region, replica or "", -1, -1))
-
-    def hear_refused(self, inbox: str, refused: Refused) -> None:
-        """A replica, or a peer for all of its region, does not take it."""
-        if (ticket := self._tickets.stop_listening(inbox)) is not None:
-            if refused.digest:
-                self.feed(ev.DigestSeen(decode_digest(refused.digest.encode())))
-            self._refused(ticket, refused)
-
-    def _refused(self, ticket: Ticket, refused: Refused) -> None:
-        self.feed(
-            ev.AttemptRefused(
-                ticket.key,
-                ticket.attempt,
-                refused.reason,
-                RegionId(refused.region),
-                ReplicaId(refused.replica) if refused.replica else None,
-                refused.pending,
-                refused.running,
-            )
-        )
-
-    def hear_placed(self, inbox: str, replica: Worker) -> None:
-        """A peer found who will answer."""
-        if (ticket := self._wanted(inbox, replica)) is not None:
-            self.feed(ev.PlacedByPeer(ticket.key, ticket.attempt, replica.name))
-
-    def hear_held(self, inbox: str, hops: int) -> None:
-        """A peer has it in its line."""
-        if (ticket := self._tickets.answering(inbox)) is not None:
-            self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt, hops))
-
-    def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
-        """A peer lost who was answering."""
-        if (ticket := self._tickets.stop_listening(inbox)) is not None:
-            self._failed(ticket, f"replica {replica} was lost")
-
-    def hear_first(self, inbox: str, replica: Worker, status: int) -> None:
-        """The answer begins. What is no stream is complete before its client sees of it."""
-        ticket = self._wanted(inbox, replica)
-        if ticket is None:
-            return
-        self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
-        if status == STATUS_OK:
-            self._http(ticket.ask, self._around.first_byte, ticket.ask)
-            self.feed(ev.AnswerStarted(ticket.key, ticket.attempt))
-
-    def hear_progress(self, inboxes: Sequence[str]) -> None:
-        """Frames of these answers keep coming."""
-        for inbox in inboxes:
-            if (ticket := self._tickets.answering(inbox)) is not None:
-                self.feed(ev.AttemptProgressed(ticket.key, ticket.attempt))
-
-    def hear_end(self, inbox: str, end: End) -> None:
-        """The answer is over, well or badly."""
-        ticket = self._tickets.stop_listening(inbox)
-        if ticket is None:
-            return
-        if end.outcome != exchange.Outcome.DONE:
-            self._failed(ticket, end.detail or end.outcome)
-        elif end.status >= STATUS_SERVER_ERROR or end.status == STATUS_TRY_AGAIN:
-            self._failed(ticket, f"the engine answered {end.status}", end.status)
-        else:
-            self.feed(ev.AnswerEnded(ticket.key, ticket.attempt, _served(end.usage)))
-            if ticket.key > 0:  # a warm-up was closed by the core
-                self._tickets.close(ticket)
-                self._tell(ticket.ask, ticket.answered(end))
-
-    def _failed(self, ticket: Ticket, detail: str, status: int | None = None) -> None:
-        self.feed(ev.AttemptFailed(ticket.key, ticket.attempt, detail, status))
-
-    def _decide(self, request: Request) -> None:
-        """Feed a request, by the meter's clock."""
-        meter, core = self._around.meter, self.core
-        assert core is not None
-        began = meter.clock() if meter.clock else 0.0
-        effects = core.handle(ev.RequestArrived(request), self._queue.now)
-        meter.seconds += meter.clock() - began if meter.clock else 0.0
-        meter.decisions += 1
-        for effect in effects:
-            self._performers[type(effect)](effect)
-
-    def _wanted(self, inbox: str, replica: Worker) -> Ticket | None:
-        """Whose attempt this is; a stray's sender is told to stop."""
-        ticket = self._tickets.answering(inbox)
-        if ticket is None:
-            self._network.send(self.site, replica.site, replica.hear_cancel, inbox)
-        else:
-            ticket.replica = replica
-        return ticket
+    def _close(self, record: TwinRequest) -> None:
+        self._session.close(record)
+        self._by_ask.pop(record.ask.number, None)
 
     def _http(self, ask: Ask, call: Callable[..., None], *args: Any) -> None:
         self._network.send_http(self.site, ask.region, call, *args)
@@ -300,73 +228,137 @@ class SimRouter:
     def _tell(self, ask: Ask, answered: Answered) -> None:
         self._http(ask, self._around.answered, ask, answered)
 
-    # What the core wants done.
+    # What the bus brings.
 
-    def _dispatch(self, effect: fx.Dispatch) -> None:
-        replica = self._around.replicas[effect.replica]
-        handoff = handoff_headers(self.site, self.name, effect)
-        if effect.answer_inbox is not None:
-            self._dispatch_for_peer(effect.key, effect.answer_inbox, replica, handoff)
+    def hear_ingress(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
+        """A peer's request, to be placed, held or refused."""
+        if self.core is None:
+            self._network.send(self.site, asker.site, asker.hear_nobody, inbox)
             return
-        ticket = self._tickets.begin(effect.key, effect.attempt)
-        ticket.replica = replica
-        headers = self._headers(ticket) | handoff
-        self._send(replica.site, replica.hear_work, ticket.inbox, headers, ticket.ask, self)
+        request = read_forwarded(
+            headers,
+            lambda model, path: ask.prompt,
+            key=next(self._keys),
+            home=self.site,
+            label=None,
+            inbox=inbox,
+            now=self._queue.now,
+            wants_receipt=False,
+        )
+        record = TwinRequest(request=request, received=headers, ask=ask, asker=asker)
+        self._session.admit_forwarded(record)
 
-    def _dispatch_for_peer(
-        self, key: int, inbox: str, replica: Worker, handoff: dict[str, str]
-    ) -> None:
-        said, ask, asker, request = self._guests.pop(key)
-        headers = said | deadline_header(request.deadline - self._queue.now) | handoff
-        self._send(replica.site, replica.hear_work, inbox, headers, ask, asker)
-        self._send(asker.site, asker.hear_placed, inbox, replica)
+    def hear_digest(self, digest: Digest) -> None:
+        """A peer region's state."""
+        self.feed(ev.DigestSeen(digest))
 
-    def _forward(self, effect: fx.Forward) -> None:
-        crew = self._around.routers[effect.peer]
+    def hear_heartbeat(self, beat: Heartbeat) -> None:
+        """A replica's state; of a region that this one has adopted, too."""
+        if beat.region == self.site:
+            self._last_heartbeats[beat.replica] = beat
+        self.feed(ev.HeartbeatSeen(beat))
+
+    def hear_nobody(self, inbox: str) -> None:
+        """Nothing was begun: whoever was asked rests until it speaks."""
+        self._session.answers.nobody_listens(inbox)
+
+    def hear_refused(self, inbox: str, refused: exchange.Refused) -> None:
+        """A replica, or a peer for all of its region, does not take it."""
+        self._receive(inbox, refused)
+
+    def hear_placed(self, inbox: str, replica: Worker) -> None:
+        """A peer found who will answer."""
+        self._receive(inbox, exchange.Placed(replica.site, replica.name), replica)
+
+    def hear_held(self, inbox: str) -> None:
+        """A peer has it in its line."""
+        self._receive(inbox, Held())
+
+    def hear_lost(self, inbox: str, replica: ReplicaId) -> None:
+        """A peer lost who was answering."""
+        self._receive(inbox, exchange.Lost(self.site, replica))
+
+    def hear_first(self, inbox: str, replica: Worker, status: int) -> None:
+        """The answer begins. What is no stream is complete before its client sees of it."""
+        kind = EVENT_STREAM if status == STATUS_OK else ""
+        head = exchange.Head(status, kind, replica.site, replica.name)
+        if self._receive(inbox, head, replica) and kind:
+            self._receive(inbox, SOME_EVENT)
+
+    def hear_progress(self, inboxes: Sequence[str]) -> None:
+        """Frames of these answers keep coming."""
+        for inbox in inboxes:
+            self._receive(inbox, WORKING)
+
+    def hear_end(self, inbox: str, end: End) -> None:
+        """The answer is over, well or badly."""
+        used = end.usage
+        counts = used.prompt_tokens, used.cached_tokens, used.completion_tokens
+        self._receive(inbox, exchange.End(end.outcome, end.detail, *counts, -1.0))
+
+    def _receive(self, inbox: str, message: Message, sender: Worker | None = None) -> bool:
+        """Whether somebody waits for it; the sender of a stray is told to stop."""
+        if self.core is None:
+            return False
+        is_awaited = self._session.answers.receive(inbox, message)
+        if not is_awaited and sender is not None:
+            self._send(sender.site, sender.hear_cancel, inbox)
+        return is_awaited
+
+    # The session's bus.
+
+    def send_work(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        headers: dict[str, str],
+    ) -> bool:
+        """The request to a replica, which answers to the router that asked."""
+        assert isinstance(record, TwinRequest)
+        worker = self._around.replicas[replica]
+        self._send(worker.site, worker.hear_work, inbox, headers, record.ask, record.asker)
+        return True
+
+    def send_ingress(
+        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
+    ) -> bool:
+        """The request to one of the peer's routers, as its queue group would choose."""
+        assert isinstance(record, TwinRequest)
+        crew = self._around.routers[peer]
         living = [router for router in crew if router.is_up] or crew
-        peer = living[self._around.pick(len(living))]
-        if (inbox := effect.answer_inbox) is not None:
-            said, ask, asker, request = self._guests.pop(effect.key)
-            headers = said | onward_headers(request, self.site, effect.held_s, self._queue.now)
-            self._send(peer.site, peer.hear_ingress, inbox, headers, ask, asker)
-            return
-        ticket = self._tickets.begin(effect.key, effect.attempt)
-        waited_s = self._queue.now - ticket.arrived_at
-        way = way_headers(self.site, waited_s, effect.held_s)
-        ticket.peer, headers = effect.peer, self._headers(ticket) | way
-        self._send(peer.site, peer.hear_ingress, ticket.inbox, headers, ticket.ask, self)
+        asked = living[self._around.pick(len(living))]
+        self._send(asked.site, asked.hear_ingress, inbox, headers, record.ask, self)
+        return True
 
-    def _headers(self, ticket: Ticket) -> dict[str, str]:
-        remaining_s = ticket.deadline - self._queue.now
-        warm = {exchange.H_WARM: "1"} if ticket.key < 0 else {}
-        return warm | request_headers(ticket.ask.request_id, ticket.attempt, remaining_s)
+    def send_body(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        """Bodies of the twin are never too large."""
 
-    def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
-        self._network.send(self.site, to, call, *args)
+    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        """Nobody waits for this answer any more."""
+        worker = self._around.replicas[replica]
+        self._send(worker.site, worker.hear_cancel, inbox)
 
-    def _cancel(self, effect: fx.CancelAttempt) -> None:
-        ticket = self._tickets.get(effect.key)
-        if ticket is None or not ticket.inbox:
-            return
-        # A replica that is not known yet is told when its first frame comes.
-        self._tickets.stop_listening(ticket.inbox)
-        if effect.replica is not None:
-            replica = self._around.replicas[effect.replica]
-            self._send(replica.site, replica.hear_cancel, ticket.inbox)
+    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
+        """Clients of the twin are never slow."""
 
-    def _refuse_peer(self, effect: fx.RefusePeer) -> None:
-        asker = self._guests.pop(effect.key).asker
-        fresh = encode_state(effect.fresh).decode()
-        refused = Refused(effect.reason, self.site, "", -1, -1, fresh)
-        self._send(asker.site, asker.hear_refused, effect.answer_inbox, refused)
-
-    def _tell_held(self, effect: fx.TellHeld) -> None:
-        asker = self._asker(effect.answer_inbox)
-        self._send(asker.site, asker.hear_held, effect.answer_inbox, effect.hops)
-
-    def _tell_lost(self, effect: fx.TellLost) -> None:
-        asker = self._asker(effect.answer_inbox)
-        self._send(asker.site, asker.hear_lost, effect.answer_inbox, effect.replica)
+    def answer_peer(
+        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
+    ) -> None:
+        """What has become of a peer's request."""
+        asker = self._asker(inbox)
+        if isinstance(message, exchange.Placed):
+            replica = self._around.replicas[ReplicaId(message.replica)]
+            self._send(asker.site, asker.hear_placed, inbox, replica)
+        elif isinstance(message, exchange.Refused):
+            self._send(asker.site, asker.hear_refused, inbox, message)
+        elif isinstance(message, exchange.Lost):
+            self._send(asker.site, asker.hear_lost, inbox, ReplicaId(message.replica))
+        else:
+            self._send(asker.site, asker.hear_held, inbox)
 
     def _asker(self, inbox: str) -> Asker:
         address = subjects.parse_inbox(inbox)
@@ -375,23 +367,51 @@ class SimRouter:
         [asker] = [router for router in crew if router.name == address.router]
         return asker
 
-    def _fail(self, effect: fx.Fail) -> None:
-        ticket = self._tickets.get(effect.key)
-        if ticket is not None:
-            outcome = Outcome.SHED if effect.fault in SHED else Outcome.FAILED
-            code = effect.fault.value.code
-            self._end_badly(ticket, Answered(outcome, code, effect.retry_after_s))
+    def _send(self, to: RegionId, call: Callable[..., None], *args: Any) -> None:
+        self._network.send(self.site, to, call, *args)
 
-    def _pass_engine_error(self, effect: fx.PassEngineError) -> None:
-        ticket = self._tickets.get(effect.key)
-        if ticket is not None:
-            self._end_badly(ticket, Answered(Outcome.FAILED, "engine_error"))
+    # The session's store of prefixes: lists of segments, with the same keys as the whole.
 
-    def _end_badly(self, ticket: Ticket, answered: Answered) -> None:
-        self._tickets.close(ticket)
-        self._tell(ticket.ask, answered)
+    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
+        """Keep the first blocks of its prompt."""
+        assert isinstance(record, TwinRequest)
+        self._kept[prefix] = cut(record.ask.node.prompt, blocks * HASH_TOKENS)
+        return blocks * BLOCK_BYTES
+
+    def drop(self, prefix: int) -> None:
+        """Keep it no more."""
+        self._kept.pop(prefix, None)
+
+    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
+        """Ended from the first: no client hears of it."""
+        node = RequestNode(prompt=self._kept[prefix], answer=ONE_TOKEN, priority=request.priority)
+        now, tree = self._queue.now, Tree(None)
+        keys = keys_of(node)
+        ask = Ask(request.key, self.site, node, tree, keys, request.prompt, now, ended=True)
+        return TwinRequest(request=request, ask=ask, asker=self)
 
 
-def _served(usage: Usage) -> Served:
-    counts = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-    return Served(*(None if count < 0 else count for count in counts))
+def _answered(record: TwinRequest) -> Answered:
+    """What the client hears of a complete answer."""
+    answer = record.answer
+    assert answer is not None and answer.head is not None and answer.end is not None
+    status = answer.head.status
+    return Answered(
+        RequestOutcome.OK if status == STATUS_OK else RequestOutcome.FAILED,
+        "" if status == STATUS_OK else f"http_{status}",
+        replica=answer.replica,
+        cached_tokens=max(0, answer.end.cached_tokens),
+        hops=int(answer.asked is not None),
+        attempts=answer.attempt,
+    )
+
+
+def cut(prompt: tuple[Segment, ...], tokens: int) -> tuple[Segment, ...]:
+    """The first `tokens` of a prompt that has at least so many."""
+    found = []
+    for part in prompt:
+        if tokens <= 0:
+            break
+        found.append(part._replace(tokens=min(part.tokens, tokens)))
+        tokens -= part.tokens
+    return tuple(found)

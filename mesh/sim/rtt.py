@@ -1,52 +1,49 @@
-"""Round trips between regions: a table of pairs, in milliseconds as people write them.
+"""Round trips between regions, as mesh.toml's `[[links]]` gives them.
 
-A file has one of two forms, told apart by its first character. CSV: lines of two regions and a
-number, with or without the head `from,to,rtt_ms`; lines that begin with # are not read.
-
-    us,eu,80
-    us,ap,150
-    eu,ap,220
-
-JSON: `{"us-eu": 80, "us-ap": 150, "eu-ap": 220}`, or, as region names may hold hyphens, a list
-of `["us", "eu", 80]`. A pair stands for both directions and is given once.
+A file whose name ends in `.toml` may be a whole mesh.toml or its `[[links]]` alone. Any other is
+read as one of two deprecated forms: CSV (`us,eu,80`, `#` begins a comment, `from,to,rtt_ms` may
+head it), or JSON (`{"us-eu": 80}` or `[["us", "eu", 80]]`). A pair stands for both directions.
 """
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from schemas.ids import NameInvalid, RegionId, checked_name
+from pydantic import ValidationError
+
+from schemas.ids import RegionId
+from schemas.problems import problem_of
+from schemas.settings import LinkTable
 
 MS = 0.001
-RTT_MS_MAX = 10_000.0
 MISSING_SHOWN = 4
 SHOWN_CHARS_MAX = 80  # of what is wrong
-FILE_BYTES_MAX = 1024 * 1024  # 30,000 pairs: 250 regions
+FILE_BYTES_MAX = 1024 * 1024  # some 20,000 pairs: 200 regions
+FORM = 'write for each pair [[links]] with between = ["us", "eu"] and rtt_ms = 80'
 Pair = tuple[str, str]
-Row = tuple[str, str, str, Any]  # where it stands, two regions, milliseconds
 
-# Between the coasts of three continents, as public clouds measure them.
+# Between the coasts of three continents, as public clouds measure them; mesh.toml's default too.
 DEFAULT_MS: Mapping[Pair, float] = {("us", "eu"): 80.0, ("us", "ap"): 150.0, ("eu", "ap"): 220.0}
-
-JSON_FORMS = 'write {"us-eu": 80}, or [["us-1", "eu-1", 80]] where names have hyphens'
-CSV_FORM = "write two regions and milliseconds, as us,eu,80"
 
 
 class RttInvalid(ValueError):
-    """A table that can't be used; the message says what to write instead."""
+    """Round trips that can't be used; the message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class RttTable:
-    """Seconds there and back, per pair of regions."""
+    """Round trips per pair of regions, in milliseconds."""
 
     ms: Mapping[Pair, float] = field(default_factory=lambda: dict(DEFAULT_MS))
 
     def rtt_s(self, one: RegionId, other: RegionId) -> float:
-        """The round trip between two regions. Raises RttInvalid for a pair that is not there."""
+        """The round trip between two regions. Raises RttInvalid for a pair that is missing."""
         if one == other:
             return 0.0
         found = self.ms.get((one, other), self.ms.get((other, one)))
@@ -55,65 +52,32 @@ class RttTable:
         return found * MS
 
     def check(self, regions: Iterable[RegionId]) -> None:
-        """Raises RttInvalid if pairs of these are missing, and names them."""
-        names = list(regions)
+        """Raises RttInvalid that names the pairs of these regions that are missing."""
         missing = [
             f"{one} and {other}"
-            for place, one in enumerate(names)
-            for other in names[place + 1 :]
+            for one, other in combinations(regions, 2)
             if (one, other) not in self.ms and (other, one) not in self.ms
         ]
         if missing:
             more = len(missing) - MISSING_SHOWN
             pairs = ", ".join(missing[:MISSING_SHOWN]) + (f", and {more} more" if more > 0 else "")
-            raise RttInvalid(
-                f"no round trip between {pairs}: write a file with a line for each pair, as "
-                "us,eu,80"
-            )
+            raise RttInvalid(f"no round trip between {pairs}: {FORM}")
+
+
+def is_deprecated(path: Path) -> bool:
+    """Whether a file of that name is read in one of the deprecated forms."""
+    return path.suffix != ".toml"
 
 
 def load_rtt(path: Path) -> RttTable:
-    """The table in a JSON or CSV file. Raises RttInvalid, whose message names the file."""
+    """The round trips in a file. Raises RttInvalid, whose message names the file."""
     try:
-        return table_of(_rows(_text(path)))
+        text = _text(path)
+        return _table(_deprecated_links(text) if is_deprecated(path) else _links(text))
     except OSError as error:
         raise RttInvalid(f"can't read {path}: {error.strerror}") from error
     except RttInvalid as error:
         raise RttInvalid(f"{path}: {error}") from error
-
-
-def table_of(rows: Iterable[Row]) -> RttTable:
-    """The table of rows of two regions and milliseconds. Raises RttInvalid."""
-    table: dict[Pair, float] = {}
-    for where, one, other, value in rows:
-        try:
-            pair = _region(one), _region(other)
-        except NameInvalid as error:
-            raise RttInvalid(f"{where}: {error}") from error
-        if one == other:
-            raise RttInvalid(f"{where}: {one} twice; a region is next to itself, leave it out")
-        if pair in table or pair[::-1] in table:
-            raise RttInvalid(f"{where}: {one} and {other} are there already; give each pair once")
-        table[pair] = _milliseconds(where, value)
-    if not table:
-        raise RttInvalid(f"it has no pair of regions; {CSV_FORM}")
-    return RttTable(table)
-
-
-def _region(name: str) -> str:
-    return checked_name("region", name[:SHOWN_CHARS_MAX])  # which is longer than one may be
-
-
-def _milliseconds(where: str, value: Any) -> float:
-    try:
-        ms = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        ms = float("nan")
-    if not 0.0 <= ms <= RTT_MS_MAX:
-        raise RttInvalid(
-            f"{where}: {_short(value)} is no number of milliseconds from 0 to {RTT_MS_MAX:g}"
-        )
-    return ms
 
 
 def _text(path: Path) -> str:
@@ -124,51 +88,71 @@ def _text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RttInvalid(f"it is no text in UTF-8; {CSV_FORM}, or {JSON_FORMS}") from error
+        raise RttInvalid(f"it is no text in UTF-8; {FORM}") from error
 
 
-def _rows(text: str) -> Iterator[Row]:
-    return _json_rows(text) if text.lstrip().startswith(("{", "[")) else _csv_rows(text)
+def _table(links: Iterable[tuple[str, Any]]) -> RttTable:
+    """The table of links, each with its place in the file. Raises RttInvalid."""
+    table: dict[Pair, float] = {}
+    for place, written in links:
+        try:
+            link = LinkTable.model_validate(written)
+        except ValidationError as error:
+            raise RttInvalid(f"{place}: {problem_of(error):.{2 * SHOWN_CHARS_MAX}}") from error
+        one, other = pair = link.between
+        if one == other:
+            raise RttInvalid(f"{place}: links {one} with itself; name two regions")
+        if pair in table or (other, one) in table:
+            raise RttInvalid(f"{place}: {one} and {other} are there already; give each pair once")
+        table[pair] = float(link.rtt_ms)
+    if not table:
+        raise RttInvalid(f"it has no pair of regions; {FORM}")
+    return RttTable(table)
 
 
-def _csv_rows(text: str) -> Iterator[Row]:
+def _links(text: str) -> Iterator[tuple[str, Any]]:
+    try:
+        links = tomllib.loads(text).get("links", [])
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RttInvalid(f"not TOML: {error}") from error
+    if not isinstance(links, list):
+        raise RttInvalid(f"links is no list of tables; {FORM}")
+    for number, link in enumerate(links):
+        yield f"links.{number}", link
+
+
+def _deprecated_links(text: str) -> Iterator[tuple[str, Any]]:
+    is_json = text.lstrip().startswith(("{", "["))
+    for place, row in _json_rows(text) if is_json else _csv_rows(text):
+        if not isinstance(row, list) or len(row) != 3:
+            raise RttInvalid(f"{place}: {_short(row)} is no pair of regions with a number; {FORM}")
+        yield place, {"between": row[:2], "rtt_ms": row[2]}
+
+
+def _csv_rows(text: str) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            cells = [cell.strip() for cell in next(csv.reader([line], strict=True))]
+            cells: list[Any] = [cell.strip() for cell in next(csv.reader([line], strict=True))]
         except csv.Error as error:
-            raise RttInvalid(f"line {number}: {error}; {CSV_FORM}") from error
+            raise RttInvalid(f"line {number}: {error}; {FORM}") from error
         if cells[-1] == "rtt_ms":
             continue
-        if len(cells) != 3:
-            raise RttInvalid(f"line {number}: {_short(line)} has {len(cells)} columns; {CSV_FORM}")
-        one, other, value = cells
-        yield (f"line {number}", one, other, value)
+        with suppress(ValueError):  # the link's own check says what it must be
+            cells[-1] = float(cells[-1])
+        yield f"line {number}", cells
 
 
-def _json_rows(text: str) -> Iterator[Row]:
-    try:
-        content = json.loads(text, object_pairs_hook=_each_once)
-    except RttInvalid:
-        raise
+def _json_rows(text: str) -> Iterator[tuple[str, Any]]:
+    try:  # objects as pairs: a dict would keep the last of two that are equal
+        content = json.loads(text, object_pairs_hook=lambda pairs: [(*pair,) for pair in pairs])
     except (ValueError, RecursionError) as error:
-        raise RttInvalid(f"it begins as JSON and is none: {error}; {JSON_FORMS}") from error
-    if isinstance(content, dict):
-        content = [[*pair.split("-"), value] for pair, value in content.items()]
+        raise RttInvalid(f"it begins as JSON and is none: {error}; {FORM}") from error
     for number, row in enumerate(content, 1):
-        if not isinstance(row, list) or len(row) != 3:
-            raise RttInvalid(f"pair {number} is {_short(row)}; {JSON_FORMS}")
-        yield (f"pair {number}", str(row[0]), str(row[1]), row[2])
+        yield f"pair {number}", [*row[0].split("-"), row[1]] if isinstance(row, tuple) else row
 
 
-def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):  # JSON itself would let the last one win
-        raise RttInvalid("a pair is there twice; give each pair once")
-    return found
-
-
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"

@@ -9,11 +9,11 @@ of the region there. An inbox names the region and the router that asked, and th
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.gossip.told import Origin
-from mesh.sim.network import Link, Network
-from mesh.sim.topology import Topology
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.sim.config import SimTopology
+from mesh.sim.network import Network, RegionPair
 from schemas.gossip import PEERS, TrieAnswer, TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import RegionId, RouterId
 
@@ -35,9 +35,9 @@ class TrieLinks:
         self,
         network: Network,
         crews: Mapping[RegionId, Sequence[Listener]],
-        topology: Topology,
+        topology: SimTopology,
     ) -> None:
-        self.sent_bytes: dict[Link, int] = {}
+        self.sent_bytes: dict[RegionPair, int] = {}
         self._network = network
         self._crews = crews
         self._topology = topology

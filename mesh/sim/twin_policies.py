@@ -1,21 +1,32 @@
 """The policies that only a twin can have, beside those of the live router.
 
-`oracle` knows what is really so (`mesh.sim.oracle`). `mesh-everywhere` is the `mesh` policy
-with all regions' replicas before its eyes at once (`mesh.sim.everywhere`): what federation costs
-is the difference between it and `mesh`.
+`oracle` sees the engines' true state (`mesh.sim.oracle`). `mesh-everywhere` is the `mesh` policy
+with the replicas of all regions as candidates. Both run inside a `GlobalView`: every router sees
+what the router of every region sees at this moment, without delay, and names the replica that is to
+serve; a request for a far one is forwarded as any other, and the router there obeys. All routers
+share one instance of the policy, so they share what it learned and placed. Nothing of this could be
+built: the difference to `mesh` is the price of federation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from mesh.core.policies import POLICIES, Makers, find_maker
-from mesh.core.policies.base import Policy
-from mesh.core.policies.mesh import Mesh
-from mesh.core.policies.options import Tunable
-from mesh.core.settings import RouterSettings
-from mesh.sim.everywhere import Everywhere
+from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.remote_prefixes import RemotePrefixes
+from mesh.core.gossip.siblings import Siblings
+from mesh.core.model.request import Request, Served
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
+from mesh.core.policies.base import Choice, Destination, Expiring, Policy, Target, least_loaded
+from mesh.core.policies.mesh import MeshPolicy
+from mesh.core.view.replica import Replica
+from mesh.sim.ask import number_of
 from mesh.sim.oracle import Oracle, OracleOptions
+from schemas.decision import CandidateKind
+from schemas.ids import RegionId, RequestId
 
 if TYPE_CHECKING:
     from mesh.sim.world import World
@@ -25,40 +36,181 @@ TWIN_ONLY = (ORACLE, MESH_EVERYWHERE)
 DEFAULT = OracleOptions()
 
 
+@dataclass(slots=True)
+class GlobalDecision:
+    """The replica for one request. `on_its_way`: the router there has not received it yet."""
+
+    choice: Choice
+    name: str
+    tokens: int
+    on_its_way: bool
+
+    @property
+    def spot(self) -> Destination:
+        """The replica as the inner policy names it."""
+        return Destination(CandidateKind.REPLICA, self.name)
+
+
+class GlobalView:
+    """One policy over all replicas, at every router of a world with the topology `mesh`."""
+
+    joint: ClassVar[bool] = True
+    judges_load: ClassVar[bool] = True
+
+    def __init__(self, world: "World", inside: Policy, dice: Random) -> None:
+        self._world = world
+        self._dice = dice
+        self._inside = inside
+        self._decisions: dict[RequestId, GlobalDecision] = {}
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The replica that the inner policy picks, or the peer to forward to."""
+        if request.hops:
+            return self._as_decided(request, targets)
+        ways = {one.name: (one, way) for one, way in self._all(request, targets, now)}
+        if not ways:
+            return Choice(None, "no replica of any region is free")
+        candidates = [one for one, _ in ways.values()]
+        choice = self._inside.choose(_unique(request), candidates, now)
+        if choice.target is None:
+            return choice._replace(scores=())
+        _, way = ways[choice.target.name]
+        is_far = way.kind is CandidateKind.PEER
+        decision = GlobalDecision(choice, choice.target.name, request.prompt.tokens, is_far)
+        self._decisions[request.request_id] = decision
+        return choice._replace(target=way, scores=())
+
+    def hit_ratio(self, request: Request) -> float:
+        """As the inner policy knows it."""
+        return self._inside.hit_ratio(request)
+
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
+        """Passed to the inner policy once, by the router of the client."""
+        decision = self._decisions.get(request.request_id)
+        if request.answer_inbox is None and decision is not None:
+            self._inside.placed(_unique(request), decision.spot, now)
+
+    def began(self, request: Request, spot: Destination, now: float) -> None:
+        """Its first token has come."""
+        decision = self._decisions.get(request.request_id)
+        if decision is not None:
+            self._inside.began(_unique(request), decision.spot, now)
+
+    def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
+        """Its whole answer has come."""
+        decision = self._decisions.get(request.request_id)
+        if decision is not None:
+            self._inside.served(_unique(request), decision.spot, served, now)
+
+    def left(self, request: Request, spot: Destination, now: float) -> None:
+        """The attempt is over."""
+        decision = self._decisions.pop(request.request_id, None)
+        if decision is not None:
+            self._inside.left(_unique(request), decision.spot, now)
+
+    def forget(self, spot: Destination) -> None:
+        """A replica is gone; there is no state of regions."""
+        if spot.kind is CandidateKind.REPLICA:
+            self._inside.forget(spot)
+
+    def expire(self, now: float) -> None:
+        """Every router ticks, so the inner policy expires as often."""
+        if isinstance(self._inside, Expiring):
+            self._inside.expire(now)
+
+    def tell(self, news: OutgoingPrefixes) -> None:
+        """No gossip is needed."""
+
+    def hear(self, told: RemotePrefixes) -> None:
+        """No gossip is needed."""
+
+    def share(self, siblings: Siblings) -> None:
+        """All routers share the inner policy."""
+
+    def _all(
+        self, request: Request, targets: Sequence[Target], now: float
+    ) -> Iterator[tuple[Target, Target]]:
+        """Each replica of this and every peer region, and the target that leads to it."""
+        coming: dict[str, list[GlobalDecision]] = {}
+        for decision in self._decisions.values():
+            if decision.on_its_way:
+                coming.setdefault(decision.name, []).append(decision)
+        for target in targets:
+            if target.replica is not None:
+                yield _with(target, target.replica, coming.get(target.name, []), now), target
+                continue
+            core = self._world.routers[RegionId(target.name)].core
+            if core is None:
+                continue
+            for replica in core.replicas:
+                name = replica.heartbeat.replica
+                if core.replicas.unavailable_because(replica, request.model, now, busy_too=True):
+                    continue
+                seen = Target(name, replica.load, CandidateKind.REPLICA, target.rtt_s, replica)
+                yield _with(seen, replica, coming.get(name, []), now), target
+
+    def _as_decided(self, request: Request, targets: Sequence[Target]) -> Choice:
+        decision = self._decisions.get(request.request_id)
+        if decision is not None:
+            decision.on_its_way = False
+            for target in targets:
+                if target.name == decision.name:
+                    return decision.choice._replace(target=target, scores=())
+        target = least_loaded(targets, self._dice)
+        return Choice(target, "the replica that was named is not there any more")
+
+
+def _unique(request: Request) -> Request:
+    """With a key that is unique over all routers: their own keys are unique in one."""
+    return replace(request, key=number_of(request.request_id))
+
+
+def _with(target: Target, replica: Replica, coming: Sequence[GlobalDecision], now: float) -> Target:
+    """The target with the requests on their way to it added to its load."""
+    if not coming:
+        return target
+    sent = deepcopy(replica.on_the_way)
+    for number, decision in enumerate(coming, 1):
+        held = decision.choice.held_tokens or 0
+        sent.add(-number, decision.tokens, decision.tokens - held, now)
+    load = target.load + len(coming)
+    return target._replace(load=load, replica=replace(replica, on_the_way=sent))
+
+
 class TwinPolicies:
-    """The makers of one world: a new instance for each, because its routers share policies."""
+    """The makers of one world: one instance a world, because its routers share policies."""
 
     def __init__(self) -> None:
-        self._shared: dict[object, Everywhere] = {}
+        self._shared: dict[object, GlobalView] = {}
 
-    def __call__(self, world: "World") -> Makers:
+    def __call__(self, world: "World") -> PolicyMakers:
         """The live router's makers, and those of the twin."""
 
         def oracle(settings: RouterSettings, dice: Random, options: OracleOptions) -> Policy:
             return self._one(options, world, dice, lambda: Oracle(world, dice, options))
 
         def everywhere(settings: RouterSettings, dice: Random) -> Policy:
-            return self._one(MESH_EVERYWHERE, world, dice, lambda: Mesh(settings, dice))
+            return self._one(MESH_EVERYWHERE, world, dice, lambda: MeshPolicy(settings, dice))
 
         return {**POLICIES, ORACLE: Tunable(DEFAULT, oracle), MESH_EVERYWHERE: everywhere}
 
     def _one(
         self, kind: object, world: "World", dice: Random, inside: Callable[[], Policy]
-    ) -> Everywhere:
+    ) -> GlobalView:
         if kind not in self._shared:
-            self._shared[kind] = Everywhere(world, inside(), dice)
+            self._shared[kind] = GlobalView(world, inside(), dice)
         return self._shared[kind]
 
 
 def checked_twin_policy(name: str) -> str:
     """A policy that the twin has. Raises ValueError that names the known ones."""
-    nowhere: Makers = {
-        ORACLE: Tunable(DEFAULT, _not_alone),
-        MESH_EVERYWHERE: lambda settings, dice: _not_alone(settings, dice, DEFAULT),
+    twin_only: PolicyMakers = {
+        ORACLE: Tunable(DEFAULT, _needs_world),
+        MESH_EVERYWHERE: lambda settings, dice: _needs_world(settings, dice, DEFAULT),
     }
-    find_maker(name, {**POLICIES, **nowhere})
+    find_maker(name, {**POLICIES, **twin_only})
     return name
 
 
-def _not_alone(settings: RouterSettings, dice: Random, options: OracleOptions) -> Policy:
-    raise AssertionError("a policy that sees a world is made by one")
+def _needs_world(settings: RouterSettings, dice: Random, options: OracleOptions) -> Policy:
+    raise AssertionError("this policy is made by a world")

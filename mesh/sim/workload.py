@@ -1,24 +1,37 @@
-"""What clients of the twin ask: prompts as segments of content, and who asks when.
+"""The requests that clients of the twin send: prompts as segments of content, in trees.
 
-A prompt's content is named, not written: a *segment* is an id and a number of tokens, and two
-prompts that begin with the same segments begin with the same tokens. An answer is a segment
-too, so the next turn of a chat is the last prompt, its answer and what the user says next.
+A *segment* is an id and a number of tokens; two prompts that begin with the same segments begin
+with the same tokens. An answer is a segment too, so the next turn of a chat is the last prompt,
+its answer and the user's next message.
 
-Work comes as trees of nodes. A node is one request; when its answer is complete its children
-are asked, each after its own pause. A chat is a chain, a tree of thoughts is a tree, a trace is
-a list of single nodes with times. So one driver plays them all, open loop (arrivals at fixed
-times, whatever the mesh does) or closed loop (a client begins its next tree when the last one
-is complete, as SkyWalker's load generators do, section 5).
+A node is one request; when its answer is complete its children are sent, each after its own pause.
+A chat is a chain, a tree of thoughts is a tree, a trace is a list of single nodes with times. One
+driver plays them all, as an open loop (arrivals at fixed times) or a closed loop (a client begins
+its next tree when the last one is complete, as SkyWalker's load generators do, section 5).
 
-Rejected: making text. Hashing names gives the same matches as hashing text, a thousand times
-faster; where real text matters there is `mesh replay`.
+Engines and routers compare block keys instead of text. A key names a block by everything up to its
+last token, as chained hashes of text do. All keys of one segment are consecutive numbers from a
+base, the hash of the segments before it and its own id, so a prompt of 12,000 tokens costs one hash
+a segment and a `range`: some ten microseconds. Two bases nearer than a segment's length would make
+equal keys of unequal content: with a million segments in 2^63 numbers, once in thousands of runs.
+Engines cache blocks of 16 tokens, routers compare blocks of 64 (256 bytes of text, live): a
+router's hashes are every fourth of the engine's keys, over the prompt alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
+from agents.sim.kv_cache import BLOCK_TOKENS
+from mesh.core.model.prompt import BLOCKS_MAX, Prompt
 from schemas.ids import RegionId
+
+HASH_TOKENS = 64
+_EVERY = HASH_TOKENS // BLOCK_TOKENS
+_MASK = 2**64 - 1
 
 
 class Segment(NamedTuple):
@@ -29,18 +42,18 @@ class Segment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RequestNode:
     """One request, and those that follow from its answer.
 
     `answer`: the answer's own segment, which children's prompts may contain. `pause_s`: from the
-    parent's complete answer to this request (user's reading, tool's running).
+    parent's complete answer to this request (the user reads, a tool runs).
     """
 
     prompt: tuple[Segment, ...]
     answer: Segment
     pause_s: float = 0.0
-    children: tuple["Node", ...] = ()
-    session: int = 0  # nodes of one conversation or tree carry one number
+    children: tuple["RequestNode", ...] = ()
+    session: int = 0  # nodes of one conversation or tree have the same number
     priority: str = "normal"  # x-mesh-priority
     slo_ttft_s: float | None = None  # x-mesh-slo-ttft-ms
 
@@ -50,26 +63,44 @@ class Node:
         return sum(segment.tokens for segment in self.prompt)
 
 
+def chain(
+    turns: Sequence[tuple[tuple[Segment, ...], Segment]], session: int, pause_s: float
+) -> RequestNode:
+    """A conversation of these prompts and answers (one or more), each after the one before."""
+    after: tuple[RequestNode, ...] = ()
+    for turn in reversed(range(len(turns))):
+        prompt, answer = turns[turn]
+        node = RequestNode(
+            prompt=prompt,
+            answer=answer,
+            pause_s=pause_s if turn else 0.0,
+            children=after,
+            session=session,
+        )
+        after = (node,)
+    return after[0]
+
+
 class Arrival(NamedTuple):
-    """Open loop: this tree begins at `at_s` whatever the mesh does."""
+    """Open loop: this tree begins at `at_s`."""
 
     at_s: float
     region: RegionId
-    node: Node
+    node: RequestNode
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """Closed loop: one user who begins the next tree when the last one is complete."""
+class ClosedLoopClient:
+    """One user who begins the next tree when the last one is complete."""
 
     region: RegionId
-    trees: Iterator[Node]
+    trees: Iterator[RequestNode]
     starts_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Everything that is asked in one run. Either list may be empty.
+    """All requests of one run. Either list may be empty.
 
     `arrivals` is in order of time. `until_s` ends a closed loop: no tree begins after it; None
     means that clients end by themselves.
@@ -77,6 +108,42 @@ class Workload:
 
     name: str
     arrivals: tuple[Arrival, ...] = ()
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ClosedLoopClient, ...] = ()
     until_s: float | None = None
     facts: dict[str, object] = field(default_factory=dict)  # how it was made, for the out file
+
+
+@dataclass(frozen=True, slots=True)
+class ContentKeys:
+    """One request's content: `blocks` over prompt and answer, `hashes` over the prompt."""
+
+    blocks: Sequence[int]
+    hashes: tuple[int, ...]
+
+
+def keys_of(node: RequestNode) -> ContentKeys:
+    """The keys of a request's full blocks."""
+    blocks = block_keys((*node.prompt, node.answer))
+    full = min(node.prompt_tokens // HASH_TOKENS, BLOCKS_MAX)
+    return ContentKeys(blocks, tuple(blocks[_EVERY - 1 : full * _EVERY : _EVERY]))
+
+
+def block_keys(segments: Sequence[Segment]) -> list[int]:
+    """The keys of the full blocks of these segments in a row."""
+    keys: list[int] = []
+    path, start = 0, 0  # hash of the segments before, tokens before
+    for name, tokens in segments:
+        base = xxh3_64_intdigest((name & _MASK).to_bytes(8, "little"), path) >> 1
+        first = -start % BLOCK_TOKENS or BLOCK_TOKENS  # tokens of this segment in the first block
+        keys.extend(range(base + first, base + tokens + 1, BLOCK_TOKENS))
+        path = xxh3_64_intdigest(tokens.to_bytes(8, "little"), base)
+        start += tokens
+    return keys
+
+
+def estimate(hashes: tuple[int, ...], tokens: int, error: float, dice: Random) -> Prompt:
+    """The prompt as a router sees it. `error`: standard deviation of its estimate's logarithm."""
+    if not error:
+        return Prompt(tokens, hashes, HASH_TOKENS)
+    factor = dice.lognormvariate(0.0, error)
+    return Prompt(max(1, round(tokens * factor)), hashes, HASH_TOKENS * factor)

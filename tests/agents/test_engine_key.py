@@ -5,8 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import AgentConfig
-from agents.engine_key import ENGINE_KEY, KEY_CHARS_MAX, EngineKeyInvalid, checked_key, engine_key
+from agents.config import (
+    ENGINE_KEY,
+    KEY_CHARS_MAX,
+    AgentConfig,
+    EngineKeyInvalid,
+    checked_key,
+    engine_key,
+)
 from tests.agents.test_config import GIVEN
 
 KEY = "sk-s3cret"

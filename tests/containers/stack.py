@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from infra.address import Address
-from mesh.demo.child import Died, Ready
 from mesh.demo.commands import engine_url
-from mesh.demo.program import FileWritten, Kind, Program, http_ready
-from mesh.demo.supervisor import Supervisor
+from mesh.supervisor.program import FileWritten, Program, ProgramKind, http_ready
+from mesh.supervisor.supervisor import ProgramDied, ProgramReady, Supervisor
 from tests.containers.leaf_mesh import MESH_TOML, LeafMesh
 from tests.support.ports import free_ports
 
@@ -25,7 +24,7 @@ class Stack:
     """One router and one replica per region, once `start` has returned."""
 
     def __init__(self, leaf_mesh: LeafMesh, directory: Path) -> None:
-        self.deaths: list[Died] = []
+        self.deaths: list[ProgramDied] = []
         self.routers: dict[str, str] = {}
         self.engines: dict[str, str] = {}
         self._mesh = leaf_mesh
@@ -37,13 +36,13 @@ class Stack:
         replica = self._mesh.topology.region(region).replicas[0]
         named = [word for model in models for word in ("--model", model)]
         engine = self._program(
-            *(Kind.ENGINE, region, f"engine-{replica}"),
+            *(ProgramKind.ENGINE, region, f"engine-{replica}"),
             command=("agents.cli", "engine-sim", "--time-scale", str(TIME_SCALE), *named),
         )
         await self._supervisor.start(engine)
         self.engines[region] = engine_url(engine)
         agent = self._program(
-            *(Kind.AGENT, region, f"agent-{replica}"),
+            *(ProgramKind.AGENT, region, f"agent-{replica}"),
             command=(
                 *("agents.cli", "run", "--region", region, "--replica", replica),
                 *("--engine-url", self.engines[region]),
@@ -63,7 +62,7 @@ class Stack:
         where = ("--region", region, "--config", str(MESH_TOML), "--http", str(address))
         return Program(
             name=f"router-{region}",
-            kind=Kind.ROUTER,
+            kind=ProgramKind.ROUTER,
             region=region,
             command=(sys.executable, "-m", "mesh.cli.main", "router", *where),
             ready=http_ready(address),
@@ -72,7 +71,7 @@ class Stack:
 
     def _program(
         self,
-        kind: Kind,
+        kind: ProgramKind,
         region: str,
         name: str,
         *,
@@ -89,6 +88,6 @@ class Stack:
             environment=environment or {},
         )
 
-    def _report(self, news: Ready | Died) -> None:
-        if isinstance(news, Died):
+    def _report(self, news: ProgramReady | ProgramDied) -> None:
+        if isinstance(news, ProgramDied):
             self.deaths.append(news)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import promql_parser as promql
-import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from mesh.adapters.metrics import RouterMetrics
+from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
-from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
 
 ROOT = Path(__file__).parents[2]
@@ -116,40 +115,40 @@ def scrape_labels() -> set[str]:
 
 EXPORTED = exported_series()
 QUERIES = list(queries())
-each_query = pytest.mark.parametrize(("title", "expression"), QUERIES)
 
 
-@each_query
-def test_asks_only_for_series_that_the_code_exports(title, expression):
-    unknown = [s.name for s in selectors(expression) if s.name not in EXPORTED]
-    assert not unknown, f"{title}: no such series; there are {', '.join(sorted(EXPORTED))}"
+def test_queries_ask_only_for_series_that_the_code_exports():
+    for title, expression in QUERIES:
+        unknown = [s.name for s in selectors(expression) if s.name not in EXPORTED]
+        assert not unknown, f"{title}: no such series; there are {', '.join(sorted(EXPORTED))}"
 
 
-@each_query
-def test_asks_only_for_labels_that_the_series_have(title, expression):
-    has = scrape_labels()
-    for selector in selectors(expression):
-        has |= EXPORTED[selector.name].labels
-        has |= {"le"} if selector.name.endswith("_bucket") else set()
-    assert labels_asked(expression) <= has, f"{title}: {labels_asked(expression) - has}"
+def test_queries_ask_only_for_labels_that_the_series_have():
+    scraped = scrape_labels()
+    for title, expression in QUERIES:
+        has = set(scraped)
+        for selector in selectors(expression):
+            has |= EXPORTED[selector.name].labels
+            has |= {"le"} if selector.name.endswith("_bucket") else set()
+        assert labels_asked(expression) <= has, f"{title}: {labels_asked(expression) - has}"
 
 
-@each_query
-def test_rates_are_of_what_only_grows(title, expression):
-    calls = [part for part in parts(expression) if isinstance(part, promql.Call)]
-    ranges = [call for call in calls if call.func.name in ("rate", "increase")]
-    rated = {call.args[0].vector_selector.name for call in ranges}
-    growing = {s.name for s in selectors(expression) if EXPORTED[s.name].type != "gauge"}
-    assert rated == growing, title
+def test_rates_are_of_what_only_grows():
+    for title, expression in QUERIES:
+        calls = [part for part in parts(expression) if isinstance(part, promql.Call)]
+        ranges = [call for call in calls if call.func.name in ("rate", "increase")]
+        rated = {call.args[0].vector_selector.name for call in ranges}
+        growing = {s.name for s in selectors(expression) if EXPORTED[s.name].type != "gauge"}
+        assert rated == growing, title
 
 
-@each_query
-def test_legends_use_labels_that_the_result_has(title, expression):
-    legends = {t["legendFormat"] for p in graphs for t in p["targets"] if t["expr"] == expression}
-    (legend,) = legends
-    used = set(re.findall(r"{{(\w+)}}", legend))
-    assert used, f"{title}: lines without a name"
-    assert used <= labels_asked(expression)
+def test_legends_use_labels_that_the_result_has():
+    for title, expression in QUERIES:
+        shown = [t for p in graphs for t in p["targets"] if t["expr"] == expression]
+        (legend,) = {target["legendFormat"] for target in shown}
+        used = set(re.findall(r"{{(\w+)}}", legend))
+        assert used, f"{title}: lines without a name"
+        assert used <= labels_asked(expression), title
 
 
 def test_every_metric_of_the_code_is_shown():

@@ -13,7 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from mesh.replay.stream import Fault
+from mesh.replay.client import StreamFault
 from schemas.state import ReplicaState
 from tests.engines.engine import MODEL, RealEngine
 from tests.engines.mesh_over_engines import BY_PREFIX, BY_TURNS, Asked, MeshOverEngines, body
@@ -164,7 +164,7 @@ class EngineContract:
         refused = await mesh.ask(prompt("long", longest * 8), 8, **form)
         if refused.status == 200:  # some begin a stream to say it there
             assert form["stream"]
-            assert refused.stream.fault is Fault.ERROR_EVENT
+            assert refused.stream.fault is StreamFault.ERROR_EVENT
         else:
             assert 400 <= refused.status < 600
             assert self.too_long_says in refused.body.decode()

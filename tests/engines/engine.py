@@ -13,7 +13,7 @@ from typing import NamedTuple
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench.processes import Processes
+from tests.programs.bench.processes import Processes
 from tests.support.ports import free_ports
 from tests.support.router_process import runs
 from tests.support.stopped import stopped

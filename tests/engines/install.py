@@ -13,10 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench import tiny_model
-from tests.bench.installs import ENVIRONMENTS, MODEL_WITHIN_S, ROOT, installed, is_installed
-from tests.bench.processes import Absent, output_of
 from tests.engines import tiny_llama, vllm_install
+from tests.programs.bench import tiny_model
+from tests.programs.bench.installs import (
+    ENVIRONMENTS,
+    MODEL_WITHIN_S,
+    ROOT,
+    installed,
+    is_installed,
+)
+from tests.programs.bench.processes import Absent, output_of
 
 VLLM, DYNAMO = "vllm", "dynamo"
 SCRIPTS = {VLLM: Path(vllm_install.__file__), DYNAMO: None}

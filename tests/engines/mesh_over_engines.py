@@ -14,12 +14,12 @@ import orjson
 from nats.aio.msg import Msg
 
 from infra import bus
-from mesh.replay.stream import ChatStream
+from mesh.replay.client import ChatStream
 from schemas.decision import Decision, decode_decision
 from schemas.http import H_DEBUG, H_DECISION, H_PRIORITY
 from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
-from tests.bench.processes import Processes
 from tests.engines.engine import MODEL, RealEngine
+from tests.programs.bench.processes import Processes
 from tests.support.nats_server import running_nats_server
 from tests.support.router_process import RouterProcess, router_process, runs
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.bench.systems.dynamo import LONE_FRONTEND, dynamo_group
-from tests.bench.systems.system import Place
-from tests.bench.tiny_model import CONTEXT_TOKENS
 from tests.engines import install
 from tests.engines.contract import EngineContract
 from tests.engines.engine import LOOPBACK, RealEngine
 from tests.engines.mesh_over_engines import MeshOverEngines, mesh_over
+from tests.programs.bench.systems.dynamo import LONE_FRONTEND, dynamo_group
+from tests.programs.bench.systems.system import Place
+from tests.programs.bench.tiny_model import CONTEXT_TOKENS
 from tests.support.ports import free_ports
 
 pytestmark = [

@@ -9,7 +9,7 @@ same seed and texts give the same folder.
 import sys
 from pathlib import Path
 
-from tests.bench import tiny_model
+from tests.programs.bench import tiny_model
 
 SEED = 7
 CONTEXT_TOKENS = 4096

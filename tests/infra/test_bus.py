@@ -132,8 +132,8 @@ async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("user", "password", "says"),
     [
-        (None, None, "wants a user: set NATS_USER and NATS_PASSWORD"),
-        ("router", "wrong", "turned user 'router' away: are NATS_USER"),
+        (None, None, "requires a user: set NATS_USER and NATS_PASSWORD"),
+        ("router", "wrong", "refused user 'router': are NATS_USER"),
     ],
 )
 async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, user, password, says):

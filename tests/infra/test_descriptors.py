@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from infra.descriptors import raise_limit
+from infra.process import raise_limit
 print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from infra.ending import end_all
+from infra.process import end_all
 
 
 async def forever() -> None:
@@ -22,7 +22,7 @@ async def fails() -> None:
 
 
 async def test_all_have_ended_when_it_returns(monkeypatch):
-    monkeypatch.setattr("infra.ending.CANCEL_AGAIN_S", 0.001)
+    monkeypatch.setattr("infra.process.CANCEL_AGAIN_S", 0.001)
     tasks = [asyncio.create_task(work) for work in (forever(), loses(1), loses(3), fails())]
     await asyncio.sleep(0)  # all have begun
     async with asyncio.timeout(10):

@@ -5,13 +5,13 @@ import sys
 
 PROGRAM = """
 import gc, weakref
-from infra.garbage import NEW_MAX, look_seldom
+from infra.process import NEW_MAX, collect_seldom
 
 class Node:
     def __init__(self):
         self.me = self
 
-look_seldom()
+collect_seldom()
 print(gc.get_threshold()[0] == NEW_MAX, gc.get_freeze_count() > 1000)
 first = weakref.ref(Node())
 alive = [[] for _ in range(NEW_MAX // 2)]

@@ -2,7 +2,7 @@
 
 import logging
 
-from infra.limited_log import KINDS_MAX, LOG_S, LimitedLog
+from infra.process import KINDS_MAX, LOG_S, LimitedLog
 
 
 def limited():

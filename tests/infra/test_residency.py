@@ -4,8 +4,7 @@ import hashlib
 
 import pytest
 
-from infra.residency import KeyHolder, key_hash
-from infra.topology import Topology, TopologyError, parse
+from infra.topology import KeyHolder, Topology, TopologyError, key_hash, parse
 from schemas.ids import RegionId
 
 US, EU = RegionId("us"), RegionId("eu")
@@ -64,8 +63,8 @@ def test_who_is_not_asked_carries_nothing_for_those_who_do_not_ask():
     ("parts", "line"),
     [
         (('residency = "eu"',), 'regions.us.residency: write a list of labels, like ["eu"]'),
-        (("residency = [1]",), "regions.us.residency: write a list of labels"),
-        (('residency = ["EU"]',), "regions.us.residency: label name 'EU': use 1 to 32"),
+        (("residency = [1]",), "regions.us.residency.0: must be a text"),
+        (('residency = ["EU"]',), "regions.us.residency.0: use 1 to 32"),
         (('residence = ["eu"]',), 'regions.us.residence: unknown key; did you mean "residency"?'),
         (
             (CARRIES + '\nconfined_to = ["us"]',),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.routing import Routing, Shape
 from infra.topology import DEFAULT_FILE, TopologyError, parse
 from schemas.exchange import Priority
+from schemas.settings import RoutingScope, RoutingTable
 
 DEFAULT = DEFAULT_FILE.read_text()
 
@@ -16,7 +16,7 @@ def topology(whole="", us="", eu=""):
 
 
 def test_a_file_that_says_nothing_chooses_nothing():
-    assert parse(DEFAULT, "mesh.toml").routing_of("us") == Routing()
+    assert parse(DEFAULT, "mesh.toml").routing_of("us") == RoutingTable()
 
 
 def test_a_region_says_what_differs():
@@ -42,7 +42,7 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
     made = topology(
         whole='topology = "region-local"', us='topology = "mesh"', eu='topology = "mesh"'
     )
-    assert made.routing_of("ap").topology is Shape.REGION_LOCAL
+    assert made.routing_of("ap").topology is RoutingScope.REGION_LOCAL
     assert (made.asked_by("us"), made.asked_by("ap")) == (("eu",), ())
 
 
@@ -54,11 +54,11 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ('policy = ""', "policy: must have at least 1 character(s) (there is '')"),
         ('pushing = "soon"', 'pushing: write "blind", "pending" or "outstanding:N"'),
         ('pushing = "outstanding:x"', 'pushing: write "blind", "pending" or "outstanding:N"'),
-        ('hold_order = "last"', 'hold_order: write "first-come" or "hit-ratio"'),
+        ('hold_order = "last"', "hold_order: must be 'first-come' or 'hit-ratio'"),
         ('topology = "ring"', 'topology: write "mesh" or "region-local"'),
         ('topology = "central:us"', "known to the simulator only (mesh sim --topology)"),
-        ("hops_max = 5", "hops_max: write a whole number from 0 (forwards nothing) to 4"),
-        ("hops_max = true", "hops_max: write a whole number"),
+        ("hops_max = 5", "hops_max: write 1, or 0 to forward nothing"),
+        ("hops_max = true", "hops_max: write 1"),
         (
             "proactive = { idle_shar = 0.1 }",
             'proactive.idle_shar: unknown key; did you mean "idle_share"?',
@@ -67,8 +67,8 @@ def test_a_region_may_be_of_the_mesh_where_others_are_not():
         ("own_ttft_goal_ms = 0", "own_ttft_goal_ms: must be at least 1"),
         ("queue_delay_s_max = -1", "queue_delay_s_max: must be at least 0"),
         ("queue_delay_s_max = nan", "queue_delay_s_max: must be a finite number"),
-        ('policy_by_priority = {hgh = "mesh"}', 'no class "hgh"; there are high, normal, low'),
-        ('policy_by_priority = "mesh"', 'write a table, like { low = "least-load" }'),
+        ('policy_by_priority = {hgh = "mesh"}', "hgh: must be 'high', 'normal' or 'low'"),
+        ('policy_by_priority = "mesh"', "must be a valid dictionary"),
     ],
 )
 @pytest.mark.parametrize("where", ["whole", "us"])
@@ -79,3 +79,8 @@ def test_mistakes_are_named_with_what_to_do(where, line, said):
     [problem] = str(caught.value).splitlines()
     assert problem.startswith(key)
     assert said in problem
+
+
+def test_more_hops_than_one_act_as_one_and_the_log_says_so(caplog):
+    assert topology(whole="hops_max = 4").routing_of("us").hops_max == 1
+    assert "hops_max = 4 acts as 1" in caplog.text

@@ -165,30 +165,28 @@ MISTAKES = {
     "a replica twice": (
         '["a", "b"]',
         '["a", "a"]',
-        'regions.eu.replicas: "a" stands there twice; remove one',
+        'regions.eu.replicas: "a" is there twice; remove one',
     ),
     "bad replica name": (
         '["a", "b"]',
         '["a", "b.c"]',
-        "regions.eu.replicas.1: replica name 'b.c': use 1 to 32 lower-case letters, "
+        "regions.eu.replicas.1: use 1 to 32 lower-case letters, "
         "digits and inner hyphens (there is 'b.c')",
     ),
     "bad region name": (
         "[regions.us]",
         '[regions."u>s"]',
-        "regions.u>s: region name 'u>s': use 1 to 32 lower-case letters, "
-        "digits and inner hyphens (there is 'u>s')",
+        "regions.u>s: use 1 to 32 lower-case letters, digits and inner hyphens (there is 'u>s')",
     ),
     "name that ends in a line break": (
         'name = "two"',
         'name = "two\\n"',
-        "mesh.name: mesh name 'two\\n': use 1 to 32 lower-case letters, "
-        "digits and inner hyphens (there is 'two\\n')",
+        "mesh.name: use 1 to 32 lower-case letters, digits and inner hyphens (there is 'two\\n')",
     ),
     "name that is no text": (
         'name = "two"',
         "name = 2",
-        "mesh.name: write the mesh's name in quotes (there is 2)",
+        "mesh.name: must be a text (there is 2)",
     ),
     "bad address": (
         "127.0.0.1:4101",

@@ -64,7 +64,7 @@ def test_a_file_says_how_many_and_where():
         ('workers = "two"', "regions.us.workers: "),
         (
             'workers = 2\nmetrics = "127.0.0.1:9101"\nrouters = ["r1", "r1-1"]',
-            'regions.us.routers: "r1-1" is what a worker of another one is called',
+            'regions.us.routers: "r1-1" is also the name of a worker of another router',
         ),
         (
             f'workers = 2\nmetrics = "127.0.0.1:9101"\nrouters = ["{"r" * 31}"]',
@@ -72,11 +72,11 @@ def test_a_file_says_how_many_and_where():
         ),
         (
             'workers = 16\nmetrics = "127.0.0.1:9101"\nrouters = ["a", "b", "c", "d", "e"]',
-            "regions.us.workers: 80 processes of all routers; at most 16, as peers hear no more",
+            "regions.us.workers: 80 processes of all routers; at most 16, as peers accept no more",
         ),
         (
             'workers = 9\nmetrics = "127.0.0.1:9101"\nrouters = ["a", "b"]',
-            "regions.us.workers: 18 processes of all routers; at most 16, as peers hear no more",
+            "regions.us.workers: 18 processes of all routers; at most 16, as peers accept no more",
         ),
         (f"routers = {[f'r{n}' for n in range(17)]}", "regions.us.routers: "),
     ],

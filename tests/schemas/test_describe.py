@@ -13,14 +13,14 @@ class Sample:
     told: int
     """What it is,
     in two lines."""
-    untold: str = "x"
+    unexplained: str = "x"
 
 
 def test_the_text_under_a_field_is_its_description():
     assert field_texts(Sample) == {"told": "What it is, in two lines."}
     schema = json_schema(Sample)
     assert schema["properties"]["told"]["description"] == "What it is, in two lines."
-    assert "description" not in schema["properties"]["untold"]
+    assert "description" not in schema["properties"]["unexplained"]
     assert schema["required"] == ["told"]
 
 

@@ -8,23 +8,21 @@ from random import Random
 
 import pytest
 
-from agents.core.fence import ADOPTED_S, Fence
-from agents.core.routers import RouterName, RouterWatch
-from agents.core.taken import Taken
-from agents.core.window import Window
-from agents.core.work import Handoff
-from mesh.core.federation.peers import PeerTable
-from mesh.core.federation.tenure import HINT_STEP, Tenure
-from mesh.core.gossip.mirror import Mirror
-from mesh.core.gossip.told import Origin, ToldPrefixes, ToldShelf
-from mesh.core.region.replicas import ReplicaTable
-from mesh.core.settings import RouterSettings
+from agents.core.answer_stream import FlowWindow
+from agents.core.events import RouterKey
+from agents.core.routers import ADOPTED_S, Fence, HandoffAcks, HandoffNumber, RouterLiveness
+from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes, RemotePrefixSet
+from mesh.core.gossip.stream_receiver import StreamReceiver
+from mesh.core.membership.lease import HINT_STEP, LeaseState
+from mesh.core.model.settings import RouterSettings
+from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import WINDOW_BYTES, Frame
 from schemas.gossip import TrieDelta
 from schemas.rising import PREFIX_STREAM, RISING
 from schemas.state import TERM_MAX, Lease
-from tests.mesh.adapters.test_answer import EVENTS, Sender
 from tests.mesh.core.build import beat, digest
+from tests.mesh.session.test_answer import EVENTS, Sender
 
 HUGE = 2**62
 SETTINGS = RouterSettings()
@@ -39,21 +37,21 @@ def agent_term():
     fence.claim("eu", 5, 0.0)
     fence.claim("ap", TERM_MAX, 0.1)
     over = 0.1 + ADOPTED_S + 0.01
-    tenure = Tenure("us", seq=9, owner="eu", term=5)
-    tenure.hear_term(fence.term)
+    tenure = LeaseState("us", seq=9, owner="eu", term=5)
+    tenure.saw_term(fence.term)
     fence.claim("eu", tenure.next_term("eu"), over)
     return fence.owner(over) == "eu"
 
 
 def router_term():
-    tenure = Tenure("us", seq=9, owner="eu", term=5)
-    tenure.hear_term(TERM_MAX)
+    tenure = LeaseState("us", seq=9, owner="eu", term=5)
+    tenure.saw_term(TERM_MAX)
     return tenure.next_term("eu") <= 9 + HINT_STEP + 1
 
 
 def lease_write():
     """At the highest term the next write is heard all the same, and an agent believes it."""
-    tenure, fence = Tenure("us"), Fence("us")
+    tenure, fence = LeaseState("us"), Fence("us")
     tenure.hear(lease("ap", TERM_MAX), 10, 0.0)
     fence.claim("ap", TERM_MAX, 0.0)
     over = ADOPTED_S + 0.01
@@ -88,8 +86,8 @@ def prefix_gossip():
 
 
 def _gossip_outlives(epoch: int, seq: int) -> bool:
-    told, origin = ToldPrefixes(), Origin("eu", "r1")
-    mirror = Mirror(origin, ToldShelf(told, origin))
+    told, origin = RemotePrefixes(), Origin("eu", "r1")
+    mirror = StreamReceiver(origin, RemotePrefixSet(told, origin))
     mirror.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
     mirror.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
     for number in range(2, 20):  # deltas, two a second
@@ -102,17 +100,17 @@ def _gossip_outlives(epoch: int, seq: int) -> bool:
 
 
 def router_epoch():
-    watch, name = RouterWatch("us"), RouterName("us", "r1")
-    watch.seen(name, 1, 0.0)
-    watch.seen(name, HUGE, 0.1)
-    return watch.seen(name, 1, 0.2).restarted and not watch.seen(name, 1, 0.3).restarted
+    watch, name = RouterLiveness("us"), RouterKey("us", "r1")
+    watch.alive(name, 1, 0.0)
+    watch.alive(name, HUGE, 0.1)
+    return watch.alive(name, 1, 0.2).restarted and not watch.alive(name, 1, 0.3).restarted
 
 
 def handoffs():
     """The agent goes by the last number; a router by none that it has not given."""
-    taken = Taken()
-    taken.note(Handoff("r1", HUGE, None))
-    taken.note(Handoff("r1", 3, None))
+    taken = HandoffAcks()
+    taken.record(HandoffNumber("r1", HUGE, None))
+    taken.record(HandoffNumber("r1", 3, None))
     table, one = ReplicaTable("r1", SETTINGS), beat("us-0")
     table.see(one, 0.0)
     table.hand_off(one.replica, 10, 10, 0.0)
@@ -130,7 +128,7 @@ def frames():
 
 
 def credits():
-    window = Window()
+    window = FlowWindow()
     window.send(WINDOW_BYTES)
     window.credit(HUGE)
     return not window.open

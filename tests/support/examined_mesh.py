@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from infra.topology import parse
-from mesh.doctor.by_hand import OnMachines
-from mesh.doctor.examine import Manner, examine
-from mesh.doctor.findings import Verdict
-from mesh.doctor.limits import LIMITS
-from mesh.doctor.logins import read_logins
+from mesh.doctor.connectivity import read_logins
+from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
+from mesh.doctor.findings import CheckResult
+from mesh.doctor.manual_commands import SystemdCommands
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import small_mesh
@@ -44,9 +43,11 @@ async def examined(regions, directory, **differs):
     """All findings of those whose credentials are there. `differs`: a topology, or limits."""
     logins = read_logins(regions.topology, directory / "rendered")
     topology = differs.get("topology", regions.topology)
-    manner = Manner(LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", LIMITS))
-    by_hand = OnMachines(topology, directory / "mesh.toml", directory / "rendered")
-    return await examine(topology, logins, manner, by_hand)
+    manner = ExaminationSettings(
+        LISTEN_S, asyncio.get_running_loop().time, differs.get("limits", TimeLimits())
+    )
+    commands = SystemdCommands(topology, directory / "mesh.toml", directory / "rendered")
+    return await examine(topology, logins, manner, commands)
 
 
 async def looked(look, fits):
@@ -63,7 +64,7 @@ def ill(findings):
     return {
         (one.region, one.check, one.about)
         for one in findings
-        if one.verdict is Verdict.BAD and one.because is None
+        if one.verdict is CheckResult.BAD and one.because is None
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from infra.nats import permissions
-from infra.nats.pattern import covers, widest
+from infra.nats.permissions import covers, widest
 from schemas import subjects
 from schemas.catalog import CHANNELS
 
@@ -18,7 +18,7 @@ def everything(region: str) -> tuple[str, str]:
 
 def unspoken(speaker: str, listener: str, regions: Collection[str]) -> tuple[str, ...]:
     """All patterns of the channel table, for every region, that `spoken` leaves out."""
-    allowed = permissions.spoken(speaker, listener)
+    allowed = permissions.allowed_across(speaker, listener)
     named = [
         *(
             row.subject(region=region, asker=asker)

@@ -10,9 +10,8 @@ from typing import Any
 from nats.aio.client import Client
 
 from infra import bus, topology
-from infra.nats import bundle, passwords, server
-from infra.nats.conf import to_text
-from infra.nats.region_config import Site, settings, users
+from infra.nats import bundle, secret_files, server
+from infra.nats.region_config import Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
 from tests.support.ports import free_ports
@@ -144,7 +143,7 @@ def running_regions(
 
 
 def _edit_configs(mesh: Topology, directory: Path, files: bundle.Written, edit: Edit) -> None:
-    kept = passwords.keep(
+    kept = secret_files.keep(
         directory.absolute() / bundle.PASSWORDS, [user.key for user in users(mesh)]
     )
     for name, written in files.items():

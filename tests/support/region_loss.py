@@ -25,13 +25,13 @@ from nats.aio.msg import Msg
 
 from infra import bus, topology
 from infra.topology import Topology
-from mesh.demo import leash
 from mesh.demo.commands import read_environment
 from mesh.demo.local_mesh import LocalMesh
-from mesh.demo.options import Options
-from mesh.demo.program import Program, passed
+from mesh.demo.options import DemoOptions
 from mesh.demo.state_directory import StateDirectory
-from mesh.replay.stream import ChatStream, Fault
+from mesh.replay.client import ChatStream, StreamFault
+from mesh.supervisor import parent_death
+from mesh.supervisor.program import Program, wait_until_ready
 from schemas import state, subjects, wire
 from schemas.exchange import Alive
 
@@ -43,7 +43,7 @@ MODEL = "mistralai/Mistral-7B-Instruct-v0.3"
 class FragileMesh(LocalMesh):
     """`kill` the routers of a region, and `revive` them."""
 
-    def __init__(self, mesh: Topology, options: Options, place: StateDirectory) -> None:
+    def __init__(self, mesh: Topology, options: DemoOptions, place: StateDirectory) -> None:
         super().__init__(mesh, options, place, lambda event: None)
         self._logs = place.logs
         self._programs: dict[str, Program] = {}
@@ -53,7 +53,7 @@ class FragileMesh(LocalMesh):
         self._programs[program.name] = program
         with (self._logs / f"{program.name}.log").open("ab") as log:
             self._routers[program.name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", leash.__file__, str(os.getpid())),
+                *(sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())),
                 *program.command,
                 stdin=DEVNULL,
                 stdout=log,
@@ -64,7 +64,7 @@ class FragileMesh(LocalMesh):
         await self._until_ready(program)
 
     async def _until_ready(self, program: Program) -> None:
-        ready = asyncio.create_task(passed(program.ready))
+        ready = asyncio.create_task(wait_until_ready(program.ready))
         ended = asyncio.create_task(self._routers[program.name].wait())
         await asyncio.wait((ready, ended), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
@@ -184,7 +184,7 @@ class Clients:
             return LOST
         if stream.fault is None:
             return "ok"
-        return "error event" if stream.fault is Fault.ERROR_EVENT else LOST
+        return "error event" if stream.fault is StreamFault.ERROR_EVENT else LOST
 
 
 @dataclass
@@ -275,7 +275,7 @@ async def fragile_mesh(
 ) -> AsyncIterator[FragileMesh]:
     """The mesh of that mesh.toml, up."""
     place = StateDirectory(directory / ".mesh")
-    options = Options(config=config, state=place.path, time_scale=time_scale, policy=policy)
+    options = DemoOptions(config=config, state=place.path, time_scale=time_scale, policy=policy)
     with place.held():
         async with FragileMesh(topology.load(config), options, place) as mesh:
             await mesh.start()

@@ -16,12 +16,11 @@ from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
 from mesh.adapters import streams
-from mesh.adapters.connections import CONNECTIONS_MAX
-from mesh.adapters.http_server import HttpTimes
+from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
-from mesh.adapters.tenants import Keys
-from mesh.core.settings import RouterSettings
-from mesh.runtime.config import Entry, RouterConfig
+from mesh.adapters.tenants import ApiKeys
+from mesh.core.model.settings import RouterSettings
+from mesh.runtime.config import RegionEntry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_regions import NatsRegions
@@ -64,9 +63,9 @@ class SmallMesh:
         name: str = "r1",
         *,
         record: RecordTo | None = None,
-        entries: Mapping[RegionId, Entry] | None = None,
+        entries: Mapping[RegionId, RegionEntry] | None = None,
         skew_ms: int = 0,
-        keys: Keys | None = None,
+        keys: ApiKeys | None = None,
         peers: tuple[str, ...] | None = None,
         http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
         connections_max: int = CONNECTIONS_MAX,

@@ -14,7 +14,7 @@ Times are those of hearing: milliseconds late, and no clocks are compared.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
 
-from mesh.core.gossip.shelf import Put
+from mesh.core.gossip.remote_prefixes import SetOutcome
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import DELTA_BLOCKS_MAX, SIBLING_PARTS_MAX, TrieDelta, TriePart
 
@@ -25,7 +25,7 @@ SWEEP_S = 1.0
 SPAN_S = 1.0  # what a replica was given within this time is of one age in a snapshot
 
 
-class CommonIndex:
+class SharedIndex:
     """The shelf of all siblings' mirrors, and what a snapshot is made of."""
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
@@ -60,18 +60,18 @@ class CommonIndex:
                 index.enter(delta.replica, delta.gained, now)
         return True
 
-    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> Put:
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
         """All that a sibling knows of: what is younger here stays.
 
         A replica that has lost its memory since the question is left out: the sibling may have
         told of it before it heard.
         """
-        put = Put.TAKEN
+        put = SetOutcome.TAKEN
         for index in self.indexes:
             for replica, told in groupby(parts, lambda part: part.replica):
                 missed_at = index.missed_at(replica)
                 if missed_at is not None and missed_at >= asked_at - SKEW_S:
-                    put = Put.IN_PART
+                    put = SetOutcome.IN_PART
                 elif self._has_room(index, replica):
                     _merge(index, replica, tuple(told), now)
         return put

@@ -1,46 +1,101 @@
 """The policies by name. A dict of functions is our registry.
 
-A name may carry options behind a colon, `llm-d:1/1/2`, if the policy has any (`options.py`).
+A name may carry options behind a colon, `llm-d:1/1/2`, if the policy has any.
+
+A policy's own options, written behind its name: `cache-aware:0.3/64/1.5`.
+
+A policy that has any declares a frozen dataclass of numbers with their defaults; the values after
+the colon fill its fields in their order, separated by `/`, and an empty or missing one keeps the
+default. So one text, which fits into a command line, a log and a receipt, says all of what was
+run. Rejected: fields of RouterSettings for each policy's knobs, which would grow with every
+policy and could not hold two settings of one policy side by side.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import Any, Generic, TypeVar
 
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Policy
 from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions
 from mesh.core.policies.cache_aware import CacheAware, CacheAwareOptions
 from mesh.core.policies.consistent_hash import ConsistentHash, ConsistentHashOptions
-from mesh.core.policies.e2 import E2
-from mesh.core.policies.gorgo import Gorgo
-from mesh.core.policies.gorgo_weights import TunedWeights
-from mesh.core.policies.least_load import LeastLoad
+from mesh.core.policies.e2 import E2, E2Options
+from mesh.core.policies.gorgo import Gorgo, TunedWeights
 from mesh.core.policies.llm_d import LlmD, LlmDOptions
-from mesh.core.policies.mesh import Mesh
-from mesh.core.policies.options import Tunable
-from mesh.core.policies.power_of_two import PowerOfTwo
-from mesh.core.policies.region_local import RegionLocal
-from mesh.core.policies.round_robin import RoundRobin
-from mesh.core.policies.skywalker import SkyWalker
-from mesh.core.policies.skywalker_ch import SkyWalkerCH, SkyWalkerCHOptions
-from mesh.core.settings import RouterSettings
-from schemas.near_words import did_you_mean
+from mesh.core.policies.mesh import MeshPolicy
+from mesh.core.policies.power_of_two import LeastLoad, PowerOfTwo, RoundRobin
+from mesh.core.policies.skywalker import (
+    RegionLocal,
+    SkyWalker,
+    SkyWalkerCH,
+    SkyWalkerCHOptions,
+    SkyWalkerOptions,
+)
+from schemas.problems import did_you_mean
 
-Maker = Callable[[RouterSettings, Random], Policy]
-Makers = Mapping[str, Maker]
+OptionsT = TypeVar("OptionsT")
 
 
-def _skywalker(settings: RouterSettings, dice: Random) -> Policy:
-    return SkyWalker(dice, settings.index_blocks_max, settings.explore_below)
+@dataclass(frozen=True)
+class Tunable(Generic[OptionsT]):
+    """Makes a policy that has options; called like any other maker."""
+
+    options: OptionsT
+    make: Callable[[RouterSettings, Random, OptionsT], Policy]
+
+    def __call__(self, settings: RouterSettings, dice: Random) -> Policy:
+        """A new instance with these options."""
+        return self.make(settings, dice, self.options)
+
+    def tuned(self, text: str) -> "Tunable[OptionsT]":
+        """The same with the options in `text`. Raises ValueError that says what fits."""
+        return Tunable(read_options(self.options, text), self.make)
+
+
+def read_options(default: OptionsT, text: str) -> OptionsT:
+    """`default` with the values in `text`. Raises ValueError that says what fits."""
+    known: Any = default  # a dataclass, which has no type of its own
+    names = [field.name for field in fields(known)]
+    values = text.split("/")
+    if len(values) > len(names):
+        raise ValueError(f"{len(values)} options in {text[:80]!r}, at most {'/'.join(names)}")
+    changes = {
+        name: _number(name, value, type(getattr(known, name)))
+        for name, value in zip(names, values, strict=False)
+        if value
+    }
+    changed: OptionsT = replace(known, **changes)
+    return changed
+
+
+def _number(name: str, text: str, kind: type[float]) -> float:
+    """The number in `text`, whole where the default is."""
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{name} must be {wanted}, not {text[:40]!r}") from None
+
+
+PolicyMaker = Callable[[RouterSettings, Random], Policy]
+PolicyMakers = Mapping[str, PolicyMaker]
 
 
 def _gorgo(settings: RouterSettings, dice: Random) -> Policy:
     return Gorgo(dice, blocks_max=settings.index_blocks_max)
 
 
-POLICIES: Makers = {
+_SKYWALKER = Tunable(
+    SkyWalkerOptions(),
+    lambda settings, dice, options: SkyWalker(dice, settings.index_blocks_max, options),
+)
+
+POLICIES: PolicyMakers = {
     "round-robin": lambda settings, dice: RoundRobin(),
     "least-load": lambda settings, dice: LeastLoad(dice),
-    "mesh": Mesh,
+    "mesh": MeshPolicy,
     "power-of-two": lambda settings, dice: PowerOfTwo(dice),
     "consistent-hash": Tunable(
         ConsistentHashOptions(), lambda settings, dice, options: ConsistentHash(dice, options)
@@ -49,13 +104,14 @@ POLICIES: Makers = {
         CacheAwareOptions(),
         lambda settings, dice, options: CacheAware(dice, settings.index_blocks_max, options),
     ),
-    "skywalker": _skywalker,
-    "prefix-tree": _skywalker,  # its name before there were others
+    "skywalker": _SKYWALKER,
+    "prefix-tree": _SKYWALKER,  # its name before there were others
     "skywalker-ch": Tunable(
         SkyWalkerCHOptions(), lambda settings, dice, options: SkyWalkerCH(dice, options)
     ),
-    "region-local": lambda settings, dice: RegionLocal(
-        dice, settings.index_blocks_max, settings.explore_below
+    "region-local": Tunable(
+        SkyWalkerOptions(),
+        lambda settings, dice, options: RegionLocal(dice, settings.index_blocks_max, options),
     ),
     "llm-d": Tunable(
         LlmDOptions(),
@@ -65,8 +121,11 @@ POLICIES: Makers = {
         BatchAwareOptions(),
         lambda settings, dice, options: BatchAware(dice, settings.index_blocks_max, options),
     ),
-    "e2": lambda settings, dice: E2(
-        dice, blocks_max=settings.index_blocks_max, window_s=settings.e2_window_s
+    "e2": Tunable(
+        E2Options(),
+        lambda settings, dice, options: E2(
+            dice, blocks_max=settings.index_blocks_max, window_s=options.window_s
+        ),
     ),
     "gorgo": _gorgo,
     "gorgo-proxy": _gorgo,  # the same, named for a router that serves all regions
@@ -76,7 +135,7 @@ POLICIES: Makers = {
 }
 
 
-def find_maker(name: str, makers: Makers = POLICIES) -> Maker:
+def find_maker(name: str, makers: PolicyMakers = POLICIES) -> PolicyMaker:
     """What makes the policy of that name, options and all.
 
     Raises ValueError that names the nearest or all known ones, or says which options fit.
@@ -96,7 +155,7 @@ def find_maker(name: str, makers: Makers = POLICIES) -> Maker:
 
 
 def make_policy(
-    name: str, settings: RouterSettings, dice: Random, makers: Makers = POLICIES
+    name: str, settings: RouterSettings, dice: Random, makers: PolicyMakers = POLICIES
 ) -> Policy:
     """A new instance of that policy. Raises ValueError as `find_maker` does."""
     return find_maker(name, makers)(settings, dice)

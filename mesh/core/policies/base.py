@@ -16,17 +16,15 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from mesh.core.federation.peers import Peer
-from mesh.core.gossip.news import News
-from mesh.core.gossip.siblings import Siblings
-from mesh.core.gossip.told import ToldPrefixes
+from mesh.core.model.request import Request, Served
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.region.replica import Replica
-from mesh.core.requests.request import Request, Served
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
+from schemas.state import Heartbeat
 
 
-class Spot(NamedTuple):
+class Destination(NamedTuple):
     """The name of a place to put a request: a replica or a peer region."""
 
     kind: CandidateKind
@@ -125,42 +123,30 @@ class Policy(Protocol):
         """Part of the prompt that some place is believed to hold, 0 to 1; orders the held."""
         ...
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
         """The request went to `spot`, whoever chose it."""
         ...
 
-    def began(self, request: Request, spot: Spot, now: float) -> None:
+    def began(self, request: Request, spot: Destination, now: float) -> None:
         """Its first token has come from there."""
         ...
 
-    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+    def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
         """The whole answer has come from there, at this cost."""
         ...
 
-    def left(self, request: Request, spot: Spot, now: float) -> None:
+    def left(self, request: Request, spot: Destination, now: float) -> None:
         """The attempt is over, however it ended. Comes exactly once for every `placed` of a
         client's request; a peer's request is not followed."""
         ...
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """That place is gone, or came back empty."""
-        ...
-
-    def tell(self, news: News) -> None:
-        """From now on say there what this region's replicas come to hold and lose."""
-        ...
-
-    def hear(self, told: ToldPrefixes) -> None:
-        """From now on look there for what peer regions say that they hold."""
-        ...
-
-    def share(self, siblings: Siblings) -> None:
-        """From now on keep what is known of replicas in common with the region's other routers."""
         ...
 
 
 @runtime_checkable
-class Ageing(Protocol):
+class Expiring(Protocol):
     """A policy whose beliefs grow old; what it may do about it beside what all policies do."""
 
     def expire(self, now: float) -> None:
@@ -169,12 +155,12 @@ class Ageing(Protocol):
 
 
 @runtime_checkable
-class Following(Protocol):
-    """A policy that follows what each replica holds."""
+class PrefixFollowing(Protocol):
+    """A policy that estimates which place holds which prefixes; gossip feeds its indexes."""
 
     @property
-    def replica_index(self) -> PrefixIndex[str]:
-        """What it believes they hold."""
+    def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
+        """One of replicas, one of peer regions."""
         ...
 
 
@@ -203,26 +189,69 @@ class Layered:
         """It knows no prefixes."""
         return 0.0
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
         """Nothing to remember."""
 
-    def began(self, request: Request, spot: Spot, now: float) -> None:
+    def began(self, request: Request, spot: Destination, now: float) -> None:
         """Nothing to learn."""
 
-    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+    def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
         """Nothing to learn."""
 
-    def left(self, request: Request, spot: Spot, now: float) -> None:
+    def left(self, request: Request, spot: Destination, now: float) -> None:
         """Nothing to take back."""
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Nothing to forget."""
 
-    def tell(self, news: News) -> None:
-        """It has none."""
 
-    def hear(self, told: ToldPrefixes) -> None:
-        """It would not know what to do with it."""
+# How fast a target computes: what it says itself, else what a paper measured.
+#
+# Every policy that adds up seconds needs the same three numbers. A replica's heartbeat carries
+# what its agent has learned, a region's digests the median over its replicas. Who says nothing is
+# given the figures of one A100 node with Mistral 7B (GORGO, Table 1 and appendix A): a wrong speed
+# that is the same for all still compares them by tokens, zero would make the unknown the best.
 
-    def share(self, siblings: Siblings) -> None:
-        """It knows nothing of them."""
+
+PREFILL_S_PER_TOKEN = 0.0938e-3  # GORGO, Table 1: slope of TTFT on prompt tokens, R² 0.986
+DECODE_S_PER_TOKEN = 0.0125  # GORGO, tables 2 to 4: median inter-token latency 12.5 to 12.7 ms
+
+
+class Speed(NamedTuple):
+    """Seconds of prefill per uncached token and per request, of decoding per output token."""
+
+    prefill_s_per_token: float = PREFILL_S_PER_TOKEN
+    prefill_base_s: float = 0.0
+    decode_s_per_token: float = DECODE_S_PER_TOKEN
+
+    def prefill_s(self, tokens: float) -> float:
+        """Time to compute a prompt of which `tokens` are missing."""
+        return self.prefill_base_s + tokens * self.prefill_s_per_token
+
+
+TYPICAL = Speed()
+
+
+def speed_of(target: Target) -> Speed:
+    """By what the target said last; a speed of zero is none."""
+    if target.replica is not None:
+        return _of_replica(target.replica.heartbeat)
+    if target.peer is not None:
+        return Speed(_of_peer(target.peer) or PREFILL_S_PER_TOKEN)
+    return TYPICAL
+
+
+def _of_replica(beat: Heartbeat) -> Speed:
+    pace = beat.decode_tokens_per_s
+    return Speed(
+        beat.prefill_s_per_token or PREFILL_S_PER_TOKEN,
+        beat.prefill_base_s or 0.0,
+        1.0 / pace if pace else DECODE_S_PER_TOKEN,
+    )
+
+
+def _of_peer(peer: Peer) -> float | None:
+    """Over its routers, each of which tells the median of the same replicas."""
+    said = [digest.prefill_s_per_token for digest in peer.digests.values()]
+    known = [s_per_token for s_per_token in said if s_per_token]
+    return sum(known) / len(known) if known else None

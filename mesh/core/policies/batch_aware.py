@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
-from mesh.core.policies.base import Choice, Score, Spot, Target
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Choice, Destination, Score, Target
 from mesh.core.policies.indexed import Indexed, part
 from mesh.core.policies.power_of_two import sample_two
-from mesh.core.region.replica import Replica
-from mesh.core.requests.request import Request
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 
@@ -69,7 +69,7 @@ class BatchAware(Indexed):
         choice = self._by_affinity(request, pool) or self._along(request, pool, now)
         return choice or self._of_two(request, pool, now)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Its KV is gone with it, and so is its batch."""
         super().forget(spot)
         if self._started is not None and self._started[0] == spot.name:

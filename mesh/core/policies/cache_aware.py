@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Target, least_loaded
 from mesh.core.policies.indexed import Indexed, part
-from mesh.core.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True)

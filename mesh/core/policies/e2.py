@@ -1,35 +1,115 @@
 """E2: exploit a cached prefix if it is most of the prompt, else explore (Preble 3.2, Algorithm 1).
 
-Exploit: among the targets that hold the longest node of the matched path, the one with the
-least load cost. Explore: all targets, by load cost L + M + P (Algorithm 2), in seconds of
-computing: what the target was given within the window, what evicting for this prompt will cost
-those who share the victims, and the prompt's own missing prefill.
+Exploit: among the targets that hold the longest node of the matched path, the one with the least
+load cost. Explore: all targets, by load cost L + M + P (Algorithm 2), in seconds of computing: what
+the target was given within the window H, what evicting for this prompt will cost those who share
+the victims, and the prompt's own missing prefill. L counts what was given within the last three
+minutes and not what runs at the moment, because a prefix stays where it was placed; only counts of
+tokens are kept, and each target's own speed turns them into seconds.
 
-What the paper does after the assignment is done here when the next request comes, because it
-only ever changes where future requests go: *rebalancing* turns a request away from the most
-loaded target to the least loaded while their loads differ by more than TH_BAL; *autoscaling*
-gives a prefix whose requests wait twice as long as before a second home, between which the load
-cost then divides its subtree; *prefill/decode balancing* explores first where decoding has left
-the processor idle. Thresholds that compare loads need loads: below WARM requests per target,
-which is the authors' number, none of the three applies.
+The steps that the paper takes after an assignment are taken here when the next request comes,
+because they only change where future requests go: *rebalancing* turns a request away from the most
+loaded target to the least loaded while their loads differ by more than TH_BAL; *autoscaling* gives
+a prefix whose requests wait twice as long as before a second home; *prefill/decode balancing*
+explores first where decoding has left the processor idle. None of them applies below WARM requests
+per target (the authors' number).
 
 The paper leaves DECODERATIO open. Here it is seconds of decoding per second of prefill, this
-prompt's included, and IMBALR how often it may exceed the ratio of all targets together: a ratio
-that suits every model and device is not known, one that stands out among equals is. A target
-that rebalancing takes load from gets none back this way.
+prompt's included, and IMBALR is how often it may exceed the ratio of all targets together.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
 from random import Random
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from mesh.core.policies.base import Choice, Layered, Score, Spot, Target
-from mesh.core.policies.e2_scaling import Scaling
-from mesh.core.policies.e2_tree import Match, Node, RadixTree
-from mesh.core.policies.e2_window import Account, Assignment, Window
-from mesh.core.policies.speed import speed_of
-from mesh.core.requests.request import Request, Served
+from mesh.core.model.request import Request, Served
+from mesh.core.policies.base import (
+    Choice,
+    Destination,
+    Layered,
+    Score,
+    Target,
+    speed_of,
+)
+from mesh.core.policies.e2_tree import (
+    Assignment,
+    LoadAccount,
+    LoadWindow,
+    RadixMatch,
+    RadixNode,
+    RadixTree,
+)
+
+# A prefix is replicated when "average queueing time doubles over H" (Preble 3.2): the two halves of
+# the window are compared, and the later wait must also exceed what computing the prefix once more
+# costs.
+WAITS_MIN = 5  # requests in each half, for an average that means something
+PREFIXES_MAX = 4096  # watched at once; beyond it the longest unused is forgotten
+
+Prefix = TypeVar("Prefix", bound=Hashable)
+
+
+@dataclass(slots=True)
+class QueueWaits:
+    """Sums of one prefix, of this half of a window and of the one before."""
+
+    half: int
+    wait_s: float = 0.0
+    requests: int = 0
+    wait_s_before: float = 0.0
+    requests_before: int = 0
+
+    def enter(self, half: int) -> None:
+        """Go on to that half; what is older than the one before it is dropped."""
+        if half == self.half:
+            return
+        follows = half == self.half + 1
+        self.wait_s_before = self.wait_s if follows else 0.0
+        self.requests_before = self.requests if follows else 0
+        self.half, self.wait_s, self.requests = half, 0.0, 0
+
+    def doubled(self, least_s: float) -> bool:
+        """Whether the average has, and is `least_s` or more."""
+        if min(self.requests, self.requests_before) < WAITS_MIN:
+            return False
+        mean_s = self.wait_s / self.requests
+        return mean_s >= least_s and mean_s >= 2.0 * self.wait_s_before / self.requests_before
+
+
+class PrefixScaling(Generic[Prefix]):
+    """The waits of the prefixes that were in use of late."""
+
+    def __init__(self, window_s: float) -> None:
+        self._half_s = window_s / 2.0
+        self._waits: OrderedDict[Prefix, QueueWaits] = OrderedDict()
+
+    def waited(self, prefix: Prefix, wait_s: float, now: float) -> None:
+        """A request with that prefix began to be answered after waiting so long."""
+        half = int(now // self._half_s)
+        waits = self._waits.setdefault(prefix, QueueWaits(half))
+        self._waits.move_to_end(prefix)
+        waits.enter(half)
+        waits.wait_s += wait_s
+        waits.requests += 1
+        if len(self._waits) > PREFIXES_MAX:
+            self._waits.popitem(last=False)
+
+    def overloaded(self, prefix: Prefix, prefill_s: float, now: float) -> bool:
+        """Whether another replica of this prefix, which costs `prefill_s`, is due."""
+        waits = self._waits.get(prefix)
+        if waits is None:
+            return False
+        waits.enter(int(now // self._half_s))
+        return waits.doubled(prefill_s)
+
+    def replicated(self, prefix: Prefix) -> None:
+        """Judge it anew: what it waited before says nothing about two."""
+        self._waits.pop(prefix, None)
+
 
 TH_BAL = 1.5  # the authors' code, "HIGH_LOAD_THRESHOLD"
 IMBALR = 2.0  # times the decode ratio of all targets
@@ -37,10 +117,10 @@ WARM = 50  # requests per target before loads are compared; the authors' code
 SCORES_MAX = 16  # of the cheapest, for the receipt
 
 
-class Cost(NamedTuple):
+class E2Cost(NamedTuple):
     """What giving the request to one target costs, in seconds."""
 
-    account: Account
+    account: LoadAccount
     load_s: float
     evict_s: float
     prefill_s: float
@@ -49,6 +129,17 @@ class Cost(NamedTuple):
     def total_s(self) -> float:
         """L + M + P."""
         return self.load_s + self.evict_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class E2Options:
+    """`window_s`: how far back a target's load reaches, in seconds (Preble 3.2: H)."""
+
+    window_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.window_s < math.inf:
+            raise ValueError(f"window_s must be more than 0, not {self.window_s}")
 
 
 class E2(Layered):
@@ -70,10 +161,10 @@ class E2(Layered):
         self._th_bal = th_bal
         self._imbalr = imbalr
         self._warm = warm
-        self._tree: RadixTree[Account] = RadixTree()
-        self._window = Window(window_s)
-        self._scaling: Scaling[Node[Account]] = Scaling(window_s)
-        self._accounts: dict[str, Account] = {}
+        self._tree: RadixTree[LoadAccount] = RadixTree()
+        self._window = LoadWindow(window_s)
+        self._scaling: PrefixScaling[RadixNode[LoadAccount]] = PrefixScaling(window_s)
+        self._accounts: dict[str, LoadAccount] = {}
         self._under_way: dict[int, Assignment] = {}  # by the request's key
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
@@ -91,7 +182,7 @@ class E2(Layered):
         hashes = request.prompt.hashes
         return self._tree.held_blocks(hashes) / len(hashes) if hashes else 0.0
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
         """Its load counts from the assignment on, and its prefix will be there."""
         self._expire(now)
         account = self._account(spot.name)
@@ -103,7 +194,7 @@ class E2(Layered):
         if request.answer_inbox is None:
             self._under_way[request.key] = assignment
 
-    def began(self, request: Request, spot: Spot, now: float) -> None:
+    def began(self, request: Request, spot: Destination, now: float) -> None:
         """It has waited; a prefix whose requests wait ever longer needs another home."""
         assignment = self._under_way.get(request.key)
         if assignment is None or assignment.began:
@@ -114,19 +205,19 @@ class E2(Layered):
             wait_s = max(0.0, now - assignment.at - prefill_s)
             self._scaling.waited(assignment.shared, wait_s, now)
 
-    def served(self, request: Request, spot: Spot, served: Served, now: float) -> None:
+    def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
         """Its length enters the average answer's."""
         assignment = self._under_way.get(request.key)
         if assignment is not None:
             self._window.answered(assignment, served)
 
-    def left(self, request: Request, spot: Spot, now: float) -> None:
+    def left(self, request: Request, spot: Destination, now: float) -> None:
         """What never began to be answered was no load."""
         assignment = self._under_way.pop(request.key, None)
         if assignment is not None and not assignment.began and self._window.take_back(assignment):
             self._tree.count(assignment.account, assignment.leaf, -1)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Whoever comes back under that name holds nothing and was given nothing."""
         account = self._accounts.pop(spot.name, None)
         if account is not None:
@@ -137,9 +228,9 @@ class E2(Layered):
     def _exploit(
         self,
         request: Request,
-        free: Mapping[Account, Target],
-        match: Match[Account],
-        prefix: Node[Account],
+        free: Mapping[LoadAccount, Target],
+        match: RadixMatch[LoadAccount],
+        prefix: RadixNode[LoadAccount],
         now: float,
     ) -> Choice:
         costs = [self._cost(account, request, match) for account in match.holders]
@@ -163,7 +254,7 @@ class E2(Layered):
         return self._choice(request, best.account, free, match, costs, reason)
 
     def _explore(
-        self, request: Request, free: Mapping[Account, Target], match: Match[Account]
+        self, request: Request, free: Mapping[LoadAccount, Target], match: RadixMatch[LoadAccount]
     ) -> Choice:
         costs = [self._cost(account, request, match) for account in free]
         decoding = self._decoding(costs)
@@ -174,7 +265,9 @@ class E2(Layered):
         reason = f"explore: load cost {best.total_s:.2f} s is the least"
         return self._choice(request, best.account, free, match, costs, reason)
 
-    def _cost(self, account: Account, request: Request, match: Match[Account]) -> Cost:
+    def _cost(
+        self, account: LoadAccount, request: Request, match: RadixMatch[LoadAccount]
+    ) -> E2Cost:
         """Algorithm 2. L is kept up to date by the window; victims cost their prefill slope."""
         prompt, speed = request.prompt, account.speed
         matched = match.blocks_of.get(account, 0)
@@ -185,28 +278,28 @@ class E2(Layered):
             evict_tokens = shared_blocks * prompt.block_tokens / account.requests
             evict_s = evict_tokens * speed.prefill_s_per_token
         prefill_s = speed.prefill_s(prompt.uncached_tokens(matched))
-        return Cost(account, account.load_s, evict_s, prefill_s)
+        return E2Cost(account, account.load_s, evict_s, prefill_s)
 
-    def _least(self, costs: Sequence[Cost]) -> Cost:
+    def _least(self, costs: Sequence[E2Cost]) -> E2Cost:
         totals = [cost.total_s for cost in costs]
         least = min(totals)
         ties = [cost for cost, total in zip(costs, totals, strict=True) if total == least]
         return ties[0] if len(ties) == 1 else self._dice.choice(ties)
 
-    def _lightest(self, accounts: Sequence[Account], load_s: float) -> Account:
+    def _lightest(self, accounts: Sequence[LoadAccount], load_s: float) -> LoadAccount:
         return self._dice.choice([account for account in accounts if account.load_s == load_s])
 
     def _is_overloaded(
-        self, account: Account, lightest_s: float, free: Collection[Account]
+        self, account: LoadAccount, lightest_s: float, free: Collection[LoadAccount]
     ) -> bool:
         if account.load_s <= self._th_bal * lightest_s or not self._is_warm(free):
             return False
         return account.load_s >= max(other.load_s for other in free)
 
-    def _is_warm(self, free: Collection[Account]) -> bool:
+    def _is_warm(self, free: Collection[LoadAccount]) -> bool:
         return sum(account.given for account in free) >= self._warm * len(free)
 
-    def _decoding(self, costs: Sequence[Cost]) -> Account | None:
+    def _decoding(self, costs: Sequence[E2Cost]) -> LoadAccount | None:
         """The target whose decoding stands out, if any does."""
         accounts = [cost.account for cost in costs]
         if len(costs) < 2 or not self._is_warm(accounts):
@@ -227,10 +320,10 @@ class E2(Layered):
     def _choice(
         self,
         request: Request,
-        account: Account,
-        free: Mapping[Account, Target],
-        match: Match[Account],
-        costs: Sequence[Cost],
+        account: LoadAccount,
+        free: Mapping[LoadAccount, Target],
+        match: RadixMatch[LoadAccount],
+        costs: Sequence[E2Cost],
         reason: str,
     ) -> Choice:
         shown = costs
@@ -241,13 +334,13 @@ class E2(Layered):
 
     # Accounts.
 
-    def _account(self, name: str) -> Account:
+    def _account(self, name: str) -> LoadAccount:
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = Account(self._blocks_max)
+            account = self._accounts[name] = LoadAccount(self._blocks_max)
         return account
 
-    def _read_all(self, targets: Sequence[Target], request: Request) -> dict[Account, Target]:
+    def _read_all(self, targets: Sequence[Target], request: Request) -> dict[LoadAccount, Target]:
         """The account of each; most have said nothing new."""
         read, accounts = {}, self._accounts
         for target in targets:
@@ -257,7 +350,7 @@ class E2(Layered):
             read[account] = target
         return read
 
-    def _read(self, target: Target, request: Request) -> Account:
+    def _read(self, target: Target, request: Request) -> LoadAccount:
         """Its account, with what it says of itself now."""
         account = self._account(target.name)
         said = None if target.replica is None else target.replica.heartbeat
@@ -274,7 +367,7 @@ class E2(Layered):
             self._tree.count(assignment.account, assignment.leaf, -1)
 
 
-def _score(target: Target, cost: Cost, match: Match[Account]) -> Score:
+def _score(target: Target, cost: E2Cost, match: RadixMatch[LoadAccount]) -> Score:
     """Load is seconds of computing, not of waiting: no TTFT is claimed."""
     terms = {"load_s": cost.load_s, "evict_s": cost.evict_s, "prefill_s": cost.prefill_s}
     return Score(target, None, terms, match.blocks_of.get(cost.account, 0))

@@ -13,11 +13,15 @@ leaves a gap. A node stays while anybody holds it or a request within the window
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-Owner = TypeVar("Owner", bound="Holder")
+from mesh.core.model.request import Served
+from mesh.core.policies.base import TYPICAL, Speed
+
+HolderT = TypeVar("HolderT", bound="Holder")
 
 
 class Holder:
@@ -28,53 +32,55 @@ class Holder:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self.blocks = 0
-        self.nodes: OrderedDict[Node[Any], None] = OrderedDict()  # least recently used first
+        self.nodes: OrderedDict[RadixNode[Any], None] = OrderedDict()  # least recently used first
 
 
-class Node(Generic[Owner]):
+class RadixNode(Generic[HolderT]):
     """One run of blocks, from block `start` of a prompt. The root has none."""
 
     __slots__ = ("children", "hashes", "hits", "owners", "parent", "start")
 
-    def __init__(self, start: int, hashes: Sequence[int], parent: "Node[Owner] | None") -> None:
+    def __init__(
+        self, start: int, hashes: Sequence[int], parent: "RadixNode[HolderT] | None"
+    ) -> None:
         self.start = start
         self.hashes = hashes
         self.parent = parent
-        self.children: dict[int, Node[Owner]] = {}  # by their first block
-        self.owners: dict[Owner, None] = {}
-        self.hits: dict[Owner, int] = {}  # requests within the window that went there
+        self.children: dict[int, RadixNode[HolderT]] = {}  # by their first block
+        self.owners: dict[HolderT, None] = {}
+        self.hits: dict[HolderT, int] = {}  # requests within the window that went there
 
 
-class Match(NamedTuple, Generic[Owner]):
+class RadixMatch(NamedTuple, Generic[HolderT]):
     """Of one prompt, among some holders. `node`: the longest on its way that one of them has."""
 
     blocks: int
-    node: Node[Owner] | None
-    holders: Sequence[Owner]  # of that node
-    blocks_of: dict[Owner, int]  # how far each one holds the prompt
-    path: Sequence[Node[Owner]]  # the known nodes on its way, whoever holds them
+    node: RadixNode[HolderT] | None
+    holders: Sequence[HolderT]  # of that node
+    blocks_of: dict[HolderT, int]  # how far each one holds the prompt
+    path: Sequence[RadixNode[HolderT]]  # the known nodes on its way, whoever holds them
 
 
-class Inserted(NamedTuple, Generic[Owner]):
+class Inserted(NamedTuple, Generic[HolderT]):
     """`leaf`: where the prompt ends; `held`: blocks the holder had; `shared`: longest old node."""
 
-    leaf: Node[Owner]
+    leaf: RadixNode[HolderT]
     held: int
-    shared: Node[Owner] | None
+    shared: RadixNode[HolderT] | None
 
 
-class RadixTree(Generic[Owner]):
+class RadixTree(Generic[HolderT]):
     """Prompts, as their block hashes, and who holds them."""
 
     def __init__(self) -> None:
-        self._root: Node[Owner] = Node(0, (), None)
+        self._root: RadixNode[HolderT] = RadixNode(0, (), None)
 
-    def match(self, hashes: Sequence[int], among: Collection[Owner]) -> Match[Owner]:
+    def match(self, hashes: Sequence[int], among: Collection[HolderT]) -> RadixMatch[HolderT]:
         """How far some of `among` (quick to ask) hold the prompt."""
         blocks, longest = 0, 0
-        key: Node[Owner] | None = None
-        key_holders: list[Owner] = []
-        blocks_of: dict[Owner, int] = {}
+        key: RadixNode[HolderT] | None = None
+        key_holders: list[HolderT] = []
+        blocks_of: dict[HolderT, int] = {}
         walk = self._walk(hashes)
         for node, end in walk:
             holders = [owner for owner in node.owners if owner in among]
@@ -84,7 +90,7 @@ class RadixTree(Generic[Owner]):
             blocks_of.update(dict.fromkeys(holders, end))
             if end - node.start > longest:
                 longest, key, key_holders = end - node.start, node, holders
-        return Match(blocks, key, key_holders, blocks_of, [node for node, _ in walk])
+        return RadixMatch(blocks, key, key_holders, blocks_of, [node for node, _ in walk])
 
     def held_blocks(self, hashes: Sequence[int]) -> int:
         """How many leading blocks anybody holds."""
@@ -95,7 +101,7 @@ class RadixTree(Generic[Owner]):
             held = end
         return held
 
-    def insert(self, owner: Owner, hashes: Sequence[int]) -> Inserted[Owner]:
+    def insert(self, owner: HolderT, hashes: Sequence[int]) -> Inserted[HolderT]:
         """`owner` is about to hold this prompt, as far as its capacity goes."""
         hashes = hashes[: owner.capacity_blocks]
         path = self._walk(hashes)
@@ -109,15 +115,15 @@ class RadixTree(Generic[Owner]):
                 shared = node
         leaf, at = path[-1] if path else (self._root, 0)
         if at < len(hashes):
-            leaf = Node(at, hashes[at:], leaf)
+            leaf = RadixNode(at, hashes[at:], leaf)
             assert leaf.parent is not None
             leaf.parent.children[hashes[at]] = leaf
         self._own(owner, leaf)
         return Inserted(leaf, held, shared)
 
-    def count(self, owner: Owner, leaf: Node[Owner], by: int) -> None:
+    def count(self, owner: HolderT, leaf: RadixNode[HolderT], by: int) -> None:
         """A request within the window (1), or one that has left it (-1), went to `owner`."""
-        node: Node[Owner] | None = leaf
+        node: RadixNode[HolderT] | None = leaf
         while node is not None:
             hits = node.hits.get(owner, 0) + by
             if hits:
@@ -128,7 +134,9 @@ class RadixTree(Generic[Owner]):
         if by < 0:
             self._prune(leaf)
 
-    def eviction_cost(self, owner: Owner, blocks: int, kept: Collection[Node[Owner]]) -> float:
+    def eviction_cost(
+        self, owner: HolderT, blocks: int, kept: Collection[RadixNode[HolderT]]
+    ) -> float:
         """Blocks to evict for so many new ones, each times the requests that share it.
 
         Of the last node only the part that is needed. `kept`: not to be evicted.
@@ -143,12 +151,12 @@ class RadixTree(Generic[Owner]):
                 needed -= len(node.hashes)
         return cost
 
-    def forget(self, owner: Owner) -> None:
+    def forget(self, owner: HolderT) -> None:
         """It holds nothing any more."""
         while owner.nodes:
             self._evict(owner)
 
-    def _walk(self, hashes: Sequence[int]) -> list[tuple[Node[Owner], int]]:
+    def _walk(self, hashes: Sequence[int]) -> list[tuple[RadixNode[HolderT], int]]:
         """The nodes on the prompt's way, each with the block to which it agrees."""
         node, at, path = self._root, 0, []
         length = len(hashes)
@@ -164,11 +172,11 @@ class RadixTree(Generic[Owner]):
             node, at = child, end
         return path
 
-    def _split(self, node: Node[Owner], at: int) -> Node[Owner]:
+    def _split(self, node: RadixNode[HolderT], at: int) -> RadixNode[HolderT]:
         """A new node for what lies before block `at`; `node` keeps the rest and its events."""
         assert node.parent is not None
         length = at - node.start
-        upper = Node(node.start, node.hashes[:length], node.parent)
+        upper = RadixNode(node.start, node.hashes[:length], node.parent)
         upper.owners, upper.hits = node.owners.copy(), node.hits.copy()
         node.parent.children[node.hashes[0]] = upper
         node.start, node.hashes, node.parent = at, node.hashes[length:], upper
@@ -177,7 +185,7 @@ class RadixTree(Generic[Owner]):
             _touch(owner, upper)
         return upper
 
-    def _own(self, owner: Owner, leaf: Node[Owner]) -> None:
+    def _own(self, owner: HolderT, leaf: RadixNode[HolderT]) -> None:
         node = leaf
         while node.parent is not None:
             if owner not in node.owners:
@@ -188,19 +196,19 @@ class RadixTree(Generic[Owner]):
         while owner.blocks > owner.capacity_blocks:
             self._evict(owner)
 
-    def _evict(self, owner: Owner) -> None:
+    def _evict(self, owner: HolderT) -> None:
         node, _ = owner.nodes.popitem(last=False)
         del node.owners[owner]
         owner.blocks -= len(node.hashes)
         self._prune(node)
 
-    def _prune(self, node: Node[Owner]) -> None:
+    def _prune(self, node: RadixNode[HolderT]) -> None:
         while node.parent is not None and not (node.owners or node.hits or node.children):
             del node.parent.children[node.hashes[0]]
             node = node.parent
 
 
-def _touch(owner: Holder, node: Node[Any]) -> None:
+def _touch(owner: Holder, node: RadixNode[Any]) -> None:
     """Used just now: a parent after its children, so that it is evicted after them."""
     while node.parent is not None:
         owner.nodes[node] = None
@@ -208,14 +216,134 @@ def _touch(owner: Holder, node: Node[Any]) -> None:
         node = node.parent
 
 
-def _end(node: Node[Any]) -> int:
+def _end(node: RadixNode[Any]) -> int:
     return node.start + len(node.hashes)
 
 
-def _parting(node: Node[Any], hashes: Sequence[int]) -> int:
+def _parting(node: RadixNode[Any], hashes: Sequence[int]) -> int:
     """The first block that differs: chained hashes are equal up to it and nowhere after."""
     length = min(len(node.hashes), len(hashes) - node.start)
     differs = range(length)
     return node.start + bisect_left(
         differs, True, key=lambda i: bool(hashes[node.start + i] != node.hashes[i])
     )
+
+
+# What each target was given within the window H (Preble 3.2), as counts of tokens.
+OUTPUT_TOKENS = 45.0  # of an answer while none has ended: Preble's workloads have 4 to 190
+ASSIGNMENTS_MAX = 262_144  # within the window, over all targets; then the oldest leave early
+
+
+class LoadAccount(Holder):
+    """One target: what it holds, and what it was given within the window."""
+
+    __slots__ = (
+        "answers",
+        "given",
+        "load_s",
+        "missed_tokens",
+        "output_tokens",
+        "requests",
+        "said",
+        "speed",
+    )
+
+    def __init__(self, capacity_blocks: int) -> None:
+        super().__init__(capacity_blocks)
+        self.speed: Speed = TYPICAL
+        self.said: object = None  # what `speed` was read from
+        self.given = 0  # requests, ever
+        self.requests = 0
+        self.missed_tokens = 0
+        self.answers = 0
+        self.output_tokens = 0
+        self.load_s = 0.0  # Preble's L
+
+    @property
+    def prefill_s(self) -> float:
+        """Time to compute what its requests missed in its cache."""
+        speed = self.speed
+        return self.requests * speed.prefill_base_s + self.missed_tokens * speed.prefill_s_per_token
+
+    @property
+    def decode_s(self) -> float:
+        """Time to generate its answers, by their average length."""
+        average = self.output_tokens / self.answers if self.answers else OUTPUT_TOKENS
+        return self.requests * average * self.speed.decode_s_per_token
+
+    def reprice(self) -> None:
+        """To be called when anything that `load_s` adds up from has changed."""
+        self.load_s = self.prefill_s + self.decode_s
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """One request given to one target. `leaf`: its prompt's end; `shared`: its key portion."""
+
+    account: LoadAccount
+    leaf: RadixNode[LoadAccount]
+    shared: RadixNode[LoadAccount] | None
+    missed_tokens: int
+    at: float
+    output_tokens: int | None = None  # once it is answered
+    began: bool = False
+    counted: bool = True  # its numbers are in its account
+
+
+class LoadWindow:
+    """Assignments of the last `window_s` seconds, the oldest first."""
+
+    def __init__(self, window_s: float, assignments_max: int = ASSIGNMENTS_MAX) -> None:
+        self._window_s = window_s
+        self._assignments_max = assignments_max
+        self._line: deque[Assignment] = deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, assignment: Assignment) -> None:
+        """A request went to its account, which holds the load from now on."""
+        self._line.append(assignment)
+        account = assignment.account
+        account.given += 1
+        account.requests += 1
+        account.missed_tokens += assignment.missed_tokens
+        account.reprice()
+
+    def answered(self, assignment: Assignment, served: Served) -> None:
+        """Its answer is known: how long it was, and what the engine really had to compute."""
+        if not assignment.counted:
+            return
+        account = assignment.account
+        if served.output_tokens is not None and assignment.output_tokens is None:
+            assignment.output_tokens = served.output_tokens
+            account.answers += 1
+            account.output_tokens += served.output_tokens
+        if served.prompt_tokens is not None and served.cached_tokens is not None:
+            missed_tokens = max(0, served.prompt_tokens - served.cached_tokens)
+            account.missed_tokens += missed_tokens - assignment.missed_tokens
+            assignment.missed_tokens = missed_tokens
+        account.reprice()
+
+    def take_back(self, assignment: Assignment) -> bool:
+        """It counts no longer; False if it did not before."""
+        if not assignment.counted:
+            return False
+        assignment.counted = False
+        account = assignment.account
+        account.requests -= 1
+        account.missed_tokens -= assignment.missed_tokens
+        if assignment.output_tokens is not None:
+            account.answers -= 1
+            account.output_tokens -= assignment.output_tokens
+        account.reprice()
+        return True
+
+    def expire(self, now: float) -> list[Assignment]:
+        """Take back what has left the window; returns those that counted until now."""
+        line, left = self._line, []
+        while line and (line[0].at <= now - self._window_s or len(line) > self._assignments_max):
+            assignment = line.popleft()
+            if self.take_back(assignment):
+                left.append(assignment)
+        return left

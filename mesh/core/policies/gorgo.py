@@ -14,27 +14,160 @@ no constant fits both the next town and the next continent.
 
 `gorgo-proxy` is this policy at a router that serves all regions: its targets are all replicas,
 each at its round trip. Nothing in the code differs. `gorgo-tuned` learns the weights.
+
+What the three terms of GORGO's cost are worth: as the paper sets them, or learned on line.
+
+GORGO 3.4 leaves t_p and q̂ "tunable at runtime" and section 8 names the wish: tune them by the
+TTFT observed. That is a linear fit, TTFT = rtt·w₁ + prefill·w₂ + queue·w₃ + base, learned by
+recursive least squares with forgetting: exact where a gradient step would crawl, because the
+terms differ in size by two orders and rise together. The base (what every request pays) is
+fitted so that it doesn't distort the others; it is the same for all and decides nothing.
+
+Three bounds keep it sane. Each error is clipped to a few times the usual one, since TTFT has a
+long tail; each weight stays in its range; and forgetting stops where the terms have not varied
+for long, or the first surprise would throw the weights about. Rejected: tuning by which of two
+settings had the lower mean TTFT, which needs hours of steady load to tell them apart.
 """
 
 from collections.abc import Sequence
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
-from mesh.core.federation.peers import Peer
-from mesh.core.policies.base import Choice, Layered, Score, Spot, Target
-from mesh.core.policies.gorgo_weights import FixedWeights, Terms, Weights
-from mesh.core.policies.speed import speed_of
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Choice, Destination, Layered, Score, Target, speed_of
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.region.replica import Replica
-from mesh.core.requests.request import Request
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
 from schemas.ids import ModelId
+
+# In §2.4's example 6,500 running tokens delay by 300 ms and 4,200 queued ones by 195.75 ms: both
+# are half of what Table 1's 0.0938 ms a token makes of them.
+QUEUE_WEIGHT = 0.5
+
+FORGETTING = 0.999  # a lesson counts half after 700 more
+COVARIANCE_START = 10.0  # of a weight that nothing is known of, relative to errors of 1 s²
+COVARIANCE_MAX = 10.0  # in sum; beyond it nothing is forgotten
+ERROR_WEIGHT = 0.05  # of a new error in the running average of their sizes
+ERRORS_MAX = 4.0  # an error counts as this many usual ones at most
+
+
+class Terms(NamedTuple):
+    """Of one placement, in seconds, unweighted; as weights, factors of them."""
+
+    rtt_s: float
+    prefill_s: float
+    queue_s: float
+
+    def sum(self, weights: "Terms") -> float:
+        """Of the terms, each weighed."""
+        return (
+            self.rtt_s * weights.rtt_s
+            + self.prefill_s * weights.prefill_s
+            + self.queue_s * weights.queue_s
+        )
+
+    def times(self, weights: "Terms") -> "Terms":
+        """Each term weighed."""
+        return Terms(
+            self.rtt_s * weights.rtt_s,
+            self.prefill_s * weights.prefill_s,
+            self.queue_s * weights.queue_s,
+        )
+
+
+AS_WRITTEN = Terms(1.0, 1.0, QUEUE_WEIGHT)
+RANGES = ((0.5, 3.0), (0.2, 5.0), (0.0, 5.0), (0.0, 5.0))  # rtt, prefill, queue, base in seconds
+
+
+class GorgoWeights(Protocol):
+    """Factors of the terms."""
+
+    @property
+    def present(self) -> Terms:
+        """The ones to weigh with now."""
+        ...
+
+    def learn(self, terms: Terms, ttft_s: float) -> None:
+        """A placement with these terms, before weighing, had this TTFT."""
+        ...
+
+
+class FixedWeights:
+    """As the paper sets them."""
+
+    def __init__(self, weights: Terms = AS_WRITTEN) -> None:
+        self.present = weights
+
+    def learn(self, terms: Terms, ttft_s: float) -> None:
+        """Nothing to learn."""
+
+
+class TunedWeights:
+    """Begins with the paper's, and follows what is observed."""
+
+    def __init__(self, start: Terms = AS_WRITTEN) -> None:
+        self._fit = [*start, 0.0]
+        size = len(self._fit)
+        self._covariance = [
+            [COVARIANCE_START if row == column else 0.0 for column in range(size)]
+            for row in range(size)
+        ]
+        self._usual_error_s: float | None = None
+
+    @property
+    def present(self) -> Terms:
+        """The ones to weigh with now, each in its range."""
+        return Terms(*self._fit[:3])
+
+    @property
+    def base_s(self) -> float:
+        """What every request pays."""
+        return self._fit[3]
+
+    def learn(self, terms: Terms, ttft_s: float) -> None:
+        """One step of recursive least squares."""
+        inputs = (*terms, 1.0)
+        spread = [_dot(row, inputs) for row in self._covariance]
+        scale = FORGETTING + _dot(inputs, spread)
+        error_s = self._clipped(ttft_s - _dot(self._fit, inputs))
+        for place, (least, most) in enumerate(RANGES):
+            moved = self._fit[place] + spread[place] / scale * error_s
+            self._fit[place] = min(most, max(least, moved))
+        self._narrow(spread, scale)
+
+    def _clipped(self, error_s: float) -> float:
+        usual_s = self._usual_error_s
+        if usual_s is None:
+            self._usual_error_s = abs(error_s)
+            return error_s
+        limit_s = ERRORS_MAX * usual_s
+        clipped_s = min(limit_s, max(-limit_s, error_s))
+        # The floor lets a fit that was perfect for a while learn again.
+        self._usual_error_s = max(1e-3, usual_s + ERROR_WEIGHT * (abs(clipped_s) - usual_s))
+        return clipped_s
+
+    def _narrow(self, spread: list[float], scale: float) -> None:
+        known = sum(self._covariance[place][place] for place in range(len(spread)))
+        forgetting = FORGETTING if known < COVARIANCE_MAX else 1.0
+        self._covariance = [
+            [
+                (value - spread[row] * spread[column] / scale) / forgetting
+                for column, value in enumerate(values)
+            ]
+            for row, values in enumerate(self._covariance)
+        ]
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
+
 
 LENGTH_WEIGHT = 0.05  # of a new prompt in the running average of lengths
 KV_USED_RATIO = 0.5  # of a peer that doesn't tell: neither idle nor full
 SCORES_MAX = 16  # of the cheapest, for the receipt
 
 
-class Cost(NamedTuple):
+class GorgoCost(NamedTuple):
     """What one target costs: `terms` before they are weighed, `seconds` their weighed sum."""
 
     seconds: float
@@ -48,20 +181,22 @@ class Gorgo(Layered):
 
     joint: ClassVar[bool] = True
 
-    def __init__(self, dice: Random, *, blocks_max: int, weights: Weights | None = None) -> None:
+    def __init__(
+        self, dice: Random, *, blocks_max: int, weights: GorgoWeights | None = None
+    ) -> None:
         self._dice = dice
-        self._weights: Weights = FixedWeights() if weights is None else weights
-        self._index: PrefixIndex[Spot] = PrefixIndex(blocks_max)
+        self._weights: GorgoWeights = FixedWeights() if weights is None else weights
+        self._index: PrefixIndex[Destination] = PrefixIndex(blocks_max)
         self._prompt_tokens: float | None = None  # of a usual request
         self._capacity_tokens: int | None = None  # of the KV cache of a replica like ours
-        self._chosen: tuple[int, Spot, Terms] | None = None
+        self._chosen: tuple[int, Destination, Terms] | None = None
         self._under_way: dict[int, tuple[Terms, float]] = {}  # by the request's key
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The target with the least cost; ties at random."""
         self._look(request, targets)
         known = [target for target in targets if target.rtt_s is not None] or targets
-        spots = {Spot(target.kind, target.name): target for target in known}
+        spots = {Destination(target.kind, target.name): target for target in known}
         depths = self._index.depths(request.prompt.hashes, spots)
         costs = [
             self._cost(target, request, depths.get(spot, 0), now) for spot, target in spots.items()
@@ -69,7 +204,7 @@ class Gorgo(Layered):
         costs.sort(key=_by_seconds)
         ties = [cost for cost in costs if cost.seconds == costs[0].seconds]
         best = ties[0] if len(ties) == 1 else self._dice.choice(ties)
-        self._chosen = request.key, Spot(best.target.kind, best.target.name), best.terms
+        self._chosen = request.key, Destination(best.target.kind, best.target.name), best.terms
         weights = self._weights.present
         scores = [_score(cost, weights) for cost in costs[:SCORES_MAX]]
         reason = _reason(best.target, best.terms.times(weights))
@@ -79,25 +214,25 @@ class Gorgo(Layered):
         """Of the longest match that anyone has, free or not."""
         return self._index.hit_ratio(request.prompt.hashes)
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
         """Its prefill will leave the prompt's KV there."""
         self._index.insert(spot, request.prompt.hashes, now)
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[:2] == (request.key, spot) and not request.answer_inbox:
             self._under_way[request.key] = chosen[2], now
 
-    def began(self, request: Request, spot: Spot, now: float) -> None:
+    def began(self, request: Request, spot: Destination, now: float) -> None:
         """The cost that was expected meets the one that was paid."""
         expected = self._under_way.pop(request.key, None)
         if expected is not None:
             terms, placed_at = expected
             self._weights.learn(terms, now - placed_at)
 
-    def left(self, request: Request, spot: Spot, now: float) -> None:
+    def left(self, request: Request, spot: Destination, now: float) -> None:
         """One that never began teaches nothing."""
         self._under_way.pop(request.key, None)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Its KV is gone with it."""
         self._index.forget(spot)
 
@@ -114,7 +249,7 @@ class Gorgo(Layered):
                 self._capacity_tokens = target.replica.heartbeat.kv_capacity_tokens
                 break
 
-    def _cost(self, target: Target, request: Request, matched_blocks: int, now: float) -> Cost:
+    def _cost(self, target: Target, request: Request, matched_blocks: int, now: float) -> GorgoCost:
         t_p = speed_of(target).prefill_s_per_token
         queue_s = 0.0
         if target.replica is not None:
@@ -123,7 +258,7 @@ class Gorgo(Layered):
             queue_s = self._peer_queue_s(target.peer, request.model, t_p)
         missing_tokens = request.prompt.uncached_tokens(matched_blocks)
         terms = Terms(target.rtt_s or 0.0, missing_tokens * t_p, queue_s)
-        return Cost(terms.sum(self._weights.present), target, terms, matched_blocks)
+        return GorgoCost(terms.sum(self._weights.present), target, terms, matched_blocks)
 
     def _replica_queue_s(self, replica: Replica, t_p: float, now: float) -> float:
         beat = replica.heartbeat
@@ -155,11 +290,11 @@ class Gorgo(Layered):
         return self._prompt_tokens or 0.0
 
 
-def _by_seconds(cost: Cost) -> float:
+def _by_seconds(cost: GorgoCost) -> float:
     return cost.seconds
 
 
-def _score(cost: Cost, weights: Terms) -> Score:
+def _score(cost: GorgoCost, weights: Terms) -> Score:
     weighed = cost.terms.times(weights)._asdict()
     if cost.target.rtt_s is None:
         return Score(cost.target, None, weighed | {"rtt_s": None}, cost.matched_blocks)

@@ -6,15 +6,12 @@ replicas, one for the other balancers), because a region may be called like a re
 tell of themselves counts where it goes deeper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
-from mesh.core.gossip.news import News
-from mesh.core.gossip.siblings import Siblings
-from mesh.core.gossip.told import ToldPrefixes
-from mesh.core.policies.base import Layered, Spot, Target
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Destination, Layered, Target
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.requests.request import Request
 from schemas.decision import CandidateKind
 
 
@@ -26,23 +23,22 @@ class Indexed(Layered):
         self._index_of: dict[CandidateKind, PrefixIndex[str]] = {
             kind: PrefixIndex(blocks_max) for kind in CandidateKind
         }
-        self._told = ToldPrefixes()
 
     @property
-    def replica_index(self) -> PrefixIndex[str]:
-        """What was placed on replicas."""
-        return self._index_of[CandidateKind.REPLICA]
+    def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
+        """What was placed on replicas, and what on peers."""
+        return self._index_of
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes
         return max(index.hit_ratio(hashes) for index in self._index_of.values())
 
-    def placed(self, request: Request, spot: Spot, now: float) -> None:
+    def placed(self, request: Request, spot: Destination, now: float) -> None:
         """Its prefill will leave the prompt's KV there."""
         self._index_of[spot.kind].insert(spot.name, request.prompt.hashes, now)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Its KV is gone with it."""
         self._index_of[spot.kind].forget(spot.name)
 
@@ -51,26 +47,12 @@ class Indexed(Layered):
         for index in self._index_of.values():
             index.expire(now)
 
-    def tell(self, news: News) -> None:
-        """Say there what replicas come to hold and lose."""
-        self._index_of[CandidateKind.REPLICA].news = news
-
-    def hear(self, told: ToldPrefixes) -> None:
-        """Look there for what peers say."""
-        self._told = told
-
-    def share(self, siblings: Siblings) -> None:
-        """The index of replicas is the one that siblings have too."""
-        siblings.join(self._index_of[CandidateKind.REPLICA])
-
     def _depths(self, request: Request, targets: Sequence[Target]) -> dict[str, int]:
         """How many leading blocks each of these, all of one layer, is believed to hold."""
         kind, hashes = targets[0].kind, request.prompt.hashes
         names = [target.name for target in targets]
-        depths = self._index_of[kind].depths(hashes, names)
-        if kind is CandidateKind.PEER:
-            depths = self._told.deepen(depths, hashes, names)
-        return depths
+        index = self._index_of[kind]
+        return index.deepen(index.depths(hashes, names), hashes, names)
 
     def _holders(self, request: Request, targets: Sequence[Target]) -> tuple[list[Target], int]:
         """Those of one layer who hold the most of the prompt, and how many blocks that is."""

@@ -20,9 +20,9 @@ from dataclasses import astuple, dataclass
 from random import Random
 from typing import NamedTuple
 
+from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Score, Target
 from mesh.core.policies.indexed import Indexed
-from mesh.core.requests.request import Request
 
 SCORES_MAX = 8  # told of one choice: the best
 

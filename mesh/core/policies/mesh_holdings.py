@@ -19,12 +19,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.gossip.news import News
-from mesh.core.gossip.siblings import Siblings
-from mesh.core.gossip.told import ToldPrefixes
-from mesh.core.policies.base import Spot, Target
+from mesh.core.model.request import Request, Served
+from mesh.core.policies.base import Destination, Target
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.requests.request import Request, Served
 from schemas.decision import CandidateKind
 
 ENDS_MAX = 131_072  # of served prompts, the oldest out first
@@ -37,21 +34,21 @@ SCALE_LOST = 0.25  # how far one miss goes from what was believed to what is lef
 SCALE_GAINED = 1.01  # by each hit that came true
 
 
-class Held(NamedTuple):
+class HeldPrefix(NamedTuple):
     """Leading part of a prompt."""
 
     blocks: int
     tokens: int
 
 
-class Known(NamedTuple):
+class PromptHolders(NamedTuple):
     """Who holds something of a prompt, by name; others hold nothing of it."""
 
-    here: Mapping[str, Held]  # replicas
-    there: Mapping[str, Held]  # peers
+    here: Mapping[str, HeldPrefix]  # replicas
+    there: Mapping[str, HeldPrefix]  # peers
 
 
-class Belief(NamedTuple):
+class CacheEstimate(NamedTuple):
     """What one placement relied on: blocks, and when the deepest of them was placed there."""
 
     blocks: int
@@ -60,84 +57,71 @@ class Belief(NamedTuple):
     is_computed: bool = False  # its first token has come
 
 
-NOTHING = Held(0, 0)
+HELD_NOTHING = HeldPrefix(0, 0)
 
 
-class Shelf:
+class LayerCache:
     """The holdings of one layer: its index, and where its served prompts ended."""
 
     def __init__(self, blocks_max: int) -> None:
         self.index: PrefixIndex[str] = PrefixIndex(blocks_max)
         # Tokens of prompt and answer by owner, by the prompt's last block.
-        self._ends: dict[int, dict[str, int]] = {}
+        self._completion: dict[int, dict[str, int]] = {}
 
-    def of(self, request: Request, among: Sequence[Target]) -> dict[str, Held]:
+    def of(self, request: Request, among: Sequence[Target]) -> dict[str, HeldPrefix]:
         """What each of these holds of the prompt, and maybe what others do."""
         prompt = request.prompt
-        held: dict[str, Held] = {}
+        held: dict[str, HeldPrefix] = {}
         most = max(0, prompt.tokens - 1)  # the last token is always computed
         # Of many owners few are asked about; of few, telling them apart is not worth its time.
         few = len(among) < self.index.owner_count
         only = [target.name for target in among] if few else None
         for depth, names in self.index.holders(prompt.hashes, only):
-            plain = Held(depth, min(prompt.held_tokens(depth), most))
+            plain = HeldPrefix(depth, min(prompt.held_tokens(depth), most))
             held.update(dict.fromkeys(names, plain))
-            ends = self._ends.get(prompt.hashes[depth - 1])
+            ends = self._completion.get(prompt.hashes[depth - 1])
             if ends is None:
                 continue
             for name in ends.keys() & held.keys():
                 if held[name] is plain and ends[name] > plain.tokens:
-                    held[name] = Held(depth, min(ends[name], most))
+                    held[name] = HeldPrefix(depth, min(ends[name], most))
         return held
 
-    def saw_end(self, blocks: Sequence[int]) -> bool:
+    def has_ended(self, blocks: Sequence[int]) -> bool:
         """Whether a served prompt ended with one of them."""
-        return not self._ends.keys().isdisjoint(blocks)
+        return not self._completion.keys().isdisjoint(blocks)
 
     def ended(self, name: str, last_block: int, tokens: int) -> None:
         """A prompt and its answer are there together."""
-        ends = self._ends.pop(last_block, {})
+        ends = self._completion.pop(last_block, {})
         ends[name] = tokens
-        self._ends[last_block] = ends
-        if len(self._ends) > ENDS_MAX:
-            del self._ends[next(iter(self._ends))]
+        self._completion[last_block] = ends
+        if len(self._completion) > ENDS_MAX:
+            del self._completion[next(iter(self._completion))]
 
 
-class Holdings:
+class CacheView:
     """A shelf for replicas, one for peers; and how much room owners turned out to have."""
 
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max
-        self._replicas, self._peers = Shelf(blocks_max), Shelf(blocks_max)
+        self._replicas, self._peers = LayerCache(blocks_max), LayerCache(blocks_max)
         self._scale: dict[str, float] = {}  # of a replica's room; 1.0 where nothing is known
-        self._told = ToldPrefixes()
 
     @property
-    def replica_index(self) -> PrefixIndex[str]:
-        """The replicas' prompts."""
-        return self._replicas.index
+    def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
+        """The replicas' prompts, and the peers'."""
+        return {CandidateKind.REPLICA: self._replicas.index, CandidateKind.PEER: self._peers.index}
 
-    def tell(self, news: News) -> None:
-        """Say there what replicas come to hold and lose."""
-        self._replicas.index.news = news
-
-    def hear(self, told: ToldPrefixes) -> None:
-        """Look there for what peers say."""
-        self._told = told
-
-    def share(self, siblings: Siblings) -> None:
-        """Keep the replicas' shelf in common with the region's other routers."""
-        siblings.join(self._replicas.index)
-
-    def of(self, request: Request, targets: Sequence[Target]) -> Known:
+    def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
         """What each target holds of the prompt."""
         here = self._replicas.of(request, targets)
         peers = [target.name for target in targets if target.peer is not None]
         if not peers:
-            return Known(here, {})
+            return PromptHolders(here, {})
         there = self._peers.of(request, targets)
         self._deepen(there, request, peers)
-        return Known(here, there)
+        return PromptHolders(here, there)
 
     def deepest(self, request: Request, most: int, dice: Random) -> list[str]:
         """Up to `most` replicas, those that hold the most first; of equals, any."""
@@ -152,39 +136,43 @@ class Holdings:
     def goes_on(self, request: Request) -> bool:
         """Whether it begins with an earlier prompt and goes on from its answer."""
         earlier = request.prompt.hashes[:-1]
-        return self._replicas.saw_end(earlier) or self._peers.saw_end(earlier)
+        return self._replicas.has_ended(earlier) or self._peers.has_ended(earlier)
 
-    def _deepen(self, there: dict[str, Held], request: Request, names: Sequence[str]) -> None:
+    def _deepen(self, there: dict[str, HeldPrefix], request: Request, names: Sequence[str]) -> None:
         """Peers may know better than we what they hold."""
         prompt = request.prompt
         known = {name: held.blocks for name, held in there.items()}
-        for name, depth in self._told.deepen(known, prompt.hashes, names).items():
-            if depth > there.get(name, NOTHING).blocks:
+        for name, depth in self._peers.index.deepen(known, prompt.hashes, names).items():
+            if depth > there.get(name, HELD_NOTHING).blocks:
                 tokens = min(prompt.held_tokens(depth), max(0, prompt.tokens - 1))
-                there[name] = Held(depth, max(tokens, there.get(name, NOTHING).tokens))
+                there[name] = HeldPrefix(depth, max(tokens, there.get(name, HELD_NOTHING).tokens))
 
     def hit_ratio(self, request: Request) -> float:
         """Of the longest match that any replica here has."""
         return self._replicas.index.hit_ratio(request.prompt.hashes)
 
-    def belief(self, request: Request, spot: Spot, now: float) -> Belief:
+    def estimate(self, request: Request, spot: Destination, now: float) -> CacheEstimate:
         """What is relied on if the prompt goes there now; ask before it is `computed`."""
         blocks, at = self._shelf(spot).index.depth(spot.name, request.prompt.hashes)
-        return Belief(blocks, at, now)
+        return CacheEstimate(blocks, at, now)
 
-    def computed(self, request: Request, spot: Spot, now: float) -> None:
+    def computed(self, request: Request, spot: Destination, now: float) -> None:
         """Its prompt is there from now on."""
         self._shelf(spot).index.insert(spot.name, request.prompt.hashes, now)
 
-    def left(self, request: Request, spot: Spot, belief: Belief) -> None:
+    def left(self, request: Request, spot: Destination, estimate: CacheEstimate) -> None:
         """It ended. If it was not computed, its prompt isn't there, but for what others brought."""
-        if belief.is_computed:
+        if estimate.is_computed:
             return
-        new = request.prompt.hashes[belief.blocks :]
-        self._shelf(spot).index.retract(spot.name, new, belief.placed_at)
+        new = request.prompt.hashes[estimate.blocks :]
+        self._shelf(spot).index.retract(spot.name, new, estimate.placed_at)
 
     def served(
-        self, request: Request, spot: Spot, served: Served, belief: Belief | None = None
+        self,
+        request: Request,
+        spot: Destination,
+        served: Served,
+        estimate: CacheEstimate | None = None,
     ) -> None:
         """Its answer is there too; and was its beginning, as it was believed?"""
         hashes = request.prompt.hashes
@@ -192,19 +180,19 @@ class Holdings:
             tokens = request.prompt.tokens + served.output_tokens
             self._shelf(spot).ended(spot.name, hashes[-1], tokens)
         # A region chooses among its replicas itself: what one of them lacks says nothing.
-        if belief is not None and spot.kind is CandidateKind.REPLICA:
-            self._check(request, spot.name, served, belief)
+        if estimate is not None and spot.kind is CandidateKind.REPLICA:
+            self._check(request, spot.name, served, estimate)
 
-    def _check(self, request: Request, name: str, served: Served, belief: Belief) -> None:
-        settled = belief.placed_at - belief.at >= SETTLED_S
-        if served.cached_tokens is None or not belief.blocks or not settled:
+    def _check(self, request: Request, name: str, served: Served, estimate: CacheEstimate) -> None:
+        settled = estimate.placed_at - estimate.at >= SETTLED_S
+        if served.cached_tokens is None or not estimate.blocks or not settled:
             return
         scale = self._scale.get(name, 1.0)
-        if _came_true(request, served, belief):
+        if _came_true(request, served, estimate):
             self._scale[name] = min(1.0, scale * SCALE_GAINED)
             return
         index = self._replicas.index
-        index.forget_until(name, belief.at)
+        index.forget_until(name, estimate.at)
         left = min(1.0, index.blocks(name) / index.bound_of(name))
         self._scale[name] = max(SCALE_MIN, scale - SCALE_LOST * scale * (1.0 - left))
 
@@ -222,20 +210,20 @@ class Holdings:
         self._replicas.index.expire(now)
         self._peers.index.expire(now)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """All it held is gone. Where prompts ended counts only where their blocks are."""
         self._shelf(spot).index.forget(spot.name)
         if spot.kind is CandidateKind.REPLICA:
             self._scale.pop(spot.name, None)
 
-    def _shelf(self, spot: Spot) -> Shelf:
+    def _shelf(self, spot: Destination) -> LayerCache:
         return self._replicas if spot.kind is CandidateKind.REPLICA else self._peers
 
 
-def _came_true(request: Request, served: Served, belief: Belief) -> bool:
+def _came_true(request: Request, served: Served, estimate: CacheEstimate) -> bool:
     """Whether about as much was cached as was believed; engines round down to their blocks."""
     assert served.cached_tokens is not None
     prompt, cached = request.prompt, float(served.cached_tokens)
     if served.prompt_tokens:
         cached *= prompt.tokens / served.prompt_tokens  # in our count of tokens
-    return cached >= MISS_BELOW * prompt.held_tokens(belief.blocks - 1)
+    return cached >= MISS_BELOW * prompt.held_tokens(estimate.blocks - 1)

@@ -20,7 +20,7 @@ that has much to decode.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mesh.core.policies.base import Spot, Target
+from mesh.core.policies.base import Destination, Target
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 from schemas.state import Heartbeat
@@ -44,7 +44,7 @@ START_COUNTS = 4.0  # observations, the value that an average starts from
 RETURNS_MAX = 16.0
 
 
-class Speed(NamedTuple):
+class FittedSpeed(NamedTuple):
     """The three numbers. Seconds, seconds per prompt token, seconds per running request."""
 
     base_s: float
@@ -53,11 +53,11 @@ class Speed(NamedTuple):
 
 
 # Before anybody told or taught anything: about an 8B model on a recent data centre GPU.
-SPEED_START = Speed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+SPEED_START = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
 
 
 @dataclass(slots=True)
-class Fit:
+class SpeedFit:
     """Decayed sums over answers: of 1, x (thousands of tokens), n (running) and y (seconds)."""
 
     w: float = 0.0
@@ -82,7 +82,7 @@ class Fit:
         self.xy = MEMORY * self.xy + x * y
         self.ny = MEMORY * self.ny + n * y
 
-    def speed(self, prior: Speed, slope_ridge: float = RIDGE) -> Speed:
+    def speed(self, prior: FittedSpeed, slope_ridge: float = RIDGE) -> FittedSpeed:
         """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
 
         Its slope weighs `slope_ridge` of them, and ANCHOR whatever they were like. No number falls
@@ -102,7 +102,7 @@ class Fit:
             self.nn + RIDGE / self.w * self.nn + 1e-9,
             rest,
         )
-        return Speed(
+        return FittedSpeed(
             max(0.1 * base, base + db), max(0.1 * slope, slope + ds) / KILO, max(0.0, decode + dn)
         )
 
@@ -126,11 +126,11 @@ def _solve(
 
 
 @dataclass(slots=True)
-class Lesson:
+class CandidateSpeed:
     """What is known of one candidate."""
 
-    fit: Fit = field(default_factory=Fit)
-    speed: Speed | None = None
+    fit: SpeedFit = field(default_factory=SpeedFit)
+    speed: FittedSpeed | None = None
     residence_s: float = RESIDENCE_START_S
     slot_s: float | None = None  # the same, of answers that were seen; None before the first
 
@@ -140,12 +140,12 @@ class Lesson:
         self.slot_s = seconds if self.slot_s is None else 0.9 * self.slot_s + 0.1 * seconds
 
 
-UNKNOWN = Lesson()
+UNKNOWN_SPEED = CandidateSpeed()
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make
-class Standing:
-    """What a replica's last word comes to at its speed, whatever it is asked: `mesh_prices`.
+class ReplicaSpeeds:
+    """What a replica's last word comes to at its speed, whatever it is asked: `mesh.py`.
 
     Kept because a busy router decides many times between two heartbeats of a replica.
     """
@@ -161,16 +161,16 @@ class Standing:
     batch_max: float  # requests that run at once; infinite where nobody tells
 
 
-class Lessons:
+class SpeedModel:
     """Of one model: by candidate, and of all of them together."""
 
     def __init__(self) -> None:
-        self.replicas: dict[str, Lesson] = {}  # to be read
+        self.replicas: dict[str, CandidateSpeed] = {}  # to be read
         # To be read, for as long as the heartbeat is the replica's last; gone with its speed.
-        self.standings: dict[str, Standing] = {}
+        self.standings: dict[str, ReplicaSpeeds] = {}
         self._leaning: set[str] = set()  # those of them that follow the fleet's speed
-        self._peers: dict[str, Lesson] = {}
-        self._fleet = Fit()
+        self._peers: dict[str, CandidateSpeed] = {}
+        self._cluster_events = SpeedFit()
         self.fleet_speed = SPEED_START
         self._prompts = self._answers = self._batches = 0
         self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
@@ -179,50 +179,52 @@ class Lessons:
         self.output_tokens = OUTPUT_TOKENS_START
         self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
 
-    def of(self, target: Target) -> Lesson:
+    def of(self, target: Target) -> CandidateSpeed:
         """What is known of that candidate."""
         of = self.replicas if target.peer is None else self._peers
-        return of.get(target.name, UNKNOWN)
+        return of.get(target.name, UNKNOWN_SPEED)
 
-    def speed(self, target: Target) -> Speed:
+    def speed(self, target: Target) -> FittedSpeed:
         """Its own; until it has answered, what its agent or its region tells; else the fleet's."""
         return self.of(target).speed or self.told(target) or self.fleet_speed
 
-    def speed_to_stand(self, beat: Heartbeat) -> Speed:
-        """The same for a replica whose standing is going to be kept."""
-        own = self.replicas.get(beat.replica, UNKNOWN).speed
+    def speed_to_stand(self, beat: Heartbeat) -> FittedSpeed:
+        """The same for a replica whose `ReplicaSpeeds` are going to be kept."""
+        own = self.replicas.get(beat.replica, UNKNOWN_SPEED).speed
         if own is not None:
             return own
         self._leaning.add(beat.replica)
         return self.told_by(beat) or self.fleet_speed
 
-    def told(self, target: Target) -> Speed | None:
+    def told(self, target: Target) -> FittedSpeed | None:
         """By its heartbeat or digest; None if that tells no speed."""
         if target.replica is not None:
             return self.told_by(target.replica.heartbeat)
         return None if target.peer is None else self._completed(*target.peer.prefill)
 
-    def told_by(self, beat: Heartbeat) -> Speed | None:
+    def told_by(self, beat: Heartbeat) -> FittedSpeed | None:
         """The same for a replica, in one call."""
         return self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
 
-    def _completed(self, slope: float | None, base_s: float | None) -> Speed | None:
+    def _completed(self, slope: float | None, base_s: float | None) -> FittedSpeed | None:
         if slope is None:
             return None
         usual_s, _, s_per_decode = self.fleet_speed
         # Made past its own `__new__`, which takes twice as long, for everybody at every decision.
-        return tuple.__new__(Speed, (usual_s if base_s is None else base_s, slope, s_per_decode))
+        return tuple.__new__(
+            FittedSpeed, (usual_s if base_s is None else base_s, slope, s_per_decode)
+        )
 
     def knows(self, target: Target) -> bool:
         """Whether its speed is more than a first guess."""
-        answers = max(self.of(target).fit.w, self._fleet.w)
+        answers = max(self.of(target).fit.w, self._cluster_events.w)
         return answers >= ANSWERS_MIN or self.told(target) is not None
 
-    def began(self, spot: Spot, tokens: float, running: float, ttft_s: float) -> None:
+    def began(self, spot: Destination, tokens: float, running: float, ttft_s: float) -> None:
         """A first token came `ttft_s` after it was asked for, round trip not counted."""
         y = min(TTFT_S_MAX, max(0.0, ttft_s))
-        self._fleet.add(tokens / KILO, running, y)
-        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+        self._cluster_events.add(tokens / KILO, running, y)
+        self.fleet_speed = self._cluster_events.speed(SPEED_START, FLEET_SLOPE_RIDGE)
         lesson = self._known(spot)
         lesson.fit.add(tokens / KILO, running, y)
         lesson.speed = lesson.fit.speed(self.fleet_speed)
@@ -241,25 +243,25 @@ class Lessons:
         self._batches += 1
         self.running += _weight(self._batches) * (running - self.running)
 
-    def resided(self, spot: Spot, seconds: float) -> None:
+    def resided(self, spot: Destination, seconds: float) -> None:
         """An answer was complete so long after its first token."""
         self._known(spot).resided(seconds)
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Whoever comes back under that name is another."""
         self._layer(spot).pop(spot.name, None)
         self.standings.pop(spot.name, None)
         self._leaning.discard(spot.name)
 
-    def _known(self, spot: Spot) -> Lesson:
+    def _known(self, spot: Destination) -> CandidateSpeed:
         """The lesson of that candidate, from now on."""
         of = self._layer(spot)
         lesson = of.get(spot.name)
         if lesson is None:
-            lesson = of[spot.name] = Lesson()
+            lesson = of[spot.name] = CandidateSpeed()
         return lesson
 
-    def _layer(self, spot: Spot) -> dict[str, Lesson]:
+    def _layer(self, spot: Destination) -> dict[str, CandidateSpeed]:
         return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
 
     def prompt(self, prefill_tokens: int, *, goes_on: bool) -> None:
@@ -282,22 +284,22 @@ def _weight(seen: int) -> float:
     return max(WEIGHT, 1.0 / (START_COUNTS + seen))
 
 
-class Courses:
+class SpeedModels:
     """The lessons of each model: a fleet of large and small ones has no speed in common."""
 
     def __init__(self) -> None:
-        self._of: dict[ModelId, Lessons] = {}
+        self._of: dict[ModelId, SpeedModel] = {}
 
-    def of(self, model: ModelId) -> Lessons:
+    def of(self, model: ModelId) -> SpeedModel:
         """That model's."""
         lessons = self._of.get(model)
         if lessons is None:
             if len(self._of) >= MODELS_MAX:
                 del self._of[next(iter(self._of))]
-            lessons = self._of[model] = Lessons()
+            lessons = self._of[model] = SpeedModel()
         return lessons
 
-    def forget(self, spot: Spot) -> None:
+    def forget(self, spot: Destination) -> None:
         """Whoever comes back under that name is another, whatever it serves."""
         for lessons in self._of.values():
             lessons.forget(spot)

@@ -7,8 +7,9 @@ rushing to the one emptiest replica while the news of it is old (Mitzenmacher, 2
 from collections.abc import Sequence
 from random import Random
 
-from mesh.core.policies.base import Choice, Layered, Score, Target
-from mesh.core.requests.request import Request
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Choice, Layered, Score, Target, least_loaded
+from schemas.ids import ModelId
 
 
 class PowerOfTwo(Layered):
@@ -33,3 +34,49 @@ def sample_two(targets: Sequence[Target], dice: Random) -> list[Target]:
 
 def _load(target: Target) -> int:
     return target.load
+
+
+# Least load: the target with the fewest requests in it or on their way there.
+
+
+class LeastLoad(Layered):
+    """Fewest requests; ties at random."""
+
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The least loaded target."""
+        target = least_loaded(targets, self._dice)
+        return Choice(target, f"least load: {target.load} requests")
+
+
+# Round robin: each in turn, by name. The baseline that knows nothing.
+#
+# The turn is kept as a name, not an index, so that targets coming and going (full, not full)
+# don't make it favour whoever stands first; and per model, so that one model's requests don't
+# skip the turn of another's replicas.
+
+
+MODELS_MAX = 256  # whose turns are remembered; the longest unused is forgotten
+
+
+class RoundRobin(Layered):
+    """Next in order of name after the last one chosen."""
+
+    def __init__(self) -> None:
+        self._last: dict[ModelId, str] = {}
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The next target in turn."""
+        ordered = sorted(targets, key=_name)
+        last = self._last.pop(request.model, "")
+        target = next((target for target in ordered if target.name > last), ordered[0])
+        if len(self._last) >= MODELS_MAX:
+            del self._last[next(iter(self._last))]
+        self._last[request.model] = target.name
+        return Choice(target, "next in turn")
+
+
+def _name(target: Target) -> str:
+    return target.name

@@ -10,19 +10,36 @@ Who is available, replicas before peers, and what is held are the rest of the pa
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
-from mesh.core.policies.base import Choice, Target, least_loaded
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Choice, Destination, Layered, Target, least_loaded
+from mesh.core.policies.consistent_hash import BLOCKS, HashRing, choose_on_ring
 from mesh.core.policies.indexed import Indexed, part
-from mesh.core.requests.request import Request
+from schemas.decision import CandidateKind
+
+
+@dataclass(frozen=True, slots=True)
+class SkyWalkerOptions:
+    """`explore_below`: part of the prompt; a shorter match does not bind (SkyWalker 3.2)."""
+
+    explore_below: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.explore_below <= 1.0:
+            raise ValueError(
+                f"explore_below is a part of one, more than 0, not {self.explore_below}"
+            )
 
 
 class SkyWalker(Indexed):
     """Longest prefix among the available, least load when that is too short to matter."""
 
-    def __init__(self, dice: Random, blocks_max: int, explore_below: float) -> None:
+    def __init__(self, dice: Random, blocks_max: int, options: SkyWalkerOptions) -> None:
         super().__init__(dice, blocks_max)
-        self._explore_below = explore_below
+        self._explore_below = options.explore_below
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The target that holds most of the prompt, if that is enough to matter."""
@@ -34,3 +51,61 @@ class SkyWalker(Indexed):
         target = least_loaded(targets, self._dice)
         reason = f"explore: best match {ratio:.0%}, least load {target.load}"
         return Choice(target, reason, self._held_by(request, target))
+
+
+# SkyWalker-CH: consistent hashing in both layers (SkyWalker 3.2; Algorithm 1, lines 23-26).
+#
+# Each region has a ring of its replicas and one of its peers (LBRing): the placer makes an instance
+# of this policy for either. A place on the ring that is not available, by selective pushing, is
+# passed over to the next. That is all the paper's variant needs to follow prefixes, by the key
+# alone; what it misses is what different users' prompts share.
+#
+# The paper's key is what the client provides, a user or session id. A request without one is known
+# by the beginning of its prompt, as in `consistent_hash.py`.
+
+
+@dataclass(frozen=True, slots=True)
+class SkyWalkerCHOptions:
+    """`blocks`: of a prompt's beginning that name its conversation, if no session does."""
+
+    blocks: int = BLOCKS
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1:
+            raise ValueError(f"blocks must be 1 or more, not {self.blocks}")
+
+
+class SkyWalkerCH(Layered):
+    """NEXT on the ring of this layer."""
+
+    def __init__(self, dice: Random, options: SkyWalkerCHOptions) -> None:
+        self._dice = dice
+        self._blocks = options.blocks
+        self._ring = HashRing()
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """The first available target after the key's place."""
+        return choose_on_ring(self._ring, request, self._blocks, targets, targets, self._dice)
+
+    def forget(self, spot: Destination) -> None:
+        """It leaves the ring; if it comes back, it comes back to its old place."""
+        self._ring.forget(spot.name)
+
+
+# Region-local: what most operators run, and what SkyWalker is measured against (its Figure 10).
+#
+# Every region serves its own clients with its own replicas: SkyWalker's rule inside the region, and
+# nothing ever leaves it. When no replica is free the request waits, however idle the peers are.
+
+
+class RegionLocal(SkyWalker):
+    """Never forwards. Joint, because it has to refuse the peers that it is shown."""
+
+    joint: ClassVar[bool] = True
+
+    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
+        """A replica of this region, or none."""
+        local = [target for target in targets if target.kind is CandidateKind.REPLICA]
+        if not local:
+            return Choice(None, "no replica of this region is free, and nothing leaves it")
+        return super().choose(request, local, now)

@@ -15,14 +15,12 @@ Rejected: taking a prompt's blocks out when its engine says that it had not kept
 has computed them anew; what a miss tells of is the blocks as old (`forget_until`).
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import compress, islice, takewhile
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from mesh.core.gossip.news import News
-
-Owner = TypeVar("Owner", bound=Hashable)
+OwnerT = TypeVar("OwnerT", bound=Hashable)
 TTL_S = 3600.0
 MISSED_MAX = 4096  # owners, those that are gone included
 OWNERS_AT_ONCE = 4  # looked through for what is old, at each tick
@@ -32,14 +30,32 @@ NO_BLOCKS: dict[int, float] = {}
 TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """How many leading blocks some available owner holds, and who the deepest owners are."""
 
     blocks: int
     owners: tuple[object, ...]
 
 
-class Sayings(Protocol):
+class PrefixListener(Protocol):
+    """Is told which prefixes this region's replicas come to hold and lose."""
+
+    def used(self, hashes: Sequence[int], now: float) -> None:
+        """A replica holds this prompt from now on."""
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """No replica holds these blocks any more."""
+
+
+class AnnouncedPrefixes(Protocol):
+    """What owners announce that they hold, which may be more than was placed on them from here."""
+
+    def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
+        """How many leading blocks each of these owners announces; those with none are left out."""
+        ...
+
+
+class IndexListener(Protocol):
     """Hears what this index was told itself, and says it to indexes of the same owners."""
 
     def used(self, owner: Any, hashes: Sequence[int], now: float) -> None:
@@ -55,26 +71,27 @@ class Sayings(Protocol):
         """The owner is gone with all it held, which everybody sees."""
 
 
-class PrefixIndex(Generic[Owner]):
+class PrefixIndex(Generic[OwnerT]):
     """Owners of prompt prefixes; at most `blocks_max` blocks per owner, for `ttl_s`."""
 
     def __init__(self, blocks_max: int, ttl_s: float = TTL_S) -> None:
         self._blocks_max = blocks_max
         self._ttl_s = ttl_s
-        self._bounds: dict[Owner, int] = {}  # of owners known to hold less than blocks_max
+        self._bounds: dict[OwnerT, int] = {}  # of owners known to hold less than blocks_max
         self._owners_of: dict[int, int] = {}  # block hash -> bits of owners
         # Block hash -> when it was inserted, the oldest insertion first.
-        self._blocks_of: dict[Owner, dict[int, float]] = {}
-        self._bit_of: dict[Owner, int] = {}
-        self._owners: list[Owner] = []  # by the bit's place; of a free bit the last one's name
+        self._blocks_of: dict[OwnerT, dict[int, float]] = {}
+        self._bit_of: dict[OwnerT, int] = {}
+        self._owners: list[OwnerT] = []  # by the bit's place; of a free bit the last one's name
         self._free_bits: list[int] = []
-        self._turns: list[Owner] = []  # to be looked through for what is old
+        self._turns: list[OwnerT] = []  # to be looked through for what is old
         self._now = float("-inf")  # of the last tick
         # Nothing of an owner was inserted before; it saves a look past all that has been used anew.
-        self._oldest_at: dict[Owner, float] = {}
-        self._missed_at: dict[Owner, float] = {}  # up to when what was inserted has been missed
-        self.news: News | None = None  # hears what owners gain, and what the last one loses
-        self.sayings: Sayings | None = None
+        self._oldest_at: dict[OwnerT, float] = {}
+        self._missed_at: dict[OwnerT, float] = {}  # up to when what was inserted has been missed
+        self.outgoing: PrefixListener | None = None
+        self.listener: IndexListener | None = None
+        self.announced: AnnouncedPrefixes | None = None
 
     def __len__(self) -> int:
         return len(self._owners_of)
@@ -83,7 +100,7 @@ class PrefixIndex(Generic[Owner]):
         return block in self._owners_of
 
     @property
-    def owners(self) -> tuple[Owner, ...]:
+    def owners(self) -> tuple[OwnerT, ...]:
         """Who is believed to hold anything."""
         return tuple(self._blocks_of)
 
@@ -92,40 +109,40 @@ class PrefixIndex(Generic[Owner]):
         """How many of them, without naming them."""
         return len(self._blocks_of)
 
-    def held(self, owner: Owner) -> list[tuple[int, float]]:
+    def held(self, owner: OwnerT) -> list[tuple[int, float]]:
         """Its blocks and when each was inserted last, the longest unused first."""
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
 
-    def has(self, owner: Owner, block: int) -> bool:
+    def has(self, owner: OwnerT, block: int) -> bool:
         """Whether it is believed to hold this block."""
         return block in self._blocks_of.get(owner, NO_BLOCKS)
 
-    def missed_at(self, owner: Owner) -> float | None:
+    def missed_at(self, owner: OwnerT) -> float | None:
         """Up to when what it was given is known to be gone."""
         return self._missed_at.get(owner)
 
-    def blocks(self, owner: Owner) -> int:
+    def blocks(self, owner: OwnerT) -> int:
         """How many blocks it is believed to hold."""
         return len(self._blocks_of.get(owner, ()))
 
-    def bound(self, owner: Owner, blocks: int) -> None:
+    def bound(self, owner: OwnerT, blocks: int) -> None:
         """`owner` has memory for so many blocks; more than `blocks_max` are not kept."""
         self._bounds[owner] = max(1, min(blocks, self._blocks_max))
 
-    def bound_of(self, owner: Owner) -> int:
+    def bound_of(self, owner: OwnerT) -> int:
         """Most blocks that are kept for it."""
         return self._bounds.get(owner, self._blocks_max)
 
-    def insert(self, owner: Owner, hashes: Sequence[int], now: float) -> None:
+    def insert(self, owner: OwnerT, hashes: Sequence[int], now: float) -> None:
         """`owner` holds, or is about to hold, the KV of this prompt."""
         bound = self._bounds.get(owner, self._blocks_max)
         self.enter(owner, hashes, now)
-        if self.news is not None:
-            self.news.used(hashes[:bound], now)
-        if self.sayings is not None:
-            self.sayings.used(owner, hashes[:bound], now)
+        if self.outgoing is not None:
+            self.outgoing.used(hashes[:bound], now)
+        if self.listener is not None:
+            self.listener.used(owner, hashes[:bound], now)
 
-    def enter(self, owner: Owner, hashes: Sequence[int], now: float) -> None:
+    def enter(self, owner: OwnerT, hashes: Sequence[int], now: float) -> None:
         """The same, as another index of the same owners says."""
         bit = self._bit(owner)
         blocks, owners_of = self._blocks_of[owner], self._owners_of
@@ -142,7 +159,7 @@ class PrefixIndex(Generic[Owner]):
             self._oldest_at[owner] = now
         self._expire(owner, now)
 
-    def merge(self, owner: Owner, held: Iterable[tuple[int, float]]) -> None:
+    def merge(self, owner: OwnerT, held: Iterable[tuple[int, float]]) -> None:
         """What another index has of it, with times: of each block the later one counts.
 
         Takes time in proportion to all that both hold; it is for indexes that start.
@@ -161,7 +178,7 @@ class PrefixIndex(Generic[Owner]):
         merged = self._blocks_of[owner]
         self._drop(owner, list(islice(merged, max(0, len(merged) - bound))))
 
-    def depth(self, owner: Owner, hashes: Iterable[int]) -> tuple[int, float]:
+    def depth(self, owner: OwnerT, hashes: Iterable[int]) -> tuple[int, float]:
         """How many leading blocks it holds, and when the deepest of them was inserted last.
 
         Of no block it is minus infinity.
@@ -173,26 +190,26 @@ class PrefixIndex(Generic[Owner]):
             depth, at = depth + 1, inserted_at
         return depth, at
 
-    def retract(self, owner: Owner, hashes: Sequence[int], at: float) -> None:
+    def retract(self, owner: OwnerT, hashes: Sequence[int], at: float) -> None:
         """`owner` never got the blocks that were inserted at `at`; what came since stays."""
         blocks = self._blocks_of.get(owner, NO_BLOCKS)
         never = [block for block in hashes if blocks.get(block) == at]
         self.remove(owner, never)
-        if never and self.sayings is not None:
-            self.sayings.lost(owner, never)
+        if never and self.listener is not None:
+            self.listener.lost(owner, never)
 
-    def remove(self, owner: Owner, blocks: Iterable[int]) -> None:
+    def remove(self, owner: OwnerT, blocks: Iterable[int]) -> None:
         """`owner` does not hold these, as another index of the same owners says."""
         known = self._blocks_of.get(owner, NO_BLOCKS)
         self._drop(owner, [block for block in dict.fromkeys(blocks) if block in known])
 
-    def forget_until(self, owner: Owner, at: float) -> None:
+    def forget_until(self, owner: OwnerT, at: float) -> None:
         """`owner` has evicted what was inserted last at `at` or before."""
         self.leave_until(owner, at)
-        if self.sayings is not None:
-            self.sayings.missed(owner, at)
+        if self.listener is not None:
+            self.listener.missed(owner, at)
 
-    def leave_until(self, owner: Owner, at: float) -> None:
+    def leave_until(self, owner: OwnerT, at: float) -> None:
         """The same, as another index of the same owners says."""
         self._note_missed(owner, at)
         # All in one go: a dict's iterator passes over what was deleted at its front, every time
@@ -210,7 +227,7 @@ class PrefixIndex(Generic[Owner]):
                 self._expire(owner, now)
         del self._turns[-OWNERS_AT_ONCE:]
 
-    def _expire(self, owner: Owner, now: float) -> None:
+    def _expire(self, owner: OwnerT, now: float) -> None:
         oldest = now - self._ttl_s
         if self._oldest_at.get(owner, float("-inf")) >= oldest:
             return
@@ -219,7 +236,7 @@ class PrefixIndex(Generic[Owner]):
         self._drop(owner, [block for block, at in takewhile(lambda item: item[1] < oldest, first)])
         self._oldest_at[owner] = next(iter(blocks.values()), now)
 
-    def match(self, hashes: Iterable[int], available: Iterable[Owner]) -> Match:
+    def match(self, hashes: Iterable[int], available: Iterable[OwnerT]) -> PrefixMatch:
         """The longest prefix of `hashes` that an available owner holds."""
         mask = self._mask(available)
         deepest, blocks = 0, 0
@@ -228,12 +245,12 @@ class PrefixIndex(Generic[Owner]):
             if not here:
                 break
             deepest, blocks = here, blocks + 1
-        return Match(blocks, self._names(deepest))
+        return PrefixMatch(blocks, self._names(deepest))
 
-    def depths(self, hashes: Iterable[int], available: Iterable[Owner]) -> dict[Owner, int]:
+    def depths(self, hashes: Iterable[int], available: Iterable[OwnerT]) -> dict[OwnerT, int]:
         """How many leading blocks each available owner holds; those that hold none are left out."""
         mask = self._mask(available)
-        found: dict[Owner, int] = {}
+        found: dict[OwnerT, int] = {}
         depth = 0
         for block in hashes:
             here = self._owners_of.get(block, 0) & mask
@@ -248,14 +265,24 @@ class PrefixIndex(Generic[Owner]):
             found |= dict.fromkeys(self._names(mask), depth)
         return found
 
+    def deepen(
+        self, depths: dict[OwnerT, int], hashes: Sequence[int], owners: Iterable[OwnerT]
+    ) -> dict[OwnerT, int]:
+        """These depths, or what the owners announce where that goes deeper."""
+        if self.announced is not None:
+            for owner, depth in self.announced.depths(hashes, owners).items():
+                if depth > depths.get(owner, 0):
+                    depths[owner] = depth
+        return depths
+
     def holders(
-        self, hashes: Iterable[int], among: Iterable[Owner] | None = None
-    ) -> list[tuple[int, Sequence[Owner]]]:
+        self, hashes: Iterable[int], among: Iterable[OwnerT] | None = None
+    ) -> list[tuple[int, Sequence[OwnerT]]]:
         """Those who hold a beginning of it, the shallowest first: how many blocks, and who.
 
         `among`: these alone; else whoever it is, available or not.
         """
-        found: list[tuple[int, Sequence[Owner]]] = []
+        found: list[tuple[int, Sequence[OwnerT]]] = []
         depth, before = 0, ALL if among is None else self._mask(among)
         last: int | None = ALL
         for owners in map(self._owners_of.get, hashes):
@@ -280,12 +307,12 @@ class PrefixIndex(Generic[Owner]):
             held += 1
         return held / len(hashes) if hashes else 0.0
 
-    def forget(self, owner: Owner) -> None:
+    def forget(self, owner: OwnerT) -> None:
         """`owner` is gone, and its KV with it."""
         if self._now > float("-inf"):
             self._note_missed(owner, self._now)  # an older snapshot may still be on its way
-        if self.sayings is not None:
-            self.sayings.gone(owner)
+        if self.listener is not None:
+            self.listener.gone(owner)
         if owner not in self._bit_of:
             return
         self._drop(owner, list(self._blocks_of[owner]))
@@ -295,19 +322,19 @@ class PrefixIndex(Generic[Owner]):
         self._oldest_at.pop(owner, None)
         self._free_bits.append(bit)
 
-    def _mask(self, owners: Iterable[Owner]) -> int:
+    def _mask(self, owners: Iterable[OwnerT]) -> int:
         mask, bit_of = 0, self._bit_of
         for owner in owners:
             mask |= bit_of.get(owner, 0)
         return mask
 
-    def _note_missed(self, owner: Owner, at: float) -> None:
+    def _note_missed(self, owner: OwnerT, at: float) -> None:
         missed_at = self._missed_at
         missed_at[owner] = max(at, missed_at.pop(owner, at))
         if len(missed_at) > MISSED_MAX:
             del missed_at[next(iter(missed_at))]
 
-    def _bit(self, owner: Owner) -> int:
+    def _bit(self, owner: OwnerT) -> int:
         bit = self._bit_of.get(owner)
         if bit is None:
             if self._free_bits:
@@ -320,7 +347,7 @@ class PrefixIndex(Generic[Owner]):
             self._blocks_of[owner] = {}
         return bit
 
-    def _drop(self, owner: Owner, blocks: Sequence[int]) -> None:
+    def _drop(self, owner: OwnerT, blocks: Sequence[int]) -> None:
         """It holds all of these, and none of them any more."""
         if not blocks:
             return
@@ -333,9 +360,9 @@ class PrefixIndex(Generic[Owner]):
             else:
                 del owners_of[block]
                 nobodys.append(block)
-        if self.news is not None:
-            self.news.lost(nobodys)
+        if self.outgoing is not None:
+            self.outgoing.lost(nobodys)
 
-    def _names(self, bits: int) -> tuple[Owner, ...]:
+    def _names(self, bits: int) -> tuple[OwnerT, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first
         return tuple(compress(self._owners, digits))

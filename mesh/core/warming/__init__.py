@@ -1,5 +1,5 @@
-"""Prefixes that are hot are computed on idle replicas before their clients come (GORGO section 8).
+"""Idle replicas compute hot prefixes before clients ask for them (GORGO section 8). Off by default.
 
-Off by default. `hot.py` knows which prefixes many prompts share, `trend.py` whether demand rises,
-`idle_budget.py` what idle replicas may spend, `warming.py` decides.
+`hot_prefixes.py` counts which prefixes many prompts share and whether demand rises,
+`idle_replicas.py` says what idle replicas may spend, `warming.py` decides.
 """

@@ -3,21 +3,59 @@
 Idle is a replica without requests, in it or on their way, that takes work, and whose engine says
 that memory is to spare; what it does not say is no yes. Its prefill is priced at the speed that
 its agent has learned, or while it has learned none at the median of the others.
+
+What may be spent on warming up: a share of the prefill seconds that replicas stand idle.
+
+Seconds are put by while replicas are idle and taken out before they are spent, so over any time
+no more is spent than the share of what was idle in it, but for what was saved before; and no more
+than SAVED_S_MAX is ever saved. What was taken out for something that came to nothing is not put
+back: it may have been computed in part.
 """
 
 from collections.abc import Sequence
 from statistics import median
 
-from mesh.core.placing.placement import Place, Placer
+from mesh.core.model.replica_names import is_adopted
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
+from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.region.names import is_adopted
-from mesh.core.region.replica import Replica
-from mesh.core.region.replicas import REPLICAS_MAX, ReplicaTable
-from mesh.core.requests.request import Request
-from mesh.core.settings import RouterSettings
-from mesh.core.warming.idle_budget import IdleBudget
+from mesh.core.view.replica import Replica
+from mesh.core.view.replica_table import REPLICAS_MAX, ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ReplicaId
+
+SAVED_S_MAX = 30.0  # the longest documents take about so long on small GPUs
+STEP_S_MAX = 1.0  # between two looks: a process that stood still did not see who was idle
+
+
+class IdleBudget:
+    """One router's part. All in seconds of one replica's prefill."""
+
+    def __init__(self, share: float) -> None:
+        """`share`: of idle time, 0 to 1."""
+        self._share = share
+        self._looked_at: float | None = None
+        self.idle_s = 0.0  # since the start, this router's part of it
+        self.spent_s = 0.0
+        self.saved_s = 0.0
+
+    def look(self, idle: int, routers: int, now: float) -> None:
+        """So many replicas are idle, and so many routers share what they could do."""
+        if self._looked_at is not None:
+            idle_s = idle * min(STEP_S_MAX, now - self._looked_at) / routers
+            self.idle_s += idle_s
+            self.saved_s = min(SAVED_S_MAX, self.saved_s + self._share * idle_s)
+        self._looked_at = now
+
+    def spend(self, seconds: float) -> bool:
+        """Take so much out, if it is there."""
+        if seconds > self.saved_s:
+            return False
+        self.saved_s -= seconds
+        self.spent_s += seconds
+        return True
+
 
 POLICY = "warm"  # in receipts
 
@@ -65,7 +103,9 @@ class IdleReplicas:
         own = [one for one in serving if not is_adopted(one.heartbeat.replica)]
         return [replica for replica in own if self._residency.takes_replica(wanted, replica)]
 
-    def place(self, request: Request, among: Sequence[Replica], now: float) -> Place | None:
+    def place(
+        self, request: Request, among: Sequence[Replica], now: float
+    ) -> PlacementResult | None:
         """An idle one of them, paid for out of the budget."""
         idle = [replica for replica in among if self._is_idle(replica, now)]
         if not idle:
@@ -86,7 +126,7 @@ class IdleReplicas:
         if len(self._last_warmed) > REPLICAS_MAX:
             del self._last_warmed[next(iter(self._last_warmed))]
         why = f"warm: {cost_s:.3f} s of idle prefill"
-        return Place(Placement.LOCAL, name, why, POLICY, prefill_tokens=tokens)
+        return PlacementResult(Placement.LOCAL, name, why, POLICY, prefill_tokens=tokens)
 
     def holds(self, replica: Replica, block: int) -> bool:
         """Whether it is believed to, with the path up to there: paths lose their ends first."""

@@ -4,12 +4,13 @@ GORGO leaves this to others (section 8): "proactively replicating or warming hig
 anticipation of demand shifts". Three things must come together:
 
 * *text*: gossip tells hashes, which nobody can compute. So a router keeps the beginnings of its
-  own clients' prompts that many share (`hot.py`), and sends no others;
-* *need*: the region's own demand rises (`trend.py`), and fewer replicas hold the prefix than its
-  share of the requests comes to. A region that needs more than its own clients have brought says
-  in its digest how many tokens it would take, and peers that keep what it lacks send it;
+  own clients' prompts that many share (`hot_prefixes.py`), and sends no others;
+* *need*: the region's own demand rises (`hot_prefixes.py`), and fewer replicas hold the prefix
+  than its share of the requests comes to. A region that needs more than its own clients have
+  brought says in its digest how many tokens it would take, and peers that keep what it lacks send
+  it;
 * *idle time*: a replica with nothing to do, memory to spare, and prefill seconds put by
-  (`idle_budget.py`). The region that computes decides and pays, whoever sends.
+  (`idle_replicas.py`). The region that computes decides and pays, whoever sends.
 
 A warm-up is a request for one token that is handed over like any other, with a receipt, to a place
 that carries its labels, and is never held, placed again or forwarded twice. It gives way: as soon
@@ -25,20 +26,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.federation.peers import Peer, PeerTable
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.placing.placement import Place, Placer
-from mesh.core.region.replicas import ReplicaTable
-from mesh.core.requests.attempts import Attempts
-from mesh.core.requests.inflight import Inflight
-from mesh.core.requests.request import NOTHING_SAID, Request, Served
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.hold_queue import HoldQueue
-from mesh.core.warming.hot import Hot, Kept
+from mesh.core.lifecycle.attempts import Attempts
+from mesh.core.lifecycle.hold_queue import HoldQueue
+from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import NOTHING_SAID, Request, Served
+from mesh.core.model.settings import RouterSettings
+from mesh.core.placement.placement import PlacementResult, Placer
+from mesh.core.view.peers import Peer, PeerTable
+from mesh.core.view.replica_table import ReplicaTable
+from mesh.core.warming.hot_prefixes import DemandTrend, HotPrefix, HotPrefixes
 from mesh.core.warming.idle_replicas import POLICY, IdleReplicas
-from mesh.core.warming.trend import Trend
 from schemas.decision import Placement
 from schemas.exchange import Priority, Refusal
 from schemas.ids import RegionId, ReplicaId, RequestId
@@ -49,11 +49,11 @@ UNDER_WAY_MAX = 16  # of this router, here and abroad
 DEADLINE_S = 60.0
 OFFERED_MAX = 65_536
 
-Handlers = dict[type, Callable[[Any, float], None]]
+EventHandlers = dict[type, Callable[[Any, float], None]]
 
 
 @dataclass(slots=True)
-class Counts:
+class WarmingCounts:
     """Since the start."""
 
     begun: int = 0
@@ -64,7 +64,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class ForwardedWarmUp:
     """A peer's warm-up on one of our replicas."""
 
     inbox: str
@@ -94,12 +94,12 @@ class Warming:
 
         Raises ValueError if it is on and the policy has no index of what replicas hold.
         """
-        self.counts = Counts()
+        self.counts = WarmingCounts()
         self._bus = replicas.bus
         self._idle = IdleReplicas(settings, replicas, placer)
         self.budget = self._idle.budget
-        self.hot = Hot(settings.warm_bytes_max, settings.warm_trend_s)
-        self._trend = Trend(settings.warm_trend_s)
+        self.hot = HotPrefixes(settings.warm_bytes_max, settings.warm_trend_s)
+        self._trend = DemandTrend(settings.warm_trend_s)
         self._region = region
         self._settings = settings
         self._peers = peers
@@ -112,8 +112,8 @@ class Warming:
         self._last_key = 0
         self._looked_at = float("-inf")
         self._draining = False
-        self._under_way: dict[int, Inflight] = {}
-        self._guests: dict[ReplicaId, Guest] = {}
+        self._under_way: dict[int, RequestRecord] = {}
+        self._guests: dict[ReplicaId, ForwardedWarmUp] = {}
         self._offered: dict[tuple[RegionId, int], float] = {}
 
     @property
@@ -131,11 +131,11 @@ class Warming:
         """Warm-ups that this router has sent and that have not ended."""
         return len(self._under_way)
 
-    def among(self, handlers: Handlers) -> Handlers:
+    def among(self, handlers: EventHandlers) -> EventHandlers:
         """The router's handlers, with what warming adds to them."""
         if not self.is_on:
             return handlers
-        kept: Handlers = {ev.PrefixKept: lambda event, now: self._on_kept(event)}
+        kept: EventHandlers = {ev.PrefixKept: lambda event, now: self._on_kept(event)}
         first = {kind: self._and_give_way(handler) for kind, handler in (handlers | kept).items()}
         on_request, on_tick, on_drain = (
             first[kind] for kind in (ev.RequestArrived, ev.Tick, ev.Drain)
@@ -143,7 +143,7 @@ class Warming:
 
         def request(event: ev.RequestArrived, now: float) -> None:
             if event.request.warm and event.request.answer_inbox is not None:
-                self._on_guest(event.request, event.request.answer_inbox, now)
+                self._on_forwarded(event.request, event.request.answer_inbox, now)
             else:
                 self._arrived(event.request, now)
                 on_request(event, now)
@@ -157,7 +157,7 @@ class Warming:
             on_drain(event, now)
             self._stop_all(now)
 
-        ours: dict[type, Callable[[Any, Inflight, float], None]] = {
+        ours: dict[type, Callable[[Any, RequestRecord, float], None]] = {
             ev.PlacedByPeer: self._on_placed,
             ev.AttemptRefused: self._on_failed,
             ev.AttemptProgressed: self._on_progressed,
@@ -182,7 +182,7 @@ class Warming:
     # What happens.
 
     def _by_key(
-        self, own: Callable[[Any, Inflight, float], None], others: Callable[[Any, float], None]
+        self, own: Callable[[Any, RequestRecord, float], None], others: Callable[[Any, float], None]
     ) -> Callable[[Any, float], None]:
         """Keys below 0 are warm-ups."""
 
@@ -218,14 +218,16 @@ class Warming:
         self._effects.extend(fx.DropPrefix(name) for name in self.hot.dropped)
         self.hot.dropped.clear()
 
-    def _on_placed(self, event: ev.PlacedByPeer, record: Inflight, now: float) -> None:
-        record.replica = event.replica
+    def _on_placed(self, event: ev.PlacedByPeer, record: RequestRecord, now: float) -> None:
+        record.placed_by_peer(event.replica, now)
 
-    def _on_progressed(self, event: ev.AttemptProgressed, record: Inflight, now: float) -> None:
-        record.heard_at = now
+    def _on_progressed(
+        self, event: ev.AttemptProgressed, record: RequestRecord, now: float
+    ) -> None:
+        record.progressed(now)
 
     def _on_failed(
-        self, event: ev.AttemptRefused | ev.AttemptFailed, record: Inflight, now: float
+        self, event: ev.AttemptRefused | ev.AttemptFailed, record: RequestRecord, now: float
     ) -> None:
         self.counts.failed += 1
         if isinstance(event, ev.AttemptFailed) and event.status is not None:
@@ -233,7 +235,7 @@ class Warming:
             self._drop()
         self._close(record, now)
 
-    def _on_ended(self, event: ev.AnswerEnded, record: Inflight, now: float) -> None:
+    def _on_ended(self, event: ev.AnswerEnded, record: RequestRecord, now: float) -> None:
         served = event.served or NOTHING_SAID
         self._attempts.began(record, now)
         # One token is no answer to learn lengths from.
@@ -241,7 +243,7 @@ class Warming:
         self.counts.ended += 1
         self._close(record, now)
 
-    def _close(self, record: Inflight, now: float) -> None:
+    def _close(self, record: RequestRecord, now: float) -> None:
         del self._under_way[record.request.key]
         self._attempts.leave(record, now)
         self._effects.append(fx.CloseWarmUp(record.request.key))
@@ -293,7 +295,7 @@ class Warming:
         for name in list(self._guests):
             self._stop_guest(name, now)
 
-    def _stop(self, record: Inflight, now: float) -> None:
+    def _stop(self, record: RequestRecord, now: float) -> None:
         self.counts.stopped += 1
         self._attempts.cancel(record)
         self._close(record, now)
@@ -307,7 +309,7 @@ class Warming:
 
     # Beginning.
 
-    def _warm_here(self, hottest: Sequence[Kept], now: float) -> None:
+    def _warm_here(self, hottest: Sequence[HotPrefix], now: float) -> None:
         """The hottest prefix that fewer replicas hold than should."""
         for kept in hottest:
             request = self._request(kept, now)
@@ -322,7 +324,7 @@ class Warming:
                 return
 
     def _warm_there(
-        self, region: RegionId, peer: Peer, hottest: Sequence[Kept], now: float
+        self, region: RegionId, peer: Peer, hottest: Sequence[HotPrefix], now: float
     ) -> None:
         """The hottest prefix that a region asks for; one at a time."""
         takes = max((one.warm_tokens or 0 for one in peer.digests.values()), default=0)
@@ -335,7 +337,7 @@ class Warming:
             if (
                 kept.prompt.tokens > takes
                 or now - offered_at < self._settings.warm_trend_s
-                or not self._gossip.told.lacks(region, kept.name)
+                or not self._gossip.remote.lacks(region, kept.name)
             ):
                 continue
             request = self._request(kept, now)
@@ -344,7 +346,7 @@ class Warming:
                 self._peers.unavailable_because(peer, kept.model, now, labels=wanted) is None
             ):
                 self._offer(region, kept.name, now)
-                place = Place(Placement.PEER, region, "warm: it asks for it", POLICY)
+                place = PlacementResult(Placement.PEER, region, "warm: it asks for it", POLICY)
                 self._begin(request, place, now)
                 return
 
@@ -354,7 +356,7 @@ class Warming:
         if len(self._offered) > OFFERED_MAX:
             del self._offered[next(iter(self._offered))]
 
-    def _on_guest(self, request: Request, inbox: str, now: float) -> None:
+    def _on_forwarded(self, request: Request, inbox: str, now: float) -> None:
         """A peer's warm-up: taken at once or not at all."""
         why = self._placer.forbids_here(request) or Refusal.NOT_IDLE
         place = None
@@ -366,20 +368,20 @@ class Warming:
             self._refuse(request, inbox, why, now)
             return
         until = min(request.deadline, now + DEADLINE_S)
-        guest = Guest(inbox, until, request.prompt.hashes, now)
+        guest = ForwardedWarmUp(inbox, until, request.prompt.hashes, now)
         self._guests[ReplicaId(place.target)] = guest
         self.counts.guests += 1
-        self._attempts.begin_for_peer(request, inbox, place, now)
+        self._attempts.begin(RequestRecord(request), place, now)
 
-    def _begin(self, request: Request, place: Place, now: float) -> None:
+    def _begin(self, request: Request, place: PlacementResult, now: float) -> None:
         self._last_key = request.key
-        record = Inflight(request)
+        record = RequestRecord(request)
         self._under_way[request.key] = record
         self.counts.begun += 1
         self._effects.append(fx.OpenWarmUp(request, request.prompt.hashes[-1]))
         self._attempts.begin(record, place, now)
 
-    def _request(self, kept: Kept, now: float) -> Request:
+    def _request(self, kept: HotPrefix, now: float) -> Request:
         return Request(
             key=self._last_key - 1,
             request_id=RequestId(f"warm-{-self._last_key + 1}"),

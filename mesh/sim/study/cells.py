@@ -1,27 +1,92 @@
-"""Cells: what differs between the runs of one study, and how one of them becomes a world.
+"""Cells: what differs between the runs of one study, and how one of them is played.
 
-Every cell makes its own workload from the scenario's seed, because a closed loop is used up by
-being played. All cells of one study are therefore asked the same.
+Every cell makes its own workload from the scenario's seed, because playing a closed loop consumes
+it. All cells of one study therefore play the same requests.
+
+`RunCurves` keeps what pictures need and reports have no place for: distributions, and regions over
+time. Times are counted in slices of the run, which double in length when they are too many, so a
+day and a minute both keep between `SLICES_MAX / 2` and `SLICES_MAX` points.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
-from mesh.replay.report import Report
+from mesh.replay.report import RunReport
+from mesh.replay.tally import RequestOutcome, Samples
+from mesh.sim.ask import Answered, Ask
 from mesh.sim.config import WorldConfig
-from mesh.sim.run import run
-from mesh.sim.study.curves import Curves
 from mesh.sim.study.fleet import Fleets, deal, speed_for_fleets
 from mesh.sim.study.scenario import Scenario
 from mesh.sim.twin_policies import TwinPolicies
-from mesh.sim.workload import Node, Workload
+from mesh.sim.workload import RequestNode, Workload
 from mesh.sim.workloads import make
-from mesh.sim.workloads.from_trace import from_trace
-from mesh.sim.workloads.pace import at_speed
+from mesh.sim.workloads.arrivals import at_speed
+from mesh.sim.workloads.traces import from_trace
+from mesh.sim.world import SETTLE_S, run
 from schemas.ids import RegionId
 
-Progress = Callable[[int, float], None]  # requests ended, share of the run done
+SLICES_MAX = 256
+SLICE_S = 1 / 16  # the narrowest; binary, so that doubled slices have the same edges
+CURVE_POINTS = 512
+
+ReportProgress = Callable[[int, float], None]  # requests ended, share of the run done
+
+
+class RateSlices:
+    """Counts over time, for each region."""
+
+    def __init__(self, regions: Iterable[RegionId]) -> None:
+        self.slice_s = SLICE_S
+        self._counts = {region: [0] * SLICES_MAX for region in regions}
+        self._used = 0
+
+    def add(self, region: RegionId, at_s: float) -> None:
+        """Count one at that time, from 0."""
+        while at_s >= self.slice_s * SLICES_MAX:
+            self._double()
+        place = int(at_s / self.slice_s)
+        self._counts[region][place] += 1
+        self._used = max(self._used, place + 1)
+
+    def rates_per_s(self) -> dict[RegionId, list[float]]:
+        """Counts a second, slice by slice, up to the last slice that any region has used."""
+        return {
+            region: [count / self.slice_s for count in counts[: self._used]]
+            for region, counts in self._counts.items()
+        }
+
+    def _double(self) -> None:
+        self.slice_s *= 2
+        self._used = (self._used + 1) // 2
+        for counts in self._counts.values():
+            pairs = zip(counts[::2], counts[1::2], strict=True)
+            counts[:] = [sum(pair) for pair in pairs] + [0] * (SLICES_MAX // 2)
+
+
+class RunCurves:
+    """What pictures show of a run; `add` is called with every reported request."""
+
+    def __init__(self, regions: Iterable[RegionId], seed: int) -> None:
+        regions = tuple(regions)
+        self.ttft_s = Samples(Random(seed))
+        self.asked = RateSlices(regions)  # by the clients' region, when they asked
+        self.answered = RateSlices(regions)  # by the replicas' region, when they were done
+
+    def add(self, ask: Ask, answered: Answered, now: float) -> None:
+        """One request's end, at the world's time `now`."""
+        self.asked.add(ask.region, ask.asked_at - SETTLE_S)
+        if answered.outcome is not RequestOutcome.OK or ask.first_at is None:
+            return
+        self.ttft_s.add(ask.first_at - ask.asked_at)
+        if answered.replica is not None:  # replicas are named after their region
+            site = RegionId(answered.replica.rpartition("-")[0])
+            self.answered.add(site, now - SETTLE_S)
+
+    def ttft_curve_s(self) -> list[float]:
+        """Times to first token at equal steps from the quickest to the slowest."""
+        return self.ttft_s.curve(CURVE_POINTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +106,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What came of one cell."""
+class CellResult:
+    """The results of one cell."""
 
     cell: Cell
-    report: Report
-    curves: Curves
+    report: RunReport
+    curves: RunCurves
 
 
 def labels(cells: Sequence[Cell]) -> list[str]:
@@ -58,12 +123,12 @@ def labels(cells: Sequence[Cell]) -> list[str]:
         ["" if cell.load is None else f"load {cell.load:g}" for cell in cells],
         [",".join(f"{region}={n}" for region, n in cell.replicas.items()) for cell in cells],
     ]
-    told = columns[:1] + [column for column in columns[1:] if len(set(column)) > 1]
-    return [" ".join(parts) for parts in zip(*told, strict=True)]
+    shown = columns[:1] + [column for column in columns[1:] if len(set(column)) > 1]
+    return [" ".join(parts) for parts in zip(*shown, strict=True)]
 
 
 def workload_of(scenario: Scenario) -> Workload:
-    """What is asked, at the scenario's speed. Raises ValueError that says what to change."""
+    """The requests, at the scenario's speed. Raises ValueError that says what to change."""
     if scenario.trace is not None:
         workload = from_trace(
             scenario.trace,
@@ -75,14 +140,38 @@ def workload_of(scenario: Scenario) -> Workload:
             assign=scenario.assign,
         )
     else:
-        workload = _made(scenario)
+        workload = _synthetic(scenario)
     if not workload.arrivals and not workload.clients:
         raise ValueError(
             f"{workload.name}: nobody asks anything in so short a time: "
             "raise --duration-s or --rate-per-s"
         )
-    _check_strangers(workload, scenario.region_names)
+    regions = scenario.region_names
+    asking = {arrival.region for arrival in workload.arrivals}
+    asking |= {client.region for client in workload.clients}
+    for region in sorted(asking.difference(regions)):
+        raise ValueError(
+            f"{workload.name} has clients in {region}, which is not in --regions: "
+            f"say where they are, as --clients {','.join(f'{name}=10' for name in regions)}"
+        )
     return workload if scenario.speed is None else at_speed(workload, scenario.speed)
+
+
+def _synthetic(scenario: Scenario) -> Workload:
+    assert scenario.workload is not None
+    clients = scenario.clients
+    workload = make(
+        scenario.workload,
+        clients=None if clients is None else {RegionId(name): n for name, n in clients.items()},
+        seed=scenario.seed,
+        duration_s=scenario.duration_s,
+        rate_per_s=scenario.rate_per_s,
+    )
+    if scenario.limit is None:
+        return workload
+    if workload.clients:
+        raise ValueError("--limit counts arrivals; a closed loop ends by --duration-s")
+    return replace(workload, arrivals=workload.arrivals[: scenario.limit])
 
 
 def world_of(scenario: Scenario, cell: Cell, workload: Workload) -> tuple[Workload, WorldConfig]:
@@ -115,14 +204,18 @@ def play(
     cell: Cell,
     *,
     perf: Callable[[], float] | None = None,
-    progress: Progress | None = None,
-) -> Played:
+    progress: ReportProgress | None = None,
+) -> CellResult:
     """Run one cell to its end. Raises ValueError for what can't be played."""
     workload, config = world_of(scenario, cell, workload_of(scenario))
-    curves = Curves(scenario.region_names, scenario.seed)
-    tell = None if progress is None else _shares(workload, progress)
+    curves = RunCurves(scenario.region_names, scenario.seed)
     report = run(
-        workload, config, progress=tell, perf=perf, makers=TwinPolicies(), watch=curves.add
+        workload,
+        config,
+        progress=None if progress is None else _as_share(workload, progress),
+        perf=perf,
+        makers=TwinPolicies(),
+        watch=curves.add,
     )
     facts = {
         "load": cell.load,
@@ -132,49 +225,22 @@ def play(
             for region, fleet in deal(scenario.patterns, cell.replicas).items()
         },
     }
-    return Played(cell, report | facts, curves)
+    return CellResult(cell, report | facts, curves)
 
 
-def _made(scenario: Scenario) -> Workload:
-    assert scenario.workload is not None
-    clients = scenario.clients
-    workload = make(
-        scenario.workload,
-        clients=None if clients is None else {RegionId(name): n for name, n in clients.items()},
-        seed=scenario.seed,
-        duration_s=scenario.duration_s,
-        rate_per_s=scenario.rate_per_s,
-    )
-    if scenario.limit is None:
-        return workload
-    if workload.clients:
-        raise ValueError("--limit counts arrivals; a closed loop ends by --duration-s")
-    return replace(workload, arrivals=workload.arrivals[: scenario.limit])
-
-
-def _check_strangers(workload: Workload, regions: Sequence[RegionId]) -> None:
-    asking = {arrival.region for arrival in workload.arrivals}
-    asking |= {client.region for client in workload.clients}
-    for region in sorted(asking.difference(regions)):
-        raise ValueError(
-            f"{workload.name} has clients in {region}, which is not in --regions: "
-            f"say where they are, as --clients {','.join(f'{name}=10' for name in regions)}"
-        )
-
-
-def _shares(workload: Workload, progress: Progress) -> Progress:
+def _as_share(workload: Workload, progress: ReportProgress) -> ReportProgress:
     """The world's own progress, in requests and virtual seconds, as a share of the run."""
     total = len(nodes(arrival.node for arrival in workload.arrivals))
     until_s = workload.until_s
 
-    def tell(ended: int, at_s: float) -> None:
+    def update(ended: int, at_s: float) -> None:
         share = at_s / until_s if workload.clients and until_s else ended / max(1, total)
         progress(ended, min(1.0, share))
 
-    return tell
+    return update
 
 
-def nodes(roots: Iterable[Node]) -> list[Node]:
+def nodes(roots: Iterable[RequestNode]) -> list[RequestNode]:
     """The requests of these trees, from the roots down."""
     found = list(roots)
     for node in found:
@@ -182,6 +248,6 @@ def nodes(roots: Iterable[Node]) -> list[Node]:
     return found
 
 
-def tokens(roots: Iterable[Node]) -> int:
-    """What these trees ask for: tokens of their prompts and answers."""
+def tokens(roots: Iterable[RequestNode]) -> int:
+    """Tokens of all prompts and answers of these trees."""
     return sum(node.prompt_tokens + node.answer.tokens for node in nodes(roots))

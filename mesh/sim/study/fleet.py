@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
-from agents.sim.profile import Profile
-from agents.sim.profiles import PROFILES
+from agents.sim.profiles import PROFILES, Profile
 from mesh.sim.workload import Workload
 from mesh.sim.workloads.capacity import speed_for_load
 from schemas.ids import RegionId

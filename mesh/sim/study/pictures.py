@@ -1,12 +1,11 @@
-"""A study as pictures, for a report or a slide: SVG files whose texts stay texts.
+"""A study as pictures: SVG files whose texts stay texts.
 
-- `ttft-cdf…`: how many requests had their first token by when; a line for each policy.
-- `throughput…`, `ttft-by-load`: what more replicas, or more load, do; only in a sweep.
-- `regions…`: over the time of the run, requests a second where clients are and where they were
-  answered. What a region asked and did not answer itself, the mesh moved.
+- `ttft-cdf…`: the distribution of the time to first token; a line for each policy.
+- `throughput…`, `ttft-by-load`: by number of replicas, or by load; only in a sweep.
+- `regions…`: requests a second over the run, by the clients' region and by the region that
+  answered. The difference was forwarded.
 
-Lines differ in colour (Okabe and Ito's eight, which colour-blind readers tell apart) and in
-their dashes, so they survive a grey printer.
+Lines differ in colour (Okabe and Ito's eight, which colour-blind readers tell apart) and in dashes.
 """
 
 import re
@@ -22,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mesh.sim.study.cells import Cell, Played, labels
+from mesh.sim.study.cells import CellResult, labels
 from schemas.ids import RegionId
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B8A800")
@@ -43,8 +42,8 @@ STYLE: Any = {  # matplotlib types the key of every setting there is
 Group = tuple[tuple[tuple[str, int], ...], float | None]
 
 
-def draw(folder: Path, study: Mapping[str, Played]) -> list[Path]:
-    """Write all pictures that this study has something for. Raises OSError."""
+def draw(folder: Path, study: Mapping[str, CellResult]) -> list[Path]:
+    """Write all pictures that this study has data for. Raises OSError."""
     folder.mkdir(exist_ok=True)
     with mpl.rc_context(STYLE):
         figures = dict(_figures(study))
@@ -53,13 +52,15 @@ def draw(folder: Path, study: Mapping[str, Played]) -> list[Path]:
     return [folder / name for name in figures]
 
 
-def _figures(study: Mapping[str, Played]) -> Iterator[tuple[str, Figure]]:
-    groups: dict[Group, list[Played]] = {}
+def _figures(study: Mapping[str, CellResult]) -> Iterator[tuple[str, Figure]]:
+    groups: dict[Group, list[CellResult]] = {}
     for played in study.values():
-        groups.setdefault(_group(played.cell), []).append(played)
+        fleet = tuple(played.cell.replicas.items())
+        groups.setdefault((fleet, played.cell.load), []).append(played)
     suffixes = _suffixes(list(groups))
     for suffix, runs in zip(suffixes, groups.values(), strict=True):
-        yield f"ttft-cdf{suffix}.svg", ttft_cdf(_named(runs))
+        named = dict(zip(labels([played.cell for played in runs]), runs, strict=True))
+        yield f"ttft-cdf{suffix}.svg", ttft_cdf(named)
     runs = list(study.values())
     if len({played.cell.total for played in runs}) > 1:
         yield "throughput.svg", throughput(runs)
@@ -70,20 +71,19 @@ def _figures(study: Mapping[str, Played]) -> Iterator[tuple[str, Figure]]:
         yield f"regions{suffix}.svg", regions_over_time(name, played)
 
 
-def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
+def ttft_cdf(runs: Mapping[str, CellResult]) -> Figure:
     """The distribution of the time to the first token, a line for each run.
 
-    It is of all requests: the line of a run that lost some ends below 100%, at the share that was
-    answered, and a note under the picture says so.
+    The line of a run that lost requests ends at the share that was answered, with a note.
     """
     figure, axes = _canvas()
     lost: dict[str, float] = {}
-    for (name, played), look in zip(runs.items(), _looks(), strict=False):
+    for (name, played), style in zip(runs.items(), _line_styles(), strict=False):
         times = played.curves.ttft_curve_s()
         answered = 100 * played.curves.ttft_s.count / max(1, played.report["requests"])
         lost |= {name: 100 - answered} if answered < 100 else {}
         shares = [answered * place / max(1, len(times) - 1) for place in range(len(times))]
-        axes.plot(times, shares, label=name, gid=f"ttft {name}", **look)
+        axes.plot(times, shares, label=name, gid=f"ttft {name}", **style)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(
@@ -97,7 +97,6 @@ def ttft_cdf(runs: Mapping[str, Played]) -> Figure:
 
 
 def _lost_note(lost: Mapping[str, float]) -> str:
-    """What the reader of curves that end below 100% has to know."""
     named = [f"{name} {percent:.2g}%" for name, percent in lost.items()]
     shown = ", ".join(named[:LOST_NAMED]) + (", …" if len(named) > LOST_NAMED else "")
     return fill(
@@ -107,7 +106,7 @@ def _lost_note(lost: Mapping[str, float]) -> str:
     )
 
 
-def throughput(runs: Sequence[Played]) -> Figure:
+def throughput(runs: Sequence[CellResult]) -> Figure:
     """Output tokens a second against the number of replicas."""
     figure, axes = _canvas()
     kinds = labels([replace(played.cell, replicas={}) for played in runs])
@@ -119,7 +118,7 @@ def throughput(runs: Sequence[Played]) -> Figure:
     return _finished(figure, axes, "Throughput by number of replicas")
 
 
-def ttft_by_load(runs: Sequence[Played]) -> Figure:
+def ttft_by_load(runs: Sequence[CellResult]) -> Figure:
     """The 90th percentile of the time to the first token against load."""
     figure, axes = _canvas()
     kinds = labels([replace(played.cell, load=None) for played in runs])
@@ -134,7 +133,7 @@ def ttft_by_load(runs: Sequence[Played]) -> Figure:
     return _finished(figure, axes, "Time to first token by load")
 
 
-def regions_over_time(name: str, played: Played) -> Figure:
+def regions_over_time(name: str, played: CellResult) -> Figure:
     """Requests a second where clients are, and where they were answered."""
     figure = Figure(figsize=(SIZE_INCHES[0], 1.6 * SIZE_INCHES[1]), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
@@ -144,8 +143,8 @@ def regions_over_time(name: str, played: Played) -> Figure:
     ):
         rates = smoothed(slices.rates_per_s())
         times = [place * slices.slice_s for place in range(len(next(iter(rates.values()), [])))]
-        for (region, values), look in zip(rates.items(), _looks(), strict=False):
-            axes.plot(times, values, label=region, gid=f"{title.split(',')[0]} {region}", **look)
+        for (region, values), style in zip(rates.items(), _line_styles(), strict=False):
+            axes.plot(times, values, label=region, gid=f"{title.split(',')[0]} {region}", **style)
         total = [sum(values) for values in zip(*rates.values(), strict=True)]
         axes.plot(times, total, color="#888888", lw=1, label="all", gid=title.split(",")[0])
         axes.set(title=f"{name}: {title}", ylabel="requests per second")
@@ -180,21 +179,14 @@ def _lines(
     for kind, (x, y) in zip(kinds, points, strict=True):
         if x is not None and y is not None:
             lines.setdefault(kind, []).append((x, y))
-    for (kind, line), look, marker in zip(lines.items(), _looks(), cycle(MARKERS), strict=False):
+    for (kind, line), style, marker in zip(
+        lines.items(), _line_styles(), cycle(MARKERS), strict=False
+    ):
         xs, ys = zip(*sorted(line), strict=True)
-        axes.plot(xs, ys, marker=marker, label=kind, gid=f"line {kind}", **look)
-
-
-def _named(runs: Sequence[Played]) -> dict[str, Played]:
-    return dict(zip(labels([played.cell for played in runs]), runs, strict=True))
-
-
-def _group(cell: Cell) -> Group:
-    return tuple(cell.replicas.items()), cell.load
+        axes.plot(xs, ys, marker=marker, label=kind, gid=f"line {kind}", **style)
 
 
 def _suffixes(groups: Sequence[Group]) -> list[str]:
-    """What tells the groups' files apart: nothing for a single one."""
     if len(groups) == 1:
         return [""]
     named = (
@@ -205,8 +197,8 @@ def _suffixes(groups: Sequence[Group]) -> list[str]:
     return [f"-{slug(name)}" for name in named]
 
 
-def _looks() -> Iterator[dict[str, Any]]:
-    """Colours and dashes; no two of the first forty lines look the same."""
+def _line_styles() -> Iterator[dict[str, Any]]:
+    """Colours and dashes; the first forty differ."""
     for dash, colour in zip(cycle(DASHES), cycle(COLOURS), strict=False):
         yield {"color": colour, "ls": dash, "lw": 1.8}
 

@@ -1,9 +1,11 @@
-"""What every study is told: who asks, with which engines, over which network.
+"""The settings that all studies have: the requests, the engines and the network.
 
-Field names are the commands' option names, so that an error can name the option to change.
+Field names are option names, so that an error can name the option, and options are made of the
+fields (`mesh.cli.modelled`).
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Self
@@ -14,28 +16,35 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
+from agents.sim.profiles import PROFILES
+from mesh.core.model.settings import MOVED_TO_POLICIES, RouterSettings, with_moved_options
 from mesh.core.policies import make_policy
-from mesh.core.region.pushing import parse_pushing
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.hold_order import HoldOrder
-from mesh.replay.settings import Positive, Region, checked_assignment
-from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
+from mesh.replay.schedule import ASSIGNMENTS
+from mesh.replay.settings import CheckedRegion, Positive, checked_assignment
+from mesh.sim.rtt import FORM as RTT_FORM
+from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
 from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern
 from mesh.sim.study.written import paired, unique
 from mesh.sim.twin_policies import checked_twin_policy
 from mesh.sim.workloads import WORKLOADS
-from mesh.sim.workloads.from_trace import TRACE_FORMATS
+from mesh.sim.workloads.traces import TRACE_FORMATS
 from schemas.ids import RegionId
-from schemas.plain_words import what_it_must_be
+from schemas.problems import what_it_must_be
+from schemas.settings import HoldOrder, Option, number_in, parse_pushing
 
 DEFAULT_RTT = "default"
 DEFAULT_PROFILE = "l4-llama3.1-8b"
-_CHOSEN_ELSEWHERE = ("policy", "policy_by_priority", "pushing", "hold_order", "digest_s")
+# What --setting may name: the others have options of their own.
+_SETTING_NAMES = tuple(
+    field.name
+    for field in fields(RouterSettings)
+    if field.name
+    not in ("policy", "policy_by_priority", "pushing", "hold_order", "digest_s", "ground")
+)
 
 
 def checked_choice(kind: str, name: str, known: tuple[str, ...]) -> str:
@@ -49,11 +58,6 @@ def checked_policy(name: str) -> str:
     """A policy that can be made. Raises ValueError that names the known ones."""
     make_policy(name, RouterSettings(), Random(0))
     return name
-
-
-def checked_pushing(text: str) -> str:
-    """A pushing rule as the core reads it. Raises ValueError that says what fits."""
-    return str(parse_pushing(text))
 
 
 def checked_file(path: Path) -> Path:
@@ -89,12 +93,13 @@ def _by_name(value: object) -> object:
     return {name.replace("-", "_"): text for name, _, text in pairs}
 
 
-Policy = Annotated[str, AfterValidator(checked_twin_policy)]
-Pushing = Annotated[str, AfterValidator(checked_pushing)]
+TwinPolicy = Annotated[str, AfterValidator(checked_twin_policy)]
+TwinPushing = Annotated[str, AfterValidator(lambda text: str(parse_pushing(text)))]
 OutFile = Annotated[Path, AfterValidator(checked_file)]
-Count = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
-Counts = Annotated[dict[Region, Count], BeforeValidator(paired)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+RegionCounts = Annotated[
+    dict[CheckedRegion, Annotated[int, Field(ge=0, le=REPLICAS_MAX)]], BeforeValidator(paired)
+]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
 
@@ -103,37 +108,110 @@ class Scenario(BaseModel, ABC):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    trace: Path | None = None
+    trace: Annotated[
+        Path | None, Option("Play this recorded trace; or else give --workload.", "PATH")
+    ] = None
     format: Annotated[
-        str, AfterValidator(lambda name: checked_choice("format", name, TRACE_FORMATS))
+        str,
+        AfterValidator(lambda name: checked_choice("format", name, TRACE_FORMATS)),
+        Option(f"How the trace is written: {', '.join(TRACE_FORMATS)}.", "FORMAT"),
     ] = "mooncake"
-    workload: (
+    workload: Annotated[
         Annotated[
             str, AfterValidator(lambda name: checked_choice("workload", name, tuple(WORKLOADS)))
         ]
-        | None
-    ) = None
-    clients: Counts | None = None
-    rate_per_s: Positive | None = None
-    duration_s: Positive | None = None
-    weight: Annotated[dict[Region, Positive], BeforeValidator(paired)] = Field(default_factory=dict)
-    assign: Annotated[str, AfterValidator(checked_assignment)] = "hash"
-    speed: Positive | None = None
-    scale_lengths: Annotated[float, Field(gt=0, le=1)] = 1.0
-    limit: Annotated[int, Field(ge=1)] | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
-    hold_order: HoldOrder = HoldOrder.FIRST_COME
-    setting: Annotated[dict[str, Any], BeforeValidator(_by_name)] = Field(default_factory=dict)
-    profile: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_by_region)] = Field(
-        default_factory=dict[str, tuple[str, ...]]
+        | None,
+        Option(f"Play generated requests instead of a trace: {', '.join(WORKLOADS)}.", "WORKLOAD"),
+    ] = None
+    clients: Annotated[
+        RegionCounts | None,
+        Option("Clients of a workload, per region.", "REGION=N,…", "the workload's own"),
+    ] = None
+    rate_per_s: Annotated[
+        Positive | None,
+        Option(
+            "Requests of a workload per second, whatever the mesh does (an open loop). Without it "
+            "most workloads are closed loops: a client sends its next request after the answer.",
+            "X",
+        ),
+    ] = None
+    duration_s: Annotated[
+        Positive | None,
+        Option("For how long a workload's clients begin new requests.", "S", "the workload's own"),
+    ] = None
+    weight: Annotated[
+        dict[CheckedRegion, Positive],
+        BeforeValidator(paired),
+        Option("Regions' shares of a trace's requests.", "REGION=X,…", "equal"),
+    ] = Field(default_factory=dict)
+    assign: Annotated[
+        str,
+        AfterValidator(checked_assignment),
+        Option(f"How a trace's requests are given to regions: {', '.join(ASSIGNMENTS)}.", "HOW"),
+    ] = "hash"
+    speed: Annotated[Positive | None, Option("Factor on the rate of the requests.", "X", "1")] = (
+        None
     )
-    rtt: Annotated[str, AfterValidator(_checked_rtt)] = DEFAULT_RTT
-    heartbeat_ms: Milliseconds = 100.0
-    gossip_ms: Annotated[float, Field(ge=0, le=3_600_000)] | None = None  # 0: at once
-    loss: Share = 0.0
-    jitter_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    timeout_s: Positive = 600.0
-    warmup_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    scale_lengths: Annotated[
+        Annotated[float, Field(gt=0, le=1)],
+        Option("Factor on the lengths of a trace's prompts and answers, up to 1.", "X"),
+    ] = 1.0
+    limit: Annotated[
+        Annotated[int, Field(ge=1)] | None, Option("Play only the first N requests.", "N")
+    ] = None
+    seed: Annotated[int, Field(ge=0), Option("Seed of all random choices.", "N")] = 0
+    hold_order: Annotated[
+        HoldOrder,
+        Option(f"Which held request is tried first: {', '.join(HoldOrder)}.", "ORDER"),
+    ] = HoldOrder.FIRST_COME
+    setting: Annotated[
+        dict[str, str],
+        BeforeValidator(_by_name),
+        Option(
+            "Any other setting of the routers, by its name in RouterSettings. Repeatable.",
+            "NAME=VALUE",
+            repeats=True,
+        ),
+    ] = Field(default_factory=dict)
+    profile: Annotated[
+        dict[str, tuple[str, ...]],
+        BeforeValidator(_by_region),
+        Option(
+            f"The replicas' engines: {', '.join(PROFILES)}. A mix is written A*3+B and assigned in "
+            "turn; REGION=PROFILE is for one region. Repeatable.",
+            "[REGION=]PROFILE",
+            DEFAULT_PROFILE,
+            repeats=True,
+        ),
+    ] = Field(default_factory=dict[str, tuple[str, ...]])
+    rtt: Annotated[
+        str,
+        AfterValidator(_checked_rtt),
+        Option(
+            "Round trips between regions: a mesh.toml, or a .toml file with its [[links]] alone.",
+            "default|FILE",
+            "us-eu 80 ms, us-ap 150 ms, eu-ap 220 ms",
+        ),
+    ] = DEFAULT_RTT
+    heartbeat_ms: Annotated[Milliseconds, Option("Time between heartbeats of a replica.", "MS")] = (
+        100.0
+    )
+    gossip_ms: Annotated[
+        Annotated[float, Field(ge=0, le=3_600_000)] | None,
+        Option("Time between digests and prefix deltas of a region; 0: at once.", "MS", "100"),
+    ] = None
+    loss: Annotated[
+        ShareBelow1, Option("Share of heartbeats, digests and pings that are lost.", "X")
+    ] = 0.0
+    jitter_ms: Annotated[
+        Annotated[float, Field(ge=0, le=10_000)],
+        Option("Mean extra delay between regions, exponential.", "MS"),
+    ] = 0.0
+    timeout_s: Annotated[Positive, Option("A client hangs up after this.", "S")] = 600.0
+    warmup_s: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)],
+        Option("Requests that begin earlier are played and not reported.", "S"),
+    ] = 0.0
 
     @property
     @abstractmethod
@@ -155,14 +233,31 @@ class Scenario(BaseModel, ABC):
         """Every region's share of a trace."""
         return {region: self.weight.get(region, 1.0) for region in self.region_names}
 
+    @property
+    def deprecations(self) -> tuple[str, ...]:
+        """What should be written otherwise, a line each."""
+        notes = [
+            f"--setting {name}={value} is deprecated: give it as an option of the policies "
+            f"{', '.join(sorted(MOVED_TO_POLICIES[name][1]))}, as in "
+            f"--policy {min(MOVED_TO_POLICIES[name][1])}:{value}"
+            for name, value in self.setting.items()
+            if name in MOVED_TO_POLICIES
+        ]
+        if self.rtt != DEFAULT_RTT and is_deprecated(Path(self.rtt)):
+            notes.append(f"--rtt {self.rtt}: CSV and JSON are deprecated: {RTT_FORM}")
+        return tuple(notes)
+
     def router_settings(self, policy: str, pushing: str) -> RouterSettings:
-        """What routers are told. Raises ValueError that names the setting to change."""
-        return RouterSettings(
-            policy=policy,
-            pushing=parse_pushing(pushing),
-            hold_order=self.hold_order,
-            **_typed(self.setting),
-        )
+        """The routers' settings. Raises ValueError that names the one to change."""
+        chosen: dict[str, Any] = {"policy": policy, "pushing": pushing}
+        chosen |= {name: number_in(value) for name, value in self.setting.items()}
+        try:
+            return RouterSettings(**with_moved_options(chosen), hold_order=self.hold_order)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else ""
+            given = f"--setting {name}={self.setting[name]}: " if name in self.setting else ""
+            raise ValueError(given + what_it_must_be(first)) from error
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -180,6 +275,10 @@ class Scenario(BaseModel, ABC):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
+        for name, value in self.setting.items():
+            checked_choice("setting", name, (*_SETTING_NAMES, *MOVED_TO_POLICIES))
+            for policy in MOVED_TO_POLICIES[name][1] if name in MOVED_TO_POLICIES else ():
+                checked_policy(f"{policy}:{value}")
         self.router_settings(RouterSettings().policy, "pending")
         return self
 
@@ -201,23 +300,3 @@ class Scenario(BaseModel, ABC):
         except RttInvalid as error:
             told = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
             raise ValueError(f"{told}: {error}") from error
-
-
-def _typed(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings by name, read as their fields' types."""
-    typed: dict[str, Any] = {}
-    defaults = RouterSettings()
-    known = {
-        name: type(default)
-        for name in RouterSettings.__slots__
-        if name not in _CHOSEN_ELSEWHERE
-        if isinstance(default := getattr(defaults, name), int | float | str)
-    }
-    for name, value in given.items():
-        checked_choice("setting", name, tuple(known))
-        try:
-            typed[name] = TypeAdapter(known[name]).validate_python(value)
-        except ValidationError as error:
-            words = what_it_must_be(error.errors()[0])
-            raise ValueError(f"--setting {name}={value}: {words}") from error
-    return typed

@@ -1,4 +1,4 @@
-"""What `mesh sim` is told: a scenario, and lists of what is compared in it.
+"""The settings of `mesh sim`: a scenario, and lists of what is compared in it.
 
 Every combination of policies, topologies, pushing rules, loads and fleets is one run.
 """
@@ -9,13 +9,16 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import POLICIES
 from mesh.replay.settings import Positive
+from mesh.sim.config import parse_topology
 from mesh.sim.study.cells import Cell
-from mesh.sim.study.scenario import Counts, OutFile, Policy, Pushing, Scenario
+from mesh.sim.study.scenario import OutFile, RegionCounts, Scenario, TwinPolicy, TwinPushing
 from mesh.sim.study.written import listed
-from mesh.sim.topology import parse_topology
+from mesh.sim.twin_policies import TWIN_ONLY
 from schemas.ids import RegionId
+from schemas.settings import Option
 
 RUNS_MAX = 10_000
 JOBS_MAX = 256
@@ -32,22 +35,74 @@ def _checked_fleet(replicas: dict[str, int]) -> dict[str, int]:
     return replicas
 
 
-Topology = Annotated[str, AfterValidator(_checked_topology)]
-Fleet = Annotated[Counts, AfterValidator(_checked_fleet)]
+TopologyName = Annotated[str, AfterValidator(_checked_topology)]
+FleetCounts = Annotated[RegionCounts, AfterValidator(_checked_fleet)]
 
 
 class SimSettings(Scenario):
     """One use of `mesh sim`."""
 
-    policy: Annotated[tuple[Policy, ...], BeforeValidator(listed)] = (RouterSettings().policy,)
-    topology: Annotated[tuple[Topology, ...], BeforeValidator(listed)] = ("mesh",)
-    pushing: Annotated[tuple[Pushing, ...], BeforeValidator(listed)] = ("pending",)
-    load: Annotated[tuple[Positive, ...], BeforeValidator(listed)] = ()
-    regions: Annotated[tuple[Fleet, ...], Field(min_length=1)] = ({"us": 4, "eu": 4, "ap": 4},)
-    jobs: Annotated[int, Field(ge=1, le=JOBS_MAX)] = 1
-    out: OutFile | None = None
-    csv: OutFile | None = None
-    pictures: Annotated[Path, AfterValidator(lambda path: _checked_folder(path))] | None = None
+    policy: Annotated[
+        tuple[TwinPolicy, ...],
+        BeforeValidator(listed),
+        Option(
+            f"Policies to compare: {', '.join((*POLICIES, *TWIN_ONLY))}. Options follow a colon, "
+            "as in cache-aware:0.3/64/1.5.",
+            "POLICY,…",
+            RouterSettings().policy,
+        ),
+    ] = (RouterSettings().policy,)
+    topology: Annotated[
+        tuple[TopologyName, ...],
+        BeforeValidator(listed),
+        Option(
+            "Topologies to compare: mesh (a router in every region, all peers), region-local (no "
+            "peers), central:REGION (one router for all).",
+            "TOPOLOGY,…",
+            "mesh",
+        ),
+    ] = ("mesh",)
+    pushing: Annotated[
+        tuple[TwinPushing, ...],
+        BeforeValidator(listed),
+        Option(
+            "Pushing rules to compare, when a replica may be given more work: blind, "
+            "outstanding:N, pending.",
+            "PUSHING,…",
+            "pending",
+        ),
+    ] = ("pending",)
+    load: Annotated[
+        tuple[Positive, ...],
+        BeforeValidator(listed),
+        Option(
+            "Loads to compare, as shares of the fleet's capacity: 0.7,0.9. Sets the speed of a "
+            "trace or an open loop.",
+            "X,…",
+        ),
+    ] = ()
+    regions: Annotated[
+        tuple[FleetCounts, ...],
+        Field(min_length=1),
+        Option(
+            "Replicas per region. Repeat the option to compare fleets.",
+            "REGION=N,…",
+            "us=4,eu=4,ap=4",
+            repeats=True,
+        ),
+    ] = ({"us": 4, "eu": 4, "ap": 4},)
+    jobs: Annotated[
+        Annotated[int, Field(ge=1, le=JOBS_MAX)],
+        Option("Runs at a time, each in a process of its own.", "N"),
+    ] = 1
+    out: Annotated[OutFile | None, Option("Write the results as JSON to this file.", "PATH")] = None
+    csv: Annotated[
+        OutFile | None, Option("Write them as CSV, a line for each run and region.", "PATH")
+    ] = None
+    pictures: Annotated[
+        Annotated[Path, AfterValidator(lambda path: _checked_folder(path))] | None,
+        Option("Draw them, as SVG files in this folder.", "DIR"),
+    ] = None
 
     @property
     def region_names(self) -> tuple[RegionId, ...]:

@@ -1,40 +1,93 @@
-"""What a workload costs in engine seconds, and how fast it is a given load of a fleet.
+"""The work of a workload in engine seconds, and the speed that gives a fleet a certain load.
 
-*Load* is work per second over the fleet's engines: 1 means that engines which never idle, never
-compute a shared prefix twice and always run the batch that memory allows would just keep up. Real
-engines, with several caches and with waves in the arrivals, fill up somewhat below 1.
+*Load* is work per second over the fleet's engines: at 1, engines that never idle, never compute a
+shared prefix twice and always run the batch that memory allows would just keep up. Real engines,
+with several caches and bursts of arrivals, fill up somewhat below 1.
 
 *Work* counts iterations of one engine at that operating point:
 
-- A decoding batch is as large as memory and `max_seqs` allow for sequences as long as they are in
-  the mean while they decode: the prompt and half the answer. Concurrent sequences may share
-  memory; that is not counted.
-- A prompt's uncached tokens (an endless cache holds the rest, `mesh.sim.workloads.sharing`) are
-  computed in chunks beside the decoding batch, as many prompts at once as the token budget takes.
-- An iteration that does both pays its floor (the weights read once) once. So the total is: mixed
-  iterations while there is both to do, and then pure ones for what is left over.
+- A decoding batch is as large as memory and `max_seqs` allow for sequences of their mean length
+  while they decode: the prompt and half the answer. Sequences that share memory are not counted.
+- A prompt's uncached tokens are computed in chunks beside the decoding batch, as many prompts at
+  once as the token budget takes.
+- An iteration that does both pays its floor (the weights read once) once. So the total is mixed
+  iterations while there is both to do, and then pure ones for the rest. Seconds per prefill token
+  plus seconds per output token would count the floor twice: a third too much for a chat on an L4.
 
-Rejected: seconds per prefill token plus seconds per output token. Both contain the floor, and on
-an L4 the sum overstates the work of a chat by a third.
+What is cached is a property of the workload: one endless cache that holds every prompt and answer
+from the moment it is requested. Trees are walked in their nominal time (arrival plus pauses,
+answers take none).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-from agents.sim.profile import Profile
-from mesh.sim.workload import Workload
-from mesh.sim.workloads.sharing import shared
+from agents.sim.profiles import Profile
+from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
+
+
+class TimedRequest(NamedTuple):
+    """A request at its nominal time, and how many leading tokens of its prompt are cached."""
+
+    at_s: float
+    node: RequestNode
+    shared_tokens: int
+
+
+class EndlessCache:
+    """Remembers every sequence of segments, in a trie of pairs (node, segment)."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}
+
+    def add(self, prompt: tuple[Segment, ...], answer: Segment) -> int:
+        """How many leading tokens of the prompt were cached; then it and its answer are."""
+        place = shared = 0
+        known = True
+        for part in (*prompt, answer):
+            step = (place, part.id)
+            following = self._next.get(step)
+            if following is None:
+                known = False
+                following = self._next[step] = len(self._next) + 1
+            elif known:
+                shared += part.tokens
+            place = following
+        return min(shared, sum(part.tokens for part in prompt))
+
+
+def in_order(arrivals: Iterable[Arrival]) -> Iterator[tuple[float, RequestNode]]:
+    """Every node of every tree by its nominal time in seconds."""
+    heap = [(arrival.at_s, place, arrival.node) for place, arrival in enumerate(arrivals)]
+    heapify(heap)
+    place = len(heap)
+    while heap:
+        at_s, _, node = heappop(heap)
+        yield at_s, node
+        for child in node.children:
+            heappush(heap, (at_s + child.pause_s, place, child))
+            place += 1
+
+
+def shared(arrivals: Iterable[Arrival]) -> Iterator[TimedRequest]:
+    """Every request with what an endless cache holds of it."""
+    cache = EndlessCache()
+    for at_s, node in in_order(arrivals):
+        yield TimedRequest(at_s, node, cache.add(node.prompt, node.answer))
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What a workload asks for in all. Tokens are sums over its requests."""
+class WorkloadDemand:
+    """Sums over a workload's requests."""
 
     requests: int
     duration_s: float
     prompt_tokens: int
     uncached_tokens: int
     output_tokens: int
-    decode_context_tokens: float  # summed over output tokens: what each of them attends to
+    decode_context_tokens: float  # summed over output tokens: the context of each
     prefill_context_tokens: float  # summed over uncached tokens, likewise
 
     @property
@@ -43,8 +96,8 @@ class Demand:
         return 1 - self.uncached_tokens / self.prompt_tokens
 
 
-def demand(workload: Workload) -> Demand:
-    """Add up an open loop's requests. Raises ValueError for a closed one, whose load is its own.
+def demand(workload: Workload) -> WorkloadDemand:
+    """Sums of an open loop. Raises ValueError for a closed one, which has no rate of its own.
 
     The duration runs to the last request's nominal time and one mean gap beyond it.
     """
@@ -69,16 +122,18 @@ def demand(workload: Workload) -> Demand:
         last_s = asked.at_s
     gaps = requests - 1
     duration_s = (last_s - first_s) * (requests / gaps if gaps else 1.0)
-    return Demand(requests, duration_s, prompt, uncached, output, decode_context, prefill_context)
+    return WorkloadDemand(
+        requests, duration_s, prompt, uncached, output, decode_context, prefill_context
+    )
 
 
-def batch_size(wanted: Demand, profile: Profile) -> int:
+def batch_size(wanted: WorkloadDemand, profile: Profile) -> int:
     """How many sequences of this workload decode together in an engine that is full."""
     length = wanted.decode_context_tokens / wanted.output_tokens
     return max(1, min(profile.max_seqs, int(profile.kv_tokens / length)))
 
 
-def work_s(wanted: Demand, profile: Profile) -> float:
+def work_s(wanted: WorkloadDemand, profile: Profile) -> float:
     """Engine seconds that the whole workload takes."""
     batch = batch_size(wanted, profile)
     attended = round(batch * wanted.decode_context_tokens / wanted.output_tokens)
@@ -107,14 +162,14 @@ def offered(workload: Workload, profile: Profile) -> float:
 def speed_for_load(workload: Workload, profile: Profile, replicas: int, load: float) -> float:
     """The speed at which the workload is `load` (1 = full) of so many engines.
 
-    The caller makes the workload again at that speed, or `pace.at_speed` does.
+    The caller makes the workload again at that speed, or `at_speed` does.
     """
     if replicas < 1 or not load > 0:
         raise ValueError(f"load {load} of {replicas} replicas: both must be above 0")
     return load * replicas / offered(workload, profile)
 
 
-def _chunks(wanted: Demand, budget: int, batch: int) -> tuple[tuple[int, int], ...]:
+def _chunks(wanted: WorkloadDemand, budget: int, batch: int) -> tuple[tuple[int, int], ...]:
     """A full iteration's prefill: the mean prompt's, as often as budget and batch allow."""
     tokens = min(budget, max(1, round(wanted.uncached_tokens / wanted.requests)))
     context = max(tokens, round(wanted.prefill_context_tokens / wanted.uncached_tokens))

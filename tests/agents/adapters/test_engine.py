@@ -9,10 +9,9 @@ import orjson
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.engine import Engine, EngineOdd, served
-from agents.adapters.kinds import KINDS
-from agents.core.events import EngineFailed, EngineRead
-from agents.core.reading import NOTHING_KNOWN
+from agents.adapters.engine import EngineClient, UnexpectedAnswer, served
+from agents.adapters.engine_kinds import KINDS
+from agents.core.events import NOTHING_KNOWN, EngineScraped, ScrapeFailed
 from schemas.state import CARDS_MAX, ModelCard
 from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, running
 
@@ -23,15 +22,15 @@ async def _no_answers(talk: Conversation) -> None:
 
 @contextlib.asynccontextmanager
 async def looking(
-    kind="vllm", metrics_path="/metrics", look_timeout_s=30.0, clock=time.monotonic, **known
-) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
+    kind="vllm", metrics_path="/metrics", scrape_timeout_s=30.0, clock=time.monotonic, **known
+) -> AsyncIterator[tuple[EngineClient, ScriptedEngine]]:
     async with running(_no_answers) as server:
-        client = Engine(
+        client = EngineClient(
             api_url=server.url,
             metrics_url=server.url + metrics_path,
             kind=KINDS[kind],
             clock=clock,
-            look_timeout_s=look_timeout_s,
+            scrape_timeout_s=scrape_timeout_s,
             **known,
         )
         try:
@@ -42,39 +41,39 @@ async def looking(
 
 async def test_a_look_brings_models_and_metrics() -> None:
     async with looking() as (client, _):
-        look = await client.look()
-    assert isinstance(look, EngineRead)
+        look = await client.scrape()
+    assert isinstance(look, EngineScraped)
     assert look.models == ("org/llama",)
     assert (look.reading.waiting, look.reading.running) == (0, 0)
 
 
 async def test_models_are_read_less_often_and_again_when_wanted() -> None:
     async with looking(clock=lambda: 1000.0) as (client, server):
-        await client.look()
+        await client.scrape()
         server.models = ["other"]
-        assert (await client.look()).models is None
-        client.want_models()
-        assert (await client.look()).models == ("other",)
+        assert (await client.scrape()).models is None
+        client.refresh_models()
+        assert (await client.scrape()).models == ("other",)
 
 
 async def test_an_engine_without_metrics_is_never_asked_for_them() -> None:
     async with looking("openai") as (client, server):
         server.metrics = "never read"
-        look = await client.look()
+        look = await client.scrape()
     assert look.reading is NOTHING_KNOWN
 
 
 async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
     async with looking() as (client, server):
-        await client.look()
+        await client.scrape()
         await server.stop()
-        failed = await client.look()
-        assert isinstance(failed, EngineFailed)
+        failed = await client.scrape()
+        assert isinstance(failed, ScrapeFailed)
         assert not failed.timed_out
         assert failed.detail
         server.models = ["other"]
         await server.start()
-        assert (await client.look()).models == ("other",)
+        assert (await client.scrape()).models == ("other",)
 
 
 @pytest.mark.parametrize(
@@ -88,41 +87,41 @@ async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
 async def test_odd_engines(change, complaint) -> None:
     async with looking() as (client, server):
         change(server)
-        look = await client.look()
-    assert isinstance(look, EngineFailed)
+        look = await client.scrape()
+    assert isinstance(look, ScrapeFailed)
     assert complaint in look.detail
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": 7}', b'{"data": ["x"]}', b"<html>"])
 def test_what_is_no_list_of_models(body) -> None:
-    with pytest.raises(EngineOdd):
+    with pytest.raises(UnexpectedAnswer):
         served(body, "http://engine/v1/models")
 
 
 async def test_a_page_that_is_not_there() -> None:
     async with looking(metrics_path="/nowhere") as (client, _):
-        look = await client.look()
+        look = await client.scrape()
     assert "/nowhere answers HTTP 404" in look.detail
 
 
 async def test_a_hanging_engine_times_out() -> None:
-    async with looking(look_timeout_s=0.05) as (client, server):
+    async with looking(scrape_timeout_s=0.05) as (client, server):
         server.hangs = True
-        look = await client.look()
-    assert isinstance(look, EngineFailed)
+        look = await client.scrape()
+    assert isinstance(look, ScrapeFailed)
     assert look.timed_out
 
 
 async def test_words_of_an_engine_hold_no_password() -> None:
     async with running(_no_answers) as server:
-        client = Engine(
+        client = EngineClient(
             api_url=f"http://me:s3cret@127.0.0.1:{server.port}/elsewhere",
             metrics_url="",
             kind=KINDS["openai"],
             clock=time.monotonic,
-            look_timeout_s=30.0,
+            scrape_timeout_s=30.0,
         )
-        look = await client.look()
+        look = await client.scrape()
         client.close()
     assert look.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
 
@@ -146,16 +145,16 @@ async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    client = Engine(
+    client = EngineClient(
         api_url=url,
         metrics_url="",
         kind=KINDS["openai"],
         clock=time.monotonic,
-        look_timeout_s=30.0,
+        scrape_timeout_s=30.0,
     )
     for _ in range(3):
-        client.want_models()
-        assert isinstance(await client.look(), EngineRead)
+        client.refresh_models()
+        assert isinstance(await client.scrape(), EngineScraped)
     client.close()
     await asyncio.gather(*handlers)
     server.close()
@@ -169,23 +168,23 @@ async def test_every_look_brings_the_key() -> None:
     async with looking("llamacpp", key=KEY) as (client, server):
         server.key, server.pages["/props"] = KEY, b'{"total_slots": 4}'
         server.metrics = "llamacpp:requests_deferred 0\n"
-        look = await client.look()
-        assert isinstance(look, EngineRead), look
+        look = await client.scrape()
+        assert isinstance(look, EngineScraped), look
         asked = {request.path: request.headers.get("authorization") for request in server.looks}
     assert asked == dict.fromkeys(("/v1/models", "/metrics", "/props"), f"Bearer {KEY}")
 
 
 async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
     async with running(_no_answers) as server, running(_no_answers) as elsewhere:
-        client = Engine(
+        client = EngineClient(
             api_url=server.url,
             metrics_url=elsewhere.url + "/metrics",
             kind=KINDS["vllm"],
             clock=time.monotonic,
-            look_timeout_s=30.0,
+            scrape_timeout_s=30.0,
             key=KEY,
         )
-        assert isinstance(await client.look(), EngineRead)
+        assert isinstance(await client.scrape(), EngineScraped)
         client.close()
     assert [request.headers["authorization"] for request in server.looks] == [f"Bearer {KEY}"]
     assert ["authorization" in request.headers for request in elsewhere.looks] == [False]
@@ -195,16 +194,16 @@ async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
 async def test_an_engine_that_wants_a_key_says_which_option_to_give(known) -> None:
     async with looking(**known) as (client, server):
         server.key = KEY
-        look = await client.look()
-    assert isinstance(look, EngineFailed)
-    says = "answers HTTP 401: it wants an API key, or another one (--engine-key-file)"
+        look = await client.scrape()
+    assert isinstance(look, ScrapeFailed)
+    says = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
     assert look.detail == f"{server.url}/v1/models {says}"
 
 
 async def test_models_that_are_given_are_not_asked_for() -> None:
     async with looking(models=("mine", "other")) as (client, server):
         server.models.clear()
-        assert (await client.look()).models == ("mine", "other")
+        assert (await client.scrape()).models == ("mine", "other")
         assert [request.path for request in server.looks] == ["/metrics"]
 
 
@@ -214,9 +213,9 @@ async def test_models_that_are_given_are_not_asked_for() -> None:
 async def test_where_nothing_else_is_read_health_shows_whether_it_is_there(status, is_there):
     async with looking("openai", models=("mine",)) as (client, server):
         server.odd_looks = lambda: plain(status, b"{}")
-        look = await client.look()
+        look = await client.scrape()
         assert [request.path for request in server.looks] == ["/health"]
-    assert isinstance(look, EngineRead) is is_there
+    assert isinstance(look, EngineScraped) is is_there
     if not is_there:
         assert f"/health answers HTTP {status}" in look.detail
 
@@ -227,16 +226,16 @@ async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() ->
         server.metrics = "llamacpp:requests_deferred 0\n"
         server.pages["/props"] = b'{"total_slots": 4}'
         for _ in range(3):
-            assert (await client.look()).reading.batch_max == 4
+            assert (await client.scrape()).reading.batch_max == 4
         assert [request.path for request in server.looks].count("/props") == 1
         now = 2000.0
         server.pages["/props"] = b"busy"  # what was known is not forgotten for it
-        assert (await client.look()).reading.batch_max == 4
+        assert (await client.scrape()).reading.batch_max == 4
         assert [request.path for request in server.looks].count("/props") == 2
         server.odd_looks = lambda: plain(503, b"loading")
-        assert isinstance(await client.look(), EngineFailed)
+        assert isinstance(await client.scrape(), ScrapeFailed)
         server.odd_looks, server.pages["/props"] = None, b'{"total_slots": 8}'
-        assert (await client.look()).reading.batch_max == 8
+        assert (await client.scrape()).reading.batch_max == 8
 
 
 @pytest.mark.parametrize("page", [b"rubbish", b'{"total_slots": -1}', None])
@@ -245,25 +244,25 @@ async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_th
         server.metrics = "llamacpp:requests_deferred 3\n"
         if page is not None:
             server.pages["/props"] = page
-        reading = (await client.look()).reading
+        reading = (await client.scrape()).reading
     assert (reading.waiting, reading.batch_max) == (3, None)
 
 
 async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked() -> None:
     page = b'{"internal_states": [{"effective_max_running_requests_per_dp": 32}]}'
     for asks, expected in ((True, 32), (False, None)):
-        async with looking("sglang", asks_batch_max=asks) as (client, server):
+        async with looking("sglang", reads_batch_max=asks) as (client, server):
             server.pages["/server_info"] = page
-            assert (await client.look()).reading.batch_max == expected
+            assert (await client.scrape()).reading.batch_max == expected
             asked = [request.path for request in server.looks]
             assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
 
 
 async def test_settings_that_never_come_hold_up_a_look_once() -> None:
     """Not once for each of their names."""
-    async with looking("sglang", look_timeout_s=2.0) as (client, server):
+    async with looking("sglang", scrape_timeout_s=2.0) as (client, server):
         server.silent = frozenset(("/get_server_info", "/server_info"))
-        assert isinstance(await client.look(), EngineRead)
+        assert isinstance(await client.scrape(), EngineScraped)
         asked = [request.path for request in server.looks]
     assert len(server.silent & {*asked}) == 1
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agents.adapters.frames import FRAME_BYTES_MAX, FrameWriter
+from agents.adapters.outbox import FRAME_BYTES_MAX, FrameWriter
 from schemas.exchange import WORKING_S, Frame, Placed, unpack_frame
-from schemas.wire import decode_as
+from schemas.wire import decode_as, encode
 
 
 class Sink:
@@ -26,7 +26,7 @@ class Sink:
 
 def test_messages_and_bytes() -> None:
     sink = Sink()
-    sink.writer.say(Frame.PLACED, Placed("us", "g0"))
+    sink.writer.send(Frame.PLACED, encode(Placed("us", "g0")))
     sink.writer.data(b"abc", sink.now)
     first, second = sink.frames
     assert decode_as(Placed, first.payload) == Placed("us", "g0")
@@ -45,23 +45,23 @@ def test_very_many_bytes_become_several_frames(size) -> None:
 
 def test_only_data_may_wait_for_company() -> None:
     sink = Sink()
-    sink.writer.say(Frame.PLACED, Placed("us", "g0"))
+    sink.writer.send(Frame.PLACED, encode(Placed("us", "g0")))
     sink.writer.data(b"a", sink.now)
     sink.now = WORKING_S
-    sink.writer.break_silence()
+    sink.writer.keep_alive()
     assert sink.urgent == [True, False, True]
 
 
 def test_silence_is_broken_when_it_has_lasted() -> None:
     sink = Sink()
     sink.now = WORKING_S - 0.1
-    sink.writer.break_silence()
+    sink.writer.keep_alive()
     assert sink.frames == []
     sink.writer.data(b"a", sink.now)
     sink.now = 2 * WORKING_S - 0.2
-    sink.writer.break_silence()
+    sink.writer.keep_alive()
     assert sink.numbers() == [0]
     sink.now = 2 * WORKING_S
-    sink.writer.break_silence()
-    sink.writer.break_silence()
+    sink.writer.keep_alive()
+    sink.writer.keep_alive()
     assert [(frame.kind, frame.number) for frame in sink.frames[1:]] == [(Frame.WORKING, 1)]

@@ -5,12 +5,12 @@ import random
 import time
 from collections.abc import AsyncIterator
 
-from agents.adapters.engine import Engine
-from agents.adapters.frames import FrameWriter
-from agents.adapters.kinds import KINDS
+from agents.adapters.engine import EngineClient
+from agents.adapters.engine_kinds import KINDS
+from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
-from agents.core.effects import Hand
-from agents.core.events import AnswerBegan, EngineFailed, EngineRead
+from agents.core.effects import StartRelay
+from agents.core.events import EngineScraped, RelayBegan, ScrapeFailed
 from schemas.exchange import Frame, unpack_frame
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 
@@ -44,13 +44,13 @@ def mutated(dice: random.Random, wholes: list[bytes]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def engine_at(url: str) -> AsyncIterator[Engine]:
-    engine = Engine(
+async def engine_at(url: str) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(
         api_url=url,
         metrics_url=url + "/metrics",
         kind=KINDS["vllm"],
         clock=time.monotonic,
-        look_timeout_s=30.0,
+        scrape_timeout_s=30.0,
     )
     try:
         yield engine
@@ -71,7 +71,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
     def post(frame: bytes, urgent: bool) -> None:
         frames.append(unpack_frame(frame).kind)
 
-    async def began(event: AnswerBegan) -> None:
+    async def began(event: RelayBegan) -> None:
         frames.append(Frame.HEAD)
 
     async with running(script) as server, engine_at(server.url) as engine:
@@ -79,7 +79,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             frames.clear()
             inbox = f"_INBOX.us.r1.{number}"
             relay = Relay(
-                Hand(inbox, "/v1/completions", "", b"{}", {}),
+                StartRelay(inbox, "/v1/completions", "", b"{}", {}),
                 engine=engine,
                 frames=FrameWriter(post, time.monotonic),
                 region="us",
@@ -104,8 +104,8 @@ async def test_garbage_looks_are_failures_or_readings() -> None:
         server.odd_looks = lambda: mutated(dice, LOOKS)
         looks = []
         for _ in range(ROUNDS):
-            engine.want_models()
-            looks.append(await engine.look())
+            engine.refresh_models()
+            looks.append(await engine.scrape())
         server.odd_looks = None
-        assert isinstance(await engine.look(), EngineRead)
-    assert {type(look) for look in looks} <= {EngineRead, EngineFailed}
+        assert isinstance(await engine.scrape(), EngineScraped)
+    assert {type(look) for look in looks} <= {EngineScraped, ScrapeFailed}

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agents.adapters import http_client
-from agents.adapters.http_client import HttpClient
-from agents.adapters.http_connection import HttpLost
+from agents.adapters.http_client import HttpClient, HttpLost
 from tests.agents.scripted_engine import (
     CHUNKED,
     Conversation,
@@ -59,9 +58,9 @@ async def client_of(
 
 async def ask(client: HttpClient, body: bytes = b"{}", **headers: str) -> object:
     """Ask, read it all, and release. The connection, to be told from others."""
-    connection = await client.ask("POST", "/v1/completions", headers, body)
+    connection = await client.request("POST", "/v1/completions", headers, body)
     try:
-        await connection.until_head()
+        await connection.head()
         while await connection.read():
             pass
     finally:
@@ -135,7 +134,7 @@ async def test_one_that_the_engine_closed_is_not_used_again() -> None:
 async def test_an_answer_that_is_left_closes_its_connection() -> None:
     gone = asyncio.Event()
     async with client_of(says_and_sees(CHUNKED + chunk(b"data: 1\n\n"), gone)) as (client, _):
-        connection = await client.ask("POST", "/v1/completions", {}, b"{}")
+        connection = await client.request("POST", "/v1/completions", {}, b"{}")
         await connection.read()
         client.release(connection)
         await gone.wait()

@@ -9,13 +9,13 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.adapters.http_connection import (
+from agents.adapters.http_client import (
     BUFFERED_BYTES,
     SILENT_BYTES_MAX,
     Connection,
-    Head,
     HttpBroken,
     HttpLost,
+    ResponseHead,
 )
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -51,14 +51,14 @@ async def asked(script: Script) -> AsyncIterator[Connection]:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(Connection, "127.0.0.1", engine.port)
         try:
-            connection.ask(ASK)
+            connection.send(ASK)
             yield connection
         finally:
             connection.close()
 
 
-async def whole(connection: Connection) -> tuple[Head, bytes]:
-    head, parts = await connection.until_head(), []
+async def whole(connection: Connection) -> tuple[ResponseHead, bytes]:
+    head, parts = await connection.head(), []
     while part := await connection.read():
         parts.append(part)
     return head, b"".join(parts)
@@ -67,43 +67,48 @@ async def whole(connection: Connection) -> tuple[Head, bytes]:
 @pytest.mark.parametrize(
     ("script", "head", "body", "usable"),
     [
-        (sends(plain(200, b"hello")), Head(200, "application/json"), b"hello", True),
-        (sends(plain(404, b"")), Head(404, "application/json"), b"", True),
+        (sends(plain(200, b"hello")), ResponseHead(200, "application/json"), b"hello", True),
+        (sends(plain(404, b"")), ResponseHead(404, "application/json"), b"", True),
         (
             sends(CHUNKED, chunk(b"a") + chunk(b"b"), LAST_CHUNK),
-            Head(200, "text/event-stream"),
+            ResponseHead(200, "text/event-stream"),
             b"ab",
             True,
         ),
         (
             sends(CHUNKED + chunk(b"a") + b"0\r\nContent-Type: trailer\r\n\r\n"),
-            Head(200, "text/event-stream"),
+            ResponseHead(200, "text/event-stream"),
             b"a",
             True,
         ),
-        (sends(UNTIL_CLOSE, b"abc", then="closes"), Head(200, "text/plain"), b"abc", False),
+        (sends(UNTIL_CLOSE, b"abc", then="closes"), ResponseHead(200, "text/plain"), b"abc", False),
         (
             sends(CONTINUE + EARLY_HINTS + plain(200, b"x", "text/plain")),
-            Head(200, "text/plain"),
+            ResponseHead(200, "text/plain"),
             b"x",
             True,
         ),
         (
             sends(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"),
-            Head(200, ""),
+            ResponseHead(200, ""),
             b"x",
             False,
         ),
-        (sends(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx"), Head(200, ""), b"x", False),
+        (
+            sends(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx"),
+            ResponseHead(200, ""),
+            b"x",
+            False,
+        ),
         (
             sends(EARLY_HINTS + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"),
-            Head(200, ""),
+            ResponseHead(200, ""),
             b"x",
             True,
         ),
         (
             sends(CONTINUE + UNTIL_CLOSE, b"abc", then="closes"),
-            Head(200, "text/plain"),
+            ResponseHead(200, "text/plain"),
             b"abc",
             False,
         ),
@@ -113,21 +118,26 @@ async def whole(connection: Connection) -> tuple[Head, bytes]:
                 b"abc",
                 then="closes",
             ),
-            Head(200, "text/plain"),
+            ResponseHead(200, "text/plain"),
             b"abc",
             False,
         ),
         (
             sends(b"HTTP/1.1 204 No\r\nContent-Type: a/b\r\nContent-Type: c/d\r\n\r\n"),
-            Head(204, "a/b"),
+            ResponseHead(204, "a/b"),
             b"",
             True,
         ),
-        (sends(b"HTTP/1.1 204 No\r\n\r\n"), Head(204, ""), b"", True),
-        (sends(plain(200, b"a") * 2), Head(200, "application/json"), b"a", False),
-        (sends(plain(200, b"a") + b"odd"), Head(200, "application/json"), b"a", False),
+        (sends(b"HTTP/1.1 204 No\r\n\r\n"), ResponseHead(204, ""), b"", True),
+        (sends(plain(200, b"a") * 2), ResponseHead(200, "application/json"), b"a", False),
+        (sends(plain(200, b"a") + b"odd"), ResponseHead(200, "application/json"), b"a", False),
         # Engines of many makes: what they get wrong here misleads nobody.
-        (sends(CHUNKED + b"1 \r\na\r\n" + LAST_CHUNK), Head(200, "text/event-stream"), b"a", True),
+        (
+            sends(CHUNKED + b"1 \r\na\r\n" + LAST_CHUNK),
+            ResponseHead(200, "text/event-stream"),
+            b"a",
+            True,
+        ),
     ],
 )
 async def test_answers(script, head, body, usable) -> None:
@@ -144,8 +154,8 @@ async def test_answers(script, head, body, usable) -> None:
         (sends(b"HTTP/1.1 200 OK\r\nContent-", then="closes"), HttpLost, "before its answer"),
         (sends(CHUNKED + chunk(b"a"), then="closes"), HttpLost, "inside its answer"),
         (sends(plain(200, b"abc")[:-1], then="closes"), HttpLost, "inside its answer"),
-        (sends(b"SSH-2.0-OpenSSH\r\n"), HttpBroken, "no answer in HTTP/1.1"),
-        (sends(CHUNKED + b"zz\r\n"), HttpBroken, "no answer in HTTP/1.1"),
+        (sends(b"SSH-2.0-OpenSSH\r\n"), HttpBroken, "no response in HTTP/1.1"),
+        (sends(CHUNKED + b"zz\r\n"), HttpBroken, "no response in HTTP/1.1"),
         (sends(b"HTTP/1.1 101 Up\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), HttpBroken, "no"),
         (sends(b"HTTP/1.1 200 OK\r\nA: " + b"a" * SILENT_BYTES_MAX), HttpBroken, "has more than"),
         (sends(plain(200, b"x", "text/plain\0x")), HttpBroken, "content type"),
@@ -166,10 +176,10 @@ async def test_what_is_no_whole_answer(script, problem, words) -> None:
 
 async def test_bytes_before_a_cut_are_given_out() -> None:
     async with asked(sends(CHUNKED + chunk(b"a"), then="cuts")) as connection:
-        await connection.until_head()
+        await connection.head()
         got: list[bytes] = []
         with pytest.raises(HttpLost):
-            await connection.pour(got.append)
+            await connection.stream_to(got.append)
     assert b"".join(got) in (b"", b"a")  # a reset may overtake what came before it
 
 
@@ -178,11 +188,11 @@ async def test_one_connection_carries_one_answer_after_the_other() -> None:
         for _ in range(3):
             assert (await whole(connection))[1] == b"x"
             assert connection.is_usable
-            connection.rest()
-            connection.ask(ASK)
+            connection.reset()
+            connection.send(ASK)
         got: list[bytes] = []
-        await connection.until_head()
-        await connection.pour(got.append)
+        await connection.head()
+        await connection.stream_to(got.append)
         assert b"".join(got) == b"x"
 
 
@@ -192,7 +202,7 @@ async def test_nobody_is_asked_on_a_closed_connection() -> None:
         while not connection.is_closing:
             await asyncio.sleep(0)
         with pytest.raises(HttpLost, match="has closed"):
-            connection.ask(ASK)
+            connection.send(ASK)
 
 
 async def test_an_engine_that_speaks_unasked_is_cut_off() -> None:
@@ -205,7 +215,7 @@ async def test_an_engine_that_speaks_unasked_is_cut_off() -> None:
 
     async with asked(script) as connection:
         await whole(connection)
-        connection.rest()
+        connection.reset()
         late.set()
         while not connection.is_closing:
             await asyncio.sleep(0)
@@ -230,7 +240,7 @@ async def _early(answer: bytes, *, half_closes: bool) -> tuple[bytes, bool]:
     _, connection = await asyncio.get_running_loop().create_connection(
         Connection, "127.0.0.1", port
     )
-    connection.ask((ASK[0], b"x" * 32 * 1024 * 1024))
+    connection.send((ASK[0], b"x" * 32 * 1024 * 1024))
     try:
         return (await whole(connection))[1], connection.is_usable
     finally:
@@ -255,18 +265,18 @@ async def test_a_fault_of_whoever_pours_is_not_the_engines() -> None:
 
     async with asked(sends(plain(200, b"x"))) as connection:
         with pytest.raises(ZeroDivisionError):
-            await connection.pour(sink)
+            await connection.stream_to(sink)
         assert not connection.is_usable
 
 
 async def test_one_that_was_held_rests_ready() -> None:
     async with asked(sends(plain(200, b"x"))) as connection:
-        connection.hold()
-        connection.go_on()
-        await connection.pour(lambda data: connection.hold())
+        connection.pause()
+        connection.resume()
+        await connection.stream_to(lambda data: connection.pause())
         assert connection.is_usable
-        connection.rest()
-        connection.ask(ASK)
+        connection.reset()
+        connection.send(ASK)
         assert (await whole(connection))[1] == b"x"
 
 
@@ -291,7 +301,7 @@ async def _holds() -> None:
             await asyncio.sleep(0.1)
 
     async with asked(script) as connection:
-        await connection.until_head()
+        await connection.head()
         await stalled()  # nobody reads
         assert sent < count
         first = await connection.read()
@@ -301,9 +311,9 @@ async def _holds() -> None:
         def sink(data: bytes) -> None:
             got.extend(data)
             if len(got) < 1_000_000:
-                connection.hold()
+                connection.pause()
 
-        poured = asyncio.ensure_future(connection.pour(sink))
+        poured = asyncio.ensure_future(connection.stream_to(sink))
         while not got:
             await asyncio.sleep(0)
         while len(got) < 1_000_000:
@@ -311,10 +321,10 @@ async def _holds() -> None:
             held = len(got)
             await asyncio.sleep(0.05)
             assert len(got) == held
-            connection.go_on()
+            connection.resume()
             while len(got) == held:
                 await asyncio.sleep(0)
-        connection.go_on()
+        connection.resume()
         await poured
         assert first + got == piece * count
 
@@ -367,8 +377,8 @@ def test_an_answer_is_the_same_in_any_pieces(parts, cuts, informed) -> None:
     async def play() -> None:
         connection = Connection()
         connection.connection_made(Wire())
-        connection.ask(ASK)
-        poured = asyncio.ensure_future(connection.pour(got.append))
+        connection.send(ASK)
+        poured = asyncio.ensure_future(connection.stream_to(got.append))
         await asyncio.sleep(0)
         begins = [0, *sorted({cut for cut in cuts if cut < len(answer)})]
         for begin, end in zip(begins, [*begins[1:], len(answer)], strict=True):
@@ -376,7 +386,7 @@ def test_an_answer_is_the_same_in_any_pieces(parts, cuts, informed) -> None:
             connection.data_received(answer[begin:end])
             assert len(got) <= before + 1
         await poured
-        assert await connection.until_head() == Head(200, "text/event-stream")
+        assert await connection.head() == ResponseHead(200, "text/event-stream")
         assert connection.is_usable
 
     asyncio.run(play())
@@ -391,7 +401,7 @@ def test_no_bytes_hurt_it(junk, at) -> None:
     async def play() -> None:
         connection = Connection()
         connection.connection_made(Wire())
-        connection.ask(ASK)
+        connection.send(ASK)
         connection.data_received(spoilt)
         connection.connection_lost(None)
         with contextlib.suppress(HttpLost, HttpBroken):

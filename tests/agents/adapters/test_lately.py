@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.adapters.lately import KEPT_BYTES_MAX, KEPT_S, Lately
+from agents.adapters.outbox import KEPT_BYTES_MAX, KEPT_S, RetransmitBuffer
 from agents.core.routers import SILENCE_ABROAD_S
 from schemas.exchange import Frame, pack_frame, unpack_frame
 
@@ -14,7 +14,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lately = Lately()
+        self.lately = RetransmitBuffer()
 
     def frame(self, stream, number, kind=Frame.DATA, router=US) -> None:
         frame = pack_frame(kind, number, b"word")

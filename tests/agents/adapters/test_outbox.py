@@ -6,8 +6,7 @@ import contextlib
 import nats.errors
 import pytest
 
-from agents.adapters.link import Link
-from agents.adapters.outbox import GATHER_S, MISSED_MAX, Outbox
+from agents.adapters.outbox import GATHER_S, MISSED_MAX, BusConnection, Outbox
 from schemas.exchange import Frame, pack_frame, unpack_frame
 from schemas.parcels import PARCEL, parcelled, unpack_parcel
 
@@ -20,14 +19,14 @@ class Bus:
     def __init__(self) -> None:
         self.heard: list[tuple[str, bytes]] = []
         self.away = False
-        self.link = Link()
-        self._telling = asyncio.create_task(self.link.tell(self._hear))
+        self.link = BusConnection()
+        self._telling = asyncio.create_task(self.link.report(self._hear))
 
     async def back(self) -> None:
         """The bus is there again."""
-        self.link.back()
+        self.link.returned()
         async with asyncio.timeout(WAIT_S):
-            await self.link.is_there.wait()
+            await self.link.is_up.wait()
 
     async def close(self) -> None:
         self._telling.cancel()
@@ -93,7 +92,7 @@ def post(outbox, *streams, router="us.r1", urgent=False, reads_parcels=True):
     for stream in streams:
         name = parcelled(stream) if reads_parcels else stream
         frame = pack_frame(Frame.DATA, 0, stream.encode())
-        outbox.to(f"_INBOX.{router}.{name}")(frame, urgent)
+        outbox.sender(f"_INBOX.{router}.{name}")(frame, urgent)
 
 
 async def test_a_frame_alone_goes_to_its_own_inbox(outbox, bus):
@@ -161,10 +160,10 @@ async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus)
         await asyncio.sleep(0)
     assert bus.heard == []
     await bus.back()
-    outbox.speak_up("_INBOX.eu.r1")
+    outbox.resync("_INBOX.eu.r1")
     await until_said(bus, "7-1")
     assert said(bus) == ["7-1"], "the others' router may not be back yet"
-    outbox.speak_up("_INBOX.us.r1")
+    outbox.resync("_INBOX.us.r1")
     post(outbox, "8-1", router="eu.r1", urgent=True)
     await until_said(bus, "8-1")
     assert said(bus) == ["7-1", "1-1", "2-1", "3-1", "8-1"]
@@ -186,7 +185,7 @@ async def test_each_loss_begins_the_waiting_anew(outbox, bus):
         for _ in range(10):
             await asyncio.sleep(0)
         assert stream not in said(bus)
-        outbox.speak_up("_INBOX.us.r1")
+        outbox.resync("_INBOX.us.r1")
         await until_said(bus, stream)
 
 
@@ -196,14 +195,14 @@ async def test_who_has_nothing_to_wait_for_can_leave(outbox, bus):
     await bus.back()
     await sent(outbox)
     assert said(bus) == [], "its router is not there"
-    outbox.speak_up("_INBOX.us.r1")
+    outbox.resync("_INBOX.us.r1")
     await sent(outbox)
     assert said(bus) == ["1-1"]
 
 
 def send(outbox, stream, number, kind=Frame.DATA, router="us.r1"):
     frame = pack_frame(kind, number, f"{stream}#{number}".encode())
-    outbox.to(f"_INBOX.{router}.{parcelled(stream)}")(frame, True)
+    outbox.sender(f"_INBOX.{router}.{parcelled(stream)}")(frame, True)
 
 
 async def until_said(bus, words):
@@ -219,8 +218,8 @@ async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(out
         await sent(outbox)
     bus.heard.clear()
     inbox = f"_INBOX.us.r1.{parcelled('1-1')}"
-    outbox.repeat(inbox, 3)
-    outbox.repeat(inbox, 1)  # the later word counts
+    outbox.retransmit(inbox, 3)
+    outbox.retransmit(inbox, 1)  # the later word counts
     async with asyncio.timeout(WAIT_S):
         while outbox._repeating is not None:
             await asyncio.sleep(0.001)
@@ -232,23 +231,23 @@ async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(out
 async def test_what_is_sent_again_is_kept_as_it_was(outbox, bus):
     send(outbox, "1-1", 0, Frame.END)
     await sent(outbox)
-    kept = outbox._lately.kept_bytes
+    kept = outbox._sent.kept_bytes
     for _ in range(3):
-        outbox.speak_up("_INBOX.us.r1")
+        outbox.resync("_INBOX.us.r1")
         await sent(outbox)
     assert said(bus) == ["1-1#0"] * 4
-    assert outbox._lately.kept_bytes == kept
+    assert outbox._sent.kept_bytes == kept
 
 
 async def test_who_asks_for_what_is_kept_no_more_gets_nothing(outbox, bus, monkeypatch, caplog):
-    monkeypatch.setattr("agents.adapters.lately.KEPT_BYTES_MAX", 20)
+    monkeypatch.setattr("agents.adapters.outbox.KEPT_BYTES_MAX", 20)
     for number in range(3):
         send(outbox, "1-1", number)
         await sent(outbox)
     bus.heard.clear()
-    outbox.repeat(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
-    outbox.repeat(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
-    outbox.repeat("no inbox", 0)
+    outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
+    outbox.retransmit(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
+    outbox.retransmit("no inbox", 0)
     async with asyncio.timeout(WAIT_S):
         while outbox._repeating is not None:
             await asyncio.sleep(0.001)
@@ -258,7 +257,7 @@ async def test_who_asks_for_what_is_kept_no_more_gets_nothing(outbox, bus, monke
 
 async def test_only_so_many_are_looked_for_at_once(outbox, bus):
     for number in range(MISSED_MAX + 10):
-        outbox.repeat(f"_INBOX.us.r1.{number}", 0)
+        outbox.retransmit(f"_INBOX.us.r1.{number}", 0)
     assert len(outbox._missed) == MISSED_MAX
 
 
@@ -292,7 +291,7 @@ async def test_any_mix_comes_out_in_order(outbox, bus):
         inbox = f"_INBOX.us.r{number % 3}.{parcelled(str(number % 7))}"
         expected.setdefault(inbox, []).append(str(number))
         frame = pack_frame(Frame.DATA, 0, str(number).encode())
-        outbox.to(inbox)(frame, number % 11 == 0)
+        outbox.sender(inbox)(frame, number % 11 == 0)
         if number % 5 == 0:
             await asyncio.sleep(0)
     await sent(outbox)

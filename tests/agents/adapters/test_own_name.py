@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from agents.adapters import own_name
-from agents.adapters.own_name import EPOCH, NameTaken, OwnName
-from agents.core.namesake import CLAIM_S
+from agents.adapters import bus_identity as own_name
+from agents.adapters.bus_identity import EPOCH, NameGuard, ReplicaNameTaken
+from agents.core.name_claim import CLAIM_S
 from infra.topology import parse
 from schemas import subjects
 from tests.support.flushed import flushed
@@ -26,11 +26,11 @@ async def regions(tmp_path):
 
 async def start(regions, epoch, clock=time.monotonic):
     """The name of an agent that starts now, and its connection."""
-    name = OwnName("us", "us-0", epoch, clock)
+    name = NameGuard("us", "us-0", epoch, clock)
     client = await regions.connect("us", "agent-us-0")
     try:
         await name.take(client)
-    except NameTaken:
+    except ReplicaNameTaken:
         await client.close()
         raise
     await flushed(client)
@@ -44,9 +44,9 @@ async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(
     monkeypatch.setattr(own_name, "CLAIM_S", 20.0)
     ahead_s = [0.0]
     name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
-    holding = asyncio.create_task(name.hold())
+    holding = asyncio.create_task(name.watch())
     ahead_s[0] = 60.0  # it has been there for a while
-    with pytest.raises(NameTaken, match="us/us-0 runs already; end that one"):
+    with pytest.raises(ReplicaNameTaken, match="us/us-0 runs already; end that one"):
         await start(regions, epoch)
     assert not holding.done()
     holding.cancel()
@@ -59,12 +59,12 @@ async def test_a_second_agent_is_refused_and_a_restart_waits_for_nothing(
 
 async def test_of_two_at_once_one_stays(regions):
     started = await asyncio.gather(start(regions, 7), start(regions, 8), return_exceptions=True)
-    there = [one for one in started if not isinstance(one, NameTaken)]
-    holding = [asyncio.create_task(name.hold()) for name, _ in there]
-    left = sum(isinstance(one, NameTaken) for one in started)
+    there = [one for one in started if not isinstance(one, ReplicaNameTaken)]
+    holding = [asyncio.create_task(name.watch()) for name, _ in there]
+    left = sum(isinstance(one, ReplicaNameTaken) for one in started)
     if len(holding) == 2:
         done, _ = await asyncio.wait(holding, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-        left += sum(isinstance(task.exception(), NameTaken) for task in done)
+        left += sum(isinstance(task.exception(), ReplicaNameTaken) for task in done)
     assert left == 1
     for task in holding:
         task.cancel()
@@ -79,14 +79,14 @@ async def test_who_does_not_answer_is_waited_for_and_taken_for_gone(regions):
     began = time.monotonic()
     name, client = await start(regions, 7)
     assert time.monotonic() - began >= CLAIM_S
-    holding = asyncio.create_task(name.hold())
+    holding = asyncio.create_task(name.watch())
     asked = await silent.subscribe(subjects.name("us", "us-0"))
     await flushed(silent)
     await silent.publish(subjects.named("us", "us-0"), b"not an epoch")
-    name.back()
+    name.reconnected()
     assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
     await silent.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
-    with pytest.raises(NameTaken):  # who came back finds an older one there
+    with pytest.raises(ReplicaNameTaken):  # who came back finds an older one there
         await asyncio.wait_for(holding, 30)
     await silent.close()
     await client.close()
@@ -99,10 +99,10 @@ async def test_the_younger_leaves_to_a_namesake_that_was_stopped_while_it_took_t
     ahead_s = [0.0]
     name, client = await start(regions, 7, lambda: time.monotonic() + ahead_s[0])
     ahead_s[0] = 60.0
-    holding = asyncio.create_task(name.hold())
+    holding = asyncio.create_task(name.watch())
     assert (await asked.next_msg(timeout=30)).data == EPOCH.pack(7)
     await stopped.publish(subjects.named("us", "us-0"), EPOCH.pack(5))
-    with pytest.raises(NameTaken):
+    with pytest.raises(ReplicaNameTaken):
         await asyncio.wait_for(holding, 30)
     await stopped.close()
     await client.close()
@@ -115,6 +115,6 @@ async def test_an_operator_receives_no_questions_for_names_so_a_start_waits_for_
     await operator.subscribe("mesh.>")
     await flushed(operator)
     _, client = await start(regions, 7)
-    assert "somebody may listen for this name" not in caplog.text
+    assert "may hold this name" not in caplog.text
     await operator.close()
     await client.close()

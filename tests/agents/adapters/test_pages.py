@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.adapters import llamacpp, openai, sglang, vllm
-from agents.adapters.page import Page
-from agents.core.reading import NOTHING_KNOWN, EngineReading
+from agents.adapters.engine_kinds import read_llamacpp, read_openai, read_sglang, read_vllm
+from agents.adapters.metrics_page import MetricsPage
+from agents.core.events import NOTHING_KNOWN, EngineReading
 
 RECORDED = Path(__file__).parents[2] / "data" / "server_metrics"
 
 
-def recorded(name: str) -> Page:
-    return Page((RECORDED / name).read_text())
+def recorded(name: str) -> MetricsPage:
+    return MetricsPage((RECORDED / name).read_text())
 
 
 @pytest.mark.parametrize(
-    ("adapter", "name", "expected"),
+    ("read", "name", "expected"),
     [
         (
-            vllm,
+            read_vllm,
             "vllm_datadog_opt125m_excerpt.txt",
             EngineReading(
                 waiting=0,
@@ -33,17 +33,17 @@ def recorded(name: str) -> Page:
             ),
         ),
         (
-            vllm,
+            read_vllm,
             "vllm_v1_openshift_idle_excerpt.txt",
             EngineReading(waiting=0, running=0, kv_used_ratio=0.0, progress=(0.0, 0.0, 0.0)),
         ),
         (
-            vllm,
+            read_vllm,
             "vllm_v1_prefix_counters_4090_excerpt.txt",
             EngineReading(prefix_hit_ratio=202736 / 230400),
         ),
         (
-            sglang,
+            read_sglang,
             "sglang_docs_production_metrics.txt",
             EngineReading(
                 waiting=2826,
@@ -54,7 +54,7 @@ def recorded(name: str) -> Page:
             ),
         ),
         (
-            sglang,
+            read_sglang,
             "sglang_0.5.10_datadog_condensed.txt",
             EngineReading(
                 waiting=0,
@@ -66,24 +66,24 @@ def recorded(name: str) -> Page:
             ),
         ),
         (
-            llamacpp,
+            read_llamacpp,
             "llamacpp_metrics_real.txt",
             EngineReading(waiting=0, running=0, progress=(33065.0, 7801.0, 7831.0)),
         ),
     ],
 )
-def test_recorded_pages(adapter, name, expected) -> None:
-    assert adapter.read(recorded(name)) == expected
+def test_recorded_pages(read, name, expected) -> None:
+    assert read(recorded(name)) == expected
 
 
-@pytest.mark.parametrize("adapter", [vllm, sglang, llamacpp, openai])
+@pytest.mark.parametrize("read", [read_vllm, read_sglang, read_llamacpp, read_openai])
 @pytest.mark.parametrize("text", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n"])
-def test_a_page_without_the_series_says_nothing_rather_than_zero(adapter, text) -> None:
-    assert adapter.read(Page(text)) == NOTHING_KNOWN
+def test_a_page_without_the_series_says_nothing_rather_than_zero(read, text) -> None:
+    assert read(MetricsPage(text)) == NOTHING_KNOWN
 
 
 def test_ranks_are_summed_and_shares_are_averaged() -> None:
-    page = Page(
+    page = MetricsPage(
         'vllm:num_requests_waiting{engine="0"} 1.0\n'
         'vllm:num_requests_waiting{engine="1"} 2.0\n'
         'vllm:num_requests_running{engine="0"} 3.0\n'
@@ -92,7 +92,7 @@ def test_ranks_are_summed_and_shares_are_averaged() -> None:
         'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\n'
         'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n'
     )
-    assert vllm.read(page) == EngineReading(
+    assert read_vllm(page) == EngineReading(
         waiting=3,
         running=3,
         kv_used_ratio=pytest.approx(0.4),
@@ -111,19 +111,19 @@ def test_ranks_are_summed_and_shares_are_averaged() -> None:
     ],
 )
 def test_both_names_of_the_kv_gauge(text, ratio) -> None:
-    assert vllm.read(Page(text)).kv_used_ratio == ratio
+    assert read_vllm(MetricsPage(text)).kv_used_ratio == ratio
 
 
 def test_capacity_is_unknown_until_every_engine_has_measured_its_memory() -> None:
-    page = Page(
+    page = MetricsPage(
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="10"} 1.0\n'
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     )
-    assert vllm.read(page).kv_capacity_tokens is None
+    assert read_vllm(page).kv_capacity_tokens is None
 
 
 def test_llamacpp_with_its_older_and_newer_series() -> None:
-    page = Page(
+    page = MetricsPage(
         "llamacpp:prompt_tokens_total 75\nllamacpp:prompt_tokens_cached_total 25\n"
         "llamacpp:kv_cache_usage_ratio 0.5\nllamacpp:requests_processing 2\n"
         "llamacpp:requests_deferred 1"
@@ -131,7 +131,7 @@ def test_llamacpp_with_its_older_and_newer_series() -> None:
     expected = EngineReading(
         waiting=1, running=2, kv_used_ratio=0.5, prefix_hit_ratio=0.25, progress=(75.0,)
     )
-    assert llamacpp.read(page) == expected
+    assert read_llamacpp(page) == expected
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_llamacpp_with_its_older_and_newer_series() -> None:
     ],
 )
 def test_lines(line, labels, value) -> None:
-    (series,) = Page(line).series("a")
+    (series,) = MetricsPage(line).series("a")
     assert (series.labels_text, series.value) == (labels, value)
 
 
@@ -155,10 +155,10 @@ def test_lines(line, labels, value) -> None:
     "line", ["ab 1", "a", "a{", 'a{m="x} 1', "a x", "a +Inf", "# a 1", "b a 1"]
 )
 def test_what_is_no_line_of_that_name(line) -> None:
-    assert Page(line).series("a") == []
+    assert MetricsPage(line).series("a") == []
 
 
 @given(st.text(max_size=300))
 def test_any_page_is_survived(text) -> None:
-    vllm.read(Page("vllm:num_requests_waiting" + text))
-    vllm.read(Page("vllm:cache_config_info{" + text))
+    read_vllm(MetricsPage("vllm:num_requests_waiting" + text))
+    read_vllm(MetricsPage("vllm:cache_config_info{" + text))

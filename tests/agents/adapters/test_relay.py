@@ -14,13 +14,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from agents.adapters.engine import Engine
-from agents.adapters.frames import FrameWriter
-from agents.adapters.kinds import KINDS
+from agents.adapters.engine import EngineClient
+from agents.adapters.engine_kinds import KINDS
+from agents.adapters.outbox import FrameWriter
 from agents.adapters.relay import Relay
-from agents.core.effects import Hand
-from agents.core.events import AnswerBegan, AnswerEnded
-from agents.core.reading import Usage
+from agents.core.effects import StartRelay
+from agents.core.events import RelayBegan, RelayEnded, TokenUsage
 from schemas.exchange import WINDOW_BYTES, End, Frame, Head, Outcome, unpack_frame
 from schemas.wire import decode_as
 from tests.agents.scripted_engine import (
@@ -44,12 +43,12 @@ USAGE = (
 class Call:
     """A relay to a scripted engine, and the frames it sent."""
 
-    def __init__(self, engine: ScriptedEngine, client: Engine, headers) -> None:
+    def __init__(self, engine: ScriptedEngine, client: EngineClient, headers) -> None:
         self.frames: list[tuple[Frame, int, bytes]] = []
-        self.began: list[AnswerBegan] = []
+        self.began: list[RelayBegan] = []
         self.sent = asyncio.Event()
         self.client = client
-        hand = Hand(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
+        hand = StartRelay(INBOX, "/v1/completions", "q-1", b'{"prompt": "hi"}', headers)
         self.relay = Relay(
             hand,
             engine=client,
@@ -65,7 +64,7 @@ class Call:
         self.frames.append((view.kind, view.number, bytes(view.payload)))
         self.sent.set()
 
-    async def _began(self, event: AnswerBegan) -> None:
+    async def _began(self, event: RelayBegan) -> None:
         self.began.append(event)
 
     async def until(self, condition) -> None:
@@ -94,7 +93,7 @@ class Call:
 @contextlib.asynccontextmanager
 async def calling(script: Script, **headers: str) -> AsyncIterator[tuple[Call, ScriptedEngine]]:
     async with running(script) as engine:
-        client = Engine(
+        client = EngineClient(
             api_url=engine.url, metrics_url="", kind=KINDS["openai"], clock=time.monotonic
         )
         try:
@@ -103,7 +102,7 @@ async def calling(script: Script, **headers: str) -> AsyncIterator[tuple[Call, S
             client.close()
 
 
-async def call(script: Script, **headers: str) -> tuple[Call, AnswerEnded, ScriptedEngine]:
+async def call(script: Script, **headers: str) -> tuple[Call, RelayEnded, ScriptedEngine]:
     async with calling(script, **headers) as (made, engine):
         ended = await made.relay.run()
     assert [number for _, number, _ in made.frames] == list(range(len(made.frames)))
@@ -125,10 +124,10 @@ async def test_a_stream_passes_untouched() -> None:
     assert made.text == b"".join(parts)
     assert (made.head.status, made.head.content_type) == (200, "text/event-stream")
     assert (made.head.region, made.head.replica) == ("us", "g0")
-    assert (ended.outcome, ended.usage, ended.streamed) == (Outcome.DONE, Usage(9, 4, 2), True)
+    assert (ended.outcome, ended.usage, ended.streamed) == (Outcome.DONE, TokenUsage(9, 4, 2), True)
     assert (made.end.prompt_tokens, made.end.cached_tokens, made.end.completion_tokens) == (9, 4, 2)
     assert made.end.ttft_s > 0
-    assert made.began == [AnswerBegan(INBOX)]
+    assert made.began == [RelayBegan(INBOX)]
     request = engine.requests[0]
     assert (request.path, request.body) == ("/v1/completions", b'{"prompt": "hi"}')
     assert request.headers["x-request-id"] == "q-1"
@@ -245,7 +244,7 @@ async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, g
     """An error may come from an HTTP server in front of an engine that hangs."""
     async with calling(whole(response)) as (made, _):
         await made.relay.run()
-        assert made.began == [AnswerBegan(INBOX, good=good)]
+        assert made.began == [RelayBegan(INBOX, good=good)]
         assert (made.client.heard_at > 0.0) is good
 
 
@@ -309,7 +308,7 @@ async def test_an_abort_before_the_relay_runs_still_ends_it() -> None:
 async def test_an_abort_holds_though_its_cancel_was_swallowed() -> None:
     async with calling(whole(events(b"data: 1\n\n"))) as (made, _):
 
-        async def swallows(event: AnswerBegan) -> None:
+        async def swallows(event: RelayBegan) -> None:
             made.relay.abort(Outcome.DEADLINE, "too late")
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(60)

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from agents.core.events import AnswerBegan
-from agents.core.reading import Usage
+from agents.core.events import RelayBegan, TokenUsage
 from schemas.exchange import Outcome
 from tests.agents.adapters.test_relay import call, calling, events, whole
 from tests.agents.scripted_engine import CHUNKED, Conversation, chunk, plain
@@ -37,8 +36,8 @@ async def test_nothing_cuts_an_answer_that_has_said_all(how) -> None:
 async def test_an_abort_after_the_last_byte_of_a_plain_answer_comes_too_late() -> None:
     async with calling(whole(plain(200, b"{}"))) as (made, _):
 
-        async def waits(event: AnswerBegan) -> None:
-            while not made.relay._answer.is_ended:
+        async def waits(event: RelayBegan) -> None:
+            while not made.relay._response.is_ended:
                 await asyncio.sleep(0)
             asyncio.get_running_loop().call_soon(made.relay.abort, Outcome.CANCELLED, "late")
 
@@ -62,7 +61,7 @@ async def test_a_stream_that_begins_with_an_error_is_that_http_error(status, tor
         "application/json",
     )
     assert json.loads(made.text) == json.loads(ERROR % status)
-    assert (ended.outcome, ended.streamed, ended.usage) == (Outcome.DONE, False, Usage())
+    assert (ended.outcome, ended.streamed, ended.usage) == (Outcome.DONE, False, TokenUsage())
 
 
 @pytest.mark.parametrize("done", [b"", b"data: [DONE]\n\n"])

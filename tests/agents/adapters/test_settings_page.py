@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.adapters.kinds import KINDS
-from agents.adapters.settings_page import batch_size, read_object
+from agents.adapters.engine_kinds import KINDS, batch_size, read_object
 
 RECORDED = Path(__file__).parents[2] / "data" / "server_metrics"
 PER_RANK = "effective_max_running_requests_per_dp"

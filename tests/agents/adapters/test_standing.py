@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agents.adapters.standing import Standing
+from agents.adapters.bus_identity import BusAuthorization
 from infra.bus import BusUnreachable
 
 
@@ -16,9 +16,9 @@ from infra.bus import BusUnreachable
     ],
 )
 async def test_a_subject_of_our_own_refused_is_the_end(complaint) -> None:
-    standing = Standing("us", "us-1")
+    standing = BusAuthorization("us", "us-1")
     standing.check()
-    holding = asyncio.create_task(standing.hold())
+    holding = asyncio.create_task(standing.watch())
     standing.complained(Exception(complaint))
     async with asyncio.timeout(5):
         with pytest.raises(BusUnreachable, match="speak for us/us-1: are these its credentials"):
@@ -36,6 +36,6 @@ async def test_a_subject_of_our_own_refused_is_the_end(complaint) -> None:
     ],
 )
 def test_any_other_complaint_is_not(complaint) -> None:
-    standing = Standing("us", "us-1")
+    standing = BusAuthorization("us", "us-1")
     standing.complained(Exception(complaint))
     standing.check()

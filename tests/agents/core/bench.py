@@ -2,8 +2,8 @@
 
 from agents.core import effects, events
 from agents.core.agent import AgentCore
-from agents.core.beat import Replica
-from agents.core.reading import EngineReading
+from agents.core.events import EngineReading
+from agents.core.heartbeat import ReplicaConfig
 from schemas.exchange import Outcome
 
 MODEL = "org/llama"
@@ -20,28 +20,30 @@ class Bench:
 
     def __init__(self, **replica) -> None:
         values = {"outstanding_max": 4, "heartbeat_s": 0.1, "engine": "vllm", **replica}
-        self.core = AgentCore(Replica(region="us", replica="g0", epoch=7, **values))
+        self.core = AgentCore(ReplicaConfig(region="us", replica="g0", epoch=7, **values))
         self.now = 100.0
         self.beats = []
 
     def feed(self, event) -> list:
         done = self.core.handle(event, self.now)
-        self.beats += [effect.heartbeat for effect in done if isinstance(effect, effects.Beat)]
-        return [effect for effect in done if not isinstance(effect, effects.Beat)]
+        self.beats += [
+            effect.heartbeat for effect in done if isinstance(effect, effects.PublishHeartbeat)
+        ]
+        return [effect for effect in done if not isinstance(effect, effects.PublishHeartbeat)]
 
     def read(self, reading=IDLE, models=(MODEL,)) -> list:
-        return self.feed(events.EngineRead(self.now, reading, models))
+        return self.feed(events.EngineScraped(self.now, reading, models))
 
     def work(self, number: int, body=b"{}", **headers) -> list:
         return self.feed(events.WorkArrived(inbox(number), {**HEADERS, **headers}, body))
 
     def end(self, number: int, outcome=Outcome.DONE, **more) -> list:
-        return self.feed(events.AnswerEnded(inbox=inbox(number), outcome=outcome, **more))
+        return self.feed(events.RelayEnded(inbox=inbox(number), outcome=outcome, **more))
 
     def fail(self, times=3) -> None:
         for _ in range(times):
             self.feed(
-                events.EngineFailed(began_at=self.now, heard_at=0, timed_out=False, detail="")
+                events.ScrapeFailed(began_at=self.now, heard_at=0, timed_out=False, detail="")
             )
 
     def tick(self, seconds: float) -> list:
@@ -49,14 +51,14 @@ class Bench:
         until, done = self.now + seconds, []
         while self.now < (wake_at := self.core.wake_at) < until:
             self.now = wake_at
-            done += self.feed(events.Tick())
+            done += self.feed(events.TimerFired())
         self.now = until
-        return [*done, *self.feed(events.Tick())]
+        return [*done, *self.feed(events.TimerFired())]
 
     def stand_still(self, seconds: float) -> list:
         """Let that much time pass without a tick, as in a process that is stopped."""
         self.now += seconds
-        return self.feed(events.Tick())
+        return self.feed(events.TimerFired())
 
     @property
     def beat(self):

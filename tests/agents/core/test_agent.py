@@ -3,11 +3,10 @@
 import pytest
 
 from agents.core import effects, events
-from agents.core.answers import HELD_BYTES_MAX
-from agents.core.bodies import PART_TIMEOUT_S
-from agents.core.cadence import GAP_MIN_S
-from agents.core.reading import NOTHING_KNOWN, EngineReading, Usage
-from agents.core.routers import RouterName
+from agents.core.events import NOTHING_KNOWN, EngineReading, TokenUsage
+from agents.core.heartbeat import GAP_MIN_S
+from agents.core.requests import HELD_BYTES_MAX, PART_TIMEOUT_S
+from agents.core.routers import RouterKey
 from schemas.exchange import BODY_BYTES_MAX, Outcome, Refusal
 from schemas.state import ReplicaState
 from tests.agents.core.bench import HEADERS, Bench, inbox
@@ -26,7 +25,7 @@ def only(found: list, kind: type):
 
 
 def test_good_work_is_handed_over_untouched(bench) -> None:
-    hand = only(bench.work(1, body=b'{"a":1}', **{"Mesh-Request": "q-1"}), effects.Hand)
+    hand = only(bench.work(1, body=b'{"a":1}', **{"Mesh-Request": "q-1"}), effects.StartRelay)
     assert (hand.inbox, hand.path, hand.body) == (inbox(1), "/v1/completions", b'{"a":1}')
     assert hand.request_id == "q-1"
     assert bench.core.outstanding == 1
@@ -35,7 +34,7 @@ def test_good_work_is_handed_over_untouched(bench) -> None:
 @pytest.mark.parametrize(
     ("prepare", "headers", "reason"),
     [
-        (lambda b: b.feed(events.DrainAsked()), {}, Refusal.DRAINING),
+        (lambda b: b.feed(events.DrainRequested()), {}, Refusal.DRAINING),
         (lambda b: b.fail(), {}, Refusal.ENGINE_DOWN),
         (lambda b: b.read(models=("other",)), {}, Refusal.WRONG_MODEL),
         (lambda b: b.read(EngineReading(waiting=1, running=3)), {}, Refusal.FULL),
@@ -71,7 +70,8 @@ def test_before_the_engine_answers_work_is_refused() -> None:
     "reply", ["", "_INBOX.us.r1", "_INBOX.us.r1.>", "_INBOX.us.*.1", "mesh.us.r1.1", "_INBOX.U.r.1"]
 )
 def test_work_that_nobody_could_get_an_answer_to_is_dropped(bench, reply) -> None:
-    assert bench.feed(events.WorkArrived(reply, HEADERS, b"{}")) == []
+    [dropped] = bench.feed(events.WorkArrived(reply, HEADERS, b"{}"))
+    assert dropped == effects.DropWork(reply, 2)
     assert bench.core.outstanding == 0
 
 
@@ -82,14 +82,14 @@ def test_a_second_request_for_the_same_inbox_is_dropped(bench) -> None:
 
 
 def test_no_time_left_on_arrival(bench) -> None:
-    finish = only(bench.work(1, **{"Mesh-Deadline-Ms": "0"}), effects.Finish)
+    finish = only(bench.work(1, **{"Mesh-Deadline-Ms": "0"}), effects.SendEnd)
     assert finish.outcome is Outcome.DEADLINE
     assert bench.core.outstanding == 0
 
 
 def test_a_cancel_aborts_once(bench) -> None:
     bench.work(1)
-    abort = only(bench.feed(events.CancelArrived(inbox(1))), effects.Abort)
+    abort = only(bench.feed(events.CancelArrived(inbox(1))), effects.AbortRelay)
     assert (abort.inbox, abort.outcome) == (inbox(1), Outcome.CANCELLED)
     assert bench.feed(events.CancelArrived(inbox(1))) == []
     assert bench.core.outstanding == 1
@@ -103,7 +103,7 @@ def test_a_deadline_passes_while_the_router_is_alive(bench) -> None:
     bench.now += 2.5
     bench.feed(events.AliveArrived("us", "r1", 1))
     assert bench.tick(2.4) == []
-    abort = only(bench.tick(0.1), effects.Abort)
+    abort = only(bench.tick(0.1), effects.AbortRelay)
     assert abort.outcome is Outcome.DEADLINE
 
 
@@ -117,9 +117,9 @@ def test_taken_counts_refused_work_and_starts_anew_with_its_router(bench) -> Non
 
 
 def test_a_body_in_parts(bench) -> None:
-    only(bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"}), effects.AskBody)
+    only(bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"}), effects.RequestBody)
     assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abc")) == []
-    hand = only(bench.feed(events.BodyPartArrived(inbox(1), 3, b"def")), effects.Hand)
+    hand = only(bench.feed(events.BodyPartArrived(inbox(1), 3, b"def")), effects.StartRelay)
     assert hand.body == b"abcdef"
 
 
@@ -128,12 +128,12 @@ def test_a_body_in_parts(bench) -> None:
     [
         (lambda b: b.feed(events.BodyPartArrived(inbox(1), 2, b"x")), Outcome.BODY_LOST),
         (lambda b: b.feed(events.CancelArrived(inbox(1))), Outcome.CANCELLED),
-        (lambda b: b.feed(events.StopAsked()), Outcome.ENGINE_LOST),
+        (lambda b: b.feed(events.StopRequested()), Outcome.ENGINE_LOST),
     ],
 )
 def test_a_body_that_never_gets_whole(bench, ending, outcome) -> None:
     bench.work(1, body=b"", **{"Mesh-Body-Bytes": "6"})
-    finish = only(ending(bench), effects.Finish)
+    finish = only(ending(bench), effects.SendEnd)
     assert finish.outcome is outcome
     assert bench.core.outstanding == 0
     assert bench.feed(events.BodyPartArrived(inbox(1), 0, b"abcdef")) == []
@@ -145,7 +145,7 @@ def test_an_overdue_part_loses_the_body(bench) -> None:
     for _ in range(int(PART_TIMEOUT_S)):
         bench.feed(events.AliveArrived("us", "r1", 1))
         ended += bench.tick(1.0)
-    assert only(ended, effects.Finish).outcome is Outcome.BODY_LOST
+    assert only(ended, effects.SendEnd).outcome is Outcome.BODY_LOST
 
 
 def test_work_that_may_queue_is_taken_up_to_the_cap() -> None:
@@ -153,7 +153,7 @@ def test_work_that_may_queue_is_taken_up_to_the_cap() -> None:
     bench.read(EngineReading(waiting=5, running=3))
     for number in (1, 2):
         assert only(bench.work(9), effects.Refuse).message.reason == Refusal.FULL
-        only(bench.work(number, **{"Mesh-May-Queue": "1"}), effects.Hand)
+        only(bench.work(number, **{"Mesh-May-Queue": "1"}), effects.StartRelay)
     beat = bench.core.heartbeat(bench.now)
     assert (beat.pending, beat.full) == (5, True)  # for routers that don't judge by themselves
     assert only(bench.work(3, **{"Mesh-May-Queue": "1"}), effects.Refuse).message.reason == (
@@ -165,10 +165,12 @@ def test_bodies_waiting_for_a_first_byte_are_bounded() -> None:
     bench = Bench(outstanding_max=100)
     bench.read()
     for number in range(HELD_BYTES_MAX // BODY_BYTES_MAX):
-        only(bench.work(number, b"", **{"Mesh-Body-Bytes": str(BODY_BYTES_MAX)}), effects.AskBody)
+        only(
+            bench.work(number, b"", **{"Mesh-Body-Bytes": str(BODY_BYTES_MAX)}), effects.RequestBody
+        )
     assert only(bench.work(99), effects.Refuse).message.reason == Refusal.FULL
     bench.feed(events.CancelArrived(inbox(0)))
-    only(bench.work(99), effects.Hand)
+    only(bench.work(99), effects.StartRelay)
 
 
 def test_a_dead_engine_is_told_at_once_and_its_answers_given_up_after_silence(bench) -> None:
@@ -180,12 +182,12 @@ def test_a_dead_engine_is_told_at_once_and_its_answers_given_up_after_silence(be
     bench.feed(events.AliveArrived("us", "r1", 1))
     assert bench.tick(2.9) == []
     bench.feed(events.AliveArrived("us", "r1", 1))
-    assert only(bench.tick(0.1), effects.Abort).outcome is Outcome.ENGINE_LOST
+    assert only(bench.tick(0.1), effects.AbortRelay).outcome is Outcome.ENGINE_LOST
 
 
 def test_a_lost_engine_is_looked_at_at_once(bench) -> None:
     bench.work(1)
-    only(bench.end(1, Outcome.ENGINE_LOST), effects.LookNow)
+    only(bench.end(1, Outcome.ENGINE_LOST), effects.ScrapeNow)
     bench.work(2)
     assert bench.end(2) == []
     assert bench.beat.served_total == 1
@@ -226,12 +228,12 @@ def test_what_was_handed_over_since_the_reading_counts_beyond_the_room() -> None
     bench.read()
     for number in range(2):
         bench.now += 0.001
-        only(bench.work(number), effects.Hand)
+        only(bench.work(number), effects.StartRelay)
     assert (bench.beat.pending, bench.beat.full) == (0, False)
     bench.now += 0.001
     bench.work(3)
     assert (bench.beat.pending, bench.beat.full) == (1, True)
-    bench.feed(events.AnswerBegan(inbox(3)))
+    bench.feed(events.RelayBegan(inbox(3)))
     assert (bench.beat.pending, bench.beat.full) == (0, False)
 
 
@@ -241,10 +243,10 @@ def test_a_glimpse_of_a_request_that_waits_is_forgotten_when_it_has_begun(bench)
     bench.read(EngineReading(waiting=1, running=0))
     assert (bench.beat.pending, bench.beat.full) == (1, True)
     bench.now += 0.01
-    bench.feed(events.AnswerBegan(inbox(1)))
+    bench.feed(events.RelayBegan(inbox(1)))
     assert (bench.beat.pending, bench.beat.full) == (0, False)
     bench.end(1)
-    only(bench.work(2), effects.Hand)
+    only(bench.work(2), effects.StartRelay)
 
 
 def test_a_reading_that_is_late_does_not_bring_back_what_has_ended(bench) -> None:
@@ -252,9 +254,9 @@ def test_a_reading_that_is_late_does_not_bring_back_what_has_ended(bench) -> Non
     bench.now += 0.01
     began_at = bench.now
     bench.now += 0.01
-    bench.feed(events.AnswerBegan(inbox(1)))
+    bench.feed(events.RelayBegan(inbox(1)))
     bench.end(1)
-    bench.feed(events.EngineRead(began_at, EngineReading(waiting=1, running=0), None))
+    bench.feed(events.EngineScraped(began_at, EngineReading(waiting=1, running=0), None))
     assert (bench.beat.pending, bench.beat.full) == (0, False)
 
 
@@ -281,9 +283,9 @@ def test_speeds_are_learned_from_unqueued_streamed_answers() -> None:
         uncached = 100 * (number % 7 + 1)
         bench.work(number)
         bench.now += 0.05 + 0.0002 * uncached
-        bench.feed(events.AnswerBegan(inbox(number)))
+        bench.feed(events.RelayBegan(inbox(number)))
         bench.now += 1.0
-        bench.end(number, usage=Usage(uncached + 50, 50, 101), streamed=True)
+        bench.end(number, usage=TokenUsage(uncached + 50, 50, 101), streamed=True)
     beat = bench.beat
     assert beat.prefill_s_per_token == pytest.approx(0.0002)
     assert beat.prefill_base_s == pytest.approx(0.05)
@@ -299,12 +301,12 @@ def test_answers_that_tell_nothing_of_prefill_are_not_learned_from(
     for number in range(40):
         bench.read()
         if companion:
-            only(bench.work(1000 + number), effects.Hand)
+            only(bench.work(1000 + number), effects.StartRelay)
         uncached = 100 * (number % 7 + 1)
-        only(bench.work(number), effects.Hand)
+        only(bench.work(number), effects.StartRelay)
         bench.now += 0.0002 * uncached
-        bench.feed(events.AnswerBegan(inbox(number)))
-        bench.end(number, usage=Usage(uncached, cached, 5), streamed=bool(streamed))
+        bench.feed(events.RelayBegan(inbox(number)))
+        bench.end(number, usage=TokenUsage(uncached, cached, 5), streamed=bool(streamed))
         if companion:
             bench.end(1000 + number)
     assert bench.beat.prefill_s_per_token is None
@@ -313,11 +315,11 @@ def test_answers_that_tell_nothing_of_prefill_are_not_learned_from(
 def test_draining_finishes_what_runs_and_says_a_last_word(bench) -> None:
     bench.work(1)
     bench.now += 1.0
-    bench.feed(events.DrainAsked())
+    bench.feed(events.DrainRequested())
     assert bench.beats[-1].state is ReplicaState.DRAINING
     assert bench.beats[-1].outstanding == 1
     bench.end(1)
-    bench.feed(events.Left())
+    bench.feed(events.DrainFinished())
     assert bench.beats[-1].state is ReplicaState.GONE
     count = len(bench.beats)
     assert bench.tick(10.0) == []
@@ -334,11 +336,11 @@ def test_work_of_a_region_that_does_not_own_the_replica_is_refused(bench) -> Non
     refuse = only(bench.work(2, **ADOPTED), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER, "nor does it by saying so with its work"
     bench.feed(events.AliveArrived("eu", "r1", 1, 5))
-    only(bench.work(3, **ADOPTED), effects.Hand)
+    only(bench.work(3, **ADOPTED), effects.StartRelay)
     refuse = only(bench.work(4), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER, "its own region does not own it now"
     bench.feed(events.AliveArrived("us", "r1", 1, 6))
-    only(bench.work(5, **{"Mesh-Term": "6"}), effects.Hand)
+    only(bench.work(5, **{"Mesh-Term": "6"}), effects.StartRelay)
     refuse = only(bench.work(6, **ADOPTED), effects.Refuse)
     assert refuse.message.reason == Refusal.NOT_OWNER
 
@@ -357,18 +359,18 @@ def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
     assert only(bench.work(1), effects.Refuse).message.reason == Refusal.NOT_OWNER
     bench.feed(events.AliveArrived("us", "r1", 1, 6))
     assert (bench.beat.owner, bench.beat.term) == (None, 6)
-    only(bench.work(2), effects.Hand)
+    only(bench.work(2), effects.StartRelay)
 
 
 def test_each_change_of_owner_by_a_claim_is_told_once(bench) -> None:
-    def told(region: str, term: int | None) -> list[effects.Effect]:
+    def told(region: str, term: int | None) -> list[effects.AgentEffect]:
         done = bench.feed(events.AliveArrived(region, "r1", 1, term))
-        return [one for one in done if isinstance(one, effects.OwnerChanged)]
+        return [one for one in done if isinstance(one, effects.LogOwnerChange)]
 
     assert told("us", 1) == told("us", None) == []
-    assert told("eu", 5) == [effects.OwnerChanged(RouterName("eu", "r1"), 5)]
+    assert told("eu", 5) == [effects.LogOwnerChange(RouterKey("eu", "r1"), 5)]
     assert told("eu", 5) == told("us", 4) == []
-    assert told("us", 6) == [effects.OwnerChanged(RouterName("us", "r1"), 6)]
+    assert told("us", 6) == [effects.LogOwnerChange(RouterKey("us", "r1"), 6)]
 
 
 def test_hand_offs_of_an_adopter_are_told_apart_from_those_at_home(bench) -> None:

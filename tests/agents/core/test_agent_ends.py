@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.core import effects, events
-from agents.core.reading import EngineReading
+from agents.core.events import EngineReading
 from schemas.exchange import Outcome
 from tests.agents.core.bench import HEADERS, Bench, inbox
 
@@ -24,9 +24,9 @@ def test_each_work_item_ends_exactly_once(steps) -> None:
     world.finish()
     assert world.bench.core.outstanding == 0
     assert all(count == 1 for count in world.ends.values()), world.ends
-    assert world.bench.core._answers.held_bytes == 0
-    assert not world.bench.core._bodies._open
-    assert not any(sign.answers for sign in world.bench.core._routers._signs.values())
+    assert world.bench.core._requests.held_bytes == 0
+    assert not world.bench.core._requests._receiving
+    assert not any(router.requests for router in world.bench.core._routers._routers.values())
 
 
 class World:
@@ -43,13 +43,13 @@ class World:
     def perform(self, found: list) -> None:
         for effect in found:
             match effect:
-                case effects.Refuse(inbox=name) | effects.Finish(inbox=name):
+                case effects.Refuse(inbox=name) | effects.SendEnd(inbox=name):
                     self.ended(name)
-                case effects.AskBody(inbox=name):
+                case effects.RequestBody(inbox=name):
                     self.open[name] = "body"
-                case effects.Hand(inbox=name):
+                case effects.StartRelay(inbox=name):
                     self.open[name] = "relay"
-                case effects.Abort(inbox=name, outcome=outcome):
+                case effects.AbortRelay(inbox=name, outcome=outcome):
                     self.relay_ends(name, outcome)
 
     def ended(self, name: str) -> None:
@@ -59,7 +59,7 @@ class World:
     def relay_ends(self, name: str, outcome: Outcome) -> None:
         assert self.open[name] == "relay"
         self.ended(name)
-        self.perform(self.bench.feed(events.AnswerEnded(inbox=name, outcome=outcome)))
+        self.perform(self.bench.feed(events.RelayEnded(inbox=name, outcome=outcome)))
 
     def pick(self, number: int, phase: str) -> str | None:
         names = [name for name, now in self.open.items() if now == phase]
@@ -94,7 +94,7 @@ class World:
 
     def begin(self, number: int) -> None:
         if name := self.pick(number, "relay"):
-            self.perform(self.bench.feed(events.AnswerBegan(name)))
+            self.perform(self.bench.feed(events.RelayBegan(name)))
 
     def end(self, number: int) -> None:
         if name := self.pick(number, "relay"):
@@ -124,5 +124,5 @@ class World:
         self.bench.fail(number)
 
     def finish(self) -> None:
-        self.perform(self.bench.feed(events.StopAsked()))
-        self.perform(self.bench.feed(events.Left()))
+        self.perform(self.bench.feed(events.StopRequested()))
+        self.perform(self.bench.feed(events.DrainFinished()))

@@ -3,13 +3,14 @@
 import pytest
 
 from agents.core import effects, events
-from agents.core.bodies import PART_TIMEOUT_S
-from agents.core.routers import MISSED_S, RouterName
+from agents.core.agent import SILENT_ROUTER
+from agents.core.requests import PART_TIMEOUT_S
+from agents.core.routers import MISSED_S, RouterKey
 from schemas.exchange import Outcome
 from tests.agents.core.bench import HEADERS, Bench, inbox
 
-R1 = RouterName("us", "r1")
-SILENT = "the replica has not heard the asking router for too long"
+R1 = RouterKey("us", "r1")
+SILENT = SILENT_ROUTER
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_an_agent_that_stood_still_blames_no_router(bench) -> None:
     bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
     assert bench.stand_still(10.0) == []
     assert bench.tick(2.9) == []
-    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.ResyncRouter(R1)]
     assert bench.tick(2.9) == []
     [abort] = bench.tick(0.1)
     assert abort.detail == SILENT
@@ -48,24 +49,24 @@ def test_an_agent_that_stood_still_waits_for_the_next_part_of_a_body(bench) -> N
 def test_a_router_that_missed_something_is_spoken_up_to(bench) -> None:
     bench.work(1)
     assert bench.tick(MISSED_S) == []
-    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.ResyncRouter(R1)]
     assert bench.feed(events.AliveArrived("us", "r1", 1)) == []
 
 
 def test_an_answer_outlives_its_bus(bench) -> None:
     bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
-    assert bench.feed(events.BusLost()) == []
+    assert bench.feed(events.BusDisconnected()) == []
     bench.read()
     assert bench.tick(20.0) == []
-    assert bench.feed(events.BusReturned()) == []
+    assert bench.feed(events.BusReconnected()) == []
     assert bench.tick(2.9) == []
-    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.SpeakUp(R1)]
+    assert bench.feed(events.AliveArrived("us", "r1", 1)) == [effects.ResyncRouter(R1)]
 
 
 def test_a_router_that_does_not_come_back_with_the_bus_is_given_up(bench) -> None:
     bench.work(1)
-    bench.feed(events.BusLost())
-    bench.feed(events.BusReturned())
+    bench.feed(events.BusDisconnected())
+    bench.feed(events.BusReconnected())
     [abort] = bench.tick(3.0)
     assert abort.detail == SILENT
 

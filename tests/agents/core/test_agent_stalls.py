@@ -3,8 +3,8 @@
 import pytest
 
 from agents.core import effects, events
-from agents.core.reading import EngineReading
-from agents.core.stall import BLIND_S, FIRST_S, FLOOR_S, MARGIN
+from agents.core.engine_health import BLIND_S, FIRST_S, FLOOR_S, MARGIN
+from agents.core.events import EngineReading
 from schemas.exchange import Outcome, Refusal
 from schemas.state import DownReason, ReplicaState
 from tests.agents.core.bench import MODEL, Bench, inbox
@@ -28,7 +28,7 @@ class Stage(Bench):
                 waiting=0, running=0, progress=(self.steps,) * self.shows_numbers
             )
             done += self.feed(
-                events.EngineRead(self.now, reading, self.models, held=frozenset(held))
+                events.EngineScraped(self.now, reading, self.models, held=frozenset(held))
             )
             done += self.feed(events.AliveArrived("us", "r1", 1))
         return done
@@ -40,7 +40,7 @@ def stage() -> Stage:
     stage.run(0.5)
     stage.work(9, **LATE)
     stage.run(1.0, works=True)
-    stage.feed(events.AnswerBegan(inbox(9)))
+    stage.feed(events.RelayBegan(inbox(9)))
     stage.end(9)
     return stage
 
@@ -51,17 +51,17 @@ HANGS_S = FLOOR_S + MARGIN * 0.1
 def test_what_has_no_byte_is_refused_and_what_has_is_left_alone_for_a_while(stage) -> None:
     stage.work(1, **LATE)
     stage.work(2, **LATE)
-    stage.feed(events.AnswerBegan(inbox(1)))
+    stage.feed(events.RelayBegan(inbox(1)))
     stage.work(3, **{**LATE, "Mesh-Body-Bytes": "4"})
     done = stage.run(HANGS_S + 0.5)
     refused, aborted, probe = (
         next(one for one in done if isinstance(one, kind))
-        for kind in (effects.Refuse, effects.Abort, effects.Probe)
+        for kind in (effects.Refuse, effects.AbortRelay, effects.ProbeEngine)
     )
     assert len(done) == 3
     assert (refused.inbox, refused.message.reason) == (inbox(3), Refusal.ENGINE_DOWN)
     assert (aborted.inbox, aborted.refused.reason) == (inbox(2), Refusal.ENGINE_DOWN)
-    assert probe == effects.Probe("/v1/completions", MODEL)
+    assert probe == effects.ProbeEngine("/v1/completions", MODEL)
     assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.DOWN, DownReason.HUNG)
     because = stage.core.down_because(stage.now)
     said = "engine hung: 2 requests outstanding, no output and no counter moved for 4."
@@ -70,7 +70,7 @@ def test_what_has_no_byte_is_refused_and_what_has_is_left_alone_for_a_while(stag
     [late] = [one for one in stage.work(4, **LATE) if isinstance(one, effects.Refuse)]
     assert late.message.reason is Refusal.ENGINE_DOWN
     done = stage.run(HANGS_S)
-    [given_up] = [one for one in done if isinstance(one, effects.Abort)]
+    [given_up] = [one for one in done if isinstance(one, effects.AbortRelay)]
     assert (given_up.inbox, given_up.outcome) == (inbox(1), Outcome.ENGINE_LOST)
     assert given_up.refused is None
 
@@ -82,28 +82,30 @@ def test_it_takes_work_again_when_it_computes(stage, sign) -> None:
     stage.end(1, Outcome.ENGINE_LOST)
     if sign == "probe":
         stage.feed(events.ProbeEnded(answered=False))
-        assert [one for one in stage.run(1.5) if isinstance(one, effects.Probe)]
+        assert [one for one in stage.run(1.5) if isinstance(one, effects.ProbeEngine)]
         stage.feed(events.ProbeEnded(answered=True))
     else:
         stage.run(0.1, works=True)
     assert (stage.beat.state, stage.beat.down_reason) == (ReplicaState.READY, None)
-    assert [one for one in stage.work(2, **LATE) if isinstance(one, effects.Hand)]
+    assert [one for one in stage.work(2, **LATE) if isinstance(one, effects.StartRelay)]
 
 
 def test_answers_that_wait_for_their_clients_are_no_hang(stage) -> None:
     stage.work(1, **LATE)
-    stage.feed(events.AnswerBegan(inbox(1)))
+    stage.feed(events.RelayBegan(inbox(1)))
     assert stage.run(10 * HANGS_S, held=(inbox(1),)) == []
 
 
 def test_what_waits_for_its_client_outlives_a_hang(stage) -> None:
     for number in (1, 2):
         stage.work(number, **LATE)
-        stage.feed(events.AnswerBegan(inbox(number)))
+        stage.feed(events.RelayBegan(inbox(number)))
     done = stage.run(3 * HANGS_S, held=(inbox(1),))
-    [given_up] = [one for one in done if isinstance(one, effects.Abort)]
+    [given_up] = [one for one in done if isinstance(one, effects.AbortRelay)]
     assert given_up.inbox == inbox(2)
-    assert [one.inbox for one in stage.run(0.2) if isinstance(one, effects.Abort)] == [inbox(1)]
+    assert [one.inbox for one in stage.run(0.2) if isinstance(one, effects.AbortRelay)] == [
+        inbox(1)
+    ]
 
 
 def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
@@ -113,11 +115,11 @@ def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
     stage.run(0.5)
     stage.work(1, **LATE)
     found, ended_s = [], 0.0
-    while not any(isinstance(one, effects.Abort) for one in found):
+    while not any(isinstance(one, effects.AbortRelay) for one in found):
         assert ended_s < 600.0
         ended_s += 1.0
         done = stage.run(1.0)
-        if any(isinstance(one, effects.Probe) for one in done):
+        if any(isinstance(one, effects.ProbeEngine) for one in done):
             if not found:
                 stage.work(2, **{**LATE, "Mesh-Body-Bytes": "4"})
             done += stage.feed(events.ProbeEnded(answered=False))
@@ -134,7 +136,7 @@ def test_looks_that_failed_have_seen_nothing(stage) -> None:
     stage.tick(1.5)
     stage.fail(times=1)
     done = stage.run(FLOOR_S / 2)
-    assert not [one for one in done if isinstance(one, effects.Abort)]
+    assert not [one for one in done if isinstance(one, effects.AbortRelay)]
 
 
 def test_a_failed_look_now_and_then_hides_no_hang(stage) -> None:
@@ -143,7 +145,7 @@ def test_a_failed_look_now_and_then_hides_no_hang(stage) -> None:
     for _ in range(4):
         stage.fail(times=1)
         done += stage.run(FLOOR_S - 0.1)
-    assert [one for one in done if isinstance(one, effects.Abort)]
+    assert [one for one in done if isinstance(one, effects.AbortRelay)]
 
 
 def test_a_new_engine_has_its_time(stage) -> None:
@@ -160,10 +162,10 @@ def test_errors_of_its_front_are_no_signs_and_no_probe_is_like_them(stage) -> No
     stage.work(1, **LATE)
     for number in range(2, 7):
         stage.work(number, **chat)
-        stage.feed(events.AnswerBegan(inbox(number), good=False))
+        stage.feed(events.RelayBegan(inbox(number), good=False))
         stage.end(number)
         assert stage.run(HANGS_S / 8) == []
-    assert effects.Probe("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
+    assert effects.ProbeEngine("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
 
 
 def test_a_probe_asks_for_a_model_that_it_serves(stage) -> None:
@@ -172,4 +174,4 @@ def test_a_probe_asks_for_a_model_that_it_serves(stage) -> None:
     stage.run(0.5)
     stage.read(EngineReading(progress=(stage.steps,)), models=("other",))
     stage.models = ("other",)
-    assert effects.Probe("/v1/completions", "other") in stage.run(HANGS_S + 0.5)
+    assert effects.ProbeEngine("/v1/completions", "other") in stage.run(HANGS_S + 0.5)

@@ -1,10 +1,10 @@
 """When heartbeats are due."""
 
-from agents.core.cadence import GAP_MIN_S, Cadence
+from agents.core.heartbeat import GAP_MIN_S, HeartbeatTimer
 
 
 def test_on_the_beat_and_sooner_when_in_a_hurry() -> None:
-    cadence = Cadence(0.1)
+    cadence = HeartbeatTimer(0.1)
     assert cadence.due_at == float("-inf")
     cadence.sent(5.0)
     assert cadence.due_at == 5.1

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agents.core.engine_error import EVENT_BYTES_MAX, EngineError, first_error, last_error
+from agents.core.answer_stream import EVENT_BYTES_MAX, StreamError, first_error, last_error
 
 VLLM = (
     b'data: {"error": {"message": "EngineCore encountered an issue", '
@@ -26,7 +26,7 @@ QUOTING = b'data: {"choices":[{"text":"' + b'data: {\\"error\\": 1}' + b'"}]}\n\
 @pytest.mark.parametrize("comment", [b": ping\n\n", b": 1\r\n\r\n: 2\r\n\r\n", b": one\n"])
 def test_an_error_behind_comments_is_the_first_event(comment) -> None:
     error = first_error(comment + VLLM, more=False)
-    assert isinstance(error, EngineError) and error.status == 500
+    assert isinstance(error, StreamError) and error.status == 500
     for at in range(len(comment)):
         assert first_error(comment[:at], more=True) is True
     assert first_error(comment, more=True) is True
@@ -55,7 +55,7 @@ def test_an_error_behind_comments_is_the_first_event(comment) -> None:
 )
 def test_a_stream_that_begins_with_an_error(head, status, message) -> None:
     error = first_error(head, more=False)
-    assert isinstance(error, EngineError)
+    assert isinstance(error, StreamError)
     assert error.status == status
     assert error.message == (message or "the engine reported an error")
     assert json.loads(error.body)["error"]
@@ -94,7 +94,7 @@ def test_more_is_waited_for_only_while_it_may_tell() -> None:
     for event in (VLLM, SGLANG, b"event: error\ndata: no GPU\n\n"):
         verdicts = [first_error(event[:size], more=True) for size in range(1, len(event))]
         assert set(verdicts) == {True}
-        assert isinstance(first_error(event, more=True), EngineError)
+        assert isinstance(first_error(event, more=True), StreamError)
     assert first_error(b"data: 1", more=True) is True
     assert first_error(b"data: 1\n\n", more=True) is False
     assert first_error(TOKEN[:96], more=True) is False

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.fence import ADOPTED_S, STEP, Fence
-from mesh.core.federation.tenure import Tenure
+from agents.core.routers import ADOPTED_S, STEP, Fence
+from mesh.core.membership.lease import LeaseState
 from schemas.ids import RegionId
 from schemas.state import TERM_MAX
 
@@ -86,8 +86,8 @@ def test_the_highest_claim_of_all_locks_nobody_out(fence: Fence):
     assert fence.owner(1.2) == AP, "as long as it says so, for it could have written the lease"
     over = 1.1 + ADOPTED_S + 0.01
     assert fence.owner(over) is None and fence.admits(US, None, over)
-    tenure = Tenure(US, seq=6, owner=EU, term=5)
-    tenure.hear_term(fence.term)  # with the next heartbeat
+    tenure = LeaseState(US, seq=6, owner=EU, term=5)
+    tenure.saw_term(fence.term)  # with the next heartbeat
     term = tenure.next_term(EU)
     fence.claim(EU, term, over)
     assert fence.owner(over) == EU and fence.admits(EU, term, over)

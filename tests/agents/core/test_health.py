@@ -1,12 +1,12 @@
 """Is the engine there?"""
 
-from agents.core.events import EngineFailed
-from agents.core.health import SILENCE_S, EngineHealth
+from agents.core.engine_health import SILENCE_S, EngineHealth
+from agents.core.events import ScrapeFailed
 from schemas.state import ReplicaState
 
 
 def fail(health: EngineHealth, now: float, *, heard_at=-1.0, timed_out=False) -> None:
-    failed = EngineFailed(began_at=now - 0.1, heard_at=heard_at, timed_out=timed_out, detail="x")
+    failed = ScrapeFailed(began_at=now - 0.1, heard_at=heard_at, timed_out=timed_out, detail="x")
     health.failed(failed, now)
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agents.core.prefill import PrefillEstimator
+from agents.core.engine_load import PrefillEstimator
 
 # GORGO, table 1: a100-mistral-7b.
 BASE_S, SLOPE_S = 0.15072, 0.0000938
@@ -23,7 +23,7 @@ def test_the_line_is_recovered_under_noise(seed) -> None:
     estimator = PrefillEstimator()
     for tokens, ttft_s in samples(seed, 300):
         estimator.add(tokens, ttft_s)
-    line = estimator.line()
+    line = estimator.line
     assert line is not None
     assert line.s_per_token == pytest.approx(SLOPE_S, rel=0.35)
     assert line.ttft_s(4000) == pytest.approx(BASE_S + SLOPE_S * 4000, rel=0.15)
@@ -34,7 +34,7 @@ def test_stalls_do_not_bend_the_line(seed) -> None:
     estimator, dice = PrefillEstimator(), random.Random(seed)
     for tokens, ttft_s in samples(seed, 300, noise=0.05):
         estimator.add(tokens, ttft_s + (10.0 if dice.random() < 0.03 else 0.0))
-    line = estimator.line()
+    line = estimator.line
     assert line is not None
     assert line.ttft_s(4000) == pytest.approx(BASE_S + SLOPE_S * 4000, rel=0.6)
 
@@ -45,7 +45,7 @@ def test_an_engine_that_slows_down_is_noticed() -> None:
         estimator.add(tokens, ttft_s)
     for tokens, ttft_s in samples(2, 200, slope=3 * SLOPE_S, base=3 * BASE_S, noise=0.02):
         estimator.add(tokens, ttft_s)
-    line = estimator.line()
+    line = estimator.line
     assert line is not None
     assert line.s_per_token == pytest.approx(3 * SLOPE_S, rel=0.25)
 
@@ -57,7 +57,7 @@ def test_exact_samples_can_still_move() -> None:
     for _ in range(30):
         for tokens in range(100, 2100, 100):
             estimator.add(tokens, tokens / 500)
-    line = estimator.line()
+    line = estimator.line
     assert line is not None
     assert line.s_per_token == pytest.approx(1 / 500, rel=0.05)
 
@@ -76,4 +76,4 @@ def test_no_line_is_told_when_none_is_known(points) -> None:
     estimator = PrefillEstimator()
     for tokens, ttft_s in points:
         estimator.add(tokens, ttft_s)
-    assert estimator.line() is None
+    assert estimator.line is None

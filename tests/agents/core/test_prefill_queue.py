@@ -2,22 +2,21 @@
 
 import pytest
 
-from agents.core.answers import Answer, AnswerTable
-from agents.core.prefill import PrefillLine
-from agents.core.prefill_queue import queued_tokens
-from agents.core.routers import RouterName
-from agents.core.work import Work
+from agents.core.engine_load import PrefillLine
+from agents.core.requests import AgentRequest, RequestTable, WorkRequest
+from agents.core.routers import RouterKey
 
 LINE = PrefillLine(s_per_token=0.01, base_s=0.0)
 
 
-def table(*estimates: int | None, handed_at: float = 10.0) -> AnswerTable:
-    answers = AnswerTable()
+def table(*estimates: int | None, sent_at: float | None = 10.0) -> RequestTable:
+    answers = RequestTable()
     for number, estimate in enumerate(estimates):
-        work = Work("m", "/v1/completions", "", 10.0, None, estimate)
-        entry = Answer(str(number), RouterName("us", "r1"), work, {}, 1, 0.0)
-        answers.add(entry)
-        answers.hand(entry, handed_at)
+        work = WorkRequest("m", "/v1/completions", "", 10.0, None, estimate)
+        entry = AgentRequest(str(number), RouterKey("us", "r1"), work, {}, 1, 0.0)
+        answers.add(entry, 0.0)
+        if sent_at is not None:
+            answers.send(entry, sent_at)
     return answers
 
 
@@ -32,16 +31,14 @@ def table(*estimates: int | None, handed_at: float = 10.0) -> AnswerTable:
     ],
 )
 def test_the_queue(estimates, line, now, expected) -> None:
-    assert queued_tokens(table(*estimates), line, 0.0, now) == expected
+    assert table(*estimates).prefill_queued_tokens(line, now) == expected
 
 
 def test_who_has_begun_waits_no_more_and_the_next_is_at_the_front() -> None:
     answers = table(100, 50, 7)
-    answers.begin(answers.get("0"), 11.0)
-    assert queued_tokens(answers, LINE, answers.settled_at, 11.2) == 37
+    answers.begin(answers.by_inbox["0"], 11.0)
+    assert answers.prefill_queued_tokens(LINE, 11.2) == 37
 
 
 def test_what_is_still_being_carried_here_is_queued() -> None:
-    answers = table(100)
-    next(iter(answers)).handed_at = None
-    assert queued_tokens(answers, LINE, 0.0, 99.0) == 100
+    assert table(100, sent_at=None).prefill_queued_tokens(LINE, 99.0) == 100

@@ -6,26 +6,26 @@ from agents.core.routers import (
     ROUTERS_MAX,
     SILENCE_ABROAD_S,
     SILENCE_S,
-    Heard,
-    RouterName,
-    RouterWatch,
+    RouterChange,
+    RouterKey,
+    RouterLiveness,
 )
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
 from schemas.exchange import WORKING_S
 from schemas.ids import RegionId
 
-US, EU = RouterName("us", "r1"), RouterName("eu", "r1")
+US, EU = RouterKey("us", "r1"), RouterKey("eu", "r1")
 
 
 def test_a_router_never_heard_gets_its_time_from_the_first_work() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 10.0)
     assert watch.silent(10.0 + SILENCE_S - 0.01) == []
     assert watch.silent(10.0 + SILENCE_S) == [US]
 
 
 def test_a_router_of_another_region_has_more_time() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(EU, 10.0)
     assert watch.silent(10.0 + SILENCE_ABROAD_S - 0.01) == []
     assert watch.silent(10.0 + SILENCE_ABROAD_S) == [EU]
@@ -36,10 +36,10 @@ def test_over_a_cut_link_neither_end_gives_the_other_up_first() -> None:
 
 
 def test_signs_keep_a_router_alive_until_its_last_answer() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
     watch.join(US, 0.0)
-    watch.seen(US, 1, 2.5)
+    watch.alive(US, 1, 2.5)
     assert watch.silent(5.0) == []
     assert watch.silent(5.5) == [US]
     watch.leave(US)
@@ -49,53 +49,53 @@ def test_signs_keep_a_router_alive_until_its_last_answer() -> None:
 
 
 def test_a_long_silent_router_that_asks_again_starts_anew() -> None:
-    watch = RouterWatch(RegionId("us"))
-    watch.seen(US, 1, 0.0)
+    watch = RouterLiveness(RegionId("us"))
+    watch.alive(US, 1, 0.0)
     watch.join(US, 100.0)
     assert watch.silent(101.0) == []
 
 
 def test_a_new_epoch_is_a_restart() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
-    assert not watch.seen(US, 1, 0.1).restarted
-    assert not watch.seen(US, 1, 0.2).restarted
-    assert watch.seen(US, 2, 0.3).restarted
+    assert not watch.alive(US, 1, 0.1).restarted
+    assert not watch.alive(US, 1, 0.2).restarted
+    assert watch.alive(US, 2, 0.3).restarted
 
 
 def test_the_epoch_is_known_before_the_first_work() -> None:
-    watch = RouterWatch(RegionId("us"))
-    watch.seen(US, 1, 0.0)
+    watch = RouterLiveness(RegionId("us"))
+    watch.alive(US, 1, 0.0)
     watch.join(US, 0.1)
-    assert watch.seen(US, 2, 0.2).restarted
+    assert watch.alive(US, 2, 0.2).restarted
 
 
 def test_a_sign_after_missing_ones_says_that_something_may_be_lost() -> None:
-    watch = RouterWatch(RegionId("us"))
-    assert watch.seen(US, 1, 0.0) == Heard(restarted=False, again=False)
-    assert not watch.seen(US, 1, MISSED_S - 0.01).again
-    assert watch.seen(US, 1, 2 * MISSED_S) == Heard(restarted=False, again=True)
-    assert not watch.seen(US, 1, 2 * MISSED_S).again
+    watch = RouterLiveness(RegionId("us"))
+    assert watch.alive(US, 1, 0.0) == RouterChange(restarted=False, resync=False)
+    assert not watch.alive(US, 1, MISSED_S - 0.01).resync
+    assert watch.alive(US, 1, 2 * MISSED_S) == RouterChange(restarted=False, resync=True)
+    assert not watch.alive(US, 1, 2 * MISSED_S).resync
 
 
 def test_nobody_is_silent_while_the_bus_is_away() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
-    watch.seen(EU, 1, 0.0)
+    watch.alive(EU, 1, 0.0)
     watch.bus_lost(1.0)
     watch.bus_lost(2.0)  # it is gone already
     assert watch.silent(20.0) == []
     watch.bus_returned(20.0)
-    assert watch.seen(EU, 1, 20.1) == Heard(restarted=False, again=True), "however soon"
-    assert watch.seen(EU, 1, 20.2) == Heard(restarted=False, again=False)
+    assert watch.alive(EU, 1, 20.1) == RouterChange(restarted=False, resync=True), "however soon"
+    assert watch.alive(EU, 1, 20.2) == RouterChange(restarted=False, resync=False)
     assert watch.silent(20.0 + SILENCE_S - 0.01) == []
     assert watch.silent(20.0 + SILENCE_S) == [US]
 
 
 def test_a_bus_that_stays_away_has_nobody_behind_it() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
-    watch.seen(EU, 1, 0.0)
+    watch.alive(EU, 1, 0.0)
     watch.bus_lost(1.0)
     watch.bus_lost(2.0)
     assert watch.silent(1.0 + AWAY_S_MAX - 0.01) == []
@@ -103,9 +103,9 @@ def test_a_bus_that_stays_away_has_nobody_behind_it() -> None:
 
 
 def test_the_table_is_bounded_and_keeps_routers_with_answers() -> None:
-    watch = RouterWatch(RegionId("us"))
+    watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
     for number in range(2 * ROUTERS_MAX):
-        watch.seen(RouterName("eu", f"r{number}"), 1, 1.0 + number)
-    assert len(watch._signs) == ROUTERS_MAX
+        watch.alive(RouterKey("eu", f"r{number}"), 1, 1.0 + number)
+    assert len(watch._routers) == ROUTERS_MAX
     assert watch.silent(10.0) == [US]

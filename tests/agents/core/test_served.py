@@ -2,12 +2,12 @@
 
 import pytest
 
-from agents.core.reading import NO_USAGE, Usage
-from agents.core.served import Served
+from agents.core.engine_load import AnswerStatistics
+from agents.core.events import NO_USAGE, TokenUsage
 
 
 def test_nothing_known_at_first_nor_from_answers_without_usage() -> None:
-    served = Served()
+    served = AnswerStatistics()
     served.add(NO_USAGE, 1.0)
     assert served.decode_tokens_per_s is None
     assert served.prefix_hit_ratio is None
@@ -15,23 +15,23 @@ def test_nothing_known_at_first_nor_from_answers_without_usage() -> None:
 
 
 def test_the_median_rate_ignores_one_odd_answer() -> None:
-    served = Served()
+    served = AnswerStatistics()
     for seconds in (1.0, 1.0, 50.0):
-        served.add(Usage(10, 0, 41), seconds)
+        served.add(TokenUsage(10, 0, 41), seconds)
     assert served.decode_tokens_per_s == 40.0
 
 
 def test_a_short_answer_tells_no_rate() -> None:
-    served = Served()
-    served.add(Usage(10, 0, 7), 0.0001)
+    served = AnswerStatistics()
+    served.add(TokenUsage(10, 0, 7), 0.0001)
     assert served.decode_tokens_per_s is None
 
 
 def test_ratio_and_size() -> None:
-    served = Served()
+    served = AnswerStatistics()
     for _ in range(1000):
-        served.add(Usage(100, 75, 50), None)
+        served.add(TokenUsage(100, 75, 50), None)
     assert served.prefix_hit_ratio == pytest.approx(0.75)
     assert served.tokens_per_answer == pytest.approx(150)
-    served.add(Usage(100, -1, 50), None)
+    served.add(TokenUsage(100, -1, 50), None)
     assert served.prefix_hit_ratio == pytest.approx(0.75)

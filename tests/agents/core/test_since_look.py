@@ -3,57 +3,54 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.since_look import SETTLED_MAX, SinceLook
+from agents.core.engine_load import SETTLED_MAX, ScrapeCounters
 
 
 def test_what_was_settled_between_two_looks() -> None:
-    seen = SinceLook()
-    seen.hand(1.0)
-    seen.hand(1.5)
-    seen.look(2.0, 3.0, [1.0, 1.5])
-    seen.hand(3.5)
-    assert (seen.unbegun, seen.still, seen.since, seen.settled) == (3, 2, 1, 0)
+    seen = ScrapeCounters()
+    seen.sent(1.0)
+    seen.sent(1.5)
+    seen.scraped(2.0, 3.0, [1.0, 1.5])
+    seen.sent(3.5)
+    assert (seen.waiting, seen.sent_before, seen.sent_since, seen.settled) == (3, 2, 1, 0)
     seen.settle(1.0, 4.0)
     seen.settle(3.5, 5.0)  # handed over after the look
-    assert (seen.unbegun, seen.still, seen.since, seen.settled) == (1, 1, 0, 1)
-    seen.look(4.0, 6.0, [1.5])  # the first was settled before this one began
-    assert (seen.unbegun, seen.still, seen.since, seen.settled) == (1, 1, 0, 1)
+    assert (seen.waiting, seen.sent_before, seen.sent_since, seen.settled) == (1, 1, 0, 1)
+    seen.scraped(4.0, 6.0, [1.5])  # the first was settled before this one began
+    assert (seen.waiting, seen.sent_before, seen.sent_since, seen.settled) == (1, 1, 0, 1)
 
 
-ACTS = st.lists(st.tuples(st.sampled_from("hhsdl"), st.integers(0, 2)), max_size=60)
+ACTS = st.lists(st.tuples(st.sampled_from("hhsl"), st.integers(0, 2)), max_size=60)
 
 
 @given(ACTS)
 def test_counting_as_they_change_is_counting_anew(acts) -> None:
-    seen, now, began_at, seen_at = SinceLook(), 0.0, float("-inf"), float("-inf")
+    seen, now, began_at, seen_at = ScrapeCounters(), 0.0, float("-inf"), float("-inf")
     waiting: list[float] = []
     settled: list[tuple[float, float]] = []
     for act, step in acts:
         now += step
         if act == "h":
             waiting.append(now)
-            seen.hand(now)
+            seen.sent(now)
         elif act == "l":
             began_at, seen_at = now, now + step
             now += step
-            seen.look(began_at, seen_at, waiting)
+            seen.scraped(began_at, seen_at, waiting)
         elif waiting:
             handed_at = waiting.pop(step % len(waiting))
-            if act == "s":
-                settled.append((handed_at, now))
-                seen.settle(handed_at, now)
-            else:
-                seen.drop(handed_at)
-        assert seen.unbegun == len(waiting)
-        assert seen.still == sum(at <= seen_at for at in waiting)
-        assert seen.since == sum(at > began_at for at in waiting)
+            settled.append((handed_at, now))
+            seen.settle(handed_at, now)
+        assert seen.waiting == len(waiting)
+        assert seen.sent_before == sum(at <= seen_at for at in waiting)
+        assert seen.sent_since == sum(at > began_at for at in waiting)
         assert seen.settled == sum(at <= seen_at and end > began_at for at, end in settled)
 
 
 def test_a_long_time_without_a_look_keeps_no_more_than_it_may() -> None:
-    seen = SinceLook()
+    seen = ScrapeCounters()
     for number in range(SETTLED_MAX + 100):
-        seen.hand(float(number))
+        seen.sent(float(number))
         seen.settle(float(number), float(number))
-    seen.look(-1.0, float(2 * SETTLED_MAX), [])
+    seen.scraped(-1.0, float(2 * SETTLED_MAX), [])
     assert seen.settled == SETTLED_MAX

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.core.reading import NO_USAGE, Usage
-from agents.core.usage import read_usage
+from agents.core.answer_stream import read_usage
+from agents.core.events import NO_USAGE, TokenUsage
 
 FULL = {
     "prompt_tokens": 10,
@@ -19,13 +19,16 @@ FULL = {
 @pytest.mark.parametrize(
     ("tail", "usage"),
     [
-        (json.dumps({"usage": FULL}).encode(), Usage(10, 8, 3)),
+        (json.dumps({"usage": FULL}).encode(), TokenUsage(10, 8, 3)),
         (
             b'data: {"usage":null}\n\ndata: {"usage" : {"prompt_tokens":5}}\n\ndata: [DONE]\n\n',
-            Usage(5, -1, -1),
+            TokenUsage(5, -1, -1),
         ),
-        (b'data: {"usage": {"prompt_tokens": 4}}\n\ndata: {"usage":null}\n\n', Usage(4, -1, -1)),
-        (b'{"usage": {"prompt_tokens": 4, "prompt_tokens_details": null}}', Usage(4, -1, -1)),
+        (
+            b'data: {"usage": {"prompt_tokens": 4}}\n\ndata: {"usage":null}\n\n',
+            TokenUsage(4, -1, -1),
+        ),
+        (b'{"usage": {"prompt_tokens": 4, "prompt_tokens_details": null}}', TokenUsage(4, -1, -1)),
         (b'{"usage": {"prompt_tokens": "4", "completion_tokens": -2}}', NO_USAGE),
         (b'{"usage": {"prompt_tokens": true}}', NO_USAGE),
         (b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 40), NO_USAGE),

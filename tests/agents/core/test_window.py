@@ -1,10 +1,10 @@
 """The flow-control window."""
 
-from agents.core.window import Window
+from agents.core.answer_stream import FlowWindow
 
 
 def test_the_window_closes_and_opens() -> None:
-    window = Window(100)
+    window = FlowWindow(100)
     window.send(99)
     assert window.open
     window.send(50)
@@ -16,7 +16,7 @@ def test_the_window_closes_and_opens() -> None:
 
 
 def test_old_and_false_credits_change_nothing() -> None:
-    window = Window(100)
+    window = FlowWindow(100)
     window.send(150)
     window.credit(1_000_000)
     assert not window.open

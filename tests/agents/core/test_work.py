@@ -2,13 +2,14 @@
 
 import pytest
 
-from agents.core.work import BadWork, Handoff, Work, parse_handoff, parse_work
+from agents.core.requests import BadWork, WorkRequest, parse_handoff, parse_work
+from agents.core.routers import HandoffNumber
 
 GOOD = {"Mesh-Model": "org=2Fllama", "Mesh-Path": "/v1/completions", "Mesh-Request": "r-1"}
 
 
 def test_readable_work() -> None:
-    assert parse_work({**GOOD, "Mesh-Deadline-Ms": "1500"}, b"{}") == Work(
+    assert parse_work({**GOOD, "Mesh-Deadline-Ms": "1500"}, b"{}") == WorkRequest(
         model="org/llama", path="/v1/completions", request_id="r-1", deadline_s=1.5, body_bytes=None
     )
 
@@ -56,7 +57,7 @@ def test_a_wild_request_id_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Mesh-From": "r1", "Mesh-Handoff": "7"}, Handoff("r1", 7)),
+        ({"Mesh-From": "r1", "Mesh-Handoff": "7"}, HandoffNumber("r1", 7)),
         ({"Mesh-From": "r1"}, None),
         ({"Mesh-From": "R 1", "Mesh-Handoff": "7"}, None),
         ({"Mesh-From": "r1", "Mesh-Handoff": "-7"}, None),

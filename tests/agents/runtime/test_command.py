@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agents.runtime.command import command
+from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.runtime.command import command, expected_cause
+from infra.bus import BusUnreachable
 from infra.nats import permissions
 from schemas.exchange import Outcome
 from schemas.state import ReplicaState
@@ -238,7 +240,7 @@ async def test_an_engine_with_a_key_is_served_and_its_key_is_shown_nowhere(
             agent.send_signal(signal.SIGTERM)
             _, said = await asyncio.wait_for(agent.communicate(), 30)
     assert KEY.encode() not in said + command_line
-    why = f" is down: {engine.url}/v1/models answers HTTP 401: it wants an API key"
+    why = f" is down: {engine.url}/v1/models answers HTTP 401: it requires an API key"
     assert said.count(why.encode()) == 1, said.decode()
 
 
@@ -265,3 +267,22 @@ async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
         assert line, said.decode()
         said += line
     return said
+
+
+REFUSED, TAKEN, CLOSED = BusUnreachable("refused"), ReplicaNameTaken("taken"), OSError("closed")
+FAULT = RuntimeError("a bug of ours")
+
+
+@pytest.mark.parametrize(
+    ("problem", "cause"),
+    [
+        (REFUSED, REFUSED),
+        (ExceptionGroup("", [REFUSED]), REFUSED),
+        (ExceptionGroup("", [FAULT, CLOSED, ExceptionGroup("", [FAULT, TAKEN])]), TAKEN),
+        (ExceptionGroup("", [FAULT, CLOSED]), CLOSED),
+        (ExceptionGroup("", [FAULT]), None),
+        (FAULT, None),
+    ],
+)
+def test_the_cause_is_found_among_its_consequences(problem, cause) -> None:
+    assert expected_cause(problem) is cause

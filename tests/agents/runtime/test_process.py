@@ -6,7 +6,7 @@ import time
 import orjson
 import pytest
 
-from agents.adapters.kinds import KINDS
+from agents.adapters.engine_kinds import KINDS
 from agents.config import AgentConfig
 from agents.runtime.process import outstanding_max
 from schemas.exchange import WINDOW_BYTES, Frame, Outcome, Refusal
@@ -157,7 +157,7 @@ async def test_a_body_with_a_hole_is_lost(nats_server) -> None:
 
 
 async def test_a_long_prefill_is_not_silent(nats_server, monkeypatch) -> None:
-    monkeypatch.setattr("agents.adapters.frames.WORKING_S", 0.05)
+    monkeypatch.setattr("agents.adapters.outbox.WORKING_S", 0.05)
     monkeypatch.setattr("agents.runtime.agent.SILENCE_CHECK_S", 0.05)
     go = asyncio.Event()
 

@@ -11,8 +11,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from agents.adapters.bus import AgentBus
+from agents.adapters.bus_identity import ReplicaNameTaken
 from agents.adapters.outbox import Outbox
-from agents.adapters.own_name import NameTaken
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
 from agents.runtime.agent import FAULT_OF_OURS, Agent
@@ -113,7 +113,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     nats_server, monkeypatch, finished
 ) -> None:
     """Even where frames wait for their turn on the bus until the agent waits for them."""
-    send, flush = Outbox._send, AgentBus.flush
+    send, flush = Outbox._publish_all, AgentBus.flush
     their_turn, gone = asyncio.Event(), asyncio.Event()
     their_turn.set()
     gate, numbers = Gate(), range(1, 11)
@@ -128,7 +128,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         their_turn.set()
         await flush(self)
 
-    monkeypatch.setattr(Outbox, "_send", send_late)
+    monkeypatch.setattr(Outbox, "_publish_all", send_late)
     monkeypatch.setattr(AgentBus, "flush", flush_late)
 
     async def hear(msg: Msg) -> None:  # by one subscription, or there would be no order to see
@@ -201,7 +201,7 @@ async def stubborn(self) -> None:
 async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Agent, "keep_working", stubborn)
+    monkeypatch.setattr(Agent, "keep_alive", stubborn)
     async with scene(nats_server, hello) as on:
         on.stop.ask()
         async with asyncio.timeout(20):
@@ -215,8 +215,9 @@ async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, mo
         await broken.wait()
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(Agent, "keep_working", fails)
-    monkeypatch.setattr("agents.runtime.process._tell_ready", lambda path, ready: stubborn(None))
+    monkeypatch.setattr(Agent, "keep_alive", fails)
+    waiting = "agents.runtime.process._write_ready_file"
+    monkeypatch.setattr(waiting, lambda path, ready: stubborn(None))
     gate = Gate()
     with pytest.raises(ExceptionGroup) as failure:
         async with scene(nats_server, gate) as on:
@@ -297,7 +298,7 @@ async def test_without_a_bus_there_is_no_agent(monkeypatch) -> None:
 async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agents.adapters.own_name.CLAIM_S", 20.0)  # for the first one to answer
+    monkeypatch.setattr("agents.adapters.bus_identity.CLAIM_S", 20.0)  # for the first one to answer
     async with scene(nats_server, hello) as on:
         config = AgentConfig(
             region=REGION,
@@ -307,6 +308,6 @@ async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
             nats_url=nats_server.url,
         )
         behind = time.time_ns() + 10**12  # by its clock it started later
-        with pytest.raises(NameTaken, match=f"{REGION}/{REPLICA} runs already"):
+        with pytest.raises(ReplicaNameTaken, match=f"{REGION}/{REPLICA} runs already"):
             await run(config, time.monotonic, behind, Stop())
         assert (await on.asker.answer(await on.asker.ask(1))).outcome == Outcome.DONE

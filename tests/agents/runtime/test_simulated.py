@@ -12,7 +12,7 @@ import pytest
 
 from agents.config import AgentConfig
 from agents.runtime.process import Stop, run
-from agents.simserver.pages import PageKind
+from agents.simserver.metrics import PageKind
 from schemas import subjects
 from schemas.exchange import H_MODEL, Outcome, Refusal
 from schemas.state import ReplicaState

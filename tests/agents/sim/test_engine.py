@@ -13,14 +13,14 @@ from agents.sim.events import (
     Decoded,
     DuplicateId,
     Finished,
-    FirstToken,
     NeverFits,
     Preempted,
+    PrefillFinished,
     QueueFull,
     SimEvent,
     SimRequest,
 )
-from agents.sim.profile import Profile
+from agents.sim.profiles import Profile
 
 # Round numbers: an iteration takes 1 s, a prefill token 10 ms more, a decoding sequence 0.
 PLAIN = Profile(
@@ -70,7 +70,7 @@ def of(kind: type, events: list[SimEvent]) -> dict[int, SimEvent]:
 def tokens_of(events: list[SimEvent]) -> Counter[int]:
     tokens: Counter[int] = Counter()
     for event in events:
-        if isinstance(event, FirstToken):
+        if isinstance(event, PrefillFinished):
             tokens[event.request_id] += 1
         elif isinstance(event, Decoded):
             for request_id in event.request_ids:
@@ -83,7 +83,7 @@ def test_one_request_from_arrival_to_end():
     engine.submit(request(1, prompt=64, output=3), now=10.0)
     assert engine.wake_at == 11.0
     assert engine.step(10.5).events == []
-    assert engine.step(11.0).events == [FirstToken(11.0, 1, 0)]
+    assert engine.step(11.0).events == [PrefillFinished(11.0, 1, 0)]
     assert engine.step(12.0).events == [Decoded(12.0, (1,), 1, 1.0)]
     progress = engine.step(13.0)
     assert progress.events == [Decoded(13.0, (1,), 1, 1.0), Finished(13.0, 1)]
@@ -94,7 +94,7 @@ def test_a_late_step_reports_what_happened_when_it_happened():
     engine = EngineSim(PLAIN, watch_tokens=True)
     engine.submit(request(1, prompt=64, output=3), now=0.0)
     assert engine.step(100.0).events == [
-        FirstToken(1.0, 1, 0),
+        PrefillFinished(1.0, 1, 0),
         Decoded(3.0, (1,), 2, 1.0),
         Finished(3.0, 1),
     ]
@@ -109,7 +109,7 @@ def test_prefill_is_chunked_and_decoding_goes_on_beside_it():
     assert [e.at for e in events if isinstance(e, Decoded) and 1 in e.request_ids][:4] == [
         pytest.approx(at) for at in (2.0, 4.0, 6.0, 6.0 + 1.0 + 0.01 * (74 + 1 - 64))
     ]
-    assert of(FirstToken, events)[2].at == pytest.approx(7.11)
+    assert of(PrefillFinished, events)[2].at == pytest.approx(7.11)
 
 
 def test_a_repeated_prefix_is_cached_but_never_the_whole_prompt():
@@ -117,7 +117,7 @@ def test_a_repeated_prefix_is_cached_but_never_the_whole_prompt():
     engine.submit(request(1, prompt=320, output=1, family=5), now=0.0)
     drain(engine)
     engine.submit(request(2, prompt=320, output=1, family=5), now=50.0)
-    first = of(FirstToken, drain(engine))[2]
+    first = of(PrefillFinished, drain(engine))[2]
     assert first.cached_tokens == 304, "one block is computed to get the next token"
     assert first.at == pytest.approx(51.0)
     stats = engine.stats(60.0)
@@ -130,14 +130,14 @@ def test_the_kv_of_an_answer_is_cached_for_the_next_turn():
     drain(engine)
     engine.submit(request(2, prompt=200, output=1, family=5), now=100.0)
     # 160 of the 161 tokens have KV: the last token's was never computed.
-    assert of(FirstToken, drain(engine))[2].cached_tokens == 160
+    assert of(PrefillFinished, drain(engine))[2].cached_tokens == 160
 
 
 def test_a_prefix_still_in_prefill_is_not_yet_cached():
     engine = EngineSim(PLAIN)
     engine.submit(request(1, prompt=640, output=1, family=5), now=0.0)
     engine.submit(request(2, prompt=640, output=1, family=5), now=0.1)
-    first = of(FirstToken, drain(engine))
+    first = of(PrefillFinished, drain(engine))
     assert first[1].cached_tokens == 0
     # Request 2 joins when request 1's last chunk leaves room in the budget: four chunks of 164
     # tokens cover 640, so it finds the 30 blocks that were published by the third.
@@ -158,7 +158,7 @@ def test_who_comes_during_an_iteration_joins_the_next():
     engine.submit(request(1, prompt=64, output=100), now=0.0)
     engine.step(1.0)
     engine.submit(request(2, prompt=16, output=1), now=7.25)
-    assert of(FirstToken, drain(engine))[2].at == pytest.approx(9.0)
+    assert of(PrefillFinished, drain(engine))[2].at == pytest.approx(9.0)
 
 
 def test_memory_shortage_preempts_the_newest_and_all_still_finish():
@@ -189,8 +189,8 @@ def test_who_waits_for_memory_gets_in_when_its_prefix_is_published():
     engine.submit(request(2, prompt=160, output=1, family=5), now=0.0)
     assert engine.stats(2.0).waiting == 1, "ten more blocks and some to grow are not there"
     events = drain(engine)
-    assert of(FirstToken, events)[2].cached_tokens == 144
-    assert of(FirstToken, events)[2].at < of(Finished, events)[1].at
+    assert of(PrefillFinished, events)[2].cached_tokens == 144
+    assert of(PrefillFinished, events)[2].at < of(Finished, events)[1].at
 
 
 def test_what_a_look_brought_about_is_still_told():
@@ -261,7 +261,7 @@ def test_a_known_arrival_ends_a_stretch_of_decoding():
     engine.submit(request(1, prompt=16, output=100), now=0.0)
     engine.submit(request(2, prompt=16, output=1), now=3.2)
     # Ready at 5.7 s, in the iteration that ends at 6.5 s.
-    assert of(FirstToken, drain(engine))[2].at == pytest.approx(7.5)
+    assert of(PrefillFinished, drain(engine))[2].at == pytest.approx(7.5)
 
 
 def test_an_abort_lets_the_next_in_with_the_next_iteration():
@@ -273,7 +273,7 @@ def test_an_abort_lets_the_next_in_with_the_next_iteration():
     running_until = engine.step(10.0).wake_at
     engine.abort(1, now=10.0)
     assert engine.wake_at < running_until
-    assert of(FirstToken, drain(engine))[2].at < 14.0
+    assert of(PrefillFinished, drain(engine))[2].at < 14.0
 
 
 def test_an_idle_engine_asks_for_no_step():
@@ -358,7 +358,7 @@ def test_jumping_from_change_to_change_tells_the_same_story(seed):
     every_token, _ = script.play(EngineSim(ROUGH, watch_tokens=True))
     changes_only, _ = script.play(EngineSim(ROUGH, watch_tokens=False))
     assert len(changes_only) <= len(every_token)
-    for kind in (FirstToken, Preempted, Finished):
+    for kind in (PrefillFinished, Preempted, Finished):
         assert [e for e in changes_only if isinstance(e, kind)] == [
             e for e in every_token if isinstance(e, kind)
         ]

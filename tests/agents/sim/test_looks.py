@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.sim.engine import EngineSim
-from agents.sim.events import Finished, FirstToken, SimRequest
-from agents.sim.profile import Profile
+from agents.sim.events import Finished, PrefillFinished, SimRequest
+from agents.sim.profiles import Profile
 
 TINY = Profile(
     name="tiny",
@@ -34,7 +34,7 @@ def play(engine, requests, looks):
 
     def step(now):
         events = engine.step(now).events
-        ends.extend(event for event in events if isinstance(event, FirstToken | Finished))
+        ends.extend(event for event in events if isinstance(event, PrefillFinished | Finished))
 
     while todo or engine.wake_at is not None:
         wake_at = engine.wake_at

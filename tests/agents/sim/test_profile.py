@@ -1,6 +1,6 @@
 import pytest
 
-from agents.sim.profile import LongPrefill, Profile
+from agents.sim.profiles import LongPrefill, Profile
 
 KNOTS = ((100, 10.0), (200, 30.0))
 

@@ -3,8 +3,7 @@
 import pytest
 
 from agents.sim.engine import EngineSim
-from agents.sim.events import FirstToken, SimRequest
-from agents.sim.profile import Profile
+from agents.sim.events import PrefillFinished, SimRequest
 from agents.sim.profiles import (
     A100_MISTRAL,
     A6000_MISTRAL,
@@ -12,6 +11,7 @@ from agents.sim.profiles import (
     H100_LLAMA,
     L4_LLAMA,
     PROFILES,
+    Profile,
 )
 
 
@@ -20,7 +20,7 @@ def ttft_s(profile: Profile, prompt_tokens: int) -> float:
     engine.submit(SimRequest(1, prompt_tokens, 2), now=0.0)
     while engine.wake_at is not None:
         for event in engine.step(engine.wake_at).events:
-            if isinstance(event, FirstToken):
+            if isinstance(event, PrefillFinished):
                 return event.at
     raise AssertionError("no first token")
 
@@ -106,7 +106,7 @@ def chapter_step_s(keys: list[range]) -> tuple[float, list[int]]:
     hits: list[int] = []
     while engine.wake_at is not None:
         for event in engine.step(engine.wake_at).events:
-            if isinstance(event, FirstToken):
+            if isinstance(event, PrefillFinished):
                 hits.append(event.cached_tokens)
                 last_s = event.at
     return last_s - start_s, hits

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sim.stretch import Stretch
+from agents.sim.engine import Stretch
 
 seconds = st.floats(1e-4, 1.0)
 

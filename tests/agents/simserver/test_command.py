@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from agents.simserver.command import command
-from agents.simserver.pages import PageKind
+from agents.simserver.metrics import PageKind
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Histograms and rates."""
 
-from agents.simserver.meters import Histogram, Meters
+from agents.simserver.metrics import Histogram, Meters
 
 
 def test_a_histogram_counts_at_or_below_each_bound():

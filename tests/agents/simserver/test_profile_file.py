@@ -1,18 +1,17 @@
 """Profiles of one's own."""
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from agents.sim.profiles import L4_LLAMA
-from agents.simserver import profile_file
-from agents.simserver.profile_file import ProfileInvalid, find_profile
+from agents.simserver import command as profile_file
+from agents.simserver.command import ProfileInvalid, find_profile
 
 
 def example() -> str:
     """The example in the module's docstring."""
-    return textwrap.dedent((profile_file.__doc__ or "").split("\n", 2)[2])
+    return (profile_file.__doc__ or "").split("\n\n", 2)[2]
 
 
 def written(tmp_path: Path, text: str) -> str:

@@ -8,7 +8,7 @@ import aiohttp
 import openai
 import pytest
 
-from agents.simserver.pages import PageKind
+from agents.simserver.metrics import PageKind
 from tests.agents.simserver.support import MODEL, Engine, chat, config, faults, running
 
 

@@ -1,6 +1,6 @@
 from infra import bus
 from infra.nats import server
-from infra.nats.conf import to_text
+from infra.nats.region_config import to_text
 from tests.support.flushed import flushed
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess

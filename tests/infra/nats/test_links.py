@@ -162,7 +162,7 @@ async def test_a_bought_server_hears_nothing_more(bought: tuple[str, NatsRegions
 
 
 async def assert_only_spoken_arrives(taps: Taps, speaker: str, listener: str) -> None:
-    spoken = set(concrete(permissions.spoken(speaker, listener)))
+    spoken = set(concrete(permissions.allowed_across(speaker, listener)))
     spoken -= by_streams(speaker, listener)
     forbidden = concrete(unspoken(speaker, listener, REGIONS))
     await taps.fence(speaker, listener)

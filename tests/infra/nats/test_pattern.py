@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.nats.pattern import covers, widest
+from infra.nats.permissions import covers, widest
 from tests.support.link_speech import overlaps
 
 TOKENS = ("a", "b")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from infra.nats import permissions
-from infra.nats.pattern import covers
+from infra.nats.permissions import covers
 from schemas import subjects
 from schemas.catalog import CHANNELS, Channel, Role
 from schemas.residency import ground
@@ -96,7 +96,7 @@ def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
 
 @pytest.mark.parametrize(("speaker", "listener"), PAIRS)
 def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speaker, listener):
-    spoken = permissions.spoken(speaker, listener, EVERYWHERE)
+    spoken = permissions.allowed_across(speaker, listener, EVERYWHERE)
     for region, row in itertools.product(REGIONS, CHANNELS):
         subject = row.subject(**(NAMES | {"region": region, "asker": speaker}))
         to_listener = region == listener and bool(row.publish & PEERS)
@@ -106,7 +106,7 @@ def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speake
 
 @pytest.mark.parametrize(("speaker", "listener"), PAIRS)
 def test_no_forbidden_pattern_meets_an_allowed_one(speaker, listener):
-    spoken = permissions.spoken(speaker, listener)
+    spoken = permissions.allowed_across(speaker, listener)
     forbidden = unspoken(speaker, listener, REGIONS)
     (third,) = set(REGIONS) - {speaker, listener}
     assert set(everything(third)) <= set(forbidden)
@@ -119,7 +119,7 @@ def test_a_region_asks_in_its_own_name_only(speaker, listener):
     routers = permissions.router(speaker).publish
     for asker in REGIONS:
         question = subjects.snapshot(listener, asker)
-        assert may(permissions.spoken(speaker, listener), question) == (asker == speaker)
+        assert may(permissions.allowed_across(speaker, listener), question) == (asker == speaker)
         assert may(routers, question) == (asker == speaker)
 
 
@@ -127,18 +127,18 @@ def test_what_siblings_tell_each_other_crosses_no_link():
     assert may(permissions.router("us").publish, subjects.siblings("us"))
     assert may(permissions.router("us").subscribe, subjects.siblings("us"))
     for one, other in PAIRS:
-        assert not may(permissions.spoken(one, other), subjects.siblings(one))
+        assert not may(permissions.allowed_across(one, other), subjects.siblings(one))
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_the_two_directions_of_a_link_share_no_subject(a, b):
     """Else two accounts would import the same subject from each other, without end."""
-    there, back = permissions.spoken(a, b), permissions.spoken(b, a)
+    there, back = permissions.allowed_across(a, b), permissions.allowed_across(b, a)
     assert not any(overlaps(x, y) for x in there for y in back)
 
 
 def test_the_list_of_one_direction_in_full():
-    assert permissions.spoken("us", "eu") == (
+    assert permissions.allowed_across("us", "eu") == (
         "_INBOX.eu.>",
         "mesh.eu.gossip.snapshot.us",
         "mesh.eu.ingress",

@@ -2,7 +2,7 @@ import stat
 
 import pytest
 
-from infra.nats.private_file import write_private
+from infra.nats.secret_files import write_private
 
 
 def test_a_readable_file_becomes_private(tmp_path):

@@ -162,12 +162,12 @@ async def test_an_honest_mistake_with_a_label_is_refused_too(mesh: NatsRegions):
 def test_without_labels_everything_is_rendered_as_before():
     ground = parse(mesh_toml(), "mesh.toml").ground
     assert permissions.router("us", ground) == permissions.router("us")
-    assert permissions.spoken("us", "eu", ground) == permissions.spoken("us", "eu")
+    assert permissions.allowed_across("us", "eu", ground) == permissions.allowed_across("us", "eu")
 
 
 def test_what_a_confined_region_may_say_in_full():
     ground = parse(labelled_toml(), "mesh.toml").ground
-    assert permissions.spoken("eu", "us", ground) == (
+    assert permissions.allowed_across("eu", "us", ground) == (
         "_INBOX.us.>",
         "mesh.eu.gossip.digest",
         "mesh.eu.gossip.lease",
@@ -179,19 +179,21 @@ def test_what_a_confined_region_may_say_in_full():
         "mesh.us.replica.*.cancel",
         "mesh.us.replica.*.credit",
     )
-    assert not any("mesh.eu.gossip" in one for one in permissions.spoken("us", "eu", ground))
-    assert "mesh.eu.gossip.snapshot.ap" in permissions.spoken("ap", "eu", ground)
-    assert "mesh.ap.ingress.eu" in permissions.spoken("eu", "ap", ground)
+    assert not any(
+        "mesh.eu.gossip" in one for one in permissions.allowed_across("us", "eu", ground)
+    )
+    assert "mesh.eu.gossip.snapshot.ap" in permissions.allowed_across("ap", "eu", ground)
+    assert "mesh.ap.ingress.eu" in permissions.allowed_across("eu", "ap", ground)
 
 
 def test_whoever_adopts_hands_prompts_only_to_regions_that_carry_its_labels():
     ground = parse(labelled_toml(), "mesh.toml").ground
     anyone = subjects.work("{}", "*")
-    assert anyone.format("ap") in permissions.spoken("eu", "ap", ground)
-    assert anyone.format("us") not in permissions.spoken("eu", "us", ground)
-    assert anyone.format("eu") in permissions.spoken("us", "eu", ground)  # confined to nothing
+    assert anyone.format("ap") in permissions.allowed_across("eu", "ap", ground)
+    assert anyone.format("us") not in permissions.allowed_across("eu", "us", ground)
+    assert anyone.format("eu") in permissions.allowed_across("us", "eu", ground)
     said = [one for one in permissions.router("eu", ground).publish if one.endswith(".work")]
     assert sorted(said) == [anyone.format("ap"), anyone.format("eu")]
     # To be adopted, a confined region's lease crosses to all: it says nothing of prompts.
-    assert subjects.lease("eu") in permissions.spoken("us", "eu", ground)
-    assert subjects.leased("eu") in permissions.spoken("eu", "us", ground)
+    assert subjects.lease("eu") in permissions.allowed_across("us", "eu", ground)
+    assert subjects.leased("eu") in permissions.allowed_across("eu", "us", ground)

@@ -1,30 +1,37 @@
 """Tickets and answers in any state, as the router's edge finds them."""
 
-from mesh.adapters.answer import Answer
+from dataclasses import replace
+
+from mesh.adapters.client_request import ClientRequest, ParsedRequest
 from mesh.adapters.spans import RequestSpans
-from mesh.adapters.ticket import Ask, Failure, Ticket
-from mesh.core.prefixes.prompt import NO_PROMPT, NO_TEXT
+from mesh.core.model.prompt import NO_PROMPT, NO_TEXT
+from mesh.session.answer import AnswerReceiver
+from mesh.session.record import Failure
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView, Outcome
 from schemas.http import CHAT, Fault
 from schemas.ids import ModelId, RequestId
+from tests.mesh.core.build import request
 
 EVENTS, JSON = "text/event-stream", "application/json"
 LOST = Failure(Fault.ENGINE_FAILED, "the engine was lost")
 
 
-def ticket(*, deadline: float = float("inf")) -> Ticket:
-    ask = Ask(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", NO_PROMPT, None)
+def ticket(*, deadline: float = float("inf")) -> ClientRequest:
+    ask = ParsedRequest(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", NO_PROMPT, None)
     spans = RequestSpans(ask.request_id, ask.model, None)
-    return Ticket(key=1, ask=ask, deadline=deadline, arrived_at=0.0, spans=spans, size=NO_TEXT)
+    asked = replace(request(1), deadline=deadline, arrived_at=0.0)
+    return ClientRequest(request=asked, ask=ask, spans=spans, size=NO_TEXT)
 
 
 class Feeder:
-    """Gives a ticket an answer and feeds it, as the desk does with frames off the bus."""
+    """Gives a ticket an answer and feeds it, as the session does with frames off the bus."""
 
-    def __init__(self, ticket: Ticket, content_type: str = EVENTS, status: int = 200) -> None:
+    def __init__(
+        self, ticket: ClientRequest, content_type: str = EVENTS, status: int = 200
+    ) -> None:
         self.ticket = ticket
-        self.answer = ticket.answer = Answer(ticket.key, 1, "_INBOX.us.r1.1")
+        self.answer = ticket.answer = AnswerReceiver(ticket.key, 1, "_INBOX.us.r1.1")
         self._number = 0
         head = exchange.Head(status, content_type, "eu", "g1")
         self._feed(Frame.HEAD, wire.encode(head))
@@ -40,10 +47,10 @@ class Feeder:
 
     def fail(self, failure: Failure = LOST) -> None:
         self.ticket.failure = failure
-        self.ticket.wake()
+        self.ticket.changed()
 
     def _feed(self, kind: Frame, payload: bytes, *, wakes: bool = True) -> None:
         self.answer.feed(FrameView(kind, self._number, payload), 0.0)
         self._number += 1
         if wakes:
-            self.ticket.wake()
+            self.ticket.changed()

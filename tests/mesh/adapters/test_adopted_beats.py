@@ -6,7 +6,7 @@ import nats.errors
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.adopted_beats import AdoptedBeats
+from mesh.adapters.bus import AdoptedHeartbeats
 from schemas import subjects
 from schemas.ids import RegionId
 from tests.support.flushed import flushed
@@ -53,7 +53,7 @@ async def until(condition) -> None:
 async def test_an_end_that_fails_is_tried_again_and_it_can_be_wanted_anew(nats_server, half_way):
     bus = await connect(BusAddress(nats_server.url), name="us", inbox_prefix="_INBOX.us")
     client, heard = Client(bus, half_way=half_way), []
-    beats = AdoptedBeats(lambda: client, heard.append)
+    beats = AdoptedHeartbeats(lambda: client, heard.append)
     task = asyncio.create_task(beats.keep())
     beats.want(EU, wanted=True)
     await until(lambda: len(client.given) == 1)

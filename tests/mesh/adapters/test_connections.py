@@ -1,29 +1,34 @@
 import pytest
 
-from mesh.adapters.connections import (
+from mesh.adapters.http_server import (
     CONNECTIONS_MAX,
     DESCRIPTORS_KEPT,
-    Connections,
-    Place,
+    ConnectionLimit,
+    ConnectionSlot,
     connections_max,
 )
 
 
 def test_beyond_the_limit_there_are_places_for_probes_and_then_none():
-    connections = Connections(2, probes=1)
+    connections = ConnectionLimit(2, probes=1)
     places = [connections.enter() for _ in range(4)]
-    assert places == [Place.ANY, Place.ANY, Place.PROBE, Place.NONE]
+    assert places == [
+        ConnectionSlot.ANY,
+        ConnectionSlot.ANY,
+        ConnectionSlot.PROBE,
+        ConnectionSlot.NONE,
+    ]
     assert connections.is_full and not connections.has_probes
     connections.leave()
-    assert connections.enter() is Place.PROBE
+    assert connections.enter() is ConnectionSlot.PROBE
     for _ in range(3):
         connections.leave()
-    assert connections.enter() is Place.ANY
+    assert connections.enter() is ConnectionSlot.ANY
 
 
 def test_more_leaving_than_came_is_our_own_fault():
     with pytest.raises(AssertionError):
-        Connections(1).leave()
+        ConnectionLimit(1).leave()
 
 
 @pytest.mark.parametrize(

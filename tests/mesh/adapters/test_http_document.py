@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
+from mesh.adapters.request_body import BodyBudget
 from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Readiness, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
@@ -59,6 +59,12 @@ class House:
         assert near is None
         return (REGION,)
 
+    def residency(self, wanted, headers):
+        return wanted
+
+    def tenant(self, headers):
+        return None
+
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
 
@@ -69,7 +75,7 @@ class House:
 @pytest.fixture
 async def face():
     api = HttpApi(RegionId("us"), House(), CollectorRegistry())
-    runner = web.ServerRunner(HttpServer(api.handle))
+    runner = web.ServerRunner(HttpServer(api.handle, completions=api.completions))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.adapters.kept_prefixes import BODY_BYTES_MAX, KeptPrefixes, cut_body
-from mesh.core.prefixes.prompt import prompt_text
+from mesh.core.model.prompt import prompt_text
 from schemas.http import CHAT, COMPLETIONS
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
-from mesh.adapters.problem import Problem
+from mesh.adapters.request_options import RequestRefused
 from schemas.http import COMPLETIONS, Fault
 
 BOMB = b'{"model":"tiny","prompt":"hi","more":[' + b"[]," * 1024**2 + b"[]]}"
@@ -58,7 +58,7 @@ def no_more_descriptors() -> Iterator[None]:
 
 
 async def test_where_no_process_can_be_started_it_is_the_router_that_lacks_something(bodies):
-    with no_more_descriptors(), pytest.raises(Problem) as refused:
+    with no_more_descriptors(), pytest.raises(RequestRefused) as refused:
         await bodies.read(COMPLETIONS, [HONEST])
     assert refused.value.fault is Fault.OVERLOADED
     body, fields = await bodies.read(COMPLETIONS, [HONEST])

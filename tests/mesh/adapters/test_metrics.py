@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mesh.adapters.metrics import RouterMetrics
-from mesh.core import events as ev
+from mesh.core.model import events as ev
 from schemas.state import ReplicaState
 from tests.mesh.core.build import EU, beat, core, digest, request
 

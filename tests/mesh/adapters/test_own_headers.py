@@ -7,8 +7,7 @@ import pytest
 from aiohttp import web
 
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.own_headers import refuse_misread
-from mesh.adapters.problem import Problem
+from mesh.adapters.request_options import RequestRefused, check_given_once, check_header_names
 from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, SAID_ONCE, Fault
 
 
@@ -18,8 +17,9 @@ async def door():
 
     async def handle(request):
         try:
-            refuse_misread(request)
-        except Problem as problem:
+            check_header_names(request.headers)
+            check_given_once(request.headers)
+        except RequestRefused as problem:
             assert problem.fault is Fault.INVALID
             return web.Response(status=400, text=f"{problem.param}: {problem.message}")
         return web.Response(text="fine")

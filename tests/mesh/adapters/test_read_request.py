@@ -12,13 +12,13 @@ import orjson
 import pytest
 from aiohttp import web
 
-from mesh.adapters import upload
-from mesh.adapters.body_budget import BodyBudget
+from mesh.adapters import request_body as upload
+from mesh.adapters.client_request import ParsedRequest
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.problem import Problem
-from mesh.adapters.read_request import RequestReader, request_id
-from mesh.adapters.ticket import Ask
-from mesh.core.prefixes.prompt import prompt_text
+from mesh.adapters.read_request import RequestReader
+from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.request_options import RequestRefused, request_id
+from mesh.core.model.prompt import prompt_text
 from schemas.http import CHAT, COMPLETIONS, Fault
 
 HELLO = b'{"model": "tiny",  "messages": [{"role": "user", "content": "hi"}], "stream": null}'
@@ -28,21 +28,30 @@ class Desk:
     """Reads every request and keeps what came of it."""
 
     def __init__(self) -> None:
-        self.read: list[Ask | Problem] = []
+        self.read: list[ParsedRequest | RequestRefused] = []
         self.port = 0
-        self.budget = BodyBudget()
-        self.reader = RequestReader(self.budget, self._precheck)
+        self.bodies = self.budget = BodyBudget()
+        self.reader = RequestReader(self)
 
-    def _precheck(self, request: web.BaseRequest) -> None:
-        if "x-forbidden" in request.headers:
-            raise Problem(Fault.RESIDENCY, "forbidden")
+    def residency(self, wanted, headers):
+        if "x-forbidden" in headers:
+            raise RequestRefused(Fault.RESIDENCY, "forbidden")
+        return wanted
+
+    def tenant(self, headers):
+        return None
+
+    def known_models(self):
+        return ("tiny",)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
-            ask, taken = await self.reader.read(request, request.path, request_id(request))
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            known_id = request_id(headers)
+            ask, taken = await self.reader.read(request, request.path, headers, known_id)
             self.budget.give_back(taken)
             self.read.append(ask)
-        except Problem as problem:
+        except RequestRefused as problem:
             self.read.append(problem)
         return web.Response()
 
@@ -60,7 +69,9 @@ async def desk():
     assert made.budget.taken_bytes == 0
 
 
-async def post(desk: Desk, data, path: str = CHAT, **headers: str) -> Ask | Problem:
+async def post(
+    desk: Desk, data, path: str = CHAT, **headers: str
+) -> ParsedRequest | RequestRefused:
     async with (
         aiohttp.ClientSession(f"http://127.0.0.1:{desk.port}") as session,
         session.post(path, data=data, headers=headers) as answer,
@@ -72,7 +83,7 @@ async def post(desk: Desk, data, path: str = CHAT, **headers: str) -> Ask | Prob
 
 async def test_an_ask_carries_the_body_as_it_came(desk):
     ask = await post(desk, HELLO, **{"x-request-id": "abc-1", "x-mesh-timeout-s": "2.5"})
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, ParsedRequest)
     assert (ask.request_id, ask.model, ask.path) == ("abc-1", "tiny", CHAT)
     assert (ask.body, ask.timeout_s) == (HELLO, 2.5)
     assert b"hi" in ask.text.data
@@ -80,14 +91,14 @@ async def test_an_ask_carries_the_body_as_it_came(desk):
 
 async def test_without_a_fit_id_it_gets_its_own(desk):
     ask = await post(desk, HELLO, **{"x-request-id": "a" * 500})
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, ParsedRequest)
     assert 0 < len(ask.request_id) < 500
     assert ask.timeout_s is None
 
 
 async def test_the_path_says_where_the_prompt_is(desk):
     problem = await post(desk, HELLO, COMPLETIONS)
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, RequestRefused)
     assert (problem.fault, problem.param) == (Fault.INVALID, "prompt")
 
 
@@ -99,7 +110,7 @@ async def in_pieces(data: bytes):
 async def test_a_body_of_unknown_length_is_read_in_pieces(desk):
     body = HELLO[:-1] + b', "x": "' + b"y" * 50_000 + b'"}'
     ask = await post(desk, in_pieces(body))
-    assert isinstance(ask, Ask) and ask.body == body
+    assert isinstance(ask, ParsedRequest) and ask.body == body
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -108,7 +119,7 @@ async def test_a_body_over_the_limit_is_refused_announced_or_not(desk, monkeypat
     monkeypatch.setattr("mesh.adapters.read_request.LARGE_BYTES", 5_000)
     body = b"x" * 10_001
     problem = await post(desk, body if announced else in_pieces(body))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, RequestRefused)
     assert problem.fault is Fault.BODY_TOO_LARGE
     assert "10000 bytes" in problem.message
 
@@ -124,7 +135,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(desk, monk
         writer.close()
         await writer.wait_closed()
     [problem] = desk.read
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, RequestRefused)
     assert problem.fault is Fault.REQUEST_TIMEOUT
     assert "in each 0.05 s" in problem.message
 
@@ -152,7 +163,7 @@ async def test_a_client_that_waits_is_told_to_go_on(desk, value):
     head = f"expect: {value}\r\ncontent-length: {len(HELLO)}"
     assert await answer_to(desk, head, HELLO) == ["HTTP/1.1 100 Continue", "HTTP/1.1 200 OK"]
     [ask] = desk.read
-    assert isinstance(ask, Ask) and ask.body == HELLO
+    assert isinstance(ask, ParsedRequest) and ask.body == HELLO
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,7 @@ async def test_a_client_that_waits_is_told_to_go_on(desk, value):
 async def test_what_is_refused_anyway_is_not_asked_for(desk, head, fault):
     assert await answer_to(desk, head) == ["HTTP/1.1 200 OK"]  # of this test's desk
     [problem] = desk.read
-    assert isinstance(problem, Problem) and problem.fault is fault
+    assert isinstance(problem, RequestRefused) and problem.fault is fault
 
 
 async def test_a_client_of_http_1_0_is_not_told_to_go_on(desk):
@@ -179,21 +190,21 @@ async def test_a_client_of_http_1_0_is_not_told_to_go_on(desk):
 async def test_a_large_body_is_read_elsewhere_and_as_well(desk):
     body = HELLO[:-1] + b', "x": "' + b"y" * 400_000 + b'", "user": "me", "cache_salt": "s"}'
     ask = await post(desk, io.BytesIO(body))
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, ParsedRequest)
     assert (ask.model, ask.body, b"hi" in ask.text.data) == ("tiny", body, True)
-    assert (ask.wishes.session, ask.wishes.salt) == ("me", "s")
+    assert (ask.options.session, ask.options.salt) == ("me", "s")
 
 
 async def test_a_large_image_is_the_same_part_wherever_its_body_is_read(desk):
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
     fields = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
     ask = await post(desk, io.BytesIO(orjson.dumps(fields)))
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, ParsedRequest)
     assert ask.text == prompt_text(fields, chat=True)
     assert len(ask.text.parts) == 1
 
 
 async def test_a_large_body_that_is_wrong_is_told_what_to_change(desk):
     problem = await post(desk, io.BytesIO(b'{"model": 7, "x": "' + b"y" * 400_000 + b'"}'))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, RequestRefused)
     assert (problem.fault, problem.param) == (Fault.INVALID, "model")

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from mesh.adapters.receipts import CANDIDATES_MAX, attributes, line
+from mesh.adapters.spans import CANDIDATES_MAX, attributes, receipt_line
 from schemas.decision import Candidate, CandidateKind, Decision, Placement
 
 
@@ -45,7 +45,7 @@ def test_a_span_lists_the_first_candidates_and_counts_them_all():
 def test_the_target_is_whoever_got_the_request(fields, target, named):
     made = decision(4, **fields)
     assert attributes(made)["mesh.target"] == target
-    assert line(made) == f"q-1 {named} attempt 1 held 0.250 s free 2/4: fewest pending"
+    assert receipt_line(made) == f"q-1 {named} attempt 1 held 0.250 s free 2/4: fewest pending"
 
 
 PRICED = (
@@ -92,7 +92,7 @@ def test_a_span_has_the_seconds_and_terms_of_the_chosen_and_of_the_runner_up():
 
 def test_the_log_has_the_seconds_of_both():
     made = decision(considered=3, candidates=PRICED)
-    assert line(made).endswith("free 2/3, us-0 0.250 s, eu 0.500 s: fewest pending")
+    assert receipt_line(made).endswith("free 2/3, us-0 0.250 s, eu 0.500 s: fewest pending")
 
 
 def test_of_a_held_request_the_best_is_the_runner_up():

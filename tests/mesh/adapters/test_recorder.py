@@ -11,19 +11,19 @@ import pytest
 
 from mesh.adapters import recorder
 from mesh.adapters.recorder import Recorder, RecordingRefused, RecordTo, open_new
-from mesh.core import effects as fx
-from mesh.core import events as ev
 from mesh.core import recording
-from mesh.core.recording import End, Header, Step
-from mesh.core.settings import RouterSettings
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
+from mesh.core.recording import RecordedStep, RecordingEnd, RecordingHeader
 from schemas.ids import RegionId, RouterId
 from tests.mesh.core import build
 
-LEFT = End("the router left")
+LEFT = RecordingEnd("the router left")
 
 
-def header(**settings: object) -> Header:
-    return Header(
+def header(**settings: object) -> RecordingHeader:
+    return RecordingHeader(
         version="0.1.0",
         region=RegionId("us"),
         router=RouterId("r1"),
@@ -49,7 +49,7 @@ async def recorder_to(path: Path, bytes_max: int = 1_000_000, **options):
         await made.close()
 
 
-def read(path: Path) -> list[Step | End]:
+def read(path: Path) -> list[RecordedStep | RecordingEnd]:
     first, *lines = path.read_bytes().splitlines(keepends=True)
     assert recording.decode_header(first) == header()
     return [recording.decode_line(line) for line in lines]
@@ -66,8 +66,8 @@ async def test_what_is_asked_and_answered_is_in_the_file(tmp_path):
     async with recorder_to(path) as made:
         assert made.handle(ev.ClientGone(7), 1.5) == [fx.PassEngineError(7)]
         assert made.handle(ev.Tick(), 1.6) == []
-    answered = Step(1.5, ev.ClientGone(7), [{"PassEngineError": {"key": 7}}])
-    assert read(path) == [answered, Step(1.6, ev.Tick(), []), LEFT]
+    answered = RecordedStep(1.5, ev.ClientGone(7), [{"PassEngineError": {"key": 7}}])
+    assert read(path) == [answered, RecordedStep(1.6, ev.Tick(), []), LEFT]
 
 
 async def test_it_is_written_every_second_and_not_only_at_the_end(tmp_path):
@@ -75,7 +75,7 @@ async def test_it_is_written_every_second_and_not_only_at_the_end(tmp_path):
     async with recorder_to(path) as made:
         made.handle(ev.Tick(), 1.0)
         await until(lambda: path.stat().st_size)
-        assert read(path) == [Step(1.0, ev.Tick(), [])]
+        assert read(path) == [RecordedStep(1.0, ev.Tick(), [])]
 
 
 async def test_only_its_owner_may_read_it(tmp_path):
@@ -90,8 +90,10 @@ async def test_an_event_that_breaks_the_core_is_recorded_and_goes_on_breaking(tm
             made.handle(ev.Drain(), 1.0)
         made.handle(ev.Tick(), 2.0)
     broken, after, _ = read(path)
-    assert broken == Step(1.0, ev.Drain(), [{"Raised": {"error": "RuntimeError: a bug of ours"}}])
-    assert after == Step(2.0, ev.Tick(), [])
+    assert broken == RecordedStep(
+        1.0, ev.Drain(), [{"Raised": {"error": "RuntimeError: a bug of ours"}}]
+    )
+    assert after == RecordedStep(2.0, ev.Tick(), [])
 
 
 async def test_at_its_limit_the_recording_ends_and_the_router_goes_on(tmp_path, caplog):
@@ -101,7 +103,7 @@ async def test_at_its_limit_the_recording_ends_and_the_router_goes_on(tmp_path, 
             assert made.handle(ev.ClientGone(number), float(number)) == [fx.PassEngineError(7)]
     *steps, end = read(path)
     assert path.stat().st_size <= 8192
-    assert end == End("its limit of 8192 bytes")
+    assert end == RecordingEnd("its limit of 8192 bytes")
     assert [step.event.key for step in steps] == list(range(len(steps)))
     assert 10 < len(steps) < 200
     assert len(caplog.records) == 1
@@ -114,7 +116,7 @@ async def test_a_disk_that_hangs_never_fills_the_memory(tmp_path, monkeypatch):
         for number in range(200):  # without a pause in which anything could be written
             made.handle(ev.ClientGone(number), float(number))
     *steps, end = read(path)
-    assert end == End("the disk takes less than the router does")
+    assert end == RecordingEnd("the disk takes less than the router does")
     assert path.stat().st_size <= 4096 + recorder.END_BYTES
     assert steps
 
@@ -135,7 +137,7 @@ async def test_a_value_that_cannot_be_written_ends_the_recording_only(tmp_path, 
         assert made.handle(ev.ClientGone(2**70), 1.0) == [fx.PassEngineError(7)]
         made.handle(ev.Tick(), 2.0)
     [end] = read(path)
-    assert isinstance(end, End) and "a ClientGone can't be written" in end.why
+    assert isinstance(end, RecordingEnd) and "a ClientGone can't be written" in end.why
     assert len(caplog.records) == 1
 
 
@@ -156,7 +158,10 @@ async def test_two_routers_cannot_have_one_file(tmp_path):
             async with recorder_to(path):
                 raise AssertionError("opened")
         made.handle(ev.ClientGone(1), 1.0)
-    assert read(path) == [Step(1.0, ev.ClientGone(1), [{"PassEngineError": {"key": 7}}]), LEFT]
+    assert read(path) == [
+        RecordedStep(1.0, ev.ClientGone(1), [{"PassEngineError": {"key": 7}}]),
+        LEFT,
+    ]
 
 
 def test_what_is_no_file_of_ours_is_left_alone(tmp_path):

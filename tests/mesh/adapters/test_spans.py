@@ -10,6 +10,7 @@ from opentelemetry.trace import StatusCode, get_current_span
 
 from infra import tracing
 from mesh.adapters.spans import IngressSpan, RequestSpans
+from mesh.core.model import effects as fx
 from schemas.decision import Decision, Placement
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -50,11 +51,11 @@ def decision(placement: Placement, **fields) -> Decision:
 
 def test_a_request_that_was_held_refused_and_answered(ended):
     spans = RequestSpans("q-1", "tiny", tracing.extract(PARENT))
-    spans.decided(decision(Placement.HOLD))
-    spans.decided(decision(Placement.LOCAL, replica="us-0"))
+    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
+    spans.decided(fx.Decided(1, decision(Placement.LOCAL, replica="us-0")))
     first: dict[str, str] = {}
     spans.dispatched("us-0", 1, first)
-    spans.decided(decision(Placement.PEER, peer="eu"))
+    spans.decided(fx.Decided(1, decision(Placement.PEER, peer="eu")))
     second: dict[str, str] = {}
     spans.dispatched("eu", 2, second)
     spans.first_byte()
@@ -83,7 +84,7 @@ def test_a_request_that_was_held_refused_and_answered(ended):
 
 def test_a_request_that_failed_leaves_no_span_open(ended):
     spans = RequestSpans("q-1", "tiny", None)
-    spans.decided(decision(Placement.HOLD))
+    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
     spans.end(503, "no replica")
     assert [span.name for span in ended()] == ["mesh.decide", "mesh.hold", "mesh.request"]
     assert ended()[-1].status.description == "no replica"
@@ -94,9 +95,9 @@ def test_a_peer_s_request_is_under_the_span_of_the_asking_router(ended, refused,
     span = IngressSpan("q-1", "us", tracing.extract(PARENT))
     headers: dict[str, str] = {}
     if refused is None:
-        span.decided(decision(Placement.LOCAL, replica="eu-0"))
-        span.dispatched(headers)
-    span.end(refused)
+        span.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0")))
+        span.dispatched("eu-0", 1, headers)
+    span.end(200, refused)
     ingress = ended()[-1]
     assert f"{ingress.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
     assert ingress.status.description == told
@@ -113,15 +114,15 @@ def test_a_request_that_is_not_sampled_makes_no_more_spans_and_says_so_to_others
     monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
     spans = RequestSpans("q-1", "tiny", None if parent is None else tracing.extract(parent))
     headers: dict[str, str] = {}
-    spans.decided(decision(Placement.HOLD))
-    spans.decided(decision(Placement.LOCAL, replica="us-0"))
+    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
+    spans.decided(fx.Decided(1, decision(Placement.LOCAL, replica="us-0")))
     spans.dispatched("us-0", 1, headers)
     spans.first_byte()
     spans.end(200)
     ingress = IngressSpan("q-1", "us", tracing.extract(headers))
     to_agent: dict[str, str] = {}
-    ingress.decided(decision(Placement.LOCAL, replica="eu-0"))
-    ingress.dispatched(to_agent)
+    ingress.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0")))
+    ingress.dispatched("eu-0", 1, to_agent)
     ingress.end("no_replica")
     assert sampler.asked == ["mesh.request", "mesh.ingress"]
     for told in (headers, to_agent):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.residency import KeyHolder, key_hash
-from mesh.adapters.problem import Problem
+from infra.topology import KeyHolder, key_hash
+from mesh.adapters.request_options import RequestRefused
 from mesh.adapters.tenants import Tenants
 from schemas.http import H_RESIDENCY, Fault
 from schemas.ids import RegionId
@@ -49,21 +49,23 @@ def test_each_narrows_the_others(home, wanted, headers, labels):
     ],
 )
 def test_nothing_in_common_is_forbidden_and_never_anywhere(home, wanted, headers, why):
-    with pytest.raises(Problem, match=why) as caught:
+    with pytest.raises(RequestRefused, match=why) as caught:
         said(home, *wanted, **headers)
     assert (caught.value.fault, caught.value.param) == (Fault.RESIDENCY, H_RESIDENCY)
 
 
 def test_a_label_that_nobody_carries_is_a_mistake_that_names_those_there_are():
-    with pytest.raises(Problem, match="no region carries uk; labels of this mesh: eu,fr,us") as bad:
+    with pytest.raises(
+        RequestRefused, match="no region carries uk; labels of this mesh: eu,fr,us"
+    ) as bad:
         said(US, "eu", "uk")
     assert bad.value.fault is Fault.INVALID
-    with pytest.raises(Problem, match="labels of this mesh: none"):
+    with pytest.raises(RequestRefused, match="labels of this mesh: none"):
         Tenants(US, ground({US: ()}), {}).residency(("eu",), {})
 
 
 def test_the_key_itself_is_in_no_message():
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(RequestRefused) as caught:
         said(FR, "us", **ACME)
     assert "acme" not in caught.value.message
 

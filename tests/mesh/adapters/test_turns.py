@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from mesh.adapters.turns import OLDEST_EVERY, Turns
+from mesh.adapters.large_bodies import OLDEST_EVERY, SmallestFirstLock
 
 
 async def until_all_wait() -> None:
@@ -12,7 +12,7 @@ async def until_all_wait() -> None:
 
 async def order(sizes: list[int]) -> list[int]:
     """In which they are served that come in this order while another works."""
-    turns, served = Turns(), []
+    turns, served = SmallestFirstLock(), []
 
     async def work(size: int) -> None:
         await turns.take(size)
@@ -42,7 +42,7 @@ async def test_the_oldest_has_its_turn_before_many_smaller_ones():
 
 
 async def test_who_leaves_keeps_nobody_waiting():
-    turns = Turns()
+    turns = SmallestFirstLock()
     await turns.take(1)
     left = asyncio.create_task(turns.take(1))
     chosen = asyncio.create_task(turns.take(2))
@@ -60,7 +60,7 @@ async def test_who_leaves_keeps_nobody_waiting():
 
 
 async def test_who_waits_too_long_leaves():
-    turns = Turns()
+    turns = SmallestFirstLock()
     await turns.take(1)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):

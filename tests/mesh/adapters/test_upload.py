@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.adapters import upload
-from mesh.adapters.body_budget import BodyBudget
-from mesh.adapters.problem import Problem
-from mesh.adapters.upload import (
+from mesh.adapters import request_body as upload
+from mesh.adapters.request_body import (
     MEMBERS_MAX,
     STEP_BYTES,
     UPLOAD_S_MAX,
     WINDOW_BYTES,
     WINDOW_S,
+    BodyBudget,
+    ChunkedBody,
     Upload,
     UploadRate,
 )
+from mesh.adapters.request_options import RequestRefused
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
 
@@ -57,7 +58,7 @@ def test_what_arrives_in_any_pieces_is_what_was_sent(encoding, codec, data, size
 
 
 def fault_of(call) -> Fault:
-    with pytest.raises(Problem) as found:
+    with pytest.raises(RequestRefused) as found:
         call()
     return found.value.fault
 
@@ -160,3 +161,20 @@ def test_time_in_which_nobody_read_is_not_the_client_s():
     rate = UploadRate(0.0)
     rate.forgive(5.0)
     assert rate.due_at == WINDOW_S + 5.0
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 1000])
+def test_the_end_of_a_chunked_body_is_found_wherever_it_is_cut(step):
+    whole = b"5\r\nhel\n0\r\n1a;x=1\r\n" + b"\r\n" * 13 + b"\r\n0\r\nx-a: b\r\n\r\n"
+    body, data = ChunkedBody(), whole + b"GET / HTTP/1.1\r\n\r\n"
+    for at in range(0, len(data), step):
+        end = body.end_in(data[at : at + step])
+        if end is not None:
+            break
+    assert end is not None and at + end == len(whole)
+
+
+@pytest.mark.parametrize("data", [b"x\r\n", b"\r\n", b"-3\r\n", b"1_0\r\n", b"1" * 20_000])
+def test_what_is_no_chunk_has_no_end(data):
+    with pytest.raises(ValueError):
+        ChunkedBody().end_in(data)

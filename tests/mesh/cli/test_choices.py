@@ -31,9 +31,9 @@ def test_help_names_the_policies():
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--pushing", "soon", "pushing is blind, pending or outstanding:N"),
+        ("--pushing", "soon", 'write "blind", "pending" or "outstanding:N"'),
         ("--pushing", "outstanding:0", "with N from 1"),
-        ("--hold-order", "last-come", "'first-come', 'hit-ratio'"),
+        ("--hold-order", "last-come", "'first-come' or 'hit-ratio'"),
     ],
 )
 def test_other_choices_say_what_there_is(command, option, value, said):

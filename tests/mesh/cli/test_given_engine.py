@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from mesh.cli.given_engine import given_engine
+from mesh.cli.up import given_engine
 from mesh.demo.options import GivenEngine
 
 URL, PAGE = "http://h:1", "http://m:2/metrics"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mesh.cli.plan import command
 from mesh.sim.study.plan import Plan
-from mesh.sim.study.plan_out import plan_file, print_plan, saving
+from mesh.sim.study.plan_results import plan_file, print_plan, saving
 from mesh.sim.study.plan_settings import PlanSettings
 from schemas.ids import RegionId
 

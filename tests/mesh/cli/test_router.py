@@ -12,7 +12,7 @@ import pytest
 from infra.bus import BusAddress
 from mesh.adapters import streams
 from mesh.cli.router import NO_PREFIX_KEY
-from mesh.sim.replay import replay
+from mesh.sim.recording_replay import replay
 from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
 from tests.support.ports import free_ports

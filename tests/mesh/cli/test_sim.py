@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mesh.cli.sim import command
-from mesh.core.settings import RouterSettings
-from tests.mesh.sim.test_replay import chaos_lines
+from mesh.core.model.settings import RouterSettings
+from tests.mesh.sim.test_recording_replay import chaos_lines
 
 TRACE = ("--trace", "tests/data/mooncake/conversation_first60.jsonl")
 QUICK = (*TRACE, "--limit", "12", "--scale-lengths", "0.05", "--regions", "us=1,eu=1")
@@ -76,8 +76,8 @@ def test_every_format_can_be_played(format_name: str) -> None:
 
 
 def test_a_workload_with_everything_said(tmp_path: Path) -> None:
-    rtt = tmp_path / "rtt.csv"
-    rtt.write_text("from,to,rtt_ms\nus,ap,120\n")
+    rtt = tmp_path / "rtt.toml"
+    rtt.write_text('[[links]]\nbetween = ["us", "ap"]\nrtt_ms = 120\n')
     ended = sim(
         *("--workload", "chat", "--clients", "us=2,ap=1", "--regions", "us=1,ap=1"),
         *("--duration-s", 10, "--seed", 3, "--rtt", rtt, "--jitter-ms", 2, "--loss", 0.05),
@@ -156,7 +156,7 @@ BAD = {
     "rtt": ((*QUICK, "--rtt", "nowhere.csv"), "--rtt: can't read nowhere.csv: No such file"),
     "rtt pair": (
         (*TRACE, "--regions", "us=1,sa=1"),
-        "--rtt: no round trip between us and sa: write a file",
+        "--rtt: no round trip between us and sa: write for each pair",
     ),
     "loss": ((*QUICK, "--loss", "1"), "--loss: must be less than 1, not 1"),
     "seed": ((*QUICK, "--seed", "x"), "--seed: must be a whole number, not x"),
@@ -200,12 +200,26 @@ def test_a_malformed_table_of_round_trips_is_named_by_its_line(tmp_path: Path) -
     rtt.write_text("us,eu,fast\n")
     ended = sim(*QUICK, "--rtt", rtt)
     assert ended.exit_code == 2
-    assert f"--rtt: {rtt}: line 1: 'fast' is no number" in ended.stderr
+    assert f"--rtt: {rtt}: line 1: rtt_ms: must be a number, not fast" in ended.stderr
     rtt.write_text("us,ap,80\n")
     ended = sim(*QUICK, "--rtt", rtt)
     assert ended.exit_code == 2
     assert f"--rtt {rtt}: no round trip between us and eu: write" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_deprecated_forms_are_played_with_a_note(tmp_path: Path) -> None:
+    rtt = tmp_path / "rtt.csv"
+    rtt.write_text("us,eu,80\n")
+    ended = sim(*QUICK, "--rtt", rtt, "--setting", "explore_below=0.3", "--policy", "skywalker")
+    assert ended.exit_code == 0
+    assert f"note: --rtt {rtt}: CSV and JSON are deprecated: write for each pair" in ended.stderr
+    assert "note: --setting explore_below=0.3 is deprecated: give it as an option" in ended.stderr
+
+
+def test_round_trips_come_from_a_mesh_toml() -> None:
+    ended = sim(*QUICK, "--rtt", "infra/mesh.toml")
+    assert (ended.exit_code, "note:" in ended.stderr) == (0, False)
 
 
 def test_without_matplotlib_pictures_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,14 +47,14 @@ async def measured(mesh, *order):
             await asyncio.to_thread(mesh.refresh)
 
 
-async def test_the_nearest_is_measured_and_asked(three):
+async def test_the_nearest_is_measured_and_called(three):
     mesh = used(three)
     await measured(mesh, three[1], three[0], three[2])
     assert await asyncio.to_thread(mesh.nearest) == three[1].url
     assert await asyncio.to_thread(mesh.call, fetch) == three[1].url
 
 
-async def test_the_next_one_is_asked_when_the_nearest_is_gone_or_says_503(three):
+async def test_the_next_one_is_called_when_the_nearest_is_gone_or_answers_503(three):
     mesh = used(three)
     await measured(mesh, three[1], three[0], three[2])
     await three[1].close()
@@ -64,7 +64,7 @@ async def test_the_next_one_is_asked_when_the_nearest_is_gone_or_says_503(three)
     assert three[0].asked == 2
 
 
-async def test_what_is_the_same_everywhere_is_asked_once(three):
+async def test_an_error_that_is_the_same_everywhere_is_raised_at_once(three):
     three[1].status = 429
     mesh = used(three)
     await measured(mesh, three[1], three[0], three[2])
@@ -111,7 +111,7 @@ async def test_regions_name_others_and_those_are_measured_too(three):
 
 
 @pytest.mark.parametrize("kind", [Regions, AsyncRegions])
-async def test_nobody_talks_a_client_out_of_tls(three, caplog, kind):
+async def test_a_client_with_https_urls_does_not_learn_http_ones(three, caplog, kind):
     [port] = free_ports(1)
     given = [f"https://127.0.0.1:{port}/v1", three[0].url]  # nobody is behind the first
     other = three[1].url
@@ -124,12 +124,12 @@ async def test_nobody_talks_a_client_out_of_tls(three, caplog, kind):
         return set(mesh.order)
 
     assert await order() == set(given)
-    [warning] = [one for one in caplog.messages if "passed by" in one]
+    [warning] = [one for one in caplog.messages if "ignored" in one]
     assert other in warning and "learn_plain=True" in warning
     assert await order(learn_plain=True) == {*given, other}
 
 
-def test_no_region_is_a_mistake():
+def test_no_region_is_an_error():
     with pytest.raises(ValueError, match="one region at least"):
         Regions([], str)
 
@@ -177,7 +177,7 @@ async def test_the_openai_sdk_fails_over(mesh):
 
 
 async def test_the_asynchronous_sdk_streams_and_fails_over(mesh, monkeypatch):
-    monkeypatch.setattr("mesh.client.choice.REST_S", 60.0)  # or its rest may be over by then
+    monkeypatch.setattr("mesh.client.region_choice.REST_S", 60.0)  # or its rest may be over by then
 
     def make(url):
         return openai.AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, timeout=20)
@@ -198,16 +198,17 @@ async def test_the_asynchronous_sdk_streams_and_fails_over(mesh, monkeypatch):
     await helper.refresh()
     assert helper.order[0] != nearest
     for url in base_urls(mesh):
-        await helper._regions.client(url).close()
+        await helper.client(url).close()
 
 
-async def test_a_region_without_replicas_is_passed_by(mesh):
+async def test_a_region_without_replicas_is_skipped(mesh):
     """Its router answers, and says that it is not ready."""
     helper = Regions(base_urls(mesh), str)
     for name in ("us-0", "eu-0"):
         await mesh.kill_agent(name)
     await mesh.until(
-        lambda: all(r.desk.not_ready_because() for r in mesh.routers.values()), "nobody is ready"
+        lambda: all(one.requests.not_ready_because() for one in mesh.routers.values()),
+        "nobody is ready",
     )
     await asyncio.to_thread(helper.refresh)
     assert sorted(helper.order) == sorted(base_urls(mesh))  # all rest; somebody is named still

@@ -3,11 +3,11 @@
 from random import Random
 from typing import Any
 
-from mesh.core.policies.base import Spot
-from mesh.core.prefixes.prompt import Prompt, block_hashes
-from mesh.core.requests.request import Request
+from mesh.core.model.prompt import Prompt, block_hashes
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies.base import Destination
 from mesh.core.router import RouterCore
-from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RegionId, ReplicaId, RequestId, RouterId
 from schemas.state import Digest, Heartbeat, ModelCapacity, ReplicaState
@@ -60,9 +60,9 @@ def prompt(text: str, tokens: int = 100) -> Prompt:
     return Prompt(tokens, block_hashes(data, key="test", model=MODEL))
 
 
-def spot(name: str, kind: CandidateKind = CandidateKind.REPLICA) -> Spot:
+def spot(name: str, kind: CandidateKind = CandidateKind.REPLICA) -> Destination:
     """A replica, unless said otherwise."""
-    return Spot(kind, name)
+    return Destination(kind, name)
 
 
 def request(key: int, text: str = "A", arrived_at: float = 0.0, **fields: Any) -> Request:

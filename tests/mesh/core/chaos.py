@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from random import Random
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.hold_order import HoldOrder
 from schemas.exchange import Priority, Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.settings import HoldOrder
 from schemas.state import ModelCapacity, ReplicaState
 from tests.mesh.core import build
 from tests.mesh.core.ledger import Case, Ledger

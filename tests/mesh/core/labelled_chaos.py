@@ -8,9 +8,9 @@ code under test.
 
 from dataclasses import replace
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.settings import RouterSettings
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
 from schemas import subjects
 from schemas.exchange import Refusal
 from schemas.gossip import EVERYTHING, PEERS, SIBLINGS, TrieAsk, TrieDelta

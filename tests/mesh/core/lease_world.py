@@ -13,10 +13,10 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
-from mesh.core.settings import RouterSettings
 from schemas.ids import RegionId, RouterId
 
 TICK_S = 0.05

@@ -8,16 +8,17 @@ thinks, but for the lengths of its tables.
 from dataclasses import dataclass, field
 from random import Random
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
+from mesh.core.lifecycle.hold_queue import effective_arrival
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.requests.request import Request
 from mesh.core.router import RouterCore
-from mesh.core.settings import RouterSettings
-from mesh.core.waiting.hold_order import HoldOrder, standing
 from schemas.decision import Placement
 from schemas.http import Fault
 from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.settings import HoldOrder
 from schemas.state import Digest, Heartbeat, ReplicaState
 from tests.mesh.core.build import ROUTER, US
 
@@ -228,7 +229,7 @@ class Ledger:
                 and not self._shuns(other)
                 and other.request.model == case.request.model
                 and other.request.residency == case.request.residency
-                and standing(other.request) < standing(case.request)
+                and effective_arrival(other.request) < effective_arrival(case.request)
             )
             assert not overtaken, f"request {key} overtook {other.request.key}"
         case.attempt, case.live, case.place, case.handoff = attempt, True, place, handoff

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.prefixes.prompt import Prompt
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt
 from mesh.core.router import RouterCore
 from schemas.decision import Placement
 from schemas.exchange import Priority

@@ -9,27 +9,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
 from mesh.core import recording
-from mesh.core.recording import End, Header, RecordingInvalid, Step
-from mesh.core.settings import RouterSettings
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
+from mesh.core.recording import RecordedStep, RecordingEnd, RecordingHeader, RecordingInvalid
 from schemas.http import Fault
 from schemas.ids import RegionId, RouterId
 from schemas.residency import ground
+from schemas.settings import HoldOrder
 from tests.mesh.core import build
 from tests.mesh.core.any_value import FLOATS, values_of
 
 EVENTS = typing.get_args(ev.Event)
 EFFECTS = typing.get_args(fx.Effect)
+EXAMPLES = 25  # of each of some fifty types
 
 
 def named(kind: type) -> str:
     return kind.__name__
 
 
-def header(**settings: object) -> Header:
-    return Header(
+def header(**settings: object) -> RecordingHeader:
+    return RecordingHeader(
         version="0.1.0",
         region=RegionId("us"),
         router=RouterId("r1"),
@@ -46,23 +48,24 @@ def readers():
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=named)
-@settings(suppress_health_check=[HealthCheck.too_slow])  # strategies are made at the first draw
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])  # made when drawn
 @given(data=st.data(), now=FLOATS)
 def test_every_event_reads_back_as_it_was(kind, data, now):
     event = data.draw(values_of(kind))
     line = recording.encode_step(now, event, [])
-    assert recording.decode_line(line) == Step(now, event, [])
+    assert recording.decode_line(line) == RecordedStep(now, event, [])
     assert line.endswith(b"\n") and line.count(b"\n") == 1
 
 
 @pytest.mark.parametrize("kind", EFFECTS, ids=named)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_effect_is_written_whole(kind, data):
     effect = data.draw(values_of(kind))
     [tagged] = recording.plain_effects([effect])
     assert tagged[kind.__name__].keys() == {field.name for field in fields(kind)}
     step = recording.decode_line(recording.encode_step(1.0, ev.Tick(), [effect]))
-    assert step == Step(1.0, ev.Tick(), [tagged])
+    assert step == RecordedStep(1.0, ev.Tick(), [tagged])
 
 
 def test_effects_that_differ_are_written_differently():
@@ -76,10 +79,16 @@ def test_times_keep_every_bit(now):
     assert (step.now, repr(step.now)) == (now, repr(now))
 
 
-@given(values_of(RouterSettings.__annotations__["hold_order"]), st.floats(0.01, 1.0))
-def test_a_header_reads_back_as_it_was(order, explore_below):
-    written = header(policy="round-robin", hold_order=order, explore_below=explore_below)
+@given(st.sampled_from(HoldOrder), st.floats(0.01, 1.0))
+def test_a_header_reads_back_as_it_was(order, kv_used_max):
+    written = header(policy="round-robin", hold_order=order, warm_kv_used_max=kv_used_max)
     assert recording.decode_header(recording.encode_header(written)) == written
+
+
+def test_a_header_of_an_earlier_version_has_settings_that_moved():
+    line = recording.encode_header(header(policy="skywalker"))
+    old = line.replace(b'"hold_max"', b'"explore_below":0.3,"e2_window_s":180.0,"hold_max"')
+    assert recording.decode_header(old) == header(policy="skywalker:0.3")
 
 
 def test_a_value_that_json_cannot_hold_is_a_type_error():
@@ -90,12 +99,12 @@ def test_a_value_that_json_cannot_hold_is_a_type_error():
 def test_what_broke_the_core_stands_in_the_place_of_effects():
     error = KeyError("us-0")
     step = recording.decode_line(recording.encode_raised(1.0, ev.Tick(), error))
-    assert step == Step(1.0, ev.Tick(), recording.plain_error(error))
+    assert step == RecordedStep(1.0, ev.Tick(), recording.plain_error(error))
     assert "KeyError" in str(step.effects)
 
 
 def test_the_end_says_why():
-    assert recording.decode_line(recording.encode_end("full")) == End("full")
+    assert recording.decode_line(recording.encode_end("full")) == RecordingEnd("full")
 
 
 def test_another_format_is_named_with_the_version_that_wrote_it():

@@ -12,8 +12,8 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, make_policy
-from mesh.core.settings import RouterSettings
 from tests.mesh.core import build
 from tests.mesh.core.chaos import PEERS, Chaos, fingerprint
 

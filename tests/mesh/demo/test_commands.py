@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from agents.engine_key import ENGINE_KEY, checked_key
+from agents.config import ENGINE_KEY, checked_key
 from agents.runtime.command import command
 from infra.address import Address
 from infra.nats import bundle
 from infra.topology import DEFAULT_FILE, load
-from mesh.demo.commands import Commands
-from mesh.demo.options import EngineKind, GivenEngine, Options
+from mesh.demo.commands import AGENT_DRAIN_S, ROUTER_DRAIN_S, Commands
+from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
 from mesh.demo.state_directory import StateDirectory
+from mesh.supervisor.program import ProgramKind
+from mesh.supervisor.supervisor import GRACE_S
 
 KEY = "sk-s3cret"
 GIVEN = GivenEngine(
@@ -27,13 +29,13 @@ GIVEN = GivenEngine(
 @pytest.fixture
 def commands(tmp_path):
     topology = load(DEFAULT_FILE)
-    options = Options(config=DEFAULT_FILE, state=tmp_path)
+    options = DemoOptions(config=DEFAULT_FILE, state=tmp_path)
     files = bundle.write(topology, tmp_path / "config")
     return Commands(topology, options, StateDirectory(tmp_path), Path("nats-server"), files)
 
 
 def test_an_agent_gets_all_that_is_given_of_its_engine(commands, monkeypatch):
-    program = commands.agent("us", "us-0", GIVEN, EngineKind.LLAMACPP)
+    program = commands.agent("us", "us-0", GIVEN, GivenEngineKind.LLAMACPP)
     for name, value in program.environment.items():
         monkeypatch.setenv(name, value)
     read = command.make_context("run", list(program.command[4:])).params
@@ -42,7 +44,7 @@ def test_an_agent_gets_all_that_is_given_of_its_engine(commands, monkeypatch):
 
 
 def test_the_key_is_in_the_environment_of_its_agent_and_nowhere_else(commands):
-    program = commands.agent("us", "us-0", GIVEN, EngineKind.LLAMACPP)
+    program = commands.agent("us", "us-0", GIVEN, GivenEngineKind.LLAMACPP)
     assert program.environment[ENGINE_KEY] == KEY
     assert KEY not in " ".join(program.command)
     assert KEY not in repr(GIVEN)
@@ -50,7 +52,14 @@ def test_the_key_is_in_the_environment_of_its_agent_and_nowhere_else(commands):
         commands.nats("us"),
         commands.engine("us", "us-0"),
         commands.router("us", "r1", Address("127.0.0.1", 1), None),
-        commands.agent("us", "us-1", GivenEngine("us", "http://h:1"), EngineKind.VLLM),
+        commands.agent("us", "us-1", GivenEngine("us", "http://h:1"), GivenEngineKind.VLLM),
     )
     for other in others:
         assert KEY not in f"{other.command} {other.environment}"
+
+
+def test_programs_have_ten_seconds_beyond_their_drain_before_they_are_killed():
+    """On a busy machine an idle Python process may need several seconds to end."""
+    drains_s = {ProgramKind.ROUTER: ROUTER_DRAIN_S, ProgramKind.AGENT: AGENT_DRAIN_S}
+    for kind, grace_s in GRACE_S.items():
+        assert grace_s >= drains_s.get(kind, 0.0) + 10.0

@@ -3,10 +3,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.demo.delay_line import CHUNK_COST_BYTES, DelayLine, Mark
+from mesh.demo.wan_proxy import CHUNK_COST_BYTES, DelayLine, StreamEnd
 
 SENDS = st.lists(
-    st.tuples(st.floats(0.0, 0.2), st.one_of(st.binary(max_size=20), st.sampled_from(Mark))),
+    st.tuples(st.floats(0.0, 0.2), st.one_of(st.binary(max_size=20), st.sampled_from(StreamEnd))),
     max_size=40,
 )
 
@@ -30,7 +30,7 @@ def test_items_overlap_in_flight():
 def test_what_is_held_is_counted_with_its_overhead():
     line = DelayLine(1.0)
     line.push(b"12345", now=0.0)
-    line.push(Mark.EOF, now=0.0)
+    line.push(StreamEnd.EOF, now=0.0)
     assert line.held_bytes == 2 * CHUNK_COST_BYTES + 5
     line.pop_due(1.0)
     assert line.held_bytes == 0

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from infra.topology import DEFAULT_FILE, TopologyError, load
-from mesh.demo.options import GivenEngine, Options, fitted
+from mesh.demo.options import DemoOptions, GivenEngine, fitted
 
 
 def replicas(**asked):
-    topology = fitted(load(DEFAULT_FILE), Options(config=DEFAULT_FILE, state=Path(), **asked))
+    topology = fitted(load(DEFAULT_FILE), DemoOptions(config=DEFAULT_FILE, state=Path(), **asked))
     return {name: region.replicas for name, region in topology.regions.items()}
 
 
@@ -40,7 +40,7 @@ def test_more_replicas_than_a_machine_can_hold_is_an_error():
 
 
 def test_workers_hold_for_every_region():
-    topology = fitted(load(DEFAULT_FILE), Options(config=DEFAULT_FILE, state=Path(), workers=2))
+    topology = fitted(load(DEFAULT_FILE), DemoOptions(config=DEFAULT_FILE, state=Path(), workers=2))
     assert [region.workers for region in topology.regions.values()] == [2, 2, 2]
 
 
@@ -52,4 +52,4 @@ def test_more_workers_than_a_region_may_have_are_an_error():
     }
     topology = topology.model_copy(update={"regions": regions})
     with pytest.raises(TopologyError, match=r"--workers 9: regions\.us\.workers: 18 processes"):
-        fitted(topology, Options(config=DEFAULT_FILE, state=Path(), workers=9))
+        fitted(topology, DemoOptions(config=DEFAULT_FILE, state=Path(), workers=9))

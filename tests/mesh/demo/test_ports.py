@@ -1,8 +1,9 @@
 import contextlib
 import socket
+from pathlib import Path
 
 from infra import topology
-from mesh.demo.ports import free, free_row, unusable
+from mesh.demo.options import free_address, port_problems
 
 
 def one_region(http: str) -> topology.Topology:
@@ -12,8 +13,8 @@ def one_region(http: str) -> topology.Topology:
         name = "test"
         [regions.us]
         http = "{http}"
-        nats = "{free("127.0.0.1")}"
-        leaf = "{free("127.0.0.1")}"
+        nats = "{free_address("127.0.0.1")}"
+        leaf = "{free_address("127.0.0.1")}"
         replicas = 1
         """,
         "test",
@@ -21,25 +22,27 @@ def one_region(http: str) -> topology.Topology:
 
 
 def test_free_ports_are_no_problem():
-    assert unusable(one_region(str(free("127.0.0.1")))) == []
+    assert port_problems(one_region(str(free_address("127.0.0.1")))) == []
 
 
 def test_a_taken_port_is_named_with_its_key():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        lines = unusable(one_region(f"127.0.0.1:{port}"))
+        lines = port_problems(one_region(f"127.0.0.1:{port}"))
     assert lines == [
         f"regions.us.http: 127.0.0.1:{port} is taken; end what listens there, or give another port"
     ]
 
 
 def test_an_address_of_another_machine_is_named():
-    (line,) = unusable(one_region("203.0.113.7:8101"))
+    (line,) = port_problems(one_region("203.0.113.7:8101"))
     assert line.startswith("regions.us.http: 203.0.113.7:8101 can't be listened on")
 
 
-def test_a_row_of_ports_is_free():
-    first = free_row("127.0.0.1", 3)
+def test_a_row_of_ports_is_free_and_no_outgoing_connection_takes_one():
+    first = free_address("127.0.0.1", 3)
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    assert first.port + 2 < int(ephemeral[0])
     with contextlib.ExitStack() as held:
         for port in range(first.port, first.port + 3):
             held.enter_context(socket.create_server((first.host, port)))

@@ -7,16 +7,16 @@ from pathlib import Path
 from rich.console import Console
 
 from infra.topology import DEFAULT_FILE, load
-from mesh.demo.child import Died, Ready
-from mesh.demo.local_mesh import EngineSilent
-from mesh.demo.options import GivenEngine, Options, fitted
-from mesh.demo.program import FileWritten, Kind, Program
+from mesh.demo.local_mesh import EngineMissing
+from mesh.demo.options import DemoOptions, GivenEngine, fitted
 from mesh.demo.screen import Screen, first_request
+from mesh.supervisor.program import FileWritten, Program, ProgramKind
+from mesh.supervisor.supervisor import ProgramDied, ProgramReady
 
 LOGS = Path("/state/logs")
 PROGRAM = Program(
     name="engine-us-0",
-    kind=Kind.ENGINE,
+    kind=ProgramKind.ENGINE,
     region="us",
     command=("true",),
     ready=FileWritten(Path("/dev/null")),
@@ -25,7 +25,7 @@ PROGRAM = Program(
 
 def shown(act, width=80):
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    act(Screen(console, Counter({Kind.ENGINE: 1}), LOGS))
+    act(Screen(console, Counter({ProgramKind.ENGINE: 1}), LOGS))
     return console.file.getvalue()
 
 
@@ -40,7 +40,7 @@ def test_the_first_request_survives_a_shell_and_names_a_served_model():
 
 def test_the_first_request_goes_to_a_region_with_replicas():
     engines = (GivenEngine("eu", "http://127.0.0.1:1"),)
-    options = Options(config=DEFAULT_FILE, state=Path(), engines=engines)
+    options = DemoOptions(config=DEFAULT_FILE, state=Path(), engines=engines)
     only_eu = fitted(load(DEFAULT_FILE), options)
     assert "http://127.0.0.1:8102/" in first_request(only_eu, "m")
 
@@ -55,44 +55,57 @@ def test_every_region_and_its_round_trips_are_shown_and_the_request_is_one_line(
 
 def test_a_death_is_shown_with_its_log_and_what_follows():
     log = LOGS / "engine-us-0.log"
-    death = Died(PROGRAM, "was ended by SIGKILL", log, "[bold]last words", restart_in_s=0.5)
+    death = ProgramDied(PROGRAM, "was ended by SIGKILL", log, "[bold]last words", restart_in_s=0.5)
     text = shown(lambda screen: screen.report(death))
     assert "engine-us-0 was ended by SIGKILL" in text
     assert "[bold]last words" in text
-    assert f"it is started again in 0.5 s; its log: {log}" in text
-    assert "engine-us-0 is back" in shown(lambda screen: screen.report(Ready(PROGRAM, again=True)))
+    assert f"restarting it in 0.5 s; its log: {log}" in text
+    assert "engine-us-0 is back" in shown(
+        lambda screen: screen.report(ProgramReady(PROGRAM, again=True))
+    )
 
 
-def test_a_nats_server_that_stays_down_is_told_with_the_command_that_starts_it():
+def test_a_nats_server_that_stays_down_is_shown_with_the_command_that_starts_it():
     command = ("/bin/nats-server", "-c", "/a state/config/eu/nats.conf")
     ready = FileWritten(Path("/dev/null"))
-    nats = Program(name="nats-eu", kind=Kind.NATS, region="eu", command=command, ready=ready)
+    nats = Program(name="nats-eu", kind=ProgramKind.NATS, region="eu", command=command, ready=ready)
 
     def died(program, restart_in_s):
         def act(screen):
             screen.up(load(DEFAULT_FILE), ["m"], took_s=4.2)
-            screen.report(Died(program, "ended with status 1", LOGS / "x.log", "", restart_in_s))
+            screen.report(
+                ProgramDied(program, "ended with status 1", LOGS / "x.log", "", restart_in_s)
+            )
 
         return shown(act).splitlines()
 
     *_, what, whose, how = died(nats, None)
-    assert what == "  eu is cut off; once that is mended, by hand,"
-    assert whose == "  and yours to end:"
+    assert what == "  eu is cut off; after mending it, start it by hand"
+    assert whose == "  (`mesh up` will not end it):"
     assert tuple(shlex.split(how)) == command
     assert died(nats, 0.5)[-1].endswith("x.log")
-    assert died(PROGRAM, None)[-1] == "  once that is mended, start the mesh anew"
+    assert died(PROGRAM, None)[-1] == "  after mending it, restart the mesh"
 
 
-SILENT = EngineSilent(PROGRAM, GivenEngine("us", "http://127.0.0.1:8000"), "no answer, use less")
+SILENT = EngineMissing(PROGRAM, GivenEngine("us", "http://127.0.0.1:8000"), "no answer, use less")
 
 
-def test_a_silent_engine_is_named_with_the_reason_and_the_agent_that_waits_for_it():
+def test_a_missing_engine_is_shown_with_the_reason_and_its_agent():
     text = shown(lambda screen: screen.report(SILENT))
     assert "engine-us-0: http://127.0.0.1:8000 does not serve yet: no answer, use less" in text
-    assert "it goes on asking" in text
+    assert "its agent keeps trying" in text
 
 
-def test_what_is_missing_is_counted_and_named_where_the_rest_is_up():
+def test_missing_engines_are_counted_and_named_when_the_rest_is_up():
     text = shown(lambda screen: screen.up(load(DEFAULT_FILE), ["m"], 15.0, [SILENT]))
     assert "3 of 4" in text
     assert "missing: engine-us-0: http://127.0.0.1:8000 does not serve yet: no answer" in text
+
+
+def test_a_mesh_is_ready_only_if_its_routers_are():
+    def up(screen):
+        screen.up(load(DEFAULT_FILE), [], 15.0, [SILENT], ["router-us-r1", "router-eu-r1"])
+
+    text = shown(up)
+    assert "not ready, for want of an engine: router-us-r1, router-eu-r1" in text
+    assert "running after 15.0 s" in text and "ready after" not in text

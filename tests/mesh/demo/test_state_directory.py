@@ -15,7 +15,7 @@ def test_two_demos_can_not_hold_one_directory(tmp_path):
         pass
 
 
-def test_whether_it_is_free_can_be_asked_without_making_it(tmp_path):
+def test_checking_that_it_is_free_does_not_create_it(tmp_path):
     state = StateDirectory(tmp_path / ".mesh")
     state.require_free()
     assert not state.path.exists()
@@ -50,7 +50,7 @@ def _open_umask():
 
 
 @pytest.mark.usefixtures("_open_umask")
-def test_nobody_else_may_look_into_it_whatever_the_umask(tmp_path):
+def test_only_its_owner_can_read_it_whatever_the_umask(tmp_path):
     state = StateDirectory(tmp_path / "new" / ".mesh")
     with state.held():
         write_atomically(state.running, b"{}")
@@ -60,7 +60,7 @@ def test_nobody_else_may_look_into_it_whatever_the_umask(tmp_path):
 
 
 @pytest.mark.usefixtures("_open_umask")
-def test_what_an_earlier_version_left_open_is_tightened(tmp_path):
+def test_modes_that_an_earlier_version_left_open_are_tightened(tmp_path):
     state = StateDirectory(tmp_path / ".mesh")
     for directory in (state.path, state.config, state.logs, state.run, state.jetstream):
         directory.mkdir(mode=0o755)

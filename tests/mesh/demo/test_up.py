@@ -27,7 +27,7 @@ from tests.support.until import until
 pytestmark = pytest.mark.timeout(120)
 
 
-README = Path(__file__).parents[3] / "README.md"
+QUICKSTART = Path(__file__).parents[3] / "docs/quickstart.md"
 DEADLINE_S = 30.0
 # New enough by its own words, and unable to serve.
 FAILING_SERVER = """#!/bin/sh
@@ -308,7 +308,7 @@ async def test_a_taken_port_is_named_with_its_key_before_anything_starts(tmp_pat
     assert not (tmp_path / ".mesh").exists()
 
 
-async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh(tmp_path):
+async def test_a_program_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh(tmp_path):
     failing = tmp_path / "bin" / "nats-server"
     failing.parent.mkdir()
     failing.write_text(FAILING_SERVER)
@@ -337,11 +337,11 @@ async def test_a_part_that_can_not_start_is_shown_with_its_log_and_ends_the_mesh
         (("--engine", "us=http://127.0.0.1:1,localhost:9"), "http:// is missing before localhost"),
         (
             ("--engine", "mars=http://127.0.0.1:1", "--replicas", "2", "--time-scale", "2"),
-            "note: --replicas, --time-scale speak of simulated engines",
+            "note: simulated engines only, without effect here: --replicas, --time-scale",
         ),
         (
             ("--engine", "mars=http://127.0.0.1:1", "--replicas", "2"),
-            "note: --replicas speaks of simulated engines",
+            "note: simulated engines only, without effect here: --replicas",
         ),
         (("--replicas", "-1"), "-1"),
         (("--time-scale", "0"), "0"),
@@ -355,8 +355,8 @@ async def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, s
     assert said in " ".join(output.split())
 
 
-async def test_the_readme_kills_a_regions_routers_of_this_mesh_alone(tmp_path):
-    [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", README.read_text(), re.MULTILINE)
+async def test_the_quickstart_kills_a_regions_routers_of_this_mesh_alone(tmp_path):
+    [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", QUICKSTART.read_text(), re.MULTILINE)
     stranger = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "input()", "mesh.cli.main", "router", "--region", "us"),
         stdin=subprocess.PIPE,

@@ -8,14 +8,12 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from infra.ending import end_all
+from infra.process import end_all
 from infra.topology import parse
-from mesh.doctor.by_hand import OnMachines
-from mesh.doctor.examine import Manner, examine
-from mesh.doctor.findings import Verdict
-from mesh.doctor.limits import Limits
-from mesh.doctor.logins import Logins, read_logins
-from mesh.doctor.reach import NothingRuns
+from mesh.doctor.connectivity import Logins, NoServerRuns, read_logins
+from mesh.doctor.examination import ExaminationSettings, TimeLimits, examine
+from mesh.doctor.findings import CheckResult
+from mesh.doctor.manual_commands import SystemdCommands
 from schemas import subjects
 from tests.support.examined_mesh import command, examined, ill, looked, running
 from tests.support.flushed import flushed
@@ -25,12 +23,12 @@ from tests.support.taps import TAP, add_tap
 
 
 def on_machines(topology):
-    return OnMachines(topology, Path("mesh.toml"), Path("rendered"))
+    return SystemdCommands(topology, Path("mesh.toml"), Path("rendered"))
 
 
 pytestmark = pytest.mark.timeout(120)
 
-PATIENT = Limits(greeting_s=60, answer_s=60, login_s=60, all_s=100)
+PATIENT = TimeLimits(greeting_s=60, answer_s=60, login_s=60, all_s=100)
 THE_SERVER_OF_EU = {("eu", "bus", "server")}
 OF_LINKS = {
     ("link", "eu"),
@@ -49,7 +47,7 @@ def following(findings):
     return {(one.check, one.about) for one in findings if one.because == "eu"}
 
 
-async def test_a_region_that_is_gone_is_one_row_with_what_to_do(tmp_path):
+async def test_a_dead_region_is_one_row_with_a_remedy(tmp_path):
     async with running(tmp_path) as (regions, mesh):
         await mesh.kill_agent("eu-0")
         await mesh.routers["eu"].close()
@@ -85,16 +83,16 @@ def of_cause(report, region):
     return [one for one in ill if one["because"] == region]
 
 
-async def test_a_server_that_is_stopped_is_given_up_after_the_limit_that_is_told(tmp_path):
+async def test_a_stopped_server_is_given_up_after_the_reported_limit(tmp_path):
     """And when its routers alone are stopped, that is the trouble, not the links."""
     async with running(tmp_path) as (regions, mesh):
         async with stopped(regions.pid("eu")):
             found = await looked(
-                lambda: examined(regions, tmp_path, limits=Limits(greeting_s=1.5)),
+                lambda: examined(regions, tmp_path, limits=TimeLimits(greeting_s=1.5)),
                 lambda it: ill(it) == THE_SERVER_OF_EU and len(following(it)) >= 3,
             )
         assert ill(found) == THE_SERVER_OF_EU
-        assert "says nothing for 1.5 s; nor is it reached from us" in of_eu(found).detail
+        assert "sends nothing for 1.5 s; nor is it reached from us" in of_eu(found).detail
         assert following(found) >= OF_LINKS - {("server link", "eu")}  # that one lingers
 
         await mesh.routers["eu"].close()
@@ -128,10 +126,10 @@ def three():
 
 
 def manner(limits):
-    return Manner(0.2, asyncio.get_running_loop().time, limits)
+    return ExaminationSettings(0.2, asyncio.get_running_loop().time, limits)
 
 
-async def test_all_regions_are_asked_at_once_and_each_dead_one_once():
+async def test_all_regions_are_examined_at_once_and_each_dead_one_once():
     """No server speaks before all have been asked: one after the other, each would time out."""
     topology, all_asked = three(), asyncio.Barrier(3)
 
@@ -149,13 +147,13 @@ async def test_all_regions_are_asked_at_once_and_each_dead_one_once():
             on_machines(topology),
         )
         assert [one.region for one in found] == list(topology.regions)
-        assert all("no nats-server speaks there" in one.detail for one in found)
+        assert all("it is not a nats-server" in one.detail for one in found)
         assert [len(asked) for _, asked in servers.values()] == [1, 1, 1]
 
 
 async def test_an_examination_ends_at_its_limit():
     topology = three()
-    limits = Limits(greeting_s=60, all_s=0.5)
+    limits = TimeLimits(greeting_s=60, all_s=0.5)
     async with silent(asyncio.Event().wait) as (login, _):
         found = await examine(
             topology,
@@ -164,15 +162,15 @@ async def test_an_examination_ends_at_its_limit():
             on_machines(topology),
         )
     [row] = found
-    assert (row.check, row.about, row.verdict) == ("bus", "examination", Verdict.BAD)
+    assert (row.check, row.about, row.verdict) == ("bus", "examination", CheckResult.BAD)
     assert "longer than 0.7 s" in row.detail
 
 
-async def test_where_no_server_takes_connections_nothing_runs(tmp_path):
+async def test_where_no_server_accepts_connections_nothing_runs(tmp_path):
     topology = three()
     regions = NatsRegions(topology, tmp_path / "rendered")
     logins = read_logins(topology, tmp_path / "rendered")
-    with pytest.raises(NothingRuns, match=str(regions.address("ap", "router").url)):
+    with pytest.raises(NoServerRuns, match=str(regions.address("ap", "router").url)):
         await examine(
             topology,
             logins,
@@ -201,7 +199,7 @@ async def one_alive(directory):
         await regions.stop()
 
 
-async def test_peers_are_asked_at_once_and_none_waits_for_another_regions_server(tmp_path):
+async def test_peers_are_pinged_at_once_and_none_waits_for_another_regions_server(tmp_path):
     """eu's ping is answered after ap's was heard; eu's server speaks after both were."""
     heard, both = {"eu": asyncio.Event(), "ap": asyncio.Event()}, asyncio.Event()
     answers = set()
@@ -228,7 +226,7 @@ async def test_peers_are_asked_at_once_and_none_waits_for_another_regions_server
         await tap.subscribe(subjects.ping("ap"), cb=answering("ap", "eu"))
         await flushed(tap)
         logins = {**logins, "eu": eu}
-        limits = Limits(greeting_s=60, answer_s=30, login_s=60, all_s=100)
+        limits = TimeLimits(greeting_s=60, answer_s=30, login_s=60, all_s=100)
         found = await examine(
             topology,
             logins,
@@ -236,11 +234,11 @@ async def test_peers_are_asked_at_once_and_none_waits_for_another_regions_server
             on_machines(topology),
         )
     trips = {one.about: one.verdict for one in found if one.check == "round trip"}
-    assert trips == {"eu": Verdict.OK, "ap": Verdict.OK}
-    assert "no nats-server speaks there" in of_eu(found).detail
+    assert trips == {"eu": CheckResult.OK, "ap": CheckResult.OK}
+    assert "it is not a nats-server" in of_eu(found).detail
 
 
-async def test_a_login_ends_at_its_limit_and_says_so(tmp_path):
+async def test_a_login_that_reaches_its_time_limit_is_reported(tmp_path):
     """Pings that the tap swallows are waited for beyond what a login may take."""
 
     async def swallow(msg):
@@ -249,7 +247,7 @@ async def test_a_login_ends_at_its_limit_and_says_so(tmp_path):
     async with one_alive(tmp_path) as (topology, logins, tap):
         await tap.subscribe(subjects.ping("eu"), cb=swallow)
         await flushed(tap)
-        limits = Limits(answer_s=60, login_s=1, all_s=60)
+        limits = TimeLimits(answer_s=60, login_s=1, all_s=60)
         found = await examine(
             topology,
             logins,

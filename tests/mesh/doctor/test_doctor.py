@@ -19,8 +19,8 @@ from infra.topology import parse
 from mesh.adapters.streams import altered as altered_in
 from mesh.adapters.streams import kept, lease
 from mesh.cli.doctor import command as doctor
-from mesh.doctor.findings import Verdict, is_healthy
-from mesh.doctor.logins import NoCredentials, read_logins
+from mesh.doctor.connectivity import NoCredentials, read_logins
+from mesh.doctor.findings import CheckResult, is_healthy
 from schemas.ids import RegionId
 from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
 from tests.support.examined_mesh import command, examined, ill, looked, ran, running
@@ -60,7 +60,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
                 ("residency", f"prompts to {peer}"),
             ):
                 assert found[(region, *key)]["verdict"] == "ok", key
-        assert found["us", "residency", "prefixes of eu"]["detail"] == "not heard here"
+        assert found["us", "residency", "prefixes of eu"]["detail"] == "not received here"
         assert "mesh.us.ingress" in found["eu", "residency", "prompts to us"]["detail"]
         assert report["regions"] == ["us", "eu"] and report["config"].endswith("mesh.toml")
         assert "its own routers, by r1" in found["us", "lease", "owner"]["detail"]
@@ -76,7 +76,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         assert status == 0, out
         first, well, counts = out.splitlines()
         assert first == f"Examining us, eu of {tmp_path / 'mesh.toml'}."
-        assert well.startswith("well: ") and well.endswith(" (--verbose shows them)")
+        assert well.startswith("passed: ") and well.endswith(" (--verbose lists them)")
         assert "stream 4" in well and "heartbeat 2" in well
         assert counts == f"{len(found)} ok"
 
@@ -91,7 +91,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         )
         lines = [line for line in whole.splitlines() if "heartbeat" in line and "-0" in line]
         assert [" ok " in line for line in lines] == [True, False]
-        assert "well:" not in whole
+        assert "passed:" not in whole
 
 
 async def test_a_router_may_be_several_processes(tmp_path):
@@ -110,15 +110,15 @@ async def test_a_router_may_be_several_processes(tmp_path):
         async def is_said(*expected):
             assert await looked(of_router, lambda found: found == expected) == expected
 
-        said = "2 of 2 workers heard, 1 replicas ready"
-        await is_said("r1", Verdict.OK, said)
+        said = "2 of 2 workers send digests, 1 replicas ready"
+        await is_said("r1", CheckResult.OK, said)
         await mesh.routers["us"].close()
-        await is_said("r1", Verdict.WARNING, said.replace("2 of", "1 of"))
+        await is_said("r1", CheckResult.WARNING, said.replace("2 of", "1 of"))
         await mesh.routers["us/r1-0"].close()
-        await is_said("r1", Verdict.BAD, "silent")
+        await is_said("r1", CheckResult.BAD, "silent")
 
 
-async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
+async def test_it_finds_what_the_bus_accepts_and_must_refuse(tmp_path):
     """Rendered without labels, while the file has some: as after forgetting to render anew."""
     async with running(tmp_path, rendered={}) as (regions, _):
         meant = parse((tmp_path / "mesh.toml").read_text(), "mesh.toml")
@@ -139,10 +139,10 @@ async def test_it_sees_what_a_bus_lets_through_that_it_must_refuse(tmp_path):
         assert not is_healthy(findings)
         assert ill(findings) >= expected
         [leak] = [one for one in findings if (one.region, one.about) == ("eu", "prompts to us")]
-        assert "the bus took what it must refuse: mesh.us.ingress" in leak.detail
+        assert "the bus accepted what it must refuse: mesh.us.ingress" in leak.detail
 
 
-async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
+async def test_it_finds_a_user_with_too_many_permissions(tmp_path):
     def edit(name: str, tree: dict[str, Any]) -> None:
         if name == "us":
             for account in (ACCOUNT, OBSERVE_ACCOUNT):
@@ -152,7 +152,7 @@ async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
     async with running(tmp_path, edit=edit) as (regions, _):
         expected = {
             ("us", "permissions", "operator"),
-            ("us", "permissions", "ears of the operator"),
+            ("us", "permissions", "subscriptions of the operator"),
             ("us", "permissions", "router"),
             ("us", "permissions", "answers for eu"),
             ("us", "residency", "prompts to eu"),
@@ -161,25 +161,27 @@ async def test_it_sees_a_user_that_may_say_too_much(tmp_path):
         assert ill(found) == expected
 
 
-async def test_it_sees_who_owns_a_region_and_when_nobody_does(tmp_path):
+async def test_it_finds_who_owns_a_region_and_when_nobody_does(tmp_path):
     async with running(tmp_path) as (regions, mesh):
         await mesh.routers["eu"].close()
         adopter = mesh.routers["us"].core.ownership
         await mesh.until(lambda: RegionId("eu") in adopter.adopted, "us to adopt eu")
-        verdicts = {"us": Verdict.OK, "eu": Verdict.WARNING}
+        verdicts = {"us": CheckResult.OK, "eu": CheckResult.WARNING}
         owners = await looked(
             lambda: owners_examined(regions, tmp_path), lambda it: of_each(it) == verdicts
         )
-        assert owners["eu"].verdict is Verdict.WARNING and "adopted by us" in owners["eu"].detail
-        assert owners["us"].verdict is Verdict.OK
+        assert (
+            owners["eu"].verdict is CheckResult.WARNING and "adopted by us" in owners["eu"].detail
+        )
+        assert owners["us"].verdict is CheckResult.OK
 
         await mesh.routers["us"].close()
-        verdicts = {"us": Verdict.BAD, "eu": Verdict.BAD}
+        verdicts = {"us": CheckResult.BAD, "eu": CheckResult.BAD}
         owners = await looked(
             lambda: owners_examined(regions, tmp_path), lambda it: of_each(it) == verdicts
         )
         for region, owner in owners.items():
-            assert owner.verdict is Verdict.BAD
+            assert owner.verdict is CheckResult.BAD
             assert "expired: nobody renews it; the last was us" in owner.detail, region
 
 
@@ -195,7 +197,7 @@ def of_owners(findings):
     return {one.region: one for one in findings if (one.check, one.about) == ("lease", "owner")}
 
 
-async def test_it_sees_a_stream_that_is_altered_or_gone_and_says_what_mends_it(tmp_path):
+async def test_it_finds_an_altered_or_missing_stream_and_how_to_repair_it(tmp_path):
     async with running(tmp_path) as (regions, mesh):
         for router in mesh.routers.values():
             await router.close()
@@ -209,8 +211,8 @@ async def test_it_sees_a_stream_that_is_altered_or_gone_and_says_what_mends_it(t
         altered, gone = found["us", STREAM_LEASES], found["us", STREAM_HEARTBEATS]
         assert "max_msgs_per_subject is 9, republish is" in altered.detail
         assert "not found" in gone.detail
-        assert {altered.verdict, gone.verdict} == {Verdict.BAD}
-        assert found["eu", STREAM_LEASES].verdict is Verdict.OK
+        assert {altered.verdict, gone.verdict} == {CheckResult.BAD}
+        assert found["eu", STREAM_LEASES].verdict is CheckResult.OK
         options = shlex.split(gone.remedy.command)
         assert options[:3] == ["mesh", "infra", "streams"]
         status, out, err = await ran("mesh.cli.main", *options[1:])
@@ -226,7 +228,7 @@ async def altered_streams(client, region):
     return [one for config in wanted for one in await altered_in(client, config)]
 
 
-async def test_it_says_what_it_examines_and_that_nothing_runs_there(tmp_path):
+async def test_it_prints_what_it_examines_and_that_nothing_runs_there(tmp_path):
     text = mesh_toml(("us", "eu"))
     (tmp_path / "mesh.toml").write_text(text)
     NatsRegions(parse(text, "mesh.toml"), tmp_path / "rendered")
@@ -239,7 +241,7 @@ async def test_it_says_what_it_examines_and_that_nothing_runs_there(tmp_path):
     assert "`mesh up` starts the demo" in err
 
 
-async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path):
+async def test_it_finds_a_dead_region_from_the_remaining_one(tmp_path):
     async with running(tmp_path) as (regions, mesh):
         await mesh.kill_agent("eu-0")
         await mesh.routers["eu"].close()
@@ -249,7 +251,7 @@ async def test_it_sees_a_region_that_is_gone_from_the_one_that_is_left(tmp_path)
         expected = {("us", "link", "eu"), ("us", "round trip", "eu")}
         findings = await looked(lambda: examined(regions, tmp_path), lambda it: ill(it) == expected)
         assert ill(findings) == expected
-        unknown = {one.about for one in findings if one.verdict is Verdict.UNKNOWN}
+        unknown = {one.about for one in findings if one.verdict is CheckResult.UNKNOWN}
         assert unknown == {"system", "write for eu"}
 
 
@@ -264,7 +266,7 @@ def test_without_credentials_it_does_not_begin(tmp_path):
         read_logins(mesh, tmp_path)
 
 
-async def test_the_command_says_so_with_its_status(tmp_path):
+async def test_the_command_exits_with_2_without_credentials(tmp_path):
     (tmp_path / "mesh.toml").write_text(mesh_toml(("us",)))
     status, out, err = await command(tmp_path)
     assert (status, out) == (2, "")

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from mesh.cli.replay import command
-from mesh.replay.formats import load_trace
 from mesh.replay.trace import TraceRequest
+from mesh.replay.trace_formats import load_trace
 from tests.mesh.replay import endpoint as scripts
 from tests.mesh.replay.endpoint import Endpoint, serving
 from tests.support.ports import free_ports
@@ -206,7 +206,7 @@ GOOD = {"--url": "us=http://127.0.0.1:9", "--trace": RECORDED}
         ({"--url": "us=http://127.0.0.1:99999"}, "is no endpoint"),
         ({"--url": "US=http://127.0.0.1"}, "region name 'US'"),
         ({"--trace": "missing.jsonl"}, "can't read trace missing.jsonl"),
-        ({"--trace": "pyproject.toml"}, "pyproject.toml: line 1: not JSON"),
+        ({"--trace": "pyproject.toml"}, "pyproject.toml: line 1: not a JSON object"),
         ({"--format": "azur"}, "--format: unknown format 'azur': use one of mooncake"),
         ({"--speed": "0"}, "--speed: must be more than 0, not 0"),
         ({"--speed": "nan"}, "--speed: must be"),

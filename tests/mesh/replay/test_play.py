@@ -6,9 +6,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mesh.replay.formats import FORMATS
-from mesh.replay.play import Job, prepare
-from mesh.replay.settings import Settings
+from mesh.replay.play import PreparedReplay, prepare
+from mesh.replay.settings import ReplaySettings
+from mesh.replay.trace_formats import FORMATS
 
 DATA = Path("tests/data")
 PATHS = {
@@ -18,12 +18,12 @@ PATHS = {
 }
 
 
-def job(name: str, **changes: object) -> Job:
+def job(name: str, **changes: object) -> PreparedReplay:
     url = {"us": "http://localhost:1"}
-    return prepare(Settings(url=url, trace=PATHS[name], format=name, **changes))
+    return prepare(ReplaySettings(url=url, trace=PATHS[name], format=name, **changes))
 
 
-def prompts(ready: Job) -> list[str]:
+def prompts(ready: PreparedReplay) -> list[str]:
     bodies = (orjson.loads(ready.body(departure, "m")) for departure in ready.plan)
     return [body["messages"][0]["content"] for body in bodies]
 

@@ -7,10 +7,9 @@ import random
 import pytest
 from rich.console import Console
 
-from mesh.replay.progress import ProgressView
-from mesh.replay.run import Replay
+from mesh.replay.play import OpenLoop, progress_shown
 from mesh.replay.schedule import Departure
-from mesh.replay.tally import Answer, Ledger, Outcome
+from mesh.replay.tally import RequestOutcome, RequestResult, RunTally
 from mesh.replay.trace import TraceRequest
 
 
@@ -37,17 +36,19 @@ class Screen(io.StringIO):
     ],
 )
 async def test_counts_are_shown_while_the_run_goes_on(terminal: bool, wanted: str) -> None:
-    answers = iter([Answer(Outcome.OK), Answer(Outcome.SHED, "status_429")])
+    answers = iter(
+        [RequestResult(RequestOutcome.OK), RequestResult(RequestOutcome.SHED, "status_429")]
+    )
 
-    async def ask(region: str, body: bytes, due_s: float) -> Answer:
+    async def ask(region: str, body: bytes, due_s: float) -> RequestResult:
         return next(answers)
 
     plan = [Departure(n, due_s, "us", TraceRequest(0, 1, 1)) for n, due_s in enumerate((0, 0, 99))]
-    ledger = Ledger(("us",), random.Random(0))
-    replay = Replay(plan, ask, lambda departure: b"", ledger, max_in_flight=9)
+    ledger = RunTally(("us",), random.Random(0))
+    replay = OpenLoop(plan, ask, lambda departure: b"", ledger, max_in_flight=9)
     screen = Screen(wanted)
     console = Console(file=screen, force_terminal=terminal, color_system=None, width=120)
-    async with ProgressView(replay, console, line_every_s=0.01):
+    async with progress_shown(replay, console, line_every_s=0.01):
         running = asyncio.create_task(replay.run())
         async with asyncio.timeout(20):
             await screen.shown.wait()

@@ -9,25 +9,25 @@ import pytest
 from rich.console import Console
 
 from mesh.replay.report import build_report, print_report, remarks, write_report
-from mesh.replay.tally import Answer, Ledger, Outcome, Usage
+from mesh.replay.tally import RecordedUsage, RequestOutcome, RequestResult, RunTally
 
 NOTHING = {"mean": None, "p50": None, "p90": None, "p99": None}
 
 
-def ledger_of(*rows: tuple[str, Answer]) -> Ledger:
-    ledger = Ledger(("us", "eu"), random.Random(0))
+def ledger_of(*rows: tuple[str, RequestResult]) -> RunTally:
+    ledger = RunTally(("us", "eu"), random.Random(0))
     for region, answer in rows:
         ledger.add(region, answer, prompt_tokens_asked=100)
     return ledger
 
 
-def ok(cached: int | None, late_s: float = 0.001) -> Answer:
-    usage = Usage(prompt_tokens=100, output_tokens=10, cached_tokens=cached)
-    return Answer(Outcome.OK, "", late_s, 0.2, 0.5, (0.1, 0.2), usage)
+def ok(cached: int | None, late_s: float = 0.001) -> RequestResult:
+    usage = RecordedUsage(prompt_tokens=100, output_tokens=10, cached_tokens=cached)
+    return RequestResult(RequestOutcome.OK, "", late_s, 0.2, 0.5, (0.1, 0.2), usage)
 
 
-SHED = Answer(Outcome.SHED, "status_429", 0.001)
-FAILED = Answer(Outcome.FAILED, "timeout", 0.001)
+SHED = RequestResult(RequestOutcome.SHED, "status_429", 0.001)
+FAILED = RequestResult(RequestOutcome.FAILED, "timeout", 0.001)
 
 
 def test_figures_count_and_add_up() -> None:
@@ -71,14 +71,16 @@ def test_remarks_only_when_they_matter() -> None:
     failed, warning = remarks(late)
     assert failed == "failed: timeout 1"
     assert warning.startswith("warning: requests left late, p99 495.0 ms")
-    long = Ledger(("us",), random.Random(0))
+    long = RunTally(("us",), random.Random(0))
     long.add("us", ok(0), prompt_tokens_asked=50)
     assert "2.00 times" in next(remarks(build_report(long, 1.0, {})))
 
 
 def test_tokens_that_arrive_together_are_explained_instead_of_looking_broken() -> None:
-    usage = Usage(prompt_tokens=100, output_tokens=5, cached_tokens=0)
-    together = Answer(Outcome.OK, "", 0.001, 0.2, 0.5, (0.2, 0.00004, 0.0, 0.00002, 0.0), usage)
+    usage = RecordedUsage(prompt_tokens=100, output_tokens=5, cached_tokens=0)
+    together = RequestResult(
+        RequestOutcome.OK, "", 0.001, 0.2, 0.5, (0.2, 0.00004, 0.0, 0.00002, 0.0), usage
+    )
     report = build_report(ledger_of(("us", together)), 1.0, {})
     assert next(remarks(report)).startswith("note: most tokens arrived together")
     console = Console(file=io.StringIO(), width=100)

@@ -4,9 +4,9 @@ import asyncio
 import random
 import time
 
-from mesh.replay.run import Replay
+from mesh.replay.play import OpenLoop
 from mesh.replay.schedule import Departure
-from mesh.replay.tally import Answer, Ledger, Outcome
+from mesh.replay.tally import RequestOutcome, RequestResult, RunTally
 from mesh.replay.trace import TraceRequest
 
 
@@ -23,24 +23,24 @@ class Sink:
         self.arrived = asyncio.Condition()
         self.release = asyncio.Event()
 
-    async def ask(self, region: str, body: bytes, due_s: float) -> Answer:
+    async def ask(self, region: str, body: bytes, due_s: float) -> RequestResult:
         self.seen.append((body, due_s, time.monotonic()))
         async with self.arrived:
             self.arrived.notify_all()
         await self.release.wait()
-        return Answer(Outcome.OK)
+        return RequestResult(RequestOutcome.OK)
 
     async def wait_for(self, count: int) -> None:
         async with asyncio.timeout(20), self.arrived:
             await self.arrived.wait_for(lambda: len(self.seen) >= count)
 
 
-def replay_of(sink: Sink, plan: tuple[Departure, ...], max_in_flight: int = 1000) -> Replay:
-    return Replay(
+def replay_of(sink: Sink, plan: tuple[Departure, ...], max_in_flight: int = 1000) -> OpenLoop:
+    return OpenLoop(
         plan,
         sink.ask,
         lambda departure: b"%d" % departure.number,
-        Ledger(("us",), random.Random(0)),
+        RunTally(("us",), random.Random(0)),
         max_in_flight=max_in_flight,
     )
 
@@ -55,7 +55,7 @@ async def test_requests_leave_on_time_though_none_is_answered() -> None:
     assert await running >= 0.29
     assert [body for body, _, _ in sink.seen] == [b"%d" % n for n in range(30)]
     assert all(left_s >= due_s for _, due_s, left_s in sink.seen)
-    assert replay.ledger.total.outcomes == {Outcome.OK: 30}
+    assert replay.tally.total.outcomes == {RequestOutcome.OK: 30}
 
 
 async def test_beyond_the_bound_requests_fail_and_are_not_delayed() -> None:
@@ -65,10 +65,10 @@ async def test_beyond_the_bound_requests_fail_and_are_not_delayed() -> None:
     await sink.wait_for(3)
     sink.release.set()
     await running
-    total = replay.ledger.total
+    total = replay.tally.total
     assert total.requests == 8
-    assert total.failures["in_flight_limit"] == total.outcomes[Outcome.FAILED] >= 1
-    assert total.outcomes[Outcome.OK] == 8 - total.outcomes[Outcome.FAILED]
+    assert total.failures["in_flight_limit"] == total.outcomes[RequestOutcome.FAILED] >= 1
+    assert total.outcomes[RequestOutcome.OK] == 8 - total.outcomes[RequestOutcome.FAILED]
 
 
 async def test_a_stop_ends_what_is_in_flight_and_sends_no_more() -> None:
@@ -80,7 +80,7 @@ async def test_a_stop_ends_what_is_in_flight_and_sends_no_more() -> None:
     async with asyncio.timeout(20):
         await running
     assert replay.sent == 5
-    assert replay.ledger.total.failures == {"interrupted": 5}
+    assert replay.tally.total.failures == {"interrupted": 5}
 
 
 async def test_a_stop_before_a_request_took_its_first_step_still_counts_it() -> None:
@@ -91,8 +91,8 @@ async def test_a_stop_before_a_request_took_its_first_step_still_counts_it() -> 
             replay.stop()
         return b""
 
-    ledger = Ledger(("us",), random.Random(0))
-    replay = Replay(plan_of(2, 0.0), sink.ask, body, ledger, max_in_flight=9)
+    ledger = RunTally(("us",), random.Random(0))
+    replay = OpenLoop(plan_of(2, 0.0), sink.ask, body, ledger, max_in_flight=9)
     await replay.run()
     assert sink.seen == []
     assert replay.sent == 1

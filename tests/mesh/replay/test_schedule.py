@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.formats import load_trace
 from mesh.replay.schedule import (
     ASSIGNMENTS,
     by_hash,
@@ -20,6 +19,7 @@ from mesh.replay.schedule import (
     spread,
 )
 from mesh.replay.trace import Trace, TraceRequest
+from mesh.replay.trace_formats import load_trace
 
 RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
 REGIONS = {"us": 1.0, "eu": 1.0, "ap": 1.0}

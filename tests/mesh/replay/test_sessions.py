@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.sessions import session_starts_s, together
+from mesh.replay.schedule import session_starts_s, with_sessions_beside
 from mesh.replay.trace import Trace, TraceRequest
 
 DAY_S = 86_400.0
@@ -20,7 +20,7 @@ def trace_of(*rows: tuple[float, str]) -> Trace:
 def test_a_session_keeps_its_own_times(seed: int, gaps: list[float]) -> None:
     first = [(at, "a") for at in sorted(gaps)]
     second = [(DAY_S + at, "b") for at in sorted(gaps)]
-    moved = together(trace_of(*first, *second), random.Random(seed))
+    moved = with_sessions_beside(trace_of(*first, *second), random.Random(seed))
     for name, rows in (("a", first), ("b", second)):
         times = [request.at_s for request in moved.requests if request.session == name]
         assert [at - times[0] for at in times] == pytest.approx(
@@ -40,5 +40,5 @@ def test_a_trace_without_names_is_left_alone_and_costs_no_chance() -> None:
     rng = random.Random(1)
     state = rng.getstate()
     trace = trace_of((1.0, ""), (5.0, ""))
-    assert together(trace, rng) is trace
+    assert with_sessions_beside(trace, rng) is trace
     assert rng.getstate() == state

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.stats import Samples
+from mesh.replay.tally import Samples
 
 values = st.lists(st.floats(0, 1e6), min_size=2, max_size=200)
 

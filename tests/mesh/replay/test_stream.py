@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.stream import LINE_BYTES_MAX, ChatStream, Fault
-from mesh.replay.tally import Usage
+from mesh.replay.client import LINE_BYTES_MAX, ChatStream, StreamFault
+from mesh.replay.tally import RecordedUsage
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 WORD = b'data: {"choices":[{"delta":{"content":"word "},"finish_reason":null}]}\n\n'
@@ -32,7 +32,7 @@ def test_times_are_those_of_content_only() -> None:
     assert stream.fault is None
     assert stream.first_content_s == 2.0
     assert list(stream.gaps_s) == [2.0, 1.0]
-    assert stream.usage == Usage(prompt_tokens=90, output_tokens=3, cached_tokens=64)
+    assert stream.usage == RecordedUsage(prompt_tokens=90, output_tokens=3, cached_tokens=64)
 
 
 @given(cuts=st.lists(st.integers(0, len(WHOLE)), max_size=8).map(sorted), crlf=st.booleans())
@@ -41,7 +41,7 @@ def test_where_the_network_cuts_does_not_matter(cuts: list[int], crlf: bool) -> 
     edges = [0, *cuts, len(data)]
     stream = read(*(data[a:b] for a, b in pairwise(edges)))
     assert stream.fault is None
-    assert stream.usage == Usage(90, 3, 64)
+    assert stream.usage == RecordedUsage(90, 3, 64)
     assert len(stream.gaps_s) == 2
 
 
@@ -51,27 +51,27 @@ def test_where_the_network_cuts_does_not_matter(cuts: list[int], crlf: bool) -> 
         (WHOLE, None),
         (WHOLE.replace(b"data: ", b"data:"), None),
         (WORD + STOP + DONE, None),
-        (b"", Fault.TRUNCATED),
-        (ROLE + WORD, Fault.TRUNCATED),
-        (ROLE + WORD + STOP, Fault.TRUNCATED),
-        (ROLE + WORD + DONE, Fault.TRUNCATED),
-        (WHOLE.removesuffix(b"]\n\n"), Fault.TRUNCATED),
-        (WORD + b'data: {"error":{"message":"engine lost"}}\n\n' + DONE, Fault.ERROR_EVENT),
-        (WORD + b"event: error\ndata: {}\n\n", Fault.ERROR_EVENT),
-        (WORD + b'data: {"choices": [\n\n' + DONE, Fault.BAD_STREAM),
-        (WORD + b"data: 7\n\n" + DONE, Fault.BAD_STREAM),
-        (b'data: {"choices":[3]}\n\n', Fault.BAD_STREAM),
-        (b'data: {"choices":[],"usage":{"prompt_tokens":"many"}}\n\n', Fault.BAD_STREAM),
-        (b"x" * (LINE_BYTES_MAX + 1), Fault.BAD_STREAM),
+        (b"", StreamFault.TRUNCATED),
+        (ROLE + WORD, StreamFault.TRUNCATED),
+        (ROLE + WORD + STOP, StreamFault.TRUNCATED),
+        (ROLE + WORD + DONE, StreamFault.TRUNCATED),
+        (WHOLE.removesuffix(b"]\n\n"), StreamFault.TRUNCATED),
+        (WORD + b'data: {"error":{"message":"engine lost"}}\n\n' + DONE, StreamFault.ERROR_EVENT),
+        (WORD + b"event: error\ndata: {}\n\n", StreamFault.ERROR_EVENT),
+        (WORD + b'data: {"choices": [\n\n' + DONE, StreamFault.BAD_STREAM),
+        (WORD + b"data: 7\n\n" + DONE, StreamFault.BAD_STREAM),
+        (b'data: {"choices":[3]}\n\n', StreamFault.BAD_STREAM),
+        (b'data: {"choices":[],"usage":{"prompt_tokens":"many"}}\n\n', StreamFault.BAD_STREAM),
+        (b"x" * (LINE_BYTES_MAX + 1), StreamFault.BAD_STREAM),
     ],
 )
-def test_the_verdict(body: bytes, fault: Fault | None) -> None:
+def test_the_verdict(body: bytes, fault: StreamFault | None) -> None:
     assert read(body).fault == fault
 
 
 def test_an_engine_that_names_no_cached_tokens_is_not_one_that_cached_none() -> None:
     stream = read(b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n')
-    assert stream.usage == Usage(9, 1, None)
+    assert stream.usage == RecordedUsage(9, 1, None)
 
 
 def test_thinking_and_tool_calls_are_content() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from mesh.replay.tables import Column, print_table, table_console
+from mesh.replay.report import Column, print_table, table_console
 
 COLUMNS = (
     *(Column("run", is_text=True), Column("requests"), Column("ok")),

@@ -6,20 +6,19 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.formats import load_trace
-from mesh.replay.formats.mooncake import BLOCK_TOKENS
 from mesh.replay.trace import Trace, TraceRequest
+from mesh.replay.trace_formats import MOONCAKE_BLOCK_TOKENS, load_trace
 
 RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
 
 
 @given(
     blocks=st.lists(st.integers(0, 1000), max_size=40),
-    tail=st.integers(1, BLOCK_TOKENS),
+    tail=st.integers(1, MOONCAKE_BLOCK_TOKENS),
     factor=st.floats(1 / 64, 1),
 )
 def test_scaling_keeps_which_blocks_are_whole(blocks: list[int], tail: int, factor: float) -> None:
-    tokens = max(0, len(blocks) - 1) * BLOCK_TOKENS + tail
+    tokens = max(0, len(blocks) - 1) * MOONCAKE_BLOCK_TOKENS + tail
     trace = Trace(512, (TraceRequest(0.0, tokens, 100, tuple(blocks)),))
     scaled = trace.scaled(factor)
     request = scaled.requests[0]

@@ -47,8 +47,8 @@ async def asked_abroad(tmp_path, monkeypatch):
     # However slowly a busy machine mends the way: none of them is given up or forgotten meanwhile.
     monkeypatch.setattr("agents.core.routers.SILENCE_ABROAD_S", 30.0)
     monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 30.0)
-    monkeypatch.setattr("agents.adapters.lately.KEPT_S", 40.0)
-    monkeypatch.setattr("mesh.adapters.missing.ASKS_MAX", 6)
+    monkeypatch.setattr("agents.adapters.outbox.KEPT_S", 40.0)
+    monkeypatch.setattr("mesh.session.retransmit_requests.ASKS_MAX", 6)
     [port] = free_ports(1)
     async with (
         WanProxy(Address("127.0.0.1", port), one_way_s=0.01) as wan,

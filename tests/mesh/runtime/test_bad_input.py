@@ -148,7 +148,7 @@ async def test_a_body_that_is_not_encoded_as_we_take_it_is_the_clients(
     assert says in answer and b'"code":"invalid_request"' in answer
     assert b"x-request-id: " in answer and b"x-mesh-region: us" in answer
     assert not caplog.records
-    assert mesh.routers["us"].desk.bodies.taken_bytes == 0
+    assert mesh.routers["us"].requests.bodies.taken_bytes == 0
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip", "deflate", "GZip"])
@@ -193,7 +193,7 @@ async def test_a_client_that_hangs_up_inside_its_request_leaves_nothing(mesh, up
     async with client() as session, session.post(mesh.urls["us"] + CHAT, json=chat()) as answer:
         assert answer.status == 200
     router = mesh.routers["us"]
-    await mesh.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
+    await mesh.until(lambda: router.requests.open_requests == 0, "no request to be open")
     assert len(mesh.engine.seen) == 1
 
 
@@ -261,7 +261,7 @@ async def test_a_router_without_replicas_is_alive_and_not_ready(nats_server):
 
 
 async def test_more_bytes_than_the_router_keeps_are_shed_and_given_back(mesh, monkeypatch):
-    bodies = mesh.routers["us"].desk.bodies
+    bodies = mesh.routers["us"].requests.bodies
     monkeypatch.setattr(bodies, "_limit_bytes", 1000)
     url = mesh.urls["us"] + CHAT
     async with client() as session:

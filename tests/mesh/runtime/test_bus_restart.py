@@ -49,7 +49,7 @@ async def test_a_nats_server_restarted_under_load_loses_no_request(
 ):
     story = Story()
     set_all(one, story)
-    desk = one.routers["us"].desk
+    requests = one.routers["us"].requests
 
     def ask(*names: str) -> dict[str, asyncio.Task]:
         asks = {name: post(one, chat(name, stream=True)) for name in names}
@@ -63,9 +63,9 @@ async def test_a_nats_server_restarted_under_load_loses_no_request(
         "two answers to have begun",
     )
     await nats_server.stop()
-    await one.until(lambda: desk.not_ready_because() is not None, "the router to notice")
+    await one.until(lambda: requests.not_ready_because() is not None, "the router to notice")
     arriving = ask("arriving 1", "arriving 2")
-    await one.until(lambda: desk.open_requests == 7, "all to have arrived")
+    await one.until(lambda: requests.open_requests == 7, "all to have arrived")
     if engines_end == "during the outage":
         story.gate.set()
     await asyncio.sleep(away_s)

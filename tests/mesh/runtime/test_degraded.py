@@ -1,8 +1,8 @@
 """When parts fail: the region goes on with what is left. Real servers, routers and agents.
 
-Each of these is a drill of README's "When parts fail". More of them, marked alike, are where what
-fails is at home: a server that restarts under load in `test_bus_restart.py`, a link between
-containers in `tests/containers/test_cut_link.py`.
+Each of these is a drill of docs/operate.md, "When parts fail". More of them, marked alike, are
+where what fails is at home: a server that restarts under load in `test_bus_restart.py`, a link
+between containers in `tests/containers/test_cut_link.py`.
 """
 
 import ast
@@ -186,11 +186,11 @@ async def local_decision(mesh):
 async def test_after_a_restart_of_the_bus_everything_is_made_again(nats_server):
     """Subscriptions by the client, the stream in the server's memory by the router."""
     async with one_region(nats_server) as mesh:
-        desk = mesh.routers["us"].desk
+        requests = mesh.routers["us"].requests
         await nats_server.stop()
-        await mesh.until(lambda: desk.not_ready_because() is not None, "the bus to be missed")
+        await mesh.until(lambda: requests.not_ready_because() is not None, "the bus to be missed")
         await nats_server.start()
-        await mesh.until(lambda: desk.not_ready_because() is None, "the bus to be back")
+        await mesh.until(lambda: requests.not_ready_because() is None, "the bus to be back")
         await answered(mesh, 4)
         bus = await connect(BusAddress(nats_server.url), name="look", inbox_prefix="_INBOX.look")
         async with asyncio.timeout(20):

@@ -6,9 +6,8 @@ import contextlib
 import orjson
 import pytest
 
-from mesh.adapters import upload
-from mesh.adapters.connections import PROBES
-from mesh.adapters.http_server import HttpTimes
+from mesh.adapters import request_body as upload
+from mesh.adapters.http_server import PROBES, HttpTimes
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.raw_http import connections
 from tests.support.scripted_engine import scripted_engine
@@ -73,7 +72,7 @@ async def test_a_body_that_stops_on_its_way_is_given_up(mesh, monkeypatch):
         writer.write(head(BODY_BYTES_MAX) + b'{"model":"tiny",' * 10_000)
         got = await reader.readuntil(b"}}")
     assert b" 408 " in got.split(b"\r\n", 1)[0] and b'"code":"request_timeout"' in got
-    assert mesh.routers["us"].desk.bodies.taken_bytes == 0
+    assert mesh.routers["us"].requests.bodies.taken_bytes == 0
     assert turned_away(mesh, "request_timeout") == 1
 
 
@@ -179,7 +178,7 @@ async def test_beyond_the_places_for_probes_nobody_is_read_and_all_are_told(nats
 
 async def test_a_router_without_room_for_bodies_is_not_ready(mesh, monkeypatch):
     async with client() as session:
-        monkeypatch.setattr(mesh.routers["us"].desk.bodies, "_limit_bytes", 1000)
+        monkeypatch.setattr(mesh.routers["us"].requests.bodies, "_limit_bytes", 1000)
         async with session.get(mesh.urls["us"] + "/ready") as ready:
             assert (ready.status, (await ready.json())["error"]["code"]) == (503, "overloaded")
         async with session.post(mesh.urls["us"] + CHAT, json=chat("x" * 2000)) as refused:

@@ -59,8 +59,8 @@ async def test_it_is_served_where_it_waited(two):
     await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
     us = two.routers["us"].core
     [record] = us.inflight.values()
-    heard_at = record.heard_at
-    await two.until(lambda: record.heard_at > heard_at + HELD_S / 2, "us to hear of it again")
+    heard_at = record.last_frame_at
+    await two.until(lambda: record.last_frame_at > heard_at + HELD_S / 2, "us to hear of it again")
     assert (record.peer, record.replica, record.refusals) == ("eu", None, 0)
     two.gate.set()
     status, body, headers = await task

@@ -38,10 +38,10 @@ async def hang_up(mesh, ready, what: str) -> None:
 
 async def until_nothing_is_left(mesh) -> None:
     router = mesh.routers["us"]
-    await mesh.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
+    await mesh.until(lambda: router.requests.open_requests == 0, "no request to be open")
     assert not router.core.inflight
     assert len(router.core.held) == 0
-    assert router.desk.bodies.taken_bytes == 0
+    assert router.requests.bodies.taken_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ async def test_a_client_that_hangs_up_before_it_has_a_byte_frees_the_engine(
     one, behaviour, has_bytes
 ):
     set_all(one, behaviour)
-    desk = one.routers["us"].desk
+    requests = one.routers["us"].requests
     await hang_up(
         one,
-        lambda: any(e.seen for e in one.engines) and (desk.buffered_bytes() > 0) is has_bytes,
+        lambda: any(e.seen for e in one.engines) and (requests.buffered_bytes() > 0) is has_bytes,
         "the answer to come so far",
     )
     await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to see it")
@@ -77,7 +77,8 @@ async def test_a_client_that_hangs_up_inside_its_answer_frees_the_engine(one):
 
 async def test_a_client_that_leaves_on_the_last_event_had_its_answer(one, monkeypatch):
     """As OpenAI's clients do; what the engine counted is still learned."""
-    monkeypatch.setattr("mesh.runtime.desk.END_S", 4.0)  # it comes in time on any machine
+    # It comes in time on any machine.
+    monkeypatch.setattr("mesh.runtime.request_manager.END_S", 4.0)
     router, may_end = one.routers["us"], asyncio.Event()
 
     async def says_done(request, body):
@@ -95,7 +96,7 @@ async def test_a_client_that_leaves_on_the_last_event_had_its_answer(one, monkey
             while b"[DONE]" not in await answer.content.readany():
                 pass
             answer.close()
-        [ticket] = router.desk._tickets._tickets.values()
+        [ticket] = router.requests.session
         await one.until(lambda: ticket.answer.has_said_all, "the last event to be given out")
         may_end.set()
         await until_nothing_is_left(one)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mesh.core.prefixes.prompt import PIECES_MAX
+from mesh.core.model.prompt import PIECES_MAX
 from schemas.exchange import BODY_BYTES_MAX
 from tests.support.scripted_engine import event, hang, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
-from agents.core.stall import FLOOR_S, MARGIN, S_PER_TOKEN
-from mesh.core.region.pushing import BLIND
+from agents.core.engine_health import FLOOR_S, MARGIN, S_PER_TOKEN
+from schemas.settings import BLIND
 from schemas.state import ReplicaState
 from tests.agents.simserver.support import MODEL, config, running
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh

@@ -1,6 +1,7 @@
 """A peer's message as a request: read whole, or refused with a word, whatever it holds."""
 
 import contextlib
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -9,17 +10,19 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
-from mesh.adapters.body_budget import BodyBudget
 from mesh.adapters.bus import header_bytes
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.reply_guard import ReplyGuard
-from mesh.core import effects as fx
-from mesh.core.prefixes.prompt import PromptText
-from mesh.core.settings import RouterSettings
+from mesh.adapters.request_body import BodyBudget
+from mesh.core.model import effects as fx
+from mesh.core.model.prompt import PromptText
+from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.ingress import WAITED_S_MAX, Ingress, IngressInvalid, read_ingress
-from mesh.runtime.prompts import PromptReader
+from mesh.runtime.control_plane import ReplyGuard
+from mesh.runtime.request_manager import PromptReader, RequestObserver
+from mesh.runtime.request_messages import RequestMessages, read_ingress
+from mesh.session.headers import WAITED_S_MAX, IngressInvalid
+from mesh.session.session import Session
 from schemas import exchange, subjects, wire
 from schemas.exchange import Priority
 from schemas.http import COMPLETIONS
@@ -46,7 +49,7 @@ def message(data=BODY, **changed):
 
 
 def foreign(data=BODY, **changed):
-    return read_ingress(message(data, **changed), 7, PromptReader("key"), 100.0)
+    return read_ingress(message(data, **changed), 7, PromptReader("key").read, 100.0)
 
 
 def read(data=BODY, **changed):
@@ -87,7 +90,7 @@ def test_what_it_has_waited_counts_up_to_a_minute():
 def test_only_what_a_peer_may_say_is_passed_on():
     wishes = {exchange.H_PRIORITY: "high", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
     ours = {exchange.H_MAY_QUEUE: "1", exchange.H_FROM: "r9", exchange.H_PREFILL_TOKENS: "0"}
-    assert foreign(**wishes, **ours, **{"X-Else": "1"}).headers == GOOD | wishes
+    assert foreign(**wishes, **ours, **{"X-Else": "1"}).received == GOOD | wishes
 
 
 def test_the_salt_is_read_from_the_body_as_at_home():
@@ -148,7 +151,7 @@ def test_a_header_that_is_too_long_or_has_another_form_is_refused(name, text):
 @pytest.mark.parametrize("state", ["a=" + "x" * 511, "a=\udcff", "a=\xe9"])
 def test_a_trace_state_that_is_too_long_or_no_ascii_is_left_behind(state):
     parent = f"00-{'1' * 32}-{'2' * 16}-00"
-    assert foreign(traceparent=parent, tracestate=state).headers == GOOD | {"traceparent": parent}
+    assert foreign(traceparent=parent, tracestate=state).received == GOOD | {"traceparent": parent}
 
 
 def test_a_large_body_is_not_read_but_its_sketch_is():
@@ -161,24 +164,16 @@ def test_a_large_body_is_not_read_but_its_sketch_is():
 
 
 def test_a_request_that_the_bus_does_not_take_is_refused():
-    for number, act in enumerate(
-        (
-            lambda desk: desk.ingress.dispatch(
-                fx.Dispatch(1, 1, ReplicaId("us-0"), 1, INBOX), INBOX, 100.0
-            ),
-            lambda desk: desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX), INBOX, 0.0),
-        )
-    ):
-        desk = Desk(limit_bytes=1_000_000)
-        assert desk.hear(1), number
-        desk.fits = lambda subject: subject == INBOX
-        act(desk)
-        assert desk.refusals() == ["full"]
-        assert desk.bodies.taken_bytes == 0
+    router = Router(limit_bytes=1_000_000)
+    assert router.hear()
+    router.fits = lambda subject: subject == INBOX
+    router.perform(fx.Dispatch(1, 1, ReplicaId("us-0"), 1, INBOX))
+    assert router.refusals() == ["full"]
+    assert router.bodies.taken_bytes == 0
 
 
-class Desk:
-    """The peers' side of a desk, and what it publishes."""
+class Router:
+    """A router's messages and session, and what it publishes."""
 
     def __init__(self, limit_bytes):
         self.bodies = BodyBudget(limit_bytes)
@@ -199,7 +194,25 @@ class Desk:
         )
         guard = ReplyGuard(config.region, config.peers, self.metrics, lambda: 0.0)
         prompts = PromptReader("key")
-        self.ingress = Ingress(config, self, self.metrics, prompts, self.bodies, guard)
+        self.messages = RequestMessages(
+            config, self, self.metrics, prompts.read, self.bodies, guard, lambda: 100.0
+        )
+        self.session = Session(
+            config.region,
+            config.router,
+            decide=lambda event, now: [event] if isinstance(event, fx.Effect) else [],
+            clock=lambda: 100.0,
+            bus=self.messages,
+            prefixes=None,
+            secret=str,
+            keys=count(1),
+            observer=RequestObserver(config, self.metrics, prompts),
+            give_back=self.bodies.give_back,
+        )
+        self.messages.bind(self.session)
+        self.metrics.guests.set_function(lambda: self.session.forwarded)
+
+    payload_bytes_max = 1_000_000
 
     def publish(self, subject, payload, reply="", headers=None):
         if not self.fits(subject):
@@ -211,8 +224,15 @@ class Desk:
     def fits(self, subject):
         return True
 
-    def hear(self, key, data=BODY):
-        return self.ingress.read(message(data), key, 100.0)
+    def hear(self, data=BODY):
+        """Whether a peer's request is being placed."""
+        before = self.session.forwarded
+        self.messages.receive_ingress(message(data))
+        return self.session.forwarded > before
+
+    def perform(self, effect):
+        """As if the core had said so."""
+        self.session.feed(effect)
 
     def sample(self, name, **labels):
         return self.metrics.registry.get_sample_value(name, labels)
@@ -227,62 +247,27 @@ class Desk:
 
 def test_bodies_of_guests_are_counted_with_all_others_while_they_wait():
     each = len(BODY) + header_bytes(GOOD)
-    desk = Desk(limit_bytes=2 * each)
-    assert desk.hear(1) and desk.hear(2)
-    assert desk.bodies.taken_bytes == 2 * each
-    assert desk.sample("mesh_guests_waiting") == 2.0
-    assert desk.hear(3) is None, "no room for a third"
-    assert desk.sample("mesh_ingress_refusals_total", reason="full") == 1.0
-    desk.ingress.refuse(fx.RefusePeer(1, INBOX, "own_work", digest("us")))
-    desk.ingress.dispatch(fx.Dispatch(2, 1, ReplicaId("us-0"), 1, INBOX), INBOX, 100.0)
-    assert (desk.bodies.taken_bytes, desk.sample("mesh_guests_waiting")) == (0, 0.0)
-    assert desk.hear(4, b"no JSON") is None
-    assert desk.refusals() == ["full", "own_work", "bad_work"]
-    assert desk.bodies.taken_bytes == 0
+    router = Router(limit_bytes=2 * each)
+    assert router.hear() and router.hear()
+    assert router.bodies.taken_bytes == 2 * each
+    assert router.sample("mesh_guests_waiting") == 2.0
+    assert not router.hear(), "no room for a third"
+    assert router.sample("mesh_ingress_refusals_total", reason="full") == 1.0
+    router.perform(fx.RefusePeer(1, INBOX, "own_work", digest("us")))
+    router.perform(fx.Dispatch(2, 1, ReplicaId("us-0"), 1, INBOX))
+    assert (router.bodies.taken_bytes, router.sample("mesh_guests_waiting")) == (0, 0.0)
+    assert not router.hear(b"no JSON")
+    assert router.refusals() == ["full", "own_work", "bad_work"]
+    assert router.bodies.taken_bytes == 0
 
 
-def test_the_way_of_a_request_is_told_by_those_who_sent_it_on():
-    assert read().path == ("eu",)
-    told = read(**{exchange.H_HOPS: "2", exchange.H_REGIONS: "eu,ap"})
-    assert (told.path, told.hops, told.origin) == (("eu", "ap"), 2, "eu")
+@pytest.mark.parametrize("hops", ["1", "2", "4"])
+def test_what_an_older_router_forwarded_again_is_taken(hops):
+    told = read(**{exchange.H_HOPS: hops, "Mesh-Regions": "eu,ap"})
+    assert (told.hops, told.origin) == (int(hops), "eu")
 
 
-@pytest.mark.parametrize(
-    ("hops", "regions"),
-    [
-        ("2", None),
-        ("1", "eu,ap"),
-        ("2", "ap,eu"),  # its origin is eu
-        ("2", "eu,us"),  # it has been here
-        ("2", "eu,eu"),
-        ("2", "eu,"),
-        ("2", "eu,a.b"),
-        ("5", "eu,a,b,c,d"),
-        ("4", "eu,a,b,c,d,e,f,g"),
-        ("1", ""),
-    ],
-)
-def test_a_way_that_comes_back_or_is_none_is_refused(hops, regions):
+@pytest.mark.parametrize(("hops", "origin"), [("5", "eu"), ("1", "us"), ("1", "a.b"), ("1", "")])
+def test_a_request_that_comes_back_or_went_too_far_is_refused(hops, origin):
     with pytest.raises(IngressInvalid):
-        read(**{exchange.H_HOPS: hops, exchange.H_REGIONS: regions})
-
-
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_what_is_sent_on_says_the_whole_way_and_what_it_has_waited(in_parts):
-    desk = Desk(limit_bytes=1_000_000)
-    more, data = {exchange.H_WAITED_MS: "40", exchange.H_HELD_MS: "30"}, BODY
-    if in_parts:
-        more |= {exchange.H_BODY_BYTES: "2000000"}
-        data = wire.encode(exchange.Sketch(9000, (1, 2)))
-    asked = desk.ingress.read(message(data, **more), 1, 100.0)
-    desk.ingress.send_on(fx.Forward(1, 1, RegionId("ap"), INBOX, 0.23), INBOX, 100.5)
-    [(subject, payload)] = desk.said
-    assert (subject, payload) == (subjects.ingress("ap"), data)
-    on = Msg(None, subject=subject, reply=desk.reply, data=payload, headers=desk.headers)
-    there = read_ingress(on, 8, PromptReader("key"), 7.0).request
-    assert (there.path, there.hops, there.origin) == (("eu", "us"), 2, "eu")
-    assert (there.arrived_at, there.deadline) == (7.0 - 0.54, 9.0)
-    assert there.held_before_s == 0.23
-    assert (there.answer_inbox, there.prompt) == (INBOX, asked.prompt)
-    assert desk.bodies.taken_bytes == 0
-    assert desk.sample("mesh_ingress_total", origin="eu", result="sent_on") == 1.0
+        read(**{exchange.H_HOPS: hops, exchange.H_ORIGIN: origin})

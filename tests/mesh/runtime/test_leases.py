@@ -6,8 +6,8 @@ import orjson
 import pytest
 from hypothesis import given
 
-from mesh.core import events as ev
-from mesh.runtime.leases import _answered
+from mesh.core.model import events as ev
+from mesh.runtime.control_plane import _answered
 from tests.schemas.strategies import JSON
 
 

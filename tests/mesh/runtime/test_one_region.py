@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters import http_api
+from mesh.adapters.answer_writer import AnswerWriter
 from schemas import subjects
 from schemas.exchange import WINDOW_BYTES
 from tests.support.flushed import flushed
@@ -180,17 +180,17 @@ async def test_a_dead_engine_takes_no_more_work(one):
 
 
 async def test_an_error_of_our_own_frees_the_engine_and_leaves_nothing(one, monkeypatch):
-    async def fails(*arguments) -> None:
+    def fails(*arguments) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(http_api, "relay", fails)
+    monkeypatch.setattr(AnswerWriter, "_start_stream", fails)
     set_all(one, hang(event("begun")))
     status, body, headers = await post(one, chat(stream=True))
     assert (status, orjson.loads(body)["error"]["code"]) == (500, "internal_error")
     assert headers["x-mesh-region"] == "us" and headers["x-request-id"]
     await one.until(lambda: any(e.hung_up.is_set() for e in one.engines), "the engine to be freed")
     assert not one.routers["us"].core.inflight
-    assert one.routers["us"].desk.open_requests == 0
+    assert one.routers["us"].requests.open_requests == 0
 
 
 async def test_held_requests_go_out_first_come_first_served(one, nats_server):
@@ -354,6 +354,6 @@ async def test_a_slow_reader_stops_the_engine_not_the_router(one):
         previous = sent
         await asyncio.sleep(0.5)
     assert sent < flood // 3  # what windows and socket buffers on the way hold
-    assert router.desk.buffered_bytes() < 1024 * 1024
+    assert router.requests.buffered_bytes() < 1024 * 1024
     writer.transport.abort()
-    await one.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
+    await one.until(lambda: router.requests.open_requests == 0, "no request to be open")

@@ -146,7 +146,8 @@ async def test_what_a_cut_parcel_lost_is_asked_for_by_its_number(mesh):
         assert credit == exchange.Credit(other, 0, missing_from=1)
     await mesh.replica.say(*rest)
     assert await told(clients) == [(200, EVENT), (200, EVENT)]
-    await mesh.until(lambda: len(mesh.routers["us"].desk._hearing._missing) == 0, "no hole is left")
+    answers = mesh.routers["us"].requests.session.answers
+    await mesh.until(lambda: answers.missing == 0, "no hole is left")
 
 
 async def test_what_is_lost_for_good_fails_its_own_answer(mesh):

@@ -7,7 +7,7 @@ import pytest
 
 from infra.address import Address
 from infra.bus import BusAddress, connect
-from mesh.core.gossip.told import Origin
+from mesh.core.gossip.remote_prefixes import Origin
 from mesh.demo.wan_proxy import WanProxy
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
@@ -53,13 +53,13 @@ def gossip(mesh, region):
 
 
 def trusts(mesh, region, origin):
-    return gossip(mesh, region).told.is_trusted(origin)
+    return gossip(mesh, region).remote.is_trusted(origin)
 
 
 def knows(mesh, listener, speaker, blocks):
     """Whether `listener` has the whole set of `speaker`, and that is so large."""
-    told = set(gossip(mesh, listener).told.blocks(Origin(speaker, "r1")))
-    said = set(gossip(mesh, speaker).news.told)
+    told = set(gossip(mesh, listener).remote.blocks(Origin(speaker, "r1")))
+    said = set(gossip(mesh, speaker).outgoing.told)
     return told == said and len(told) == blocks and trusts(mesh, listener, Origin(speaker, "r1"))
 
 
@@ -103,7 +103,7 @@ async def test_a_cut_link_is_noticed_and_mended(two):
     await two.until(lambda: not trusts(two, "us", EU), "us to doubt what it can't hear")
     await post(two, prompt("efgh"), "eu")
     await post(two, prompt("ijkl"), "us")
-    await two.until(lambda: len(gossip(two, "eu").news) == 40, "eu to have told it nobody")
+    await two.until(lambda: len(gossip(two, "eu").outgoing) == 40, "eu to have told it nobody")
     await two.wan.heal()
     await two.until(lambda: two.wan.connections > 0, "the servers to dial again")
     await soon(two, lambda: knows(two, "us", "eu", 40), "us to have caught up")
@@ -115,7 +115,7 @@ async def test_a_cut_link_is_noticed_and_mended(two):
 async def test_a_router_that_starts_anew_takes_the_whole_set(two):
     for name in ("abcd", "efgh", "ijkl"):
         await post(two, prompt(name), "eu")
-        await two.until(lambda: gossip(two, "eu").news.is_quiet, "eu to have told it")
+        await two.until(lambda: gossip(two, "eu").outgoing.is_quiet, "eu to have told it")
     two.engines[1].waiting = 9  # full: its replica's prefixes stay, and nothing is added
     await two.routers["us"].close()
     await two.router("us", policy="mesh")
@@ -151,16 +151,18 @@ async def test_routers_of_one_region_know_each_others_placements_and_peers_hear_
     await two.until(lambda: knows(two, "us", "eu", 20), "us to know it too")
     assert (await post(two, prompt("abcd", 30), "eu/r2"))[0] == 200
     await soon(two, lambda: knows_of(two, "eu", "eu-0", 30), "r1 to know what r2 placed")
-    await two.until(lambda: len(gossip(two, "us").told.blocks(second)) == 10, "only what is new")
-    assert len(gossip(two, "us").told.blocks(EU)) == 20
+    await two.until(lambda: len(gossip(two, "us").remote.blocks(second)) == 10, "only what is new")
+    assert len(gossip(two, "us").remote.blocks(EU)) == 20
 
 
 async def test_a_router_that_starts_is_warm_by_its_sibling_and_says_so(two, monkeypatch):
-    await two.until(lambda: gossip(two, "eu").siblings.warmth.warm_at is not None, "r1 to be warm")
+    await two.until(lambda: gossip(two, "eu").siblings.sync.warm_at is not None, "r1 to be warm")
     status, alone = await readiness(two, "eu")
     assert (status, alone["warm"], alone["warmed_by"]) == (200, True, None)
     await post(two, prompt("abcd", 20), "eu")
-    monkeypatch.setattr("mesh.core.gossip.warmth.ALONE_S", 60.0)  # it is not, and waits to hear so
+    monkeypatch.setattr(
+        "mesh.core.gossip.siblings.ALONE_S", 60.0
+    )  # it is not, and waits to hear so
     await two.router("eu", "r2", policy="mesh")
     await two.until_ready("eu/r2", 1)
     assert (await readiness(two, "eu/r2"))[1]["status"] == "ready"
@@ -220,5 +222,5 @@ async def test_who_speaks_for_another_region_is_not_heard(two):
             lambda: two.sample("us", "mesh_replies_dropped_total", channel="snapshot") == 4,
             "all questions to be dropped",
         )
-    assert set(gossip(two, "us").told.origins) == {EU}
+    assert set(gossip(two, "us").remote.origins) == {EU}
     assert knows(two, "us", "eu", 0)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mesh.adapters.recorder import RecordTo
-from mesh.sim.replay import replay
-from tests.mesh.sim.test_replay import changed, is_local, line_of
+from mesh.sim.recording_replay import replay
+from tests.mesh.sim.test_recording_replay import changed, is_local, line_of
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import fail, say, scripted_engine
 from tests.support.small_mesh import PATIENT, chat, post, small_mesh

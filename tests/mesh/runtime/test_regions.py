@@ -7,8 +7,8 @@ import jsonschema
 import orjson
 import pytest
 
-from mesh.core.federation.geo import Location
-from mesh.runtime.config import Entry
+from mesh.core.model.geo import GeoLocation
+from mesh.runtime.config import RegionEntry
 from schemas.ids import RegionId
 from schemas.openapi import document
 from tests.support.nats_pair import nats_pair
@@ -18,8 +18,8 @@ from tests.support.small_mesh import PATIENT, WAIT_S, chat, client, small_mesh
 pytestmark = pytest.mark.timeout(90)
 
 ENTRIES = {
-    RegionId("us"): Entry("https://us.example.com/v1", Location(38.9, -77.5)),
-    RegionId("eu"): Entry(None, Location(50.1, 8.7)),
+    RegionId("us"): RegionEntry("https://us.example.com/v1", GeoLocation(38.9, -77.5)),
+    RegionId("eu"): RegionEntry(None, GeoLocation(50.1, 8.7)),
 }
 
 
@@ -117,7 +117,7 @@ async def test_a_region_that_falls_silent_turns_red_and_green_again(
 async def test_without_its_bus_a_region_says_so_of_itself(two):
     await two.servers["us"].stop()
     router = two.routers["us"]
-    await two.until(lambda: router.desk.not_ready_because() is not None, "the bus to be missed")
+    await two.until(lambda: router.requests.not_ready_because() is not None, "the bus to be missed")
     home = next(region for region in await regions(two) if region["home"])
     assert home["health"] == "red"
 

@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from infra.residency import KeyHolder, key_hash
-from infra.topology import parse
-from mesh.core.gossip.told import Origin
+from infra.topology import KeyHolder, key_hash, parse
+from mesh.core.gossip.remote_prefixes import Origin
 from schemas import exchange, subjects, wire
 from schemas.residency import ground
 from tests.support.flushed import flushed
@@ -141,9 +140,11 @@ async def test_a_confined_region_waits_and_does_not_leak(regions):
         assert status == 429
         assert mesh.near.seen == []
         assert (await post(mesh, chat("for us alone " * 100), "us"))[0] == 200
-        told = mesh.routers["us"].core.gossip.told
+        told = mesh.routers["us"].core.gossip.remote
         await mesh.until(
-            lambda: any(one.region == "us" for one in mesh.routers["eu"].core.gossip.told.origins),
+            lambda: any(
+                one.region == "us" for one in mesh.routers["eu"].core.gossip.remote.origins
+            ),
             "eu to hear of us's prefixes",
         )
         assert all(origin.region != "eu" for origin in told.origins)
@@ -155,12 +156,12 @@ async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions
     async with running(regions) as mesh:
         where = regions.topology.ground
         first = mesh.routers["us"].core.gossip.siblings
-        await mesh.until(lambda: first.warmth.warm_at is not None, "r1 to be warm")
-        monkeypatch.setattr("mesh.core.gossip.warmth.ALONE_S", 60.0)  # nobody else is alone
+        await mesh.until(lambda: first.sync.warm_at is not None, "r1 to be warm")
+        monkeypatch.setattr("mesh.core.gossip.siblings.ALONE_S", 60.0)  # nobody else is alone
         await mesh.router("us", "r2", ground=where, keys=KEYS, **SETTINGS)
         await mesh.until_ready("us/r2", 1)
         second = mesh.routers["us/r2"].core.gossip
-        await mesh.until(lambda: second.siblings.warmth.warm_at is not None, "r2 to be warm")
+        await mesh.until(lambda: second.siblings.sync.warm_at is not None, "r2 to be warm")
         assert (await post(mesh, secret, "us", **{"x-mesh-residency": "us"}))[0] == 200
         [index] = second.siblings.indexes
         await mesh.until(lambda: len(index) > 0, "r2 to know what r1 placed")
@@ -169,14 +170,14 @@ async def test_what_is_secret_to_peers_is_none_to_siblings_and_stays_one(regions
         assert (await post(mesh, said, "us"))[0] == 200
         await mesh.until(lambda: len(index) > len(secrets), "r2 to know of the second one")
         open_blocks = {block for block, _ in index.held("us-0")} - secrets
-        heard = mesh.routers["eu"].core.gossip.told
+        heard = mesh.routers["eu"].core.gossip.remote
         await mesh.until(lambda: told_by(heard, "r1") == open_blocks, "eu to hear what is open")
 
         await mesh.routers["us"].close()  # r2 has to tell what r1 told, and no more
         await mesh.router("us", ground=where, keys=KEYS, **SETTINGS)
         await mesh.until(lambda: told_by(heard, "r2") == open_blocks, "eu to hear it from r2")
         first = mesh.routers["us"].core.gossip.siblings
-        await mesh.until(lambda: first.warmth.source == "r2", "r1 to be told everything by r2")
+        await mesh.until(lambda: first.sync.source == "r2", "r1 to be told everything by r2")
         [again] = first.indexes
         assert {block for block, _ in again.held("us-0")} == secrets | open_blocks
         assert (await post(mesh, chat("for later " * 100), "us"))[0] == 200

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from infra.bus import BusAddress, BusUnreachable
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.router import Router, run
 from schemas.ids import RegionId, RouterId

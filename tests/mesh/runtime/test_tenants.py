@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from infra.residency import KeyHolder, key_hash
-from mesh.core.prefixes.prompt import PromptText
+from infra.topology import KeyHolder, key_hash
+from mesh.core.model.prompt import PromptText
 from tests.mesh.core import build
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import scripted_engine
@@ -74,7 +74,7 @@ async def test_a_tenant_finds_its_prompts_in_another_region(tmp_path):
         await mesh.until_peer("us", "eu")
         first = await receipt(mesh, "sk-a")
         assert first["peer"] == "eu"
-        placer, prompts = mesh.routers["eu"].core._placer, mesh.routers["us"].desk._prompts
+        placer, prompts = mesh.routers["eu"].core._placer, mesh.routers["us"].requests._prompts
         text = PromptText(b"\x00user\x00" + PROMPT.encode())
         for tenant, holds in (("acme", True), ("beta", False), ("", False)):
             asked = build.request(1, prompt=prompts.read("tiny", text, "", tenant), model="tiny")

@@ -163,8 +163,10 @@ async def test_a_refusal_tells_the_asker_how_the_region_is_now(two):
     old = us.core.peers.get("eu").digests["r1"]
     capacity = {name: replace(it, free=it.ready) for name, it in old.models.items()}
     wrong = replace(old, seq=old.seq + 1, replicas_free=1, models=capacity)
-    await two.until(lambda: eu.core._fleet._digest._seq > wrong.seq, "eu to have said more")
-    us.desk.hear_digest(Msg(None, subjects.digest("eu"), data=encode_state(wrong)))
+    await two.until(
+        lambda: eu.core._cluster_events._digest._seq > wrong.seq, "eu to have said more"
+    )
+    us.requests.messages.receive_digest(Msg(None, subjects.digest("eu"), data=encode_state(wrong)))
     task = asyncio.create_task(post(two, chat()))
     await two.until(lambda: forwards(two, "refused") >= 1, "the peer to refuse")
     fresh = us.core.peers.get("eu").digests["r1"]
@@ -208,7 +210,7 @@ async def test_a_client_that_hangs_up_while_the_peer_refuses_leaves_nothing(two,
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     router = two.routers["us"]
-    await two.until(lambda: router.desk.open_requests == 0, "the desk to be clear")
+    await two.until(lambda: router.requests.open_requests == 0, "no request to be open")
     assert not router.core.inflight
     assert len(router.core.held) == 0
     assert two.near.seen == two.far.seen == []

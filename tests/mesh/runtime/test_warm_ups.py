@@ -1,18 +1,18 @@
 """A live router warms what its clients share: cut, marked, and counted with no client's request."""
 
 import asyncio
+from itertools import count
 
 import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.spans import RequestSpans
-from mesh.adapters.ticket import Ask, Ticket
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.prefixes.prompt import BLOCK_BYTES, NO_PROMPT
-from mesh.runtime.tickets import Tickets
-from mesh.runtime.warm_ups import WarmUps
+from mesh.adapters.client_request import ClientRequest, ParsedRequest
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import BLOCK_BYTES, NO_PROMPT
+from mesh.runtime.request_manager import KeptRequests
+from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
 from schemas.http import COMPLETIONS
@@ -70,14 +70,25 @@ class Replicas:
 
 async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(caplog):
     """A body that no ingress lets in stands for whatever a reader of bodies may stumble over."""
-    tickets, fed = Tickets(str), []
-    spans = RequestSpans("r", "tiny", None)
-    ask = Ask("r", "tiny", COMPLETIONS, b"{", NO_PROMPT, None)
-    tickets.open(Ticket(1, ask, 60.0, 0.0, spans, 0), request(1), 0)
-    warm_ups = WarmUps("us", None, tickets, fed.append)
-    warm_ups.performers()[fx.KeepPrefix](fx.KeepPrefix(1, 7, 2))
-    await asyncio.sleep(0)
-    assert fed == [ev.PrefixKept(7, None)]
+    ask = ParsedRequest("r", "tiny", COMPLETIONS, b"{", NO_PROMPT, None)
+    asked, fed = ClientRequest(request=request(1), ask=ask, size=0), []
+
+    def decide(event, now):
+        fed.append(event)
+        return [fx.KeepPrefix(1, 7, 2)] if isinstance(event, ev.RequestArrived) else []
+
+    session = Session(
+        "us",
+        "r1",
+        decide=decide,
+        clock=lambda: 0.0,
+        bus=None,
+        prefixes=KeptRequests(),
+        secret=str,
+        keys=count(1),
+    )
+    session.admit(asked)
+    assert fed == [ev.RequestArrived(asked.request), ev.PrefixKept(7, None)]
     assert "request r can't be cut to be kept" in caplog.text
 
 

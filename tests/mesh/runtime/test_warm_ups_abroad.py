@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from infra.topology import parse
-from mesh.core.prefixes.prompt import BLOCK_BYTES
+from mesh.core.model.prompt import BLOCK_BYTES
 from schemas import exchange, subjects
 from tests.agents.simserver.support import config, running
 from tests.support.flushed import flushed

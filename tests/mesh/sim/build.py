@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from agents.sim.profile import Profile
-from mesh.core.settings import RouterSettings
+from agents.sim.profiles import Profile
+from mesh.core.model.settings import RouterSettings
 from mesh.sim.config import WorldConfig
 from mesh.sim.network import BUS_S, HTTP_S
-from mesh.sim.workload import Arrival, Client, Node, Segment, Workload
+from mesh.sim.workload import Arrival, ClosedLoopClient, RequestNode, Segment, Workload
 from mesh.sim.world import World
 from schemas.ids import RegionId
 
@@ -34,12 +34,14 @@ def prefill_s(tokens: int) -> float:
     return PLAIN.linear_s(tokens)
 
 
-def node(prompt: int = 100, answer: int = 5, *, name: int = 1, **fields: Any) -> Node:
+def node(prompt: int = 100, answer: int = 5, *, name: int = 1, **fields: Any) -> RequestNode:
     """A request whose content is its own, if its name is."""
-    return Node(prompt=(Segment(name, prompt),), answer=Segment(name + 1_000_000, answer), **fields)
+    return RequestNode(
+        prompt=(Segment(name, prompt),), answer=Segment(name + 1_000_000, answer), **fields
+    )
 
 
-def arrivals(*rows: tuple[float, RegionId, Node], **fields: Any) -> Workload:
+def arrivals(*rows: tuple[float, RegionId, RequestNode], **fields: Any) -> Workload:
     """Open loop."""
     return Workload(name="test", arrivals=tuple(Arrival(*row) for row in rows), **fields)
 
@@ -55,15 +57,16 @@ def steady(
     return arrivals(*rows)
 
 
-def users(region: RegionId, count: int, trees: int, tree: Node | None = None) -> Workload:
+def users(region: RegionId, count: int, trees: int, tree: RequestNode | None = None) -> Workload:
     """Closed loop: each user plays so many trees, the same or each its own."""
     clients = tuple(
-        Client(region, iter(_trees(trees, 1000 * number, tree))) for number in range(count)
+        ClosedLoopClient(region, iter(_trees(trees, 1000 * number, tree)))
+        for number in range(count)
     )
     return Workload(name="test", clients=clients)
 
 
-def _trees(count: int, first: int, tree: Node | None) -> Iterator[Node]:
+def _trees(count: int, first: int, tree: RequestNode | None) -> Iterator[RequestNode]:
     for number in range(count):
         yield tree or node(name=first + number)
 
@@ -85,7 +88,7 @@ def played(workload: Workload, world_config: WorldConfig) -> World:
 def leftovers(world: World) -> dict[str, object]:
     """What stands in any table of a world at its end; empty when nothing leaked."""
     found: dict[str, object] = {}
-    routers = [router for crew in world.crews.values() for router in crew]
+    routers = [router for crew in world.region_routers.values() for router in crew]
     for router in routers:
         place = f"{router.site} {router.name}"
         if router.core is not None:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from mesh.core.region.regional import CHANGE_S_MIN
-from mesh.sim.config import WorldConfig, WorldInvalid
+from mesh.core.membership.region_digest import CHANGE_S_MIN
+from mesh.sim.config import TopologyInvalid, WorldConfig, WorldInvalid
 from mesh.sim.rtt import RttInvalid
-from mesh.sim.topology import TopologyInvalid
 from tests.mesh.sim.build import EU, US, config
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mesh.sim import faults
 from mesh.sim.faults import Cut, EngineCrash, EngineHang, EngineSlow, ReplicaCrash, RouterCrash
-from mesh.sim.run import report, run
+from mesh.sim.world import report, run
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, arrivals, config, leftovers, node, played, steady
 
@@ -33,14 +33,14 @@ def test_what_a_crashed_replica_had_not_begun_is_placed_again():
 
 def test_an_answer_that_has_begun_ends_with_an_error_when_its_replica_crashes():
     workload = arrivals((0.0, US, node(100, 1000)))
-    told = told_of(workload, config(faults=(ReplicaCrash(replica=US1, at_s=1.0, back_at_s=2.0),)))
+    told = told_of(workload, config(faults=(ReplicaCrash(replica=US1, at_s=1.0, until_s=2.0),)))
     assert told["failures"] == {"engine_failed": 1}
 
 
 def test_an_engine_that_crashes_under_its_agent_is_noticed_at_once():
     workload = arrivals((0.0, US, node(900, 3)))
     told = told_of(
-        workload, config({US: 2}, faults=(EngineCrash(replica=US1, at_s=0.3, back_at_s=5.0),))
+        workload, config({US: 2}, faults=(EngineCrash(replica=US1, at_s=0.3, until_s=5.0),))
     )
     assert told["ok"] == 1
     assert told["ttft_s"]["mean"] < 2.0  # a prefill, what was lost of the first, and no waiting
@@ -50,7 +50,7 @@ def test_an_engine_that_crashes_under_its_agent_is_noticed_at_once():
 def test_a_replica_that_comes_back_serves_again_with_an_empty_cache(fault):
     asked = node(100, 3)
     workload = arrivals((0.0, US, asked), (10.0, US, asked), (11.0, US, asked))
-    told = told_of(workload, config(faults=(fault(replica=US1, at_s=5.0, back_at_s=6.0),)))
+    told = told_of(workload, config(faults=(fault(replica=US1, at_s=5.0, until_s=6.0),)))
     assert told["ok"] == 3
     assert told["cached_token_ratio"] == pytest.approx(96 / 300)
 
@@ -75,7 +75,7 @@ def test_clients_of_a_crashed_router_are_cut_off_and_its_engines_are_freed():
     workload = arrivals(
         (0.0, US, node(100, 5000)), (2.0, US, node(name=3)), (6.0, US, node(name=4))
     )
-    told = told_of(workload, config(faults=(RouterCrash(region=US, at_s=1.0, back_at_s=3.0),)))
+    told = told_of(workload, config(faults=(RouterCrash(region=US, at_s=1.0, until_s=3.0),)))
     assert told["failures"] == {"connection_lost": 1, "no_connection": 1}
     assert told["ok"] == 1
     # The engine works on for nobody until the agent hears of the router's new life.
@@ -129,7 +129,8 @@ def test_every_request_ends_whatever_is_drawn(seed):
     assert told["requests"] == told["ok"] + told["shed"] + told["failed"] == 300
     assert told["ok"] > 50, schedule
     assert leftovers(world) == {}, schedule
-    assert run(workload, world_config)["digest"] == told["digest"]
+    if seed < 3:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
+        assert run(workload, world_config)["digest"] == told["digest"]
 
 
 def test_drawn_faults_are_of_every_kind_and_never_two_of_one_thing_at_once():
@@ -142,4 +143,4 @@ def test_drawn_faults_are_of_every_kind_and_never_two_of_one_thing_at_once():
     for fault in schedule:
         if getattr(fault, "replica", None) == US1:
             assert fault.at_s >= crashed_until
-            crashed_until = getattr(fault, "back_at_s", 0.0) or fault.until_s
+            crashed_until = getattr(fault, "until_s", 0.0) or fault.until_s

@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.sim.faults import ReplicaCrash, RouterCrash
-from mesh.sim.run import run
+from mesh.sim.world import run
 from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
 
 SLOW_S = 10.0
@@ -17,9 +17,9 @@ def test_heartbeats_ten_seconds_apart_do_not_begin_with_errors(topology: str) ->
 
 
 def test_a_router_that_comes_back_between_two_heartbeats_knows_its_replicas() -> None:
-    back_at_s = 3.0
-    crash = RouterCrash(region=US, at_s=1.0, back_at_s=back_at_s)
-    asked = arrivals((back_at_s + 0.01, US, node()))
+    until_s = 3.0
+    crash = RouterCrash(region=US, at_s=1.0, until_s=until_s)
+    asked = arrivals((until_s + 0.01, US, node()))
     told = run(asked, config(heartbeat_s=SLOW_S, faults=(crash,)))
     assert told["ok"] == 1
     assert told["ttft_s"]["mean"] < 1.0, "it did not wait for the next beat"
@@ -27,7 +27,7 @@ def test_a_router_that_comes_back_between_two_heartbeats_knows_its_replicas() ->
 
 def test_the_last_word_of_a_replica_that_is_gone_is_believed_and_then_found_out() -> None:
     gone = ReplicaCrash(replica="us-1", at_s=1.0)
-    crash = RouterCrash(region=US, at_s=2.0, back_at_s=3.0)
+    crash = RouterCrash(region=US, at_s=2.0, until_s=3.0)
     asked = arrivals((3.01, US, node(name=5)))
     told = run(asked, config({US: 2}, faults=(gone, crash)))
     assert told["ok"] == 1

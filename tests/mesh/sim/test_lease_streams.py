@@ -7,8 +7,7 @@ import pytest
 from mesh.sim import faults
 from mesh.sim.faults import Cut, LeaseStreamDown, RouterCrash
 from mesh.sim.network import BUS_S
-from mesh.sim.run import report, run
-from mesh.sim.world import World
+from mesh.sim.world import World, report, run
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, config, leftovers, played, steady
 
@@ -60,7 +59,7 @@ def test_a_third_region_forwards_to_the_adopter():
 
 def test_its_own_router_takes_it_back_at_once_and_what_runs_is_finished():
     asked = steady(300, 0.05, EU, prompt=100, answer=200)
-    back = RouterCrash(region=US, at_s=3.0, back_at_s=9.0)
+    back = RouterCrash(region=US, at_s=3.0, until_s=9.0)
     world = played(asked, config(FLEET, faults=(back,), policy="least-load"))
     assert owners(world, US) == [US, EU, US]
     again = [w.at for w in world.leases.taken[US] if w.lease.owner == US and w.at > 11.5]
@@ -76,7 +75,7 @@ def test_several_regions_at_once_and_then_the_adopter_too():
     fleet = {US: 1, EU: 1, AP: 1}
     lost = (
         RouterCrash(region=US, at_s=3.0),
-        RouterCrash(region=EU, at_s=6.0, back_at_s=20.0),
+        RouterCrash(region=EU, at_s=6.0, until_s=20.0),
     )
     world = played(steady(150, 0.2, AP), config(fleet, faults=lost))
     assert owners(world, US) == [US, EU, AP]
@@ -132,7 +131,8 @@ def test_no_two_write_one_term_and_terms_rise(seed):
         holders = {(w.lease.term, w.lease.owner) for w in writes}
         assert len(holders) == len({term for term, _ in holders}), "one owner a term"
     assert leftovers(world) == {}
-    assert run(asked, settings)["digest"] == report(world, asked)["digest"]
+    if seed < 2:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
+        assert run(asked, settings)["digest"] == report(world, asked)["digest"]
 
 
 def test_all_routers_of_the_adopter_own_and_know_what_the_others_placed():
@@ -142,25 +142,25 @@ def test_all_routers_of_the_adopter_own_and_know_what_the_others_placed():
     world.run()
     assert owners(world, US) == [US, EU]
     assert {write.lease.router for write in world.leases.taken[US][-10:]} == {"r1", "r2"}
-    for router in world.crews[EU]:
+    for router in world.region_routers[EU]:
         assert set(router.core.ownership.adopted) == {US}
         assert sorted(router.core.replicas.names_of(US)) == ["us/us-1", "us/us-2"]
-    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.crews[EU]]
+    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.region_routers[EU]]
     for name in ("us/us-1", "us/us-2"):
         assert one.blocks(name) == other.blocks(name) > 0
 
 
 def test_all_routers_of_a_region_take_it_back_and_nothing_is_left():
     asked = steady(300, 0.05, EU, prompt=100, answer=100)
-    back = RouterCrash(region=US, at_s=3.0, back_at_s=9.0)
+    back = RouterCrash(region=US, at_s=3.0, until_s=9.0)
     world = played(asked, config(FLEET, faults=(back,), routers=2))
     assert owners(world, US) == [US, EU, US]
-    for router in world.crews[EU]:
+    for router in world.region_routers[EU]:
         assert router.core.ownership.adopted == {}
         assert router.core.replicas.names_of(US) == []
         [index] = router.core.gossip.siblings.indexes
         assert not [name for name in index.owners if name.startswith("us/")]
-    assert all(set(router.core.ownership.owned) == {US} for router in world.crews[US])
+    assert all(set(router.core.ownership.owned) == {US} for router in world.region_routers[US])
     told = report(world, asked)
     assert (told["ok"], told["failures"]) == (300, {})
     assert leftovers(world) == {}

@@ -39,7 +39,7 @@ def test_each_kind_of_way_takes_its_time():
 def test_who_counts_messages_hears_of_those_between_regions_cut_or_not():
     queue, network = make()
     heard, seen = [], []
-    network.overheard = lambda link, call, args: heard.append((link, call, args))
+    network.on_send = lambda link, call, args: heard.append((link, call, args))
     network.send(US, US, seen.append, 1)
     network.send(US, EU, seen.append, 2)
     network.send_state(EU, US, seen.append, 3)

@@ -5,12 +5,11 @@ import pytest
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
 from mesh.core.policies import POLICIES, find_maker
-from mesh.core.region.pushing import BLIND
-from mesh.sim.everywhere import Everywhere
 from mesh.sim.oracle import Oracle, OracleOptions, _common, _held, _memory_s
-from mesh.sim.twin_policies import TwinPolicies, checked_twin_policy
-from mesh.sim.workload import Node, Segment
+from mesh.sim.twin_policies import GlobalView, TwinPolicies, checked_twin_policy
+from mesh.sim.workload import RequestNode, Segment
 from mesh.sim.world import World
+from schemas.settings import BLIND
 from tests.mesh.sim.build import EU, PLAIN, US, arrivals, config, node, steady
 
 SELFISH = OracleOptions(stall_weight=0.0)
@@ -35,12 +34,12 @@ def judged(workload, told):
     def makers(world):
         if not inside:
             inside.append(Remembering(world, Random(0), SELFISH))
-            inside.append(Everywhere(world, inside[0], Random(0)))
+            inside.append(GlobalView(world, inside[0], Random(0)))
         return {**POLICIES, "oracle": lambda settings, dice: inside[1]}
 
     world = World(workload, told, makers=makers)
     came_s = {}
-    world.ledger.watch = lambda ask, answered, now: came_s.update(
+    world.requests.watch = lambda ask, answered, now: came_s.update(
         {ask.number: ask.first_at - ask.asked_at}
     )
     world.run()
@@ -60,8 +59,8 @@ def test_what_it_expects_is_what_comes():
         assert came_s == pytest.approx(expected_s, abs=0.012)  # one more iteration
 
 
-def follow(prompt: tuple[Segment, ...], name: int, tokens: int = 16) -> Node:
-    return Node(prompt=(*prompt, Segment(name, tokens)), answer=Segment(name + 1, 2))
+def follow(prompt: tuple[Segment, ...], name: int, tokens: int = 16) -> RequestNode:
+    return RequestNode(prompt=(*prompt, Segment(name, tokens)), answer=Segment(name + 1, 2))
 
 
 @pytest.mark.parametrize(("shared", "replica"), [(900, "us-1"), (64, "eu-1")])
@@ -74,7 +73,7 @@ def test_a_far_cache_is_worth_a_round_trip_only_if_it_is_long(shared, replica):
         makers=TwinPolicies(),
     )
     served = []
-    world.ledger.watch = lambda ask, answered, now: served.append(answered.replica)
+    world.requests.watch = lambda ask, answered, now: served.append(answered.replica)
     world.run()
     assert served == ["us-1", replica]
 

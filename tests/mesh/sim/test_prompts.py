@@ -5,9 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.sim.blocks import BLOCK_TOKENS
-from mesh.sim.prompts import HASH_TOKENS, block_keys, estimate, keys_of
-from mesh.sim.workload import Node, Segment
+from agents.sim.kv_cache import BLOCK_TOKENS
+from mesh.sim.workload import HASH_TOKENS, RequestNode, Segment, block_keys, estimate, keys_of
 
 segments = st.lists(
     st.builds(Segment, st.integers(0, 3), st.integers(1, 70)), min_size=1, max_size=6
@@ -46,7 +45,7 @@ def test_every_full_block_has_a_key_of_its_own(prompt):
 
 
 def test_a_router_sees_every_fourth_key_of_the_prompt_alone():
-    asked = Node(prompt=(Segment(1, 100), Segment(2, 100)), answer=Segment(3, 200))
+    asked = RequestNode(prompt=(Segment(1, 100), Segment(2, 100)), answer=Segment(3, 200))
     keys = keys_of(asked)
     assert len(keys.blocks) == 400 // BLOCK_TOKENS
     assert keys.hashes == tuple(keys.blocks[3:12:4])
@@ -54,8 +53,10 @@ def test_a_router_sees_every_fourth_key_of_the_prompt_alone():
 
 
 def test_the_next_turn_begins_with_prompt_and_answer_of_the_last():
-    first = Node(prompt=(Segment(1, 64),), answer=Segment(2, 64))
-    second = Node(prompt=(*first.prompt, first.answer, Segment(3, 64)), answer=Segment(4, 16))
+    first = RequestNode(prompt=(Segment(1, 64),), answer=Segment(2, 64))
+    second = RequestNode(
+        prompt=(*first.prompt, first.answer, Segment(3, 64)), answer=Segment(4, 16)
+    )
     assert list(keys_of(second).blocks[:8]) == list(keys_of(first).blocks)
 
 

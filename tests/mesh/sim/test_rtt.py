@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.sim.rtt import RttInvalid, RttTable, load_rtt
+from infra.topology import DEFAULT_FILE
+from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
 from tests.mesh.sim.build import AP, EU, US
 
 
@@ -17,9 +18,27 @@ def test_the_default_table_is_known_in_both_directions():
     assert table.rtt_s(US, US) == 0.0
 
 
+TOML = """
+[[links]]
+between = ["us", "eu"]
+rtt_ms = 91.5
+
+[[links]]
+between = ["us", "ap"]
+rtt_ms = 140
+"""
+
+
+def test_the_default_is_the_packaged_mesh_s():
+    assert load_rtt(DEFAULT_FILE).ms == {
+        pair: pytest.approx(ms) for pair, ms in RttTable().ms.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("t.toml", TOML),
         ("t.csv", "from,to,rtt_ms\nus,eu,91.5\nus,ap,140\n"),
         ("t.csv", "# ms\nus,eu,91.5\nus, ap ,140\n"),
         ("t.csv", "\ufefffrom,to,rtt_ms\r\nus,eu,91.5\r\nus,ap,140\r\n"),
@@ -28,9 +47,10 @@ def test_the_default_table_is_known_in_both_directions():
         ("t.json", '[["us", "eu", 91.5], ["us", "ap", 140]]'),
     ],
 )
-def test_a_file_may_be_csv_or_json(tmp_path, name, text):
+def test_a_file_has_links_or_one_of_the_deprecated_forms(tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
+    assert is_deprecated(path) == (name != "t.toml")
     table = load_rtt(path)
     assert table.rtt_s(EU, US) == pytest.approx(0.0915)
     with pytest.raises(RttInvalid, match="add that pair"):
@@ -40,32 +60,40 @@ def test_a_file_may_be_csv_or_json(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("t.csv", "us,eu\n", "line 1: 'us,eu' has 2 columns; write two regions and milliseconds"),
-        ("t.csv", "us,eu,80\n\neu;ap;220\n", "line 3: 'eu;ap;220' has 1 columns"),
-        ("t.csv", "us,eu,fast\n", "line 1: 'fast' is no number of milliseconds"),
-        ("t.csv", "us,eu,-1\n", "'-1' is no number of milliseconds from 0 to 10000"),
-        ("t.csv", "us,eu,nan\n", "no number"),
-        ("t.csv", "us,eu,1e9\n", "no number"),
+        ("t.toml", "", "no pair of regions; write for each pair"),
+        ("t.toml", "[links", "not TOML"),
+        ("t.toml", "links = 1", "links is no list of tables"),
+        ("t.toml", "links = [1]", "links.0: "),
+        ("t.toml", TOML + '[[links]]\nbetween = ["ap"]\nrtt_ms = 1', "links.2: between: write two"),
+        ("t.toml", TOML.replace("140", "-1"), "links.1: rtt_ms: must be at least 0, not -1"),
+        ("t.toml", TOML.replace("140", "nan"), "links.1: rtt_ms: must be a finite number"),
+        ("t.toml", TOML.replace('"ap"', '"eu"'), "links.1: us and eu are there already"),
+        ("t.csv", "us,eu\n", "line 1: .* is no pair of regions with a number; write for each"),
+        ("t.csv", "us,eu,80\n\neu;ap;220\n", "line 3: "),
+        ("t.csv", "us,eu,fast\n", "line 1: rtt_ms: must be a number, not fast"),
+        ("t.csv", "us,eu,-1\n", "must be at least 0, not -1"),
+        ("t.csv", "us,eu,nan\n", "must be a finite number"),
+        ("t.csv", "us,eu,1e9\n", "must be at most 10000"),
         ("t.csv", 'us,eu,"80\n', "line 1: "),
-        ("t.csv", "US,eu,1\n", "line 1: region name 'US': use 1 to 32 lower-case"),
-        ("t.csv", "us,us,1\n", "us twice"),
+        ("t.csv", "US,eu,1\n", "line 1: between.0: use 1 to 32 lower-case"),
+        ("t.csv", "us,us,1\n", "links us with itself"),
         ("t.csv", "us,eu,1\neu,us,2\n", "line 2: eu and us are there already"),
-        ("t.csv", "", "it has no pair of regions; write two"),
+        ("t.csv", "", "it has no pair of regions; write for each"),
         ("t.csv", "from,to,rtt_ms\n", "it has no pair"),
-        ("t.csv", "us,eu\0,1\n", "region name"),
-        ("t.json", '{"us-eu-ap": 1}', 'pair 1 is .*; write {"us-eu": 80}, or'),
-        ("t.json", '{"us-eu": true}', "True is no number"),
-        ("t.json", '{"us-eu": NaN}', "nan is no number"),
-        ("t.json", '{"us-eu": [80]}', "no number"),
-        ("t.json", f'{{"us-eu": {"9" * 4000}}}', "999… is no number"),
+        ("t.csv", "us,eu\0,1\n", "between.1: use 1 to 32"),
+        ("t.json", '{"us-eu-ap": 1}', "pair 1: .* is no pair"),
+        ("t.json", '{"us-eu": true}', "must be a number, not True"),
+        ("t.json", '{"us-eu": NaN}', "must be a finite number"),
+        ("t.json", '{"us-eu": [80]}', "must be a number"),
+        ("t.json", f'{{"us-eu": {"9" * 4000}}}', "rtt_ms: "),
         ("t.json", f'{{"us-eu": {"9" * 5000}}}', "begins as JSON and is none"),
-        ("t.json", '{"us-eu": 1, "us-eu": 2}', "there twice"),
-        ("t.json", '[["us", "eu"]]', "pair 1 is"),
-        ("t.json", "[80]", "pair 1 is 80; write"),
-        ("t.json", '[[{"a": 1}, "eu", 1]]', "region name"),
+        ("t.json", '{"us-eu": 1, "us-eu": 2}', "are there already"),
+        ("t.json", '[["us", "eu"]]', "pair 1: "),
+        ("t.json", "[80]", "pair 1: 80 is no pair"),
+        ("t.json", '[[{"a": 1}, "eu", 1]]', "between.0: must be a text"),
         ("t.json", "{", "begins as JSON and is none"),
         ("t.json", "[" * 100_000, "begins as JSON and is none"),
-        ("t.json", "80", "has 1 columns"),
+        ("t.json", "80", "is no pair"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, text, why):
@@ -76,9 +104,10 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, text, why):
     assert len(str(caught.value)) < len(str(path)) + 300, "one line that can be read"
 
 
+@pytest.mark.parametrize("name", ["t", "t.toml"])
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
-def test_any_file_is_a_table_or_one_error(tmp_path_factory, content):
-    path = tmp_path_factory.mktemp("rtt") / "t"
+def test_any_file_is_a_table_or_one_error(tmp_path_factory, name, content):
+    path = tmp_path_factory.mktemp("rtt") / name
     path.write_bytes(content)
     try:
         assert load_rtt(path).ms

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mesh.core.gossip.told import Origin
+from mesh.core.gossip.remote_prefixes import Origin
 from mesh.sim.faults import Cut
-from mesh.sim.run import report
-from mesh.sim.world import World
+from mesh.sim.world import World, report
 from tests.mesh.sim.build import EU, US, arrivals, config, leftovers, node, played, steady
 
 FLEET = {US: 1, EU: 1}
@@ -15,8 +14,8 @@ FLEET = {US: 1, EU: 1}
 
 def told(world, listener, speaker):
     """What one router has of another's set, and that set."""
-    sets = world.routers[listener].core.gossip.told.blocks(Origin(speaker, "r1"))
-    return set(sets), set(world.routers[speaker].core.gossip.news.told)
+    sets = world.routers[listener].core.gossip.remote.blocks(Origin(speaker, "r1"))
+    return set(sets), set(world.routers[speaker].core.gossip.outgoing.told)
 
 
 def test_each_region_knows_what_the_other_served():
@@ -32,7 +31,7 @@ def test_prefixes_are_told_at_the_pace_of_gossip(gossip_s, has_told_all):
     world = played(steady(20, 0.2, EU, prompt=640), pace)
     known, said = told(world, US, EU)
     assert known and known <= said
-    assert world.routers[EU].core.gossip.news.is_quiet == has_told_all
+    assert world.routers[EU].core.gossip.outgoing.is_quiet == has_told_all
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_routers_of_one_region_know_what_the_others_placed():
     for bytes_per_s in (0, 4_000_000):
         known = config({US: 2}, policy="prefix-tree", routers=2, siblings_bytes_per_s=bytes_per_s)
         world = played(arrivals(*rows), known)
-        assert all(router.core.replicas for router in world.crews[US])
+        assert all(router.core.replicas for router in world.region_routers[US])
         cached[bytes_per_s] = report(world, arrivals(*rows))["cached_token_ratio"]
         assert leftovers(world) == {}
     assert cached[4_000_000] > cached[0] + 0.05
@@ -81,12 +80,12 @@ def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_i
     rows = [(0.2 * n, US, node(prompt=640, answer=20, name=10 + n)) for n in range(20)]
     last = (9.0, US, node(name=1))
     world = World(arrivals(*rows, last), config(FLEET, policy="mesh", routers=2))
-    for number, router in enumerate(world.crews[US]):
+    for number, router in enumerate(world.region_routers[US]):
         world.queue.at(5.0 + 2.0 * number, router.crash)
         world.queue.at(5.5 + 2.0 * number, world.open_router, router)
     world.run()
     assert world.queue.now > 11.0
-    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.crews[US]]
+    [[one], [other]] = [router.core.gossip.siblings.indexes for router in world.region_routers[US]]
     assert one.blocks("us-1") == other.blocks("us-1") > 40
 
 

@@ -1,40 +1,41 @@
 """Warming in the twin: it leaves nothing behind, a seed still has one digest, and off is off."""
 
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
 from mesh.sim.config import WorldConfig
-from mesh.sim.run import report
-from mesh.sim.warm_ups import cut
+from mesh.sim.router import cut
 from mesh.sim.workload import Segment
-from mesh.sim.workloads.world_product import world_product
+from mesh.sim.workloads.daily_load import world_product
+from mesh.sim.world import report
 from tests.mesh.sim.build import AP, EU, US, leftovers, played
 
 ON = {"warm_idle_share": 0.5, "warm_trend_s": 15.0}
 
 
-def day():
-    return world_product(duration_s=40.0, rate_per_s=4.0)
+def day(duration_s=40.0):
+    return world_product(duration_s=duration_s, rate_per_s=4.0)
 
 
-def world(**settings):
+def world(asked, **settings):
     fleet = dict.fromkeys((US, EU, AP), ("h100-llama3.1-8b",) * 2)
-    return played(day(), WorldConfig(regions=fleet, settings=RouterSettings(**settings)))
+    return played(asked, WorldConfig(regions=fleet, settings=RouterSettings(**settings)))
 
 
 def test_hot_prefixes_are_computed_and_nothing_is_left_of_it():
-    warmed = world(**ON)
+    warmed = world(day(), **ON)
     told = report(warmed, day())
     assert told["ok"] == told["requests"] == len(day().arrivals)
     counts = told["warm_ups"]
     assert counts["ended"] and counts["guests"] and counts["tokens"]
     assert counts["spent_s"] <= 0.5 * counts["idle_s"]
     assert not any(leftovers(warmed).values()), leftovers(warmed)
-    assert report(world(**ON), day())["digest"] == told["digest"]
+    assert report(world(day(), **ON), day())["digest"] == told["digest"]
 
 
 def test_off_nothing_of_it_changes_a_run():
-    as_it_is = report(world(), day())
-    other = world(warm_bytes_max=1, warm_kv_used_max=1.0, warm_trend_s=5.0)
-    assert report(other, day())["digest"] == as_it_is["digest"]
+    short = day(15.0)
+    as_it_is = report(world(short), short)
+    other = world(short, warm_bytes_max=1, warm_kv_used_max=1.0, warm_trend_s=5.0)
+    assert report(other, short)["digest"] == as_it_is["digest"]
     assert not any(as_it_is["warm_ups"].values())
 
 

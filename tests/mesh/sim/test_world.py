@@ -1,21 +1,18 @@
 """Worlds small enough to be worked out by hand."""
 
 from collections.abc import Sequence
-from itertools import combinations
 
 import pytest
 
+from mesh.core.model.request import Request
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered, Target
-from mesh.core.region.pushing import BLIND
-from mesh.core.requests.request import Request
-from mesh.core.settings import RouterSettings
 from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
-from mesh.sim.rtt import RttTable
-from mesh.sim.run import report, run
-from mesh.sim.workload import Node, Segment, Workload
-from mesh.sim.world import World
-from schemas.ids import RegionId, ReplicaId
+from mesh.sim.workload import RequestNode, Segment, Workload
+from mesh.sim.world import World, report, run
+from schemas.ids import ReplicaId
+from schemas.settings import BLIND
 from schemas.subjects import parse_inbox
 from tests.mesh.sim.build import (
     AP,
@@ -190,10 +187,12 @@ def test_a_prefix_tree_finds_what_round_robin_scatters():
     def conversation(number):
         head = [Segment(1, 128)]
         parts = [Segment(100 * number + turn, 200) for turn in range(8)]
-        following: tuple[Node, ...] = ()
+        following: tuple[RequestNode, ...] = ()
         for turn in (3, 2, 1, 0):
             prompt = tuple(head + parts[: 2 * turn + 1])
-            following = (Node(prompt=prompt, answer=parts[2 * turn + 1], children=following),)
+            following = (
+                RequestNode(prompt=prompt, answer=parts[2 * turn + 1], children=following),
+            )
         return following[0]
 
     rows = [(0.3 * number, (US, EU)[number % 2], conversation(number + 1)) for number in range(20)]
@@ -247,18 +246,20 @@ def test_a_policy_may_see_the_whole_world():
 def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
     """Two routers a region, and eu, with the larger fleet, loses a replica that serves guests."""
     rows = [(0.02 * n, US, node(prompt=900, answer=60, name=1 + n)) for n in range(100)]
-    crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=2.0, back_at_s=3.0)
+    crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=2.0, until_s=3.0)
     world = World(
         arrivals(*rows),
         config({US: 1, EU: 3}, policy="mesh", routers=2, faults=(crash,), hold_s_max=60.0),
     )
-    heard = {(router.name, said): 0 for router in world.crews[US] for said in ("held", "lost")}
-    for router in world.crews[US]:
+    heard = {
+        (router.name, said): 0 for router in world.region_routers[US] for said in ("held", "lost")
+    }
+    for router in world.region_routers[US]:
         hear_held, hear_lost = router.hear_held, router.hear_lost
 
-        def held(inbox, hops, *, name=router.name, hear=hear_held):
+        def held(inbox, *, name=router.name, hear=hear_held):
             heard[name, "held"] += parse_inbox(inbox).router == name
-            hear(inbox, hops)
+            hear(inbox)
 
         def lost(inbox, replica, *, name=router.name, hear=hear_lost):
             heard[name, "lost"] += parse_inbox(inbox).router == name
@@ -270,56 +271,13 @@ def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
     assert leftovers(world) == {}
 
 
-class Nearest(Layered):
-    """Peers by their round trips alone."""
-
-    def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
-        """The nearest one."""
-        return Choice(min(targets, key=lambda target: target.rtt_s or 0.0), "near")
-
-
-@pytest.mark.parametrize("hops_max", [1, 2])
-def test_a_second_hop_costs_half_a_round_trip_for_each_of_its_legs(hops_max):
-    """us asks eu, which fills up meanwhile: eu refuses, or sends it on to ap, which answers us."""
-    rows = [(1.0295, EU, node(1000, 5, name=number)) for number in range(4)]
-    fleet = config({US: 0, EU: 1, AP: 1}, policy="nearest", hops_max=hops_max)
-    workload = arrivals((0.99, US, node(100, 5, name=9)), *rows)
-    world = World(workload, fleet, makers=lambda world: {"nearest": lambda *_: Nearest()})
-    asked = []
-    clients = world.clients
-    first_byte = clients.first_byte
-    clients.first_byte = lambda ask: (asked.append((ask, world.queue.now)), first_byte(ask))
-    world.run()
-    [began_at] = [at for ask, at in asked if ask.region == US]
-    legs_s = (0.080 + 0.220 + 0.150) / 2  # us to eu, eu to ap, ap to us
-    if hops_max == 1:
-        legs_s = 0.080 + 0.150  # to eu and back, and to ap and back
-    expected_s = 2 * HTTP_S + BUS_S + legs_s + prefill_s(100)
-    assert began_at - (2.5 + 0.99) == pytest.approx(expected_s, abs=1e-9)
-    assert leftovers(world) == {}
-
-
-@pytest.mark.parametrize("policy", ["mesh", "skywalker", "least-load"])
-def test_with_more_hops_everything_still_ends_once_and_nothing_comes_back(policy):
-    """A router of the twin asserts that no request comes back to a region where it has been."""
-    sa = RegionId("sa")
-    pairs = combinations((US, EU, AP, sa), 2)
-    rtt = RttTable({pair: 50.0 + 30.0 * number for number, pair in enumerate(pairs)})
-    regions = {US: 1, EU: 1, AP: 1, sa: 1}
-    fleet = config(
-        regions, policy=policy, hops_max=3, rtt=rtt, jitter_s=0.01, queue_delay_s_max=0.0
-    )
-    world = played(steady(400, 0.02, US, US, EU, prompt=300), fleet)
-    told = report(world, Workload(name="test"))
-    assert told["ok"] == told["requests"] == 400
-    assert leftovers(world) == {}
-
-
 @pytest.mark.parametrize("policy", ["mesh", "skywalker", "least-load"])
 def test_at_five_times_what_engines_can_do_most_are_refused_at_once_and_the_rest_in_time(policy):
     """3.3 prompts a second can be computed, 16.7 come; nobody says an objective."""
     world, ends = World(steady(500, 0.06, US, prompt=300), config({US: 1}, policy=policy)), []
-    world.ledger.watch = lambda ask, answered, now: ends.append((ask, answered, now - ask.asked_at))
+    world.requests.watch = lambda ask, answered, now: ends.append(
+        (ask, answered, now - ask.asked_at)
+    )
     world.run()
     limit_s = RouterSettings().queue_delay_s_max
     ttft_s = [ask.first_at - ask.asked_at for ask, _, _ in ends if ask.first_at is not None]

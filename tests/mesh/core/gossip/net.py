@@ -15,11 +15,11 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from mesh.core import effects as fx
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.told import Origin
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model.settings import RouterSettings
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.settings import RouterSettings
 from schemas.gossip import SIBLINGS, TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import RegionId, RouterId
 
@@ -54,7 +54,7 @@ class Node:
         self.effects: list[fx.Effect] = []
         self.gossip = Gossip(self.origin, self.epoch, self.settings, self.effects)
         self.index: PrefixIndex[str] = PrefixIndex(65_536)
-        self.index.news = self.gossip.news
+        self.index.outgoing = self.gossip.outgoing
         self.gossip.siblings.join(self.index)
 
 
@@ -124,10 +124,10 @@ class Net:
         else:
             self._open.update(path)
             self.secrets.difference_update(path)
-        assert node.gossip.news is not None
-        node.gossip.news.is_deaf = is_secret
+        assert node.gossip.outgoing is not None
+        node.gossip.outgoing.is_paused = is_secret
         node.index.insert(replica, path, self.now)
-        node.gossip.news.is_deaf = False
+        node.gossip.outgoing.is_paused = False
         self._perform(node)
         self._deliver_nearby()
 
@@ -164,8 +164,8 @@ class Net:
             for other in self.nodes:
                 if other is node:
                     continue
-                told = node.gossip.told
-                if set(told.blocks(other.origin)) != set(other.gossip.news.told):
+                told = node.gossip.remote
+                if set(told.blocks(other.origin)) != set(other.gossip.outgoing.told):
                     found.append(f"{node.origin}: set of {other.origin}")
                 if not told.is_trusted(other.origin):
                     found.append(f"{node.origin}: trust in {other.origin}")
@@ -241,7 +241,7 @@ class Net:
             if isinstance(message, TrieAsk):
                 gossip.asked(message, node.region, f"{node.origin}/{stream}", now)
             elif isinstance(message, TriePart):
-                ear.hear_part(message, now)
+                ear.receive_part(message, now)
             else:
                 ear.hear(message, now)
 

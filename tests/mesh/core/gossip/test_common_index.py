@@ -1,13 +1,13 @@
 """One index of all routers of a region: entered, passed on, and merged in order of use."""
 
-from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, CommonIndex
-from mesh.core.gossip.shelf import Put
+from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, SharedIndex
+from mesh.core.gossip.remote_prefixes import SetOutcome
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
 
 
 def common(knows=lambda replica: True):
-    found = CommonIndex(knows)
+    found = SharedIndex(knows)
     found.indexes.append(PrefixIndex(1000))
     return found
 
@@ -37,7 +37,7 @@ def test_a_snapshot_keeps_the_order_of_use():
     one, other = common(), common()
     for at, path in enumerate(((1, 2, 3), (1, 2, 4), (9,))):
         one.take(delta("us-0", path), 10.0 * at)
-    assert passed_on(one, other, 30.0) is Put.TAKEN
+    assert passed_on(one, other, 30.0) is SetOutcome.TAKEN
     assert order(one, "us-0") == order(other, "us-0") == [3, 4, 2, 1, 9]
 
 
@@ -78,11 +78,11 @@ def test_a_replica_that_was_lost_while_a_snapshot_came_is_left_out_of_it():
     one.take(delta("us-1", (3, 4)), 0.9)
     other.indexes[0].expire(1.4)
     other.indexes[0].forget("us-0")  # asked at 1.0, heard at 1.5: as if it had been placed at 1.4
-    assert passed_on(one, other, 1.5, asked_at=1.0) is Put.IN_PART
+    assert passed_on(one, other, 1.5, asked_at=1.0) is SetOutcome.IN_PART
     assert other.indexes[0].owners == ("us-1",)
     one.indexes[0].forget("us-0")
     one.take(delta("us-0", (5,)), 1.5)
-    assert passed_on(one, other, 2.0) is Put.TAKEN
+    assert passed_on(one, other, 2.0) is SetOutcome.TAKEN
     assert order(other, "us-0") == [5]
 
 

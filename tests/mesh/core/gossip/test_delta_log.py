@@ -1,6 +1,6 @@
 """The last deltas, as far as there is room."""
 
-from mesh.core.gossip.delta_log import DeltaLog
+from mesh.core.gossip.publisher import DeltaLog
 from schemas.gossip import TrieDelta
 
 

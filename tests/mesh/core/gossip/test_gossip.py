@@ -2,10 +2,10 @@
 
 import pytest
 
-from mesh.core import effects as fx
 from mesh.core.gossip.gossip import ORIGINS_MAX, Gossip
-from mesh.core.gossip.told import Origin
-from mesh.core.settings import RouterSettings
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model.settings import RouterSettings
 from schemas import subjects, wire
 from schemas.gossip import TrieAsk, TrieDelta, TriePart, size_bytes
 from schemas.ids import REGION_ROUTERS_MAX
@@ -36,7 +36,7 @@ def test_the_storm_did_do_harm(seed):
     assert any(node.gossip.counts.holes for node in net.nodes)
 
 
-def told_bytes(net):
+def sent_bytes(net):
     """Over all links between regions."""
     return sum(sent for (one, other), sent in net.sent_bytes.items() if one != other)
 
@@ -44,33 +44,35 @@ def told_bytes(net):
 def test_healing_costs_no_more_than_the_links_may_carry():
     net = Net(3, nodes=3, trie_blocks_max=16_384, trie_bytes_per_s=65_536)
     for node in net.nodes:
-        node.gossip.news.used(tuple(range(3000)), 0.0)
+        node.gossip.outgoing.used(tuple(range(3000)), 0.0)
     net.rest(2.0)
     net.cuts = {frozenset((a.region, b.region)) for a in net.nodes for b in net.nodes}
     for number in range(40):
         for node in net.nodes:
-            node.gossip.news.used(tuple(range(10_000 + 50 * number, 10_050 + 50 * number)), net.now)
+            node.gossip.outgoing.used(
+                tuple(range(10_000 + 50 * number, 10_050 + 50 * number)), net.now
+            )
         net.rest(0.25)
     net.cuts.clear()
-    before = told_bytes(net)
+    before = sent_bytes(net)
     net.rest(HEAL_S)
     assert net.differences() == []
     listeners = len(net.nodes) * (len(net.nodes) - 1)
     missed_bytes = 2000 * 9 + 40 * 64
-    assert told_bytes(net) - before < listeners * (missed_bytes + 4000)
+    assert sent_bytes(net) - before < listeners * (missed_bytes + 4000)
 
 
 def test_a_region_that_starts_takes_each_set_once():
     net = Net(3, nodes=3, trie_blocks_max=16_384)
     for node in net.nodes:
-        node.gossip.news.used(tuple(range(5000)), 0.0)
+        node.gossip.outgoing.used(tuple(range(5000)), 0.0)
     net.rest(3.0)
     net.nodes[0].restart()
-    before = told_bytes(net)
+    before = sent_bytes(net)
     net.rest(HEAL_S)
     assert net.differences() == []
     others = len(net.nodes) - 1
-    assert told_bytes(net) - before < others * (5000 * 9 + 8000)
+    assert sent_bytes(net) - before < others * (5000 * 9 + 8000)
 
 
 def test_routers_of_one_region_tell_nothing_twice_and_are_heard_as_one():
@@ -84,9 +86,9 @@ def test_routers_of_one_region_tell_nothing_twice_and_are_heard_as_one():
         node.index.insert("us-0", chat[: 10 * turn], net.now)
         net.rest(0.5)
     net.rest(1.0)
-    told = [set(node.gossip.news.told) for node in (one, other)]
+    told = [set(node.gossip.outgoing.told) for node in (one, other)]
     assert told[0] | told[1] == set(chat) and not told[0] & told[1]
-    assert listener.gossip.told.depths(chat, ("us",)) == {"us": 400}
+    assert listener.gossip.remote.depths(chat, ("us",)) == {"us": 400}
     assert 50 < len(told[0]) < 350
 
 
@@ -97,11 +99,11 @@ def test_what_a_router_told_is_told_anew_by_its_siblings_when_it_is_gone():
     net.rest(SETTLE_S)
     one.index.insert("us-0", tuple(range(400)), net.now)
     net.rest(1.0)
-    assert len(one.gossip.news) == 400 and len(other.gossip.news) == 0
+    assert len(one.gossip.outgoing) == 400 and len(other.gossip.outgoing) == 0
     one.restart()
     net.rest(HEAL_S)
-    assert set(other.gossip.news.told) == set(range(400))
-    assert listener.gossip.told.depths(range(400), ("us",)) == {"us": 400}
+    assert set(other.gossip.outgoing.told) == set(range(400))
+    assert listener.gossip.remote.depths(range(400), ("us",)) == {"us": 400}
     assert one.index.blocks("us-0") == 400  # its sibling told it
 
 
@@ -125,7 +127,7 @@ def test_who_tells_too_much_is_not_heard_then_doubted_and_asked_later():
     eu = Origin("eu", "r1")
     for seq in range(1, 12):
         one.hear(TrieDelta("eu", "r1", 1, seq, tuple(range(100 * seq, 100 * seq + 50)), ()), 0.0)
-    assert one.counts.limited > 0 and not one.told.is_trusted(eu)
+    assert one.counts.limited > 0 and not one.remote.is_trusted(eu)
     asked = [fx.AskTrie("eu", TrieAsk("r1", 1, 7))]
     for tick in (1, 2):
         one.tick(0.2 * tick)
@@ -140,7 +142,7 @@ def test_with_a_budget_of_nothing_it_tells_nothing_and_hears_all_the_same():
     quiet.asked(TrieAsk("r1", 1, 0), "eu", "inbox", 0.0)
     quiet.tick(0.1)
     assert effects == []
-    assert quiet.told.depths((1,), ("eu",)) == {"eu": 1}
+    assert quiet.remote.depths((1,), ("eu",)) == {"eu": 1}
 
 
 def test_only_the_router_that_is_asked_answers():
@@ -156,7 +158,7 @@ def test_only_the_router_that_is_asked_answers():
 
 def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
     one, effects = gossip(trie_bytes_per_s=1)  # whoever is not answered at once waits for long
-    one.news.used(tuple(range(1000)), 0.0)
+    one.outgoing.used(tuple(range(1000)), 0.0)
     for number in range(REGION_ROUTERS_MAX + 5):
         for _ in range(3):
             one.asked(TrieAsk("r1", 0, 5), "eu", f"inbox-{number}", 0.0)
@@ -171,24 +173,24 @@ def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
     one.hear(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
     for number in range(ORIGINS_MAX + 5):
         one.hear(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
-    assert len(one.told.origins) == ORIGINS_MAX
-    assert all(origin.region.startswith("eu") for origin in one.told.origins)
+    assert len(one.remote.origins) == ORIGINS_MAX
+    assert all(origin.region.startswith("eu") for origin in one.remote.origins)
 
 
 def test_a_region_that_invents_routers_shuts_nobody_out():
     one, _ = gossip()
     for number in range(ORIGINS_MAX + 5):
         one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
-    assert len(one.told.origins) == REGION_ROUTERS_MAX
+    assert len(one.remote.origins) == REGION_ROUTERS_MAX
     one.hear(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
-    assert one.told.is_trusted(Origin("ap", "r1"))
+    assert one.remote.is_trusted(Origin("ap", "r1"))
 
 
 def test_an_origin_that_is_gone_makes_room():
     one, _ = gossip()
     one.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
     one.tick(100.0)
-    assert (len(one.told), one.told.origins) == (0, ())
+    assert (len(one.remote), one.remote.origins) == (0, ())
 
 
 @pytest.mark.parametrize(

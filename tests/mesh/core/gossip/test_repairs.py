@@ -1,6 +1,6 @@
 """Answers go out at their region's pace, one an asker."""
 
-from mesh.core.gossip.repairs import ASKERS_MAX, Repairs
+from mesh.core.gossip.stream_receiver import ASKERS_MAX, Repairs
 from schemas.gossip import TrieDelta, size_bytes
 from schemas.ids import REGION_ROUTERS_MAX
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mesh.core import effects as fx
-from mesh.core.gossip.mirror import GONE_S
-from mesh.core.gossip.placed import AGAIN_S
-from mesh.core.gossip.warmth import ALONE_S
+from mesh.core.gossip.publisher import AGAIN_S
+from mesh.core.gossip.siblings import ALONE_S
+from mesh.core.gossip.stream_receiver import GONE_S
+from mesh.core.model import effects as fx
 from schemas.gossip import DELTA_BLOCKS_MAX, EVERYTHING, SIBLINGS, TrieAsk
 from tests.mesh.core.gossip.net import HEAL_S, SETTLE_S, Net, placed
 
@@ -25,7 +25,7 @@ def us(net):
 
 
 def is_warm(node):
-    return node.gossip.siblings.warmth.warm_at is not None
+    return node.gossip.siblings.sync.warm_at is not None
 
 
 def inside_bytes(net):
@@ -106,7 +106,7 @@ def test_who_starts_takes_everything_from_one_that_is_warm_and_says_so(net):
     one.restart()
     assert not is_warm(one)
     net.rest(1.0)
-    assert is_warm(one) and one.gossip.siblings.warmth.source == "r2"
+    assert is_warm(one) and one.gossip.siblings.sync.source == "r2"
     assert placed(one) == {"us-0": set(PATH), "us-1": {7, 8}}
     assert other.gossip.siblings.snapshots == before + 1
 
@@ -117,7 +117,7 @@ def test_who_starts_alone_is_warm_after_a_while():
     assert not any(map(is_warm, net.nodes))
     net.rest(0.4)
     assert all(map(is_warm, net.nodes))
-    assert net.nodes[0].gossip.siblings.warmth.source is None
+    assert net.nodes[0].gossip.siblings.sync.source is None
 
 
 def test_all_that_start_together_are_warm_and_know_each_others_first_placements():
@@ -178,9 +178,9 @@ def told(net):
         block
         for node in net.nodes
         if node.region != "us"
-        for origin in node.gossip.told.origins
+        for origin in node.gossip.remote.origins
         if origin.region == "us"
-        for block in node.gossip.told.blocks(origin)
+        for block in node.gossip.remote.blocks(origin)
     }
 
 
@@ -195,7 +195,7 @@ def test_the_survivors_of_one_who_died_keep_its_secrets(secret):
     one.is_away = True
     secret.rest(GONE_S + 2.0)
     assert placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
-    assert set(other.gossip.news.told) == told(secret) == set(PATH)
+    assert set(other.gossip.outgoing.told) == told(secret) == set(PATH)
     assert secret.leaks == []
 
 
@@ -204,7 +204,7 @@ def test_who_is_told_everything_by_a_sibling_tells_peers_nothing_of_it(secret):
     for node in (one, other):
         node.restart()
         secret.rest(SETTLE_S)
-        assert node.gossip.siblings.warmth.source is not None
+        assert node.gossip.siblings.sync.source is not None
     assert placed(one) == placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
     assert told(secret) == set(PATH)
     assert secret.leaks == []

@@ -1,17 +1,16 @@
 """What a sibling told is not told twice, and told anew once the sibling is gone."""
 
-from mesh.core.gossip.news import News
-from mesh.core.gossip.told import Origin, ToldPrefixes
-from mesh.core.gossip.told_by_siblings import ToldBySibling
+from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes, SiblingPrefixSet
 from schemas.gossip import TrieDelta, TriePart
 
 SIBLING = Origin("us", "r2")
 
 
 def scene(heirs=(1, 0), held=range(100)):
-    told = ToldPrefixes()
-    news = News(1000, lambda blocks: told.untold("us", blocks))
-    shelf = ToldBySibling(told, SIBLING, news, lambda gone: heirs, lambda block: block in held)
+    told = RemotePrefixes()
+    news = OutgoingPrefixes(1000, lambda blocks: told.not_announced("us", blocks))
+    shelf = SiblingPrefixSet(told, SIBLING, news, lambda gone: heirs, lambda block: block in held)
     shelf.trust(True)
     return shelf, news
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.core.federation.peers import PeerTable
-from mesh.core.placing.placement import Placer
-from mesh.core.region.replicas import ReplicaTable
-from mesh.core.region.roster import ALL_MAX, HOLDERS_MAX, IDLE_MAX, OTHERS_MAX
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
+from mesh.core.placement.placement import Placer
+from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica_sampling import ALL_MAX, HOLDERS_MAX, IDLE_MAX, OTHERS_MAX
+from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
 from tests.mesh.core.build import MODEL, ROUTER, beat, request, spot

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.federation.peers import Peer
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
 from mesh.core.policies.base import Target
 from mesh.core.policies.batch_aware import BatchAware, BatchAwareOptions, occupancy
-from mesh.core.region.replica import Replica
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind, Placement
 from tests.mesh.core.build import MODEL, beat, core, digest, foreign, request, spot
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Served
 from mesh.core.policies.base import Target
 from mesh.core.policies.e2 import E2
-from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replica import Replica
-from mesh.core.requests.request import Served
+from mesh.core.view.replica import Replica
 from tests.mesh.core.build import beat, foreign, prompt, request, spot
 
 BLOCK = 100  # tokens; with a millisecond each, a block is a tenth of a second

@@ -2,12 +2,12 @@
 
 import pytest
 
-from mesh.core.policies.e2_scaling import PREFIXES_MAX, WAITS_MIN, Scaling
+from mesh.core.policies.e2 import PREFIXES_MAX, WAITS_MIN, PrefixScaling
 
 
 def scaling(before_s, after_s, requests=WAITS_MIN):
     """A window of 10 s: its halves end at 5, 10, ..."""
-    one = Scaling(10.0)
+    one = PrefixScaling(10.0)
     for _ in range(requests):
         one.waited("p", before_s, 6.0)
     for _ in range(requests):

@@ -4,16 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.policies.e2_tree import Node
-from mesh.core.policies.e2_window import OUTPUT_TOKENS, Account, Assignment, Window
-from mesh.core.policies.speed import Speed
-from mesh.core.requests.request import Served
+from mesh.core.model.request import Served
+from mesh.core.policies.base import Speed
+from mesh.core.policies.e2_tree import OUTPUT_TOKENS, Assignment, LoadAccount, LoadWindow, RadixNode
 
-ROOT = Node(0, (), None)
+ROOT = RadixNode(0, (), None)
 
 
 def account():
-    one = Account(100)
+    one = LoadAccount(100)
     one.speed = Speed(1e-3, 0.05, 0.02)
     return one
 
@@ -26,7 +25,7 @@ def give(window, to, missed_tokens, at):
 
 def test_load_is_prefill_of_what_was_missed_and_decoding_of_the_average_answer():
     """L = sum of PREFILLTIME(missed) and DECODETIME(average length in H): Algorithm 2."""
-    window, x = Window(180.0), account()
+    window, x = LoadWindow(180.0), account()
     first = give(window, x, 100, 0.0)
     give(window, x, 300, 1.0)
     assert x.load_s == pytest.approx(0.15 + 0.35 + 2 * OUTPUT_TOKENS * 0.02)
@@ -35,13 +34,13 @@ def test_load_is_prefill_of_what_was_missed_and_decoding_of_the_average_answer()
 
 
 def test_the_engines_word_replaces_the_estimate():
-    window, x = Window(180.0), account()
+    window, x = LoadWindow(180.0), account()
     window.answered(give(window, x, 100, 0.0), Served(1000, 600, 10))
     assert x.prefill_s == pytest.approx(0.05 + 0.4)
 
 
 def test_what_is_older_than_the_window_is_no_load():
-    window, x = Window(10.0), account()
+    window, x = LoadWindow(10.0), account()
     early, late = give(window, x, 100, 0.0), give(window, x, 200, 5.0)
     assert window.expire(10.0) == [early]
     assert x.prefill_s == pytest.approx(0.05 + 0.2)
@@ -52,7 +51,7 @@ def test_what_is_older_than_the_window_is_no_load():
 
 
 def test_too_many_leave_early():
-    window, x = Window(180.0, assignments_max=3), account()
+    window, x = LoadWindow(180.0, assignments_max=3), account()
     for at in range(5):
         give(window, x, 10, float(at))
         window.expire(float(at))
@@ -66,7 +65,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_the_sums_are_those_of_what_counts(steps):
-    window, accounts, all_of_them, now = Window(5.0), (account(), account()), [], 0.0
+    window, accounts, all_of_them, now = LoadWindow(5.0), (account(), account()), [], 0.0
     for wait_s, tokens, act, pick in steps:
         now += wait_s
         window.expire(now)

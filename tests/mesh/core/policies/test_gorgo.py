@@ -5,21 +5,19 @@ from random import Random
 
 import pytest
 
-from mesh.core.federation.peers import Peer
-from mesh.core.federation.round_trips import RoundTrips
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, make_policy
-from mesh.core.policies.base import Spot, Target
-from mesh.core.policies.gorgo import Gorgo
-from mesh.core.policies.gorgo_weights import Terms, TunedWeights
-from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replica import Replica
-from mesh.core.settings import RouterSettings
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.gorgo import Gorgo, Terms, TunedWeights
+from mesh.core.view.peers import Peer, RoundTripEstimate
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.state import ModelCapacity
 from tests.mesh.core.build import MODEL, ROUTER, beat, digest, prompt, request, spot
 
 BLOCK = 100  # tokens
-EU = Spot(CandidateKind.PEER, "eu")
+EU = Destination(CandidateKind.PEER, "eu")
 
 
 def asked(key, text):
@@ -33,7 +31,7 @@ def replica(name, rtt_s=0.0, **fields):
 
 
 def peer(name, rtt_s, **fields):
-    known = Peer(pings=RoundTrips(rtt_s))
+    known = Peer(pings=RoundTripEstimate(rtt_s))
     known.digests[ROUTER] = digest(name, **({"kv_used_ratio": 0.0} | fields))
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
 

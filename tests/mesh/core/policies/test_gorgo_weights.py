@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.policies.gorgo_weights import (
+from mesh.core.policies.gorgo import (
     AS_WRITTEN,
     RANGES,
     FixedWeights,

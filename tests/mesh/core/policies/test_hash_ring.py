@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.policies import hash_ring
-from mesh.core.policies.hash_ring import POINTS, HashRing, key_of
+from mesh.core.policies import consistent_hash as hash_ring
+from mesh.core.policies.consistent_hash import POINTS, HashRing, key_of
 
 NAMES = [f"replica-{number}" for number in range(8)]
 KEYS = [key_of(f"user-{number}") for number in range(4000)]

@@ -3,11 +3,11 @@
 from random import Random
 
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.news import News
-from mesh.core.gossip.told import Origin, ToldPrefixes
+from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Target
 from mesh.core.policies.indexed import Indexed, part
-from mesh.core.settings import RouterSettings
 from schemas.decision import CandidateKind
 from schemas.gossip import TrieDelta
 from tests.mesh.core.build import request, spot
@@ -31,8 +31,8 @@ def test_a_peer_called_like_a_replica_is_another():
 
 
 def test_what_peers_tell_counts_where_it_goes_deeper():
-    indexed, told = Indexed(Random(1), 100), ToldPrefixes()
-    indexed.hear(told)
+    indexed, told = Indexed(Random(1), 100), RemotePrefixes()
+    indexed.indexes[PEER].announced = told
     told.trust(EU, True)
     told.add(EU, request(1, "ABC").prompt.hashes)
     eu, ap = Target("eu", 0, PEER), Target("ap", 0, PEER)
@@ -47,7 +47,7 @@ def test_a_peer_whose_stream_has_a_hole_is_not_believed_until_it_is_mended():
     """The policy reads what the router's gossip keeps, so doubt is known to it at once."""
     gossip = Gossip(Origin("us", "r1"), 1, RouterSettings(), [])
     indexed, eu, hashes = Indexed(Random(1), 100), Target("eu", 0, PEER), request(1, "ABC")
-    indexed.hear(gossip.told)
+    indexed.indexes[PEER].announced = gossip.remote
     blocks = hashes.prompt.hashes
     gossip.hear(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
     assert indexed._held_by(hashes, eu) == 2
@@ -58,8 +58,8 @@ def test_a_peer_whose_stream_has_a_hole_is_not_believed_until_it_is_mended():
 
 
 def test_it_tells_what_its_region_holds_and_when_the_last_replica_loses_it():
-    indexed, news = Indexed(Random(1), 3), News(100)
-    indexed.tell(news)
+    indexed, news = Indexed(Random(1), 3), OutgoingPrefixes(100)
+    indexed.indexes[CandidateKind.REPLICA].outgoing = news
     for name in ("x", "y"):
         indexed.placed(request(1, "ABC"), spot(name), 0.0)
     indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not this region's to tell

@@ -4,7 +4,7 @@ from collections import Counter
 from random import Random
 
 from mesh.core.policies.base import Target, least_loaded
-from mesh.core.policies.least_load import LeastLoad
+from mesh.core.policies.power_of_two import LeastLoad
 from tests.mesh.core.build import request
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.federation.peers import Peer
 from mesh.core.policies.base import Target
 from mesh.core.policies.llm_d import SCORES_MAX, LlmD, LlmDOptions
-from mesh.core.region.replica import Replica
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import beat, digest, request, spot
 

@@ -7,22 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.federation.peers import Peer
-from mesh.core.federation.round_trips import RoundTrips
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Served
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
-from mesh.core.policies.base import Spot, Target
-from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, Mesh
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh import (
+    BATCH_WEIGHT,
+    QUEUE_S,
+    SCORES_MAX,
+    SLOT_START_S,
+    STALL_WEIGHT,
+    TIE_RATIO,
+    TIE_S,
+    MeshPolicy,
+)
 from mesh.core.policies.mesh_lessons import (
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
     RESIDENCE_START_S,
     SPEED_START,
 )
-from mesh.core.policies.mesh_prices import BATCH_WEIGHT, SLOT_START_S, STALL_WEIGHT
-from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replica import Replica
-from mesh.core.requests.request import Served
-from mesh.core.settings import RouterSettings
+from mesh.core.view.peers import Peer, RoundTripEstimate
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 from schemas.state import ModelCapacity
@@ -30,7 +37,7 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, foreign, prompt, 
 
 BLOCK = 100  # tokens
 BASE_S, S_PER_TOKEN, _ = SPEED_START
-EU = Spot(CandidateKind.PEER, "eu")
+EU = Destination(CandidateKind.PEER, "eu")
 
 
 def asked(key, text="A", blocks=None, **fields):
@@ -47,20 +54,20 @@ def replica(name, rtt_s=0.0, **fields):
 
 
 def peer(name="eu", rtt_s=0.1, **fields):
-    known = Peer(pings=RoundTrips(rtt_s), seen_at=0.0)
+    known = Peer(pings=RoundTripEstimate(rtt_s), seen_at=0.0)
     capacity = ModelCapacity(ready=4, free=4, wait_s=0.0, running=0.0)
     known.digests[ROUTER] = digest(name, **({"models": {MODEL: capacity}} | fields))
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known)
 
 
 def mesh(seed=1):
-    return Mesh(RouterSettings(), Random(seed))
+    return MeshPolicy(RouterSettings(), Random(seed))
 
 
 def place(policy, one, *targets, now=0.0):
     """Choose and follow the choice."""
     choice = policy.choose(one, targets, now)
-    policy.placed(one, Spot(choice.target.kind, choice.target.name), now)
+    policy.placed(one, Destination(choice.target.kind, choice.target.name), now)
     return choice
 
 
@@ -260,7 +267,7 @@ def test_a_peers_request_leaves_its_prompt_and_nothing_to_follow():
     one = foreign(1, prompt=Prompt(400, prompt("ABCD").hashes, float(BLOCK)))
     place(policy, one, replica("a"))
     assert policy.hit_ratio(asked(2, "ABCD")) == 1.0
-    assert not policy._expected and not policy._relied
+    assert not policy._expected and not policy._estimates
 
 
 def test_models_in_one_router_learn_apart():
@@ -314,10 +321,10 @@ def test_what_is_followed_is_limited(monkeypatch):
     policy = mesh()
     for key in range(10):
         place(policy, asked(key), replica("a"))
-    assert list(policy._expected) == list(policy._relied) == [7, 8, 9]
+    assert list(policy._expected) == list(policy._estimates) == [7, 8, 9]
     for key in range(10):
         policy.left(asked(key), spot("a"), 1.0)
-    assert not policy._expected and not policy._relied
+    assert not policy._expected and not policy._estimates
 
 
 def plain_price(target, tokens):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mesh.core import effects as fx
-from mesh.core.events import AnswerEnded, AnswerStarted, HeartbeatSeen, RequestArrived
-from mesh.core.requests.request import Served
+from mesh.core.model import effects as fx
+from mesh.core.model.events import AnswerEnded, AnswerStarted, HeartbeatSeen, RequestArrived
+from mesh.core.model.request import Served
 from tests.mesh.core.build import beat, core, prompt, request
 
 

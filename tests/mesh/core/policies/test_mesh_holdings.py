@@ -5,17 +5,23 @@ from random import Random
 import pytest
 
 from agents.sim.kv_cache import KvCache
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Served
 from mesh.core.policies import mesh_holdings as module
-from mesh.core.policies.base import Spot, Target
-from mesh.core.policies.mesh_holdings import NOTHING, SCALE_MIN, SETTLED_S, Held, Holdings
-from mesh.core.prefixes.prompt import Prompt
-from mesh.core.requests.request import Served
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh_holdings import (
+    HELD_NOTHING,
+    SCALE_MIN,
+    SETTLED_S,
+    CacheView,
+    HeldPrefix,
+)
 from schemas.decision import CandidateKind
 from tests.mesh.core.build import prompt, request, spot
 
 BLOCK = 100  # tokens
 OLD = SETTLED_S + 1.0
-EU = Spot(CandidateKind.PEER, "eu")
+EU = Destination(CandidateKind.PEER, "eu")
 
 
 def asked(key, text, more_tokens=0):
@@ -26,43 +32,47 @@ def asked(key, text, more_tokens=0):
 
 def held(holdings, one, *names):
     here, _ = holdings.of(one, [Target(name, 0) for name in names])
-    return [here.get(name, NOTHING) for name in names]
+    return [here.get(name, HELD_NOTHING) for name in names]
 
 
 def serve(holdings, one, now, cached_blocks, name="a", **said):
     """Place a prompt, let it be computed, and hear what of it was cached."""
-    belief = holdings.belief(one, spot(name), now)
+    estimate = holdings.estimate(one, spot(name), now)
     holdings.computed(one, spot(name), now)
     holdings.fit(name, said.pop("room", 1000))
     known = {"prompt_tokens": one.prompt.tokens, "cached_tokens": cached_blocks * BLOCK}
-    belief = belief._replace(is_computed=True)
-    holdings.served(one, spot(name), Served(**(known | said)), belief)
+    estimate = estimate._replace(is_computed=True)
+    holdings.served(one, spot(name), Served(**(known | said)), estimate)
 
 
 @pytest.fixture
 def holdings():
-    return Holdings(1000)
+    return CacheView(1000)
 
 
 def test_each_one_holds_what_it_was_given_as_far_as_the_prompts_agree(holdings):
     holdings.computed(asked(1, "ABC"), spot("a"), 0.0)
     holdings.computed(asked(2, "AB"), spot("b"), 0.0)
     one = asked(3, "ABCD")
-    assert held(holdings, one, "a", "b", "c") == [Held(3, 300), Held(2, 200), NOTHING]
+    assert held(holdings, one, "a", "b", "c") == [
+        HeldPrefix(3, 300),
+        HeldPrefix(2, 200),
+        HELD_NOTHING,
+    ]
     assert holdings.hit_ratio(one) == 0.75
 
 
 def test_the_last_token_is_always_computed(holdings):
     holdings.computed(asked(1, "AB"), spot("a"), 0.0)
-    assert held(holdings, asked(2, "AB"), "a") == [Held(2, 199)]
+    assert held(holdings, asked(2, "AB"), "a") == [HeldPrefix(2, 199)]
     empty = request(3, prompt=Prompt(0, prompt("A").hashes))
-    assert held(holdings, empty, "a") == [Held(1, 0)]
+    assert held(holdings, empty, "a") == [HeldPrefix(1, 0)]
 
 
 def test_a_region_is_not_the_replica_of_its_name(holdings):
     holdings.computed(asked(1, "AB"), EU, 0.0)
     here, there = Target("eu", 0), Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert holdings.of(asked(2, "ABC"), [there, here]) == ({}, {"eu": Held(2, 200)})
+    assert holdings.of(asked(2, "ABC"), [there, here]) == ({}, {"eu": HeldPrefix(2, 200)})
     assert holdings.hit_ratio(asked(2, "ABC")) == 0.0
 
 
@@ -71,20 +81,20 @@ def test_an_answer_is_held_with_its_prompt_by_who_gave_it(holdings):
     for name in "ab":
         holdings.computed(first, spot(name), 0.0)
     holdings.served(first, spot("a"), Served(output_tokens=70))
-    assert held(holdings, asked(2, "ABC"), "a", "b") == [Held(2, 299), Held(2, 200)]
-    assert held(holdings, asked(2, "ABCD"), "a", "b") == [Held(2, 320), Held(2, 200)]
+    assert held(holdings, asked(2, "ABC"), "a", "b") == [HeldPrefix(2, 299), HeldPrefix(2, 200)]
+    assert held(holdings, asked(2, "ABCD"), "a", "b") == [HeldPrefix(2, 320), HeldPrefix(2, 200)]
 
 
 def test_an_answer_counts_only_where_the_prompt_ended(holdings):
     holdings.computed(asked(1, "ABC"), spot("a"), 0.0)
     holdings.served(asked(1, "ABC"), spot("a"), Served(output_tokens=500))
-    assert held(holdings, asked(2, "ABX"), "a") == [Held(2, 200)]
+    assert held(holdings, asked(2, "ABX"), "a") == [HeldPrefix(2, 200)]
 
 
 def test_an_answer_of_unknown_length_is_not_counted(holdings):
     holdings.computed(asked(1, "AB"), spot("a"), 0.0)
     holdings.served(asked(1, "AB"), spot("a"), Served())
-    assert held(holdings, asked(2, "ABCD"), "a") == [Held(2, 200)]
+    assert held(holdings, asked(2, "ABCD"), "a") == [HeldPrefix(2, 200)]
 
 
 def test_ends_are_limited(holdings, monkeypatch):
@@ -100,33 +110,33 @@ def test_an_owner_keeps_what_its_memory_holds(holdings):
     holdings.fit("a", 3)
     for text in ("ABC", "XY"):
         holdings.computed(asked(1, text), spot("a"), 0.0)
-    assert held(holdings, asked(2, "XYZ"), "a") == [Held(2, 200)]
-    assert held(holdings, asked(2, "ABC"), "a") == [Held(1, 100)]
+    assert held(holdings, asked(2, "XYZ"), "a") == [HeldPrefix(2, 200)]
+    assert held(holdings, asked(2, "ABC"), "a") == [HeldPrefix(1, 100)]
 
 
 def test_who_is_forgotten_holds_nothing(holdings):
     holdings.computed(asked(1, "AB"), spot("a"), 0.0)
     holdings.forget(spot("a"))
     holdings.forget(spot("nobody"))
-    assert held(holdings, asked(2, "AB"), "a") == [NOTHING]
+    assert held(holdings, asked(2, "AB"), "a") == [HELD_NOTHING]
 
 
 def test_a_prompt_that_was_never_computed_is_not_there(holdings):
     holdings.computed(asked(1, "AB"), spot("a"), 0.0)
     second = asked(2, "ABCD")
-    belief = holdings.belief(second, spot("a"), 1.0)
+    estimate = holdings.estimate(second, spot("a"), 1.0)
     holdings.computed(second, spot("a"), 1.0)
     holdings.computed(asked(3, "ABC"), spot("a"), 2.0)
-    holdings.left(second, spot("a"), belief)
-    assert held(holdings, second, "a") == [Held(3, 300)]
+    holdings.left(second, spot("a"), estimate)
+    assert held(holdings, second, "a") == [HeldPrefix(3, 300)]
 
 
 def test_a_prompt_whose_client_left_after_the_first_token_is_there(holdings):
     one = asked(1, "AB")
-    belief = holdings.belief(one, spot("a"), 0.0)
+    estimate = holdings.estimate(one, spot("a"), 0.0)
     holdings.computed(one, spot("a"), 0.0)
-    holdings.left(one, spot("a"), belief._replace(is_computed=True))
-    assert held(holdings, asked(2, "ABC"), "a") == [Held(2, 200)]
+    holdings.left(one, spot("a"), estimate._replace(is_computed=True))
+    assert held(holdings, asked(2, "ABC"), "a") == [HeldPrefix(2, 200)]
 
 
 def test_a_miss_takes_out_all_that_is_as_old_and_nothing_younger(holdings):
@@ -153,7 +163,7 @@ def test_what_is_no_miss_takes_nothing_out(holdings, cached_blocks, age_s, said)
     holdings.computed(asked(1, "OLD"), spot("a"), 0.0)
     holdings.computed(asked(1, "ABCD"), spot("a"), 1.0)
     serve(holdings, asked(2, "ABCDE", 100), 1.0 + age_s, cached_blocks, **said)
-    assert held(holdings, asked(3, "OLD"), "a") == [Held(3, 299)]
+    assert held(holdings, asked(3, "OLD"), "a") == [HeldPrefix(3, 299)]
     assert holdings.room_ratio("a") == 1.0
 
 
@@ -161,10 +171,10 @@ def test_a_miss_at_a_region_is_not_its_replicas_eviction(holdings):
     holdings.computed(asked(1, "OLD"), EU, 0.0)
     holdings.computed(asked(1, "ABC"), EU, 1.0)
     one = asked(2, "ABCD")
-    belief = holdings.belief(one, EU, 1.0 + OLD)
-    holdings.served(one, EU, Served(one.prompt.tokens, 0, 1), belief)
+    estimate = holdings.estimate(one, EU, 1.0 + OLD)
+    holdings.served(one, EU, Served(one.prompt.tokens, 0, 1), estimate)
     there = Target("eu", 0, CandidateKind.PEER, peer=object())
-    assert holdings.of(asked(3, "OLDER"), [there]).there == {"eu": Held(3, 300)}
+    assert holdings.of(asked(3, "OLDER"), [there]).there == {"eu": HeldPrefix(3, 300)}
 
 
 def test_room_shrinks_by_misses_and_grows_back_by_hits(holdings):
@@ -212,22 +222,22 @@ class Engine:
 
 def beliefs(seed, room, *, reported):
     """Blocks that were believed to be held and were, and that were not, once all is warm."""
-    dice, engine, holdings = Random(seed), Engine(400), Holdings(10_000)
+    dice, engine, holdings = Random(seed), Engine(400), CacheView(10_000)
     true = false = 0
     for turn in range(3000):
         now = turn * SETTLED_S / 4
         document = min(int(dice.paretovariate(0.6)), 200)
         hashes = tuple(document * 1000 + block for block in range(8))
         one = request(turn, prompt=Prompt(8 * BLOCK, hashes, float(BLOCK)))
-        belief = holdings.belief(one, spot("a"), now)
+        estimate = holdings.estimate(one, spot("a"), now)
         holdings.fit("a", room)
         holdings.computed(one, spot("a"), now)
         cached = engine.serve(hashes, answer_blocks=8)
         if turn > 500:
-            true += min(belief.blocks, cached)
-            false += max(0, belief.blocks - cached)
+            true += min(estimate.blocks, cached)
+            false += max(0, estimate.blocks - cached)
         said = Served(one.prompt.tokens, cached * BLOCK if reported else None, 8 * BLOCK)
-        holdings.served(one, spot("a"), said, belief)
+        holdings.served(one, spot("a"), said, estimate)
     return true, false
 
 

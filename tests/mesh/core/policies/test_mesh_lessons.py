@@ -8,23 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.core.policies import mesh_lessons as module
-from mesh.core.policies.base import Spot, Target
+from mesh.core.policies.base import Destination, Target
 from mesh.core.policies.mesh_lessons import (
     MEMORY,
     RIDGE,
     SPEED_START,
-    Courses,
-    Fit,
-    Lessons,
-    Speed,
-    Standing,
+    FittedSpeed,
+    ReplicaSpeeds,
+    SpeedFit,
+    SpeedModel,
+    SpeedModels,
 )
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId
 from tests.mesh.core.build import beat, spot
 
-TRUE = Speed(base_s=0.03, s_per_token=2e-4, s_per_decode=0.001)
-PRIOR = Speed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+TRUE = FittedSpeed(base_s=0.03, s_per_token=2e-4, s_per_decode=0.001)
+PRIOR = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
 
 
 def target(name, peer=None):
@@ -40,12 +40,12 @@ def answers(dice, count, speed=TRUE):
 
 
 def test_nothing_taught_is_the_prior():
-    assert Fit().speed(PRIOR) == PRIOR
+    assert SpeedFit().speed(PRIOR) == PRIOR
 
 
 def test_one_answer_by_hand():
     """Only a base to learn: (w + RIDGE) × d = y - base."""
-    fit = Fit()
+    fit = SpeedFit()
     fit.add(0.0, 0.0, 0.05 + 0.9)
     speed = fit.speed(PRIOR)
     assert speed.base_s == pytest.approx(0.05 + 0.9 / (1.0 + RIDGE))
@@ -54,22 +54,22 @@ def test_one_answer_by_hand():
 
 def test_a_speed_that_is_told_has_every_field_at_its_place():
     """It is made past the constructor, which would see to that."""
-    lessons = Lessons()
+    lessons = SpeedModel()
     told = lessons.told_by(beat("a", prefill_s_per_token=2e-4, prefill_base_s=0.03))
-    assert told == Speed(
+    assert told == FittedSpeed(
         base_s=0.03, s_per_token=2e-4, s_per_decode=lessons.fleet_speed.s_per_decode
     )
 
 
 def test_what_agrees_with_the_prior_changes_nothing():
-    fit = Fit()
+    fit = SpeedFit()
     for tokens, running, ttft_s in answers(Random(1), 50, PRIOR):
         fit.add(tokens / 1000, running, ttft_s)
     assert fit.speed(PRIOR) == pytest.approx(PRIOR, abs=1e-9)
 
 
 def test_each_one_is_nearer_to_the_truth_than_the_fleet_and_the_fleet_than_the_start():
-    lessons = Lessons()
+    lessons = SpeedModel()
     for tokens, running, ttft_s in answers(Random(2), 400):
         lessons.began(spot("a"), tokens, running, ttft_s)
     own, fleet = lessons.speed(target("a")).s_per_token, lessons.fleet_speed.s_per_token
@@ -78,18 +78,18 @@ def test_each_one_is_nearer_to_the_truth_than_the_fleet_and_the_fleet_than_the_s
 
 
 def test_a_replica_that_slowed_down_is_noticed_within_its_memory():
-    lessons, dice = Lessons(), Random(3)
+    lessons, dice = SpeedModel(), Random(3)
     for tokens, running, ttft_s in answers(dice, 200):
         lessons.began(spot("a"), tokens, running, ttft_s)
     before = lessons.speed(target("a")).s_per_token
-    slow = Speed(TRUE.base_s, 3 * TRUE.s_per_token, TRUE.s_per_decode)
+    slow = FittedSpeed(TRUE.base_s, 3 * TRUE.s_per_token, TRUE.s_per_decode)
     for tokens, running, ttft_s in answers(dice, round(1 / (1 - MEMORY)), slow):
         lessons.began(spot("a"), tokens, running, ttft_s)
     assert lessons.speed(target("a")).s_per_token > 2 * before
 
 
 def test_who_has_taught_nothing_is_like_the_fleet():
-    lessons = Lessons()
+    lessons = SpeedModel()
     assert lessons.speed(target("b")) == SPEED_START
     for tokens, running, ttft_s in answers(Random(4), 100):
         lessons.began(spot("a"), tokens, running, ttft_s)
@@ -97,7 +97,7 @@ def test_who_has_taught_nothing_is_like_the_fleet():
 
 
 def test_who_is_forgotten_is_like_the_fleet_again():
-    lessons = Lessons()
+    lessons = SpeedModel()
     lessons.began(spot("a"), 1000, 0, 5.0)
     lessons.resided(spot("a"), 1.0)
     assert lessons.speed(target("a")) != lessons.fleet_speed
@@ -108,8 +108,8 @@ def test_who_is_forgotten_is_like_the_fleet_again():
 
 
 def test_a_region_is_not_the_replica_of_its_name():
-    lessons = Lessons()
-    lessons.began(Spot(CandidateKind.PEER, "a"), 1000, 0, 5.0)
+    lessons = SpeedModel()
+    lessons.began(Destination(CandidateKind.PEER, "a"), 1000, 0, 5.0)
     lessons.forget(spot("a"))
     assert lessons.of(target("a")).speed is None
     assert lessons.of(target("a", peer=object())).speed is not None
@@ -118,17 +118,17 @@ def test_a_region_is_not_the_replica_of_its_name():
 def test_an_accident_is_no_speed():
     seconds = []
     for ttft_s in (module.TTFT_S_MAX, 1e9):
-        lessons = Lessons()
+        lessons = SpeedModel()
         lessons.began(spot("a"), 1000, 0, ttft_s)
         seconds.append(lessons.speed(target("a")))
     assert seconds[0] == seconds[1]
-    lessons = Lessons()
+    lessons = SpeedModel()
     lessons.began(spot("a"), 1000, 0, -3.0)  # it came before it could have
     assert lessons.speed(target("a")).s_per_token > 0.0
 
 
 def test_averages_are_means_of_the_first_and_then_move_slowly():
-    lessons = Lessons()
+    lessons = SpeedModel()
     before = lessons.prefill_tokens
     for count in range(1, 11):
         lessons.prompt(int(before) + 100, goes_on=True)
@@ -147,7 +147,7 @@ def test_averages_are_means_of_the_first_and_then_move_slowly():
 
 
 def test_from_short_prompts_alone_nothing_follows_for_long_ones():
-    lessons = Lessons()
+    lessons = SpeedModel()
     for _ in range(20):
         lessons.began(spot("a"), 3, 0, 0.25)
     base_s, s_per_token, _ = lessons.speed(target("a"))
@@ -158,7 +158,7 @@ def test_from_short_prompts_alone_nothing_follows_for_long_ones():
 
 def test_a_conversation_is_expected_to_return_as_often_as_they_do():
     """Of three prompts in four that go on from an answer, three follow each one; of all, many."""
-    lessons = Lessons()
+    lessons = SpeedModel()
     assert lessons.returns == 0.0
     for number in range(1000):
         lessons.prompt(100, goes_on=number % 4 > 0)
@@ -169,7 +169,7 @@ def test_a_conversation_is_expected_to_return_as_often_as_they_do():
 
 
 def test_models_share_no_speed():
-    courses, dice = Courses(), Random(5)
+    courses, dice = SpeedModels(), Random(5)
     small, large = courses.of(ModelId("8b")), courses.of(ModelId("70b"))
     for lessons, factor in ((small, 1.0), (large, 9.0)):
         for tokens, running, ttft_s in answers(dice, 100):
@@ -181,7 +181,7 @@ def test_models_share_no_speed():
 
 
 def test_models_are_limited():
-    courses = Courses()
+    courses = SpeedModels()
     first = courses.of(ModelId("0"))
     for number in range(module.MODELS_MAX):
         courses.of(ModelId(str(number)))
@@ -196,7 +196,7 @@ SIZES = st.floats(0.0, 1e7, allow_subnormal=False)
 @settings(deadline=None)
 @given(st.lists(st.tuples(SIZES, st.floats(0, 1e4), st.floats(0, 60)), max_size=40))
 def test_no_answers_make_a_speed_that_can_not_be(seen):
-    fit = Fit()
+    fit = SpeedFit()
     for tokens, running, ttft_s in seen:
         fit.add(tokens / 1000, running, ttft_s)
     speed = fit.speed(PRIOR)
@@ -208,13 +208,13 @@ def test_no_answers_make_a_speed_that_can_not_be(seen):
 
 def test_a_standing_is_kept_until_its_replica_has_another_speed():
     """Its own, or the fleet's as long as it has none."""
-    lessons = Lessons()
+    lessons = SpeedModel()
     lessons.began(spot("taught"), 1000, 4, 0.2)
 
     def stand(*names):
         for name in names:
             base_s, s_per_token, _ = lessons.speed_to_stand(beat(name))
-            standing = Standing(
+            standing = ReplicaSpeeds(
                 beat(name), s_per_token, 0, base_s, 0.0, 0.0, math.inf, None, math.inf
             )
             lessons.standings[name] = standing
@@ -223,16 +223,18 @@ def test_a_standing_is_kept_until_its_replica_has_another_speed():
     lessons.began(spot("other"), 1000, 4, 0.2)
     assert lessons.standings.keys() == {"taught"}
     stand("other", "leans")
-    lessons.began(Spot(CandidateKind.PEER, "eu"), 1000, 4, 0.2)  # the fleet's speed is another
+    lessons.began(
+        Destination(CandidateKind.PEER, "eu"), 1000, 4, 0.2
+    )  # the fleet's speed is another
     assert lessons.standings.keys() == {"taught", "other"}
     lessons.forget(spot("taught"))
     assert lessons.standings.keys() == {"other"}
 
 
 def test_a_replica_has_its_own_speed_or_the_one_it_told_or_the_fleets():
-    lessons = Lessons()
+    lessons = SpeedModel()
     told = beat("a", prefill_s_per_token=3e-4, prefill_base_s=0.07)
-    assert lessons.speed_to_stand(told) == Speed(0.07, 3e-4, 0.0)
+    assert lessons.speed_to_stand(told) == FittedSpeed(0.07, 3e-4, 0.0)
     lessons.began(spot("b"), 1000, 4, 0.9)
     assert lessons.speed_to_stand(beat("a")) == lessons.fleet_speed
     assert lessons.speed_to_stand(beat("b")) == lessons.speed(target("b"))

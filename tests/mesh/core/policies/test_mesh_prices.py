@@ -6,18 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.core.federation.peers import Peer
-from mesh.core.federation.round_trips import RoundTrips
+from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh_holdings import NOTHING, Held, Known
-from mesh.core.policies.mesh_lessons import (
-    RESIDENCE_START_S,
-    RUNNING_START,
-    SPEED_START,
-    Lessons,
-    Speed,
-)
-from mesh.core.policies.mesh_prices import (
+from mesh.core.policies.mesh import (
     BATCH_WEIGHT,
     RTT_START_S,
     SLOT_START_S,
@@ -25,8 +16,16 @@ from mesh.core.policies.mesh_prices import (
     Price,
     Prices,
 )
-from mesh.core.prefixes.prompt import Prompt
-from mesh.core.region.replica import Replica
+from mesh.core.policies.mesh_holdings import HELD_NOTHING, HeldPrefix, PromptHolders
+from mesh.core.policies.mesh_lessons import (
+    RESIDENCE_START_S,
+    RUNNING_START,
+    SPEED_START,
+    FittedSpeed,
+    SpeedModel,
+)
+from mesh.core.view.peers import Peer, RoundTripEstimate
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import ModelId, RouterId
 from schemas.state import ModelCapacity
@@ -35,7 +34,7 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 BASE_S, S_PER_TOKEN, _ = SPEED_START
 IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
 
-NOBODY = Known({}, {})  # holds anything
+NOBODY = PromptHolders({}, {})  # holds anything
 
 
 def replica(name="a", rtt_s=0.0, sent=(), **fields):
@@ -48,7 +47,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
     """A region of four idle replicas, heard of just now."""
-    known = Peer(pings=RoundTrips(rtt_s), seen_at=100.0)
+    known = Peer(pings=RoundTripEstimate(rtt_s), seen_at=100.0)
     capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
         name, queue=queue, requests_per_s=requests_per_s, models={MODEL: capacity}
@@ -57,10 +56,10 @@ def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **ha
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known, ahead=known.queue)
 
 
-def price(target, tokens=1000, held=NOTHING, now=100.0, lessons=None, model=MODEL):
+def price(target, tokens=1000, held=HELD_NOTHING, now=100.0, lessons=None, model=MODEL):
     asked = request(1, prompt=Prompt(tokens, ()), model=model)
-    known = Known({target.name: held}, {target.name: held})
-    rows = Prices(lessons or Lessons(), asked, now).rows([target], known)
+    known = PromptHolders({target.name: held}, {target.name: held})
+    rows = Prices(lessons or SpeedModel(), asked, now).rows([target], known)
     return Price._make(rows[0])
 
 
@@ -79,7 +78,7 @@ def test_an_idle_replica_costs_its_base_and_the_prompt():
 
 
 def test_what_it_holds_is_not_computed():
-    one = price(replica(), held=Held(6, 400))
+    one = price(replica(), held=HeldPrefix(6, 400))
     assert one.prefill_s == pytest.approx(600 * S_PER_TOKEN)
     assert one.score().matched_blocks == 6
 
@@ -92,7 +91,7 @@ def test_the_queue_is_what_was_said_less_what_is_done_since_and_what_was_sent():
 
 
 def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
-    lessons = Lessons()
+    lessons = SpeedModel()
     typical_s = lessons.prefill_tokens * S_PER_TOKEN
     said = {"prefill_queued_tokens": None, "running": 4, "outstanding": 6}
     assert price(replica(pending=2, **said)).queue_s == pytest.approx(2 * typical_s)
@@ -116,7 +115,7 @@ def given_back_per_s(lessons, running):
 
 @pytest.mark.parametrize("running", [1, 4])
 def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
-    lessons = Lessons()
+    lessons = SpeedModel()
     tokens = round(10_500 - lessons.output_tokens)  # 500 more than is free
     one = price(replica(kv_used_ratio=0.9, running=running), tokens)
     assert one.memory_s == pytest.approx(500 / given_back_per_s(lessons, running))
@@ -129,7 +128,7 @@ def test_who_has_nothing_to_give_back_is_not_waited_for():
 
 
 def test_what_is_on_its_way_takes_memory_too():
-    lessons = Lessons()
+    lessons = SpeedModel()
     tokens = round(11_000 - lessons.output_tokens)
     for used, sent in ((0.9, ()), (0.5, (40_000,)), (0.0, (90_000,))):
         one = price(replica(kv_used_ratio=used, sent=sent, running=1), tokens)
@@ -137,7 +136,7 @@ def test_what_is_on_its_way_takes_memory_too():
 
 
 def test_a_region_has_the_memory_of_its_emptiest_replica():
-    lessons = Lessons()
+    lessons = SpeedModel()
     tokens = round(11_000 - lessons.output_tokens)
     one = price(peer(kv_free_tokens=10_000, running=2.0), tokens)
     assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 2))
@@ -153,7 +152,7 @@ def test_everyone_who_decodes_there_pays_for_the_stall_and_for_the_larger_batch(
 
 def test_who_is_held_and_goes_first_is_waited_for():
     """They are prompts like others, shared among the replicas that serve the model."""
-    lessons = Lessons()
+    lessons = SpeedModel()
     for target in (replica()._replace(ahead=6), peer(queue=6)):
         one = price(target, lessons=lessons)
         typical_s = lessons.prefill_tokens * lessons.speed(target).s_per_token
@@ -162,7 +161,7 @@ def test_who_is_held_and_goes_first_is_waited_for():
 
 
 def test_each_one_at_its_own_speed():
-    lessons = Lessons()
+    lessons = SpeedModel()
     for _ in range(50):
         lessons.began(spot("slow"), 1000, 0, 5.0)
         lessons.began(spot("fast"), 1000, 0, 0.05)
@@ -172,8 +171,8 @@ def test_each_one_at_its_own_speed():
 
 
 def test_decodes_that_slow_a_first_token_are_in_the_base():
-    lessons = Lessons()
-    lessons.fleet_speed = Speed(0.1, 1e-4, 0.002)
+    lessons = SpeedModel()
+    lessons.fleet_speed = FittedSpeed(0.1, 1e-4, 0.002)
     for target in (replica(running=10), peer(running=10.0)):
         assert price(target, lessons=lessons).base_s == pytest.approx(0.1 + 10 * 0.002)
 
@@ -190,7 +189,7 @@ def test_an_unknown_distance_is_a_long_one(target):
 
 
 def test_what_a_region_holds_is_shared_among_its_replicas():
-    lessons = Lessons()
+    lessons = SpeedModel()
     typical_s = lessons.prefill_tokens * S_PER_TOKEN
     assert price(peer(queue=8)).line_s == pytest.approx(8 / 4 * typical_s)
     assert price(peer(wait_s=0.3)).queue_s == pytest.approx(0.3)
@@ -198,7 +197,7 @@ def test_what_a_region_holds_is_shared_among_its_replicas():
 
 
 def test_what_has_come_there_since_fills_the_free_and_then_waits():
-    typical_s = Lessons().prefill_tokens * S_PER_TOKEN
+    typical_s = SpeedModel().prefill_tokens * S_PER_TOKEN
     assert price(peer(free=2, forwarded=2)).queue_s == 0.0
     assert price(peer(free=2, forwarded=4)).queue_s == pytest.approx(2 / 4 * typical_s)
     strange = peer(free=0, requests_per_s=10.0, rtt_s=0.2)
@@ -208,7 +207,7 @@ def test_what_has_come_there_since_fills_the_free_and_then_waits():
 
 def test_a_region_of_several_routers_is_one_region():
     """Each tells of the same replicas; clients come to each."""
-    typical_s = Lessons().prefill_tokens * S_PER_TOKEN
+    typical_s = SpeedModel().prefill_tokens * S_PER_TOKEN
     both = peer(queue=1, wait_s=0.4)
     other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
     both.peer.digests[RouterId("r2")] = digest("eu", queue=3, models=other, router=RouterId("r2"))
@@ -252,7 +251,7 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
 @given(st.integers(0, 2**32))
 def test_what_is_kept_of_replicas_changes_no_price(seed):
     """Whatever they say, are sent and teach between two prices."""
-    dice, lessons, now = Random(seed), Lessons(), 100.0
+    dice, lessons, now = Random(seed), SpeedModel(), 100.0
     targets = [replica(name) for name in "abcd"]
     for seq in range(2, 40):
         one = dice.choice(targets)
@@ -288,7 +287,7 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
 
 def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
     full = replica(running=4, outstanding=4, batch_max=4)
-    lessons = Lessons()
+    lessons = SpeedModel()
     assert price(full, lessons=lessons).memory_s == pytest.approx(SLOT_START_S)
     for _ in range(60):
         lessons.resided(spot("a"), 8.0)

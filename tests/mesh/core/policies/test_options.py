@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.core.policies import POLICIES, find_maker, make_policy
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import POLICIES, Tunable, find_maker, make_policy, read_options
 from mesh.core.policies.cache_aware import CacheAware, CacheAwareOptions
-from mesh.core.policies.options import Tunable, read_options
-from mesh.core.settings import RouterSettings
 
 
 @dataclass(frozen=True)

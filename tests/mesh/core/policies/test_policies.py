@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
+from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, make_policy
-from mesh.core.policies.base import Spot, Target
-from mesh.core.region.replica import Replica
-from mesh.core.settings import RouterSettings
+from mesh.core.policies.base import Destination, Target
+from mesh.core.view.replica import Replica
 from tests.mesh.core.build import beat, request
 
 
@@ -18,7 +18,7 @@ def test_each_policy_picks_one_of_its_targets_and_says_why(name):
     for number in range(10):
         choice = policy.choose(request(number, "AB"), targets, 0.0)
         assert choice.name in ("a", "b") and choice.reason
-        spot = Spot(choice.target.kind, choice.target.name)
+        spot = Destination(choice.target.kind, choice.target.name)
         policy.placed(request(number, "AB"), spot, 0.0)
         if number % 3 == 0:
             policy.forget(spot)

@@ -2,10 +2,10 @@
 
 from random import Random
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
 from mesh.core.policies.base import Target
-from mesh.core.policies.region_local import RegionLocal
+from mesh.core.policies.skywalker import RegionLocal, SkyWalkerOptions
 from schemas.decision import CandidateKind, Placement
 from tests.mesh.core.build import beat, core, digest, foreign, request, spot
 
@@ -13,7 +13,7 @@ PEER = Target("eu", 0, CandidateKind.PEER, 0.08)
 
 
 def test_a_peer_is_never_chosen_and_the_request_waits():
-    policy = RegionLocal(Random(1), 100, 0.5)
+    policy = RegionLocal(Random(1), 100, SkyWalkerOptions())
     policy.placed(request(1, "ABCD"), spot("eu", CandidateKind.PEER), 0.0)
     choice = policy.choose(request(1, "ABCD"), [PEER], 0.0)
     assert (choice.target, choice.reason) == (
@@ -23,7 +23,7 @@ def test_a_peer_is_never_chosen_and_the_request_waits():
 
 
 def test_inside_the_region_the_longest_prefix_wins():
-    policy = RegionLocal(Random(1), 100, 0.5)
+    policy = RegionLocal(Random(1), 100, SkyWalkerOptions())
     policy.placed(request(1, "ABCD"), spot("a"), 0.0)
     targets = [Target("a", 5), Target("b", 0), PEER]
     assert policy.choose(request(1, "ABCZ"), targets, 0.0).name == "a"

@@ -3,9 +3,9 @@
 from collections import Counter
 from random import Random
 
-from mesh.core.policies import round_robin
+from mesh.core.policies import power_of_two as round_robin
 from mesh.core.policies.base import Target
-from mesh.core.policies.round_robin import RoundRobin
+from mesh.core.policies.power_of_two import RoundRobin
 from schemas.ids import ModelId
 from tests.mesh.core.build import MODEL, request
 

@@ -5,13 +5,13 @@ from random import Random
 import pytest
 
 from mesh.core.policies.base import Target
-from mesh.core.policies.skywalker import SkyWalker
+from mesh.core.policies.skywalker import SkyWalker, SkyWalkerOptions
 from tests.mesh.core.build import request, spot
 
 
 @pytest.fixture
 def tree():
-    tree = SkyWalker(Random(1), 100, 0.5)
+    tree = SkyWalker(Random(1), 100, SkyWalkerOptions())
     placed(tree, "ABCD", "x")
     placed(tree, "ABEE", "y")
     return tree
@@ -72,7 +72,7 @@ def test_a_thousand_owners_of_one_prefix_cost_no_square():
             Name.compared += 1
             return str.__eq__(self, other)
 
-    tree = SkyWalker(Random(1), 10, 0.5)
+    tree = SkyWalker(Random(1), 10, SkyWalkerOptions())
     names = [Name(f"replica-{number}") for number in range(500)]
     for name in names:
         placed(tree, "AB", name)

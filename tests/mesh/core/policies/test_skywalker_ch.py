@@ -2,11 +2,11 @@
 
 import pytest
 
-from mesh.core.policies.hash_ring import HashRing, key_of
-from mesh.core.policies.skywalker_ch import SkyWalkerCHOptions
+from mesh.core.policies.consistent_hash import HashRing, key_of
+from mesh.core.policies.skywalker import SkyWalkerCHOptions
 from schemas.decision import Placement
 from tests.mesh.core.build import beat, digest, request
-from tests.mesh.core.placing.test_placement import Fleet
+from tests.mesh.core.placement.test_placement import Fleet
 
 REPLICAS, REGIONS = ("a", "b", "c", "d"), ("eu", "ap", "sa")
 USERS = [f"user-{number}" for number in range(30)]

@@ -2,10 +2,15 @@
 
 import pytest
 
-from mesh.core.federation.peers import Peer
-from mesh.core.policies.base import Target
-from mesh.core.policies.speed import DECODE_S_PER_TOKEN, PREFILL_S_PER_TOKEN, TYPICAL, speed_of
-from mesh.core.region.replica import Replica
+from mesh.core.policies.base import (
+    DECODE_S_PER_TOKEN,
+    PREFILL_S_PER_TOKEN,
+    TYPICAL,
+    Target,
+    speed_of,
+)
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
 from schemas.decision import CandidateKind
 from schemas.ids import RouterId
 from tests.mesh.core.build import beat, digest

@@ -5,7 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mesh.core.prefixes.prefix_index import EXPIRED_AT_ONCE, OWNERS_AT_ONCE, Match, PrefixIndex
+from mesh.core.prefixes.prefix_index import (
+    EXPIRED_AT_ONCE,
+    OWNERS_AT_ONCE,
+    PrefixIndex,
+    PrefixMatch,
+)
 
 OWNERS = ["a", "b", "c"]
 # Paths through a small tree: block names hold their whole path, as chained hashes do.
@@ -22,11 +27,11 @@ def test_the_deepest_available_owner_wins():
     index.insert("a", chain("xxxx"), 0.0)
     index.insert("b", chain("xxyy"), 0.0)
     index.insert("c", chain("xxyy"), 0.0)
-    assert index.match(chain("xxyz"), OWNERS) == Match(3, ("b", "c"))
-    assert index.match(chain("xxyz"), ["a", "c"]) == Match(3, ("c",))
-    assert index.match(chain("xxyz"), ["a"]) == Match(2, ("a",))
-    assert index.match(chain("zzz"), OWNERS) == Match(0, ())
-    assert index.match(chain("xx"), ["nobody"]) == Match(0, ())
+    assert index.match(chain("xxyz"), OWNERS) == PrefixMatch(3, ("b", "c"))
+    assert index.match(chain("xxyz"), ["a", "c"]) == PrefixMatch(3, ("c",))
+    assert index.match(chain("xxyz"), ["a"]) == PrefixMatch(2, ("a",))
+    assert index.match(chain("zzz"), OWNERS) == PrefixMatch(0, ())
+    assert index.match(chain("xx"), ["nobody"]) == PrefixMatch(0, ())
 
 
 def test_the_oldest_prompt_goes_first_and_shared_prefixes_stay():
@@ -53,8 +58,8 @@ def test_a_forgotten_owner_leaves_nothing_and_its_place_to_the_next():
     index.forget("a")
     assert len(index) == 2
     index.insert("c", chain("z"), 0.0)
-    assert index.match(chain("xyz"), OWNERS) == Match(2, ("b",))
-    assert index.match(chain("z"), OWNERS) == Match(1, ("c",))
+    assert index.match(chain("xyz"), OWNERS) == PrefixMatch(2, ("b",))
+    assert index.match(chain("z"), OWNERS) == PrefixMatch(1, ("c",))
     index.forget("b")
     index.forget("c")
     assert len(index) == 0

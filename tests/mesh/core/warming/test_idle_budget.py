@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mesh.core.warming.idle_budget import SAVED_S_MAX, STEP_S_MAX, IdleBudget
+from mesh.core.warming.idle_replicas import SAVED_S_MAX, STEP_S_MAX, IdleBudget
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.gossip.told import Origin
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
 from mesh.core.warming import warming
 from schemas.exchange import Refusal
 from schemas.gossip import TrieDelta
@@ -124,8 +124,8 @@ def test_a_peer_that_asks_is_sent_what_it_lacks_once_and_never_past_a_label():
         world = World(replicas=1)
         world.pass_time(5.0)
         told = TrieDelta(EU, "r1", 1, 1, (123,), ())
-        world.core.gossip.told.add(Origin(EU, "r1"), told.gained)
-        world.core.gossip.told.trust(Origin(EU, "r1"), True)
+        world.core.gossip.remote.add(Origin(EU, "r1"), told.gained)
+        world.core.gossip.remote.trust(Origin(EU, "r1"), True)
         world.digest(EU, warm_tokens=5000, residency=(ABROAD,))
         world.share(residency=labels)
         asked_by(world, EU)
@@ -140,8 +140,8 @@ def test_a_peer_that_holds_it_or_can_not_be_believed_is_sent_nothing():
     for blocks, trusted in ((prompt(SYSTEM).hashes, True), ((1,), False)):
         world = World(replicas=1)
         world.pass_time(5.0)
-        world.core.gossip.told.add(Origin(EU, "r1"), blocks)
-        world.core.gossip.told.trust(Origin(EU, "r1"), trusted)
+        world.core.gossip.remote.add(Origin(EU, "r1"), blocks)
+        world.core.gossip.remote.trust(Origin(EU, "r1"), trusted)
         world.share()
         asked_by(world, EU)
         assert [e for e in world.sent(fx.Forward) if e.key < 0] == []
@@ -201,8 +201,8 @@ def test_no_more_are_under_way_than_may_be_here_or_abroad(monkeypatch):
     monkeypatch.setattr(warming, "UNDER_WAY_MAX", 2)
     world = World(replicas=6)
     world.pass_time(5.0)
-    world.core.gossip.told.add(Origin(EU, "r1"), (123,))
-    world.core.gossip.told.trust(Origin(EU, "r1"), True)
+    world.core.gossip.remote.add(Origin(EU, "r1"), (123,))
+    world.core.gossip.remote.trust(Origin(EU, "r1"), True)
     for letter in "PQRT":
         world.share(letter * 10)
     world.pass_time(5.0)
@@ -219,8 +219,8 @@ def test_nothing_of_clients_leaves_a_region_that_forwards_nothing():
     for hops_max in (1, 0):
         world = World(hops_max=hops_max)
         world.pass_time(5.0)
-        world.core.gossip.told.add(Origin(EU, "r1"), (123,))
-        world.core.gossip.told.trust(Origin(EU, "r1"), True)
+        world.core.gossip.remote.add(Origin(EU, "r1"), (123,))
+        world.core.gossip.remote.trust(Origin(EU, "r1"), True)
         world.share()
         asked_by(world, EU)
         sent = [effect for effect in world.sent(fx.Forward) if effect.key < 0]
@@ -288,8 +288,8 @@ def test_whatever_happens(seed):
         world.fields[name]["residency"] = ()
     dice = world.dice
     for region in (EU, AP):
-        world.core.gossip.told.add(Origin(region, "r1"), (123,))
-        world.core.gossip.told.trust(Origin(region, "r1"), True)
+        world.core.gossip.remote.add(Origin(region, "r1"), (123,))
+        world.core.gossip.remote.trust(Origin(region, "r1"), True)
     for number in range(500):
         act = dice.random()
         keys = [*world.core.inflight, *under_way(world)]

@@ -2,9 +2,9 @@
 
 from random import Random
 
-from mesh.core import effects as fx
-from mesh.core import events as ev
-from mesh.core.requests.request import Served
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import Served
 from schemas.ids import ReplicaId
 from schemas.residency import Label, ground
 from tests.mesh.core.build import AP, EU, US, beat, core, digest, request

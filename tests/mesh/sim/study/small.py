@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mesh.sim.study.cells import Played, labels, play
+from mesh.sim.study.cells import CellResult, labels, play
 from mesh.sim.study.settings import SimSettings
 
 RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
@@ -20,7 +20,7 @@ def settings(**changes: Any) -> SimSettings:
     return SimSettings.model_validate(told | changes)
 
 
-def study(told: SimSettings) -> dict[str, Played]:
+def study(told: SimSettings) -> dict[str, CellResult]:
     """Every run of it, by name."""
     cells = told.cells()
     names = labels(cells)

@@ -59,7 +59,7 @@ def test_every_option_reaches_the_world() -> None:
         warmup_s=2,
         seed=7,
         hold_order="hit-ratio",
-        setting=("explore-below=0.3", "hold_max=7"),
+        setting=("warm-kv-used-max=0.3", "hold_max=7"),
         profile=("a100-mistral-7b", "eu=a6000-mistral-7b"),
         topology="central:eu",
         pushing="outstanding:5",
@@ -70,13 +70,29 @@ def test_every_option_reaches_the_world() -> None:
     assert (config.heartbeat_s, config.gossip_s, config.loss) == (0.02, 0.05, 0.1)
     assert (config.jitter_s, config.timeout_s, config.warmup_s) == (0.003, 9.0, 2.0)
     assert (config.seed, config.topology) == (7, "central:eu")
-    assert config.settings.explore_below == 0.3
+    assert config.settings.warm_kv_used_max == 0.3
     assert config.settings.hold_max == 7
     assert config.settings.policy == "least-load"
     assert str(config.settings.pushing) == "outstanding:5"
     assert config.settings.hold_order.value == "hit-ratio"
     engines = {region: [e.name for e in fleet] for region, fleet in config.profiles().items()}
     assert engines == {"us": ["a100-mistral-7b"], "eu": ["a6000-mistral-7b"]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "told", "now"),
+    [
+        ("skywalker", "explore_below=0.3", "skywalker:0.3"),
+        ("region-local", "explore_below=0.5", "region-local"),
+        ("skywalker:0.4", "explore_below=0.3", "skywalker:0.4"),
+        ("e2", "e2_window_s=60", "e2:60"),
+        ("mesh", "e2_window_s=60", "mesh"),
+    ],
+)
+def test_a_setting_that_moved_becomes_an_option_of_its_policies(policy, told, now) -> None:
+    scenario = settings(setting=(told,))
+    assert scenario.router_settings(policy, "pending").policy == now
+    assert len(scenario.deprecations) == 1
 
 
 def test_clients_of_a_region_that_is_not_there_are_found() -> None:

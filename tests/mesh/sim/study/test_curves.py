@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.stats import Samples
-from mesh.sim.study.curves import SLICE_S, SLICES_MAX, Slices
+from mesh.replay.tally import Samples
+from mesh.sim.study.cells import SLICE_S, SLICES_MAX, RateSlices
 from schemas.ids import RegionId
 
 US, EU = RegionId("us"), RegionId("eu")
@@ -17,7 +17,7 @@ events = st.lists(
 
 @given(events)
 def test_every_event_is_in_the_slice_of_its_time(found: list[tuple[RegionId, float]]) -> None:
-    slices = Slices([US, EU])
+    slices = RateSlices([US, EU])
     for region, at_s in found:
         slices.add(region, at_s)
     rates = slices.rates_per_s()

@@ -5,24 +5,22 @@ from collections.abc import Mapping
 import pytest
 
 from agents.sim.profiles import L4_LLAMA
-from mesh.replay.report import Report
+from mesh.replay.report import RunReport
 from mesh.sim.config import WorldConfig
-from mesh.sim.run import run
-from mesh.sim.study.plan import Plan, Planner, demand_of
-from mesh.sim.study.simulations import Replicas, Simulations
-from mesh.sim.study.target import Target
-from mesh.sim.workload import Arrival, Node, Segment, Workload
+from mesh.sim.study.plan import Plan, Planner, PlanTarget, ReplicaCounts, Simulations, demand_of
+from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
+from mesh.sim.world import run
 from schemas.ids import RegionId
 
 US, EU, AP = RegionId("us"), RegionId("eu"), RegionId("ap")
 REGIONS = (US, EU, AP)
-HALF_S = 20.0
+HALF_S = 10.0
 PEAK_GAP_S, QUIET_GAP_S = 1 / 5, 1 / 3
 
 
-def request(number: int) -> Node:
+def request(number: int) -> RequestNode:
     """512 tokens that nobody shares: 0.3 s of an L4, alone in its iteration."""
-    return Node(prompt=(Segment(2 * number, 512),), answer=Segment(2 * number + 1, 1))
+    return RequestNode(prompt=(Segment(2 * number, 512),), answer=Segment(2 * number + 1, 1))
 
 
 def shifted_peaks() -> Workload:
@@ -39,13 +37,13 @@ def shifted_peaks() -> Workload:
     return Workload(name="shifted", arrivals=tuple(sorted(arrivals, key=lambda a: a.at_s)))
 
 
-def play(workload: Workload, topology: str, replicas: Replicas) -> Report:
+def play(workload: Workload, topology: str, replicas: ReplicaCounts) -> RunReport:
     fleets = {region: [L4_LLAMA] * count for region, count in replicas.items()}
     return run(workload, WorldConfig(regions=fleets, topology=topology))
 
 
 def planner(
-    simulations: Simulations, target: Target, workload: Workload, replicas_max: int = 8
+    simulations: Simulations, target: PlanTarget, workload: Workload, replicas_max: int = 8
 ) -> Planner:
     demand = demand_of(workload, REGIONS, L4_LLAMA)
     return Planner(simulations, target, demand, REGIONS, replicas_max=replicas_max)
@@ -62,7 +60,7 @@ def simulated(limit: int = 100, heard: list[str] | None = None) -> Simulations:
 def test_shifted_peaks_need_two_and_two_alone_and_three_together() -> None:
     heard: list[str] = []
     simulations = simulated(heard=heard)
-    target = Target(ttft_p90_s=2.0)
+    target = PlanTarget(ttft_p90_s=2.0)
     planning = planner(simulations, target, shifted_peaks())
     local, mesh = planning.plan("region-local"), planning.plan("mesh")
     assert local.replicas == {US: 2, EU: 2, AP: 0}
@@ -75,7 +73,7 @@ def test_shifted_peaks_need_two_and_two_alone_and_three_together() -> None:
 
 def test_a_target_that_nothing_meets_is_given_up_soon() -> None:
     simulations = simulated()
-    planning = planner(simulations, Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=32)
+    planning = planner(simulations, PlanTarget(ttft_p90_s=0.1), shifted_peaks(), replicas_max=32)
     local, mesh = planning.plan("region-local"), planning.plan("mesh")
     assert simulations.count == 3 + 3, "of each: the guess, twice as many, and the most"
     assert local.why_not.startswith("32 replicas can't meet the target: us TTFT p90 0.")
@@ -83,14 +81,14 @@ def test_a_target_that_nothing_meets_is_given_up_soon() -> None:
 
 
 def test_a_target_that_nothing_meets_is_said_to_be_so() -> None:
-    planning = planner(simulated(), Target(ttft_p90_s=0.1), shifted_peaks(), replicas_max=2)
+    planning = planner(simulated(), PlanTarget(ttft_p90_s=0.1), shifted_peaks(), replicas_max=2)
     plan = planning.plan("region-local")
     assert plan.replicas is None
     assert plan.why_not.startswith("2 replicas can't meet the target: us TTFT p90 0.")
 
 
 def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
-    target = Target(ttft_p90_s=2.0)
+    target = PlanTarget(ttft_p90_s=2.0)
     whole = simulated()
     planner(whole, target, shifted_peaks()).plan("mesh")
     fewer = simulated(limit=whole.count - 1)
@@ -100,22 +98,22 @@ def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
     none = planner(simulated(limit=1), target, shifted_peaks()).plan("region-local")
     assert none.replicas is None
     assert none.why_not == "no fleet did in 1 simulation", "two replicas do for us alone"
-    tight = planner(simulated(limit=1), Target(ttft_p90_s=0.1), shifted_peaks())
+    tight = planner(simulated(limit=1), PlanTarget(ttft_p90_s=0.1), shifted_peaks())
     missed = tight.plan("region-local").why_not
     assert "in 1 simulation; the largest: 2 replicas can't meet the target: us TTFT" in missed
 
 
-def figures(requests: int, ok: int, p90_s: float) -> Report:
+def figures(requests: int, ok: int, p90_s: float) -> RunReport:
     return {"requests": requests, "ok": ok, "ttft_s": {"p90": p90_s}}
 
 
-def reported(duration_s: float, **regions: Report) -> Report:
+def reported(duration_s: float, **regions: RunReport) -> RunReport:
     ok = sum(each["ok"] for each in regions.values())
     return {"regions": regions, "ok": ok, "duration_s": duration_s}
 
 
 def test_every_region_must_meet_the_target() -> None:
-    target = Target(ttft_p90_s=1.0, throughput_per_s=9.0, lost_max=0.1)
+    target = PlanTarget(ttft_p90_s=1.0, throughput_per_s=9.0, lost_max=0.1)
     good = figures(50, 50, 1.0)
     assert target.met(reported(10.0, us=good, eu=good))
     assert not target.met(reported(12.0, us=good, eu=good)), "100 answers in 12 s"
@@ -129,7 +127,7 @@ GAIN = {US: 3.0, EU: 2.0}  # answers a second for each replica, up to these many
 ENOUGH = {US: 2, EU: 5}
 
 
-def grown(workload: Workload, topology: str, replicas: Replicas) -> Report:
+def grown(workload: Workload, topology: str, replicas: ReplicaCounts) -> RunReport:
     """Not a world but a formula: fleets whose throughput can be added up by hand."""
     rates = {r: GAIN[r] * min(count, ENOUGH[r]) for r, count in replicas.items() if r in GAIN}
     return reported(1.0, **{r: figures(100, int(rate), 0.1) for r, rate in rates.items()})
@@ -142,7 +140,7 @@ def test_regions_on_their_own_grow_where_it_helps_most(
     wanted: float, fleet: Mapping[RegionId, int]
 ) -> None:
     simulations = Simulations(shifted_peaks, grown, limit=99, show=lambda number, what: None)
-    target = Target(ttft_p90_s=1.0, throughput_per_s=wanted, lost_max=0.999)
+    target = PlanTarget(ttft_p90_s=1.0, throughput_per_s=wanted, lost_max=0.999)
     plan: Plan = Planner(
         simulations,
         target,

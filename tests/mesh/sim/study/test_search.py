@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.sim.study.search import apportioned, least, taken_away
+from mesh.sim.study.plan import apportioned, least, without_spare_replicas
 
 MOST = 512
 
@@ -40,7 +40,7 @@ def test_a_replica_is_taken_where_the_order_says_first() -> None:
     def fits(fleet: Mapping[str, int]) -> bool:
         return sum(fleet.values()) >= 3
 
-    fewer = taken_away({"us": 2, "eu": 3}, fits, lambda fleet: ["eu", "us"])
+    fewer = without_spare_replicas({"us": 2, "eu": 3}, fits, lambda fleet: ["eu", "us"])
     assert fewer == {"us": 2, "eu": 1}
 
 
@@ -56,7 +56,7 @@ def test_what_is_left_fits_and_can_spare_nothing(
 
     if not fits(fleet):
         fleet = {region: max(count, needs.get(region, 0)) for region, count in fleet.items()}
-    left = taken_away(fleet, fits, lambda replicas: list(replicas))
+    left = without_spare_replicas(fleet, fits, lambda replicas: list(replicas))
     assert fits(left)
     smaller = [left | {region: left[region] - 1} for region in left if left[region]]
     assert not any(fits(each) and sum(each.values()) for each in smaller)

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from mesh.core.policies import POLICIES
-from mesh.replay.report import Report
-from mesh.sim.study.table import print_study
+from mesh.replay.report import RunReport
+from mesh.sim.study.results import print_study
 
 TIMES = {"mean": 123.45, "p50": 0.9994, "p90": 345.67, "p99": 599.99}
-REPORT: Report = {
+REPORT: RunReport = {
     "requests": 1_000_000,
     "ok": 987_654,
     "shed": 12_000,
@@ -33,7 +33,7 @@ REPORT: Report = {
 HEADS = ("requests", "failed", "output tok/s", "TTFT mean", "p99", "answer mean", "GPU busy")
 
 
-def shown(reports: dict[str, Report], width: int) -> list[str]:
+def shown(reports: dict[str, RunReport], width: int) -> list[str]:
     text = io.StringIO()
     console = Console(file=text, width=width, force_terminal=True, color_system=None)
     print_study(reports, console)

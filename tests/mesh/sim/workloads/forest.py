@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from mesh.sim.workload import Node, Segment, Workload
+from mesh.sim.workload import RequestNode, Segment, Workload
 
 
-def nodes_of(root: Node) -> Iterator[Node]:
+def nodes_of(root: RequestNode) -> Iterator[RequestNode]:
     """A tree's nodes, parents before children."""
     waiting = [root]
     while waiting:
@@ -17,7 +17,7 @@ def nodes_of(root: Node) -> Iterator[Node]:
         waiting.extend(node.children)
 
 
-def asked(workload: Workload, trees_each: int = 3) -> list[Node]:
+def asked(workload: Workload, trees_each: int = 3) -> list[RequestNode]:
     """All nodes of all arrivals, and of each client's first trees."""
     roots = [arrival.node for arrival in workload.arrivals]
     for client in workload.clients:
@@ -35,7 +35,7 @@ def common_tokens(one: tuple[Segment, ...], other: tuple[Segment, ...]) -> int:
     return tokens
 
 
-def shared_with_another(nodes: Iterable[Node]) -> float:
+def shared_with_another(nodes: Iterable[RequestNode]) -> float:
     """Preble's measure: the mean share of a prompt that at least one other request begins with."""
     nodes = list(nodes)
     holders: Counter[tuple[Segment, ...]] = Counter()

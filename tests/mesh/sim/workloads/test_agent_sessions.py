@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.formats import read_lines
-from mesh.replay.formats.kv_cache_tester import AgentSession, Turn, parse_kv_cache_tester
-from mesh.sim.workload import Node
-from mesh.sim.workloads.agent_sessions import session_arrivals
+from mesh.replay.agent_sessions import AgentSession, Turn, parse_kv_cache_tester
+from mesh.replay.trace_formats import read_lines
+from mesh.sim.workload import RequestNode
 from mesh.sim.workloads.capacity import demand
-from mesh.sim.workloads.from_trace import from_trace
-from mesh.sim.workloads.names import seeded
+from mesh.sim.workloads.content import seeded
+from mesh.sim.workloads.traces import from_trace, session_arrivals
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import common_tokens, nodes_of
 
@@ -21,15 +20,17 @@ US = RegionId("us")
 RECORDED = Path("tests/data/kv-cache-tester/four_sessions.jsonl")
 
 
-def tree(*turns: Turn, scale: float = 1.0, think_max_s: float = 60.0) -> Node:
+def tree(*turns: Turn, scale: float = 1.0, think_max_s: float = 60.0) -> RequestNode:
     sessions = (AgentSession("a", 64, turns),)
     (arrival,) = session_arrivals(sessions, {"us": 1.0}, seeded(1), None, scale, think_max_s)
     return arrival.node
 
 
-def turn(*ranges: tuple[int, int], at_s: float = 0.0, think_s: float = 0.0, talk: int = 0) -> Turn:
+def turn(
+    *ranges: tuple[int, int], at_s: float = 0.0, think_s: float = 0.0, thread: int = 0
+) -> Turn:
     tokens = 64 * sum(count for _, count in ranges) + 10
-    return Turn(at_s, think_s, talk, tokens, 20, ranges)
+    return Turn(at_s, think_s, thread, tokens, 20, ranges)
 
 
 RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=3)
@@ -56,9 +57,9 @@ def test_a_talk_is_a_chain_and_a_sub_agent_hangs_on_what_came_before_it():
     root = tree(
         turn((0, 1)),
         turn((0, 2), at_s=5.0, think_s=3.0),
-        turn((9, 1), at_s=6.0, think_s=0.5, talk=1),
+        turn((9, 1), at_s=6.0, think_s=0.5, thread=1),
         turn((0, 3), at_s=9.0, think_s=500.0),
-        turn((9, 2), at_s=9.5, think_s=2.0, talk=1),
+        turn((9, 2), at_s=9.5, think_s=2.0, thread=1),
     )
     (second,) = root.children
     assert [child.pause_s for child in second.children] == [0.5, 60.0]

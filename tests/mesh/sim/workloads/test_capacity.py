@@ -5,10 +5,10 @@ import pytest
 from agents.sim.engine import EngineSim
 from agents.sim.events import SimRequest
 from agents.sim.profiles import A100_MISTRAL, CHAPTER, H100_LLAMA, L4_LLAMA
-from mesh.sim.workload import Arrival, Node, Segment, Workload
+from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
 from mesh.sim.workloads import make
+from mesh.sim.workloads.arrivals import at_speed
 from mesh.sim.workloads.capacity import batch_size, demand, offered, speed_for_load, work_s
-from mesh.sim.workloads.pace import at_speed
 from schemas.ids import RegionId
 
 US = RegionId("us")
@@ -17,7 +17,7 @@ US = RegionId("us")
 def unique(requests: int, prompt: int, answer: int, gap_s: float = 1.0) -> Workload:
     """Requests that share nothing, one every `gap_s`."""
     nodes = (
-        Node(prompt=(Segment(2 * at, prompt),), answer=Segment(2 * at + 1, answer))
+        RequestNode(prompt=(Segment(2 * at, prompt),), answer=Segment(2 * at + 1, answer))
         for at in range(requests)
     )
     arrivals = tuple(Arrival(at * gap_s, US, node) for at, node in enumerate(nodes))

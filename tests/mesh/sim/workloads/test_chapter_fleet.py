@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from agents.sim.profiles import CHAPTER
-from mesh.core.region.pushing import parse_pushing
-from mesh.core.settings import RouterSettings
+from mesh.core.model.settings import RouterSettings
 from mesh.sim.config import WorldConfig
-from mesh.sim.run import run
-from mesh.sim.workloads.chapter_fleet import OWN_TOKENS, PREFIX_TOKENS, chapter
+from mesh.sim.workloads.prefix_groups import OWN_TOKENS, PREFIX_TOKENS, chapter
+from mesh.sim.world import run
 from schemas.ids import RegionId
+from schemas.settings import parse_pushing
 
 
 def test_300_requests_a_second_over_50_equal_prefixes():

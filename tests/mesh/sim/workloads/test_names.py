@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.sim.workloads.names import ID_MAX, seeded, segment, segment_id
+from mesh.sim.workloads.content import ID_MAX, seeded, segment, segment_id
 
 
 def test_names_give_as_many_ids_in_range():

@@ -2,21 +2,23 @@
 
 import pytest
 
-from mesh.sim.workload import Arrival, Node, Segment, Workload
+from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
 from mesh.sim.workloads import make
-from mesh.sim.workloads.pace import at_speed
-from mesh.sim.workloads.sharing import in_order
+from mesh.sim.workloads.arrivals import at_speed
+from mesh.sim.workloads.capacity import in_order
 from schemas.ids import RegionId
 
 US = RegionId("us")
 
 
-def chain(length: int) -> Node:
-    node: tuple[Node, ...] = ()
+def chain(length: int) -> RequestNode:
+    node: tuple[RequestNode, ...] = ()
     for at in reversed(range(length)):
         pause_s = 1.0 if at else 0.0
         prompt = (Segment(at, 1),)
-        node = (Node(prompt=prompt, answer=Segment(-at - 1, 1), pause_s=pause_s, children=node),)
+        node = (
+            RequestNode(prompt=prompt, answer=Segment(-at - 1, 1), pause_s=pause_s, children=node),
+        )
     return node[0]
 
 

@@ -5,24 +5,23 @@ from statistics import mean, pstdev
 
 import pytest
 
-from mesh.sim.workload import Node
+from mesh.sim.workload import RequestNode
 from mesh.sim.workloads import make
-from mesh.sim.workloads.chances import Zipf
-from mesh.sim.workloads.programming import programming
-from mesh.sim.workloads.questions import DOCUMENTS, TOOLS, VIDEOS
+from mesh.sim.workloads.content import Zipf
+from mesh.sim.workloads.preble import DOCUMENTS, TOOLS, VIDEOS, programming
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import asked, nodes_of, shared_with_another
 
 US = RegionId("us")
 
 
-def requests(name: str) -> list[Node]:
+def requests(name: str) -> list[RequestNode]:
     """About as many requests as Preble's data sets have; Toolbench's is larger."""
     rate_per_s = 40.0 if name == "toolbench" else 8.0
     return asked(make(name, seed=3, duration_s=1000.0, rate_per_s=rate_per_s))
 
 
-def key_portion(node: Node) -> tuple[int, float]:
+def key_portion(node: RequestNode) -> tuple[int, float]:
     """Where the deepest part lies that is longer than all before it, and its share."""
     before, found = 0, (0, 0.0)
     for place, part in enumerate(node.prompt):

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.sim.workload import Arrival, Node, Segment
-from mesh.sim.workloads.sharing import EndlessCache, in_order, shared
+from mesh.sim.workload import Arrival, RequestNode, Segment
+from mesh.sim.workloads.capacity import EndlessCache, in_order, shared
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import common_tokens
 
@@ -23,11 +23,11 @@ def test_a_hit_is_the_longest_common_beginning_with_anything_before(prompts):
             (*earlier, answer) for earlier, answer in zip(prompts[:at], answers, strict=False)
         ]
         longest = max((common_tokens(prompt, known) for known in before), default=0)
-        assert cache.ask(prompt, answers[at]) == longest
+        assert cache.add(prompt, answers[at]) == longest
 
 
-def node(number: int, pause_s: float = 0.0, children: tuple[Node, ...] = ()) -> Node:
-    return Node(
+def node(number: int, pause_s: float = 0.0, children: tuple[RequestNode, ...] = ()) -> RequestNode:
+    return RequestNode(
         prompt=(Segment(number, 1),),
         answer=Segment(1000 + number, 1),
         pause_s=pause_s,
@@ -44,6 +44,6 @@ def test_trees_are_walked_in_nominal_time():
 def test_a_parent_s_answer_is_known_to_its_child():
     first = Segment(1, 10), Segment(2, 20)
     answer, more = Segment(3, 30), Segment(4, 40)
-    child = Node(prompt=(*first, answer, more), answer=Segment(5, 1))
-    parent = Node(prompt=first, answer=answer, children=(child,))
+    child = RequestNode(prompt=(*first, answer, more), answer=Segment(5, 1))
+    parent = RequestNode(prompt=first, answer=answer, children=(child,))
     assert [asked.shared_tokens for asked in shared([Arrival(0.0, US, parent)])] == [0, 60]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from mesh.sim.workloads.world_product import world_product
+from mesh.sim.workloads.daily_load import world_product
 from schemas.ids import RegionId
 
 

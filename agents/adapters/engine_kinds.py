@@ -1,0 +1,161 @@
+"""The kinds of engine an agent can stand beside, in one table: how to read each one's metrics page,
+and where it shows its batch size.
+
+vllm: V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its KV
+capacity only as a label of an info gauge, and `max_num_seqs` not at all (give `--batch-max`). With
+data parallelism every series comes once per `engine`.
+sglang: with data-parallel attention every series comes once per rank, and so do the settings'
+states, each of `effective_max_running_requests_per_dp` requests. Older versions show only their
+option (`max_running_requests`, for all ranks), or null.
+llamacpp (`llama-server --metrics`): slots (`-np`) are in `/props`. Newer ones lack the KV gauges.
+`prompt_tokens_total` counts computed tokens, so the cached ones come on top of it.
+openai: any OpenAI-compatible server, without a page: the queue is unknown, running is what the
+agent sent to it, and a small cap on outstanding requests takes the place of the engine's numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from agents.adapters.metrics_page import MetricsPage, Series
+from agents.config import BATCH_MAX_MOST
+from agents.core.events import NOTHING_KNOWN, EngineReading
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDialect:
+    """How to read one kind of engine; readings are None where a version lacks the series."""
+
+    read: Callable[[MetricsPage], EngineReading]
+    has_metrics: bool
+    outstanding_max: int  # unless the operator sets it
+    # Where it shows its settings, the first path that exists, and the batch size in them.
+    settings_paths: tuple[str, ...] = ()
+    batch_max: Callable[[bytes], int | None] = lambda page: None
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The fields of a page of settings; none if it is no JSON object."""
+    try:
+        fields = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def batch_size(value: object) -> int | None:
+    """A number of requests that may run at once, or None for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value <= BATCH_MAX_MOST else None
+
+
+def read_vllm(page: MetricsPage) -> EngineReading:
+    used = page.ratio("vllm:kv_cache_usage_perc")
+    return EngineReading(
+        waiting=page.count("vllm:num_requests_waiting"),
+        running=page.count("vllm:num_requests_running"),
+        kv_used_ratio=page.ratio("vllm:gpu_cache_usage_perc") if used is None else used,
+        kv_capacity_tokens=_vllm_capacity(page),
+        prefix_hit_ratio=page.share(
+            "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+        ),
+        # The gauge rises with each part of a long prompt; the counters only at its end.
+        progress=page.totals(
+            "vllm:prompt_tokens_total",
+            "vllm:generation_tokens_total",
+            "vllm:iteration_tokens_total_count",
+            "vllm:kv_cache_usage_perc",
+        ),
+    )
+
+
+def _vllm_capacity(page: MetricsPage) -> int | None:
+    pools = [_vllm_pool_tokens(info) for info in page.series("vllm:cache_config_info")]
+    known = [tokens for tokens in pools if tokens is not None]
+    return sum(known) if known and len(known) == len(pools) else None
+
+
+def _vllm_pool_tokens(info: Series) -> int | None:
+    block, blocks = info.label("block_size"), info.label("num_gpu_blocks")
+    if block is None or blocks is None or not (block.isdecimal() and blocks.isdecimal()):
+        return None  # "None" until the engine has measured its memory
+    return int(block) * int(blocks)
+
+
+def read_sglang(page: MetricsPage) -> EngineReading:
+    return EngineReading(
+        waiting=page.count("sglang:num_queue_reqs"),
+        running=page.count("sglang:num_running_reqs"),
+        kv_used_ratio=page.ratio("sglang:token_usage"),
+        kv_capacity_tokens=page.count("sglang:max_total_num_tokens"),
+        prefix_hit_ratio=page.ratio("sglang:cache_hit_rate"),
+        # The counters move when a request ends; the gauge with parts of a prompt and with tokens.
+        progress=page.totals(
+            "sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:num_used_tokens"
+        ),
+    )
+
+
+def _sglang_batch_max(page: bytes) -> int | None:
+    """Requests that all ranks together run at once."""
+    settings = read_object(page)
+    states = settings.get("internal_states")
+    if isinstance(states, list) and states:
+        ranks = [
+            batch_size(state.get("effective_max_running_requests_per_dp"))
+            for state in states
+            if isinstance(state, dict)
+        ]
+        known = [rank for rank in ranks if rank is not None]
+        if len(known) == len(states):
+            return batch_size(sum(known))
+    return batch_size(settings.get("max_running_requests"))
+
+
+def read_llamacpp(page: MetricsPage) -> EngineReading:
+    processed = page.total("llamacpp:prompt_tokens_total")
+    cached = page.total("llamacpp:prompt_tokens_cached_total")
+    ratio = None
+    if processed is not None and cached is not None and processed + cached > 0:
+        ratio = cached / (processed + cached)
+    return EngineReading(
+        waiting=page.count("llamacpp:requests_deferred"),
+        running=page.count("llamacpp:requests_processing"),
+        kv_used_ratio=page.ratio("llamacpp:kv_cache_usage_ratio"),
+        prefix_hit_ratio=ratio,
+        progress=page.totals(
+            "llamacpp:prompt_tokens_total",
+            "llamacpp:tokens_predicted_total",
+            "llamacpp:n_decode_total",
+        ),
+    )
+
+
+def read_openai(page: MetricsPage) -> EngineReading:
+    """Nothing: such a server has no page."""
+    return NOTHING_KNOWN
+
+
+# An engine that shows its queue needs the cap only against accidents. One that shows nothing is
+# protected by it: 8 is what a small server batches without its latency collapsing.
+KINDS: dict[str, EngineDialect] = {
+    "vllm": EngineDialect(read_vllm, has_metrics=True, outstanding_max=256),
+    "sglang": EngineDialect(
+        read_sglang,
+        has_metrics=True,
+        outstanding_max=256,
+        settings_paths=("/get_server_info", "/server_info"),  # the second one is its later name
+        batch_max=_sglang_batch_max,
+    ),
+    "llamacpp": EngineDialect(
+        read_llamacpp,
+        has_metrics=True,
+        outstanding_max=256,
+        settings_paths=("/props",),
+        batch_max=lambda page: batch_size(read_object(page).get("total_slots")),
+    ),
+    "openai": EngineDialect(read_openai, has_metrics=False, outstanding_max=8),
+}

@@ -1,0 +1,282 @@
+"""What the agent reads out of a response's bytes: is it an event stream, is it whole, does it
+report an error, how many tokens did it count? It looks at the first and last bytes only, and never
+parses each token. And the response's flow control.
+
+A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a line
+end, and ends after a blank line. That tells an engine that streams from one that prints a stack
+trace or dies in the middle of an event. Some engines never send `[DONE]`; an end on an event
+boundary is an end all the same.
+
+vLLM, SGLang and llama.cpp answer a streaming request with status 200 before they compute it. What
+fails afterwards comes as an event, `data: {"error": {...}}` or, from others, one named `error`,
+mostly before `[DONE]`. As the first event, comments aside, it stands for the whole response and is
+turned into the HTTP error that it would have been; as the last one it means that the response is
+incomplete. Only those two places are searched, for a name within the event's first SEEN_BYTES, in
+JSON before any text that a model wrote; so only likely errors are parsed.
+"""
+
+import json
+from collections import deque
+from dataclasses import dataclass
+
+from agents.core.events import NO_USAGE, TokenUsage
+from schemas.exchange import WINDOW_BYTES
+from schemas.http import DONE_LINES
+
+TAIL_BYTES = 16 * 1024  # the last events with usage are far below 1 KiB
+BOM = b"\xef\xbb\xbf"
+_FIELDS = (b"data", b"event", b"id", b"retry")
+_BOUNDARIES = (b"\n\n", b"\r\r", b"\r\n\r\n")
+_GATE_BYTES_MAX = 64  # blank lines before the first field; more of them is no stream
+
+SEEN_BYTES = 96
+EVENT_BYTES_MAX = 16 * 1024  # a longer event is passed on as any other
+MESSAGE_CHARS_MAX = 300
+STATUS_UNKNOWN = 500  # of an error that names none
+STATUS_INVALID = 400
+_STATUSES = range(400, 600)
+_STATUS_FIELDS = ("code", "status", "status_code", "http_status_code")
+_INVALID = ("invalid_request_error", "badrequesterror")  # types of errors, in small letters
+
+_USAGE_KEY = b'"usage"'
+_USAGE_TRIES_MAX = 8
+TOKENS_MAX = 1 << 31  # beyond any context; a larger number might not fit the wire
+_DECODER = json.JSONDecoder()
+
+
+class FlowWindow:
+    """How far the agent may run ahead of one client: a byte window as in HTTP/2 (RFC 9113, section
+    5.2), with absolute positions, so that a credit that is lost or repeated does no harm."""
+
+    __slots__ = ("_consumed", "_size", "sent")
+
+    def __init__(self, size: int = WINDOW_BYTES) -> None:
+        self._size = size
+        self.sent = 0  # bytes
+        self._consumed = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether the engine may be read further."""
+        return self.sent - self._consumed < self._size
+
+    def send(self, size: int) -> bool:
+        """Bytes were sent; whether the window is still open."""
+        self.sent += size
+        return self.sent - self._consumed < self._size
+
+    def credit(self, consumed: int) -> None:
+        """The client has consumed so many bytes. Claims beyond what was sent change nothing."""
+        if self._consumed < consumed <= self.sent:
+            self._consumed = consumed
+
+
+class Tail:
+    """The last bytes that passed, kept without copying: at least TAIL_BYTES; at most twice that, or
+    that and the largest chunk."""
+
+    __slots__ = ("_chunks", "_held", "total")
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._held = 0  # bytes
+        self.total = 0  # bytes that passed
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        size = len(chunk)
+        self._held += size
+        self.total += size
+        if self._held >= 2 * TAIL_BYTES:
+            while self._held - len(self._chunks[0]) >= TAIL_BYTES:
+                self._held -= len(self._chunks.popleft())
+
+    def read(self) -> bytes:
+        """The tail, at most TAIL_BYTES of it."""
+        return b"".join(self._chunks)[-TAIL_BYTES:]
+
+
+def starts_events(head: bytes) -> bool | None:
+    """Whether a response that begins with `head` can be an event stream; None: too early to say."""
+    if len(head) < len(BOM) and BOM.startswith(head):
+        return None
+    text = head.removeprefix(BOM).lstrip(b"\r\n")
+    if not text:
+        return None if len(head) < _GATE_BYTES_MAX else False
+    if text[:1] == b":":
+        return True
+    for field in _FIELDS:
+        if text.startswith(field):
+            after = text[len(field) : len(field) + 1]
+            return after in b":\r\n" if after else None
+        if field.startswith(text):
+            return None
+    return False
+
+
+def incomplete(tail: Tail, end: bytes) -> str | None:
+    """Why a stream with these last bytes did not end whole, for people; None if it did."""
+    if tail.total <= len(end) and b"data:" not in end:
+        return "the stream ended without one event"
+    if end.endswith(_BOUNDARIES) or has_done_event(end):
+        return None
+    return "the stream ended in the middle of an event"
+
+
+def has_done_event(end: bytes) -> bool:
+    """Whether the last event of an OpenAI stream has come: nothing that follows matters."""
+    text = end.rstrip()
+    if not text.endswith(DONE_LINES):
+        return False
+    begin = text.rfind(b"data:")  # a model may write the same, but no raw line end before it
+    return begin == 0 or text[begin - 1] in b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error inside a stream: the status of the HTTP error that it amounts to, and its JSON."""
+
+    status: int
+    message: str
+    body: bytes
+
+
+def first_error(head: bytes, *, more: bool) -> StreamError | bool:
+    """The error that a stream with these first bytes begins with; False if it is another event.
+
+    `more`: whether more may come. True if it has to be waited for.
+    """
+    text = head.removeprefix(BOM).lstrip(b"\r\n") if head[:1] in b"\xef\r\n" else head
+    if not text or text[:1] == b":":
+        text = _without_comments(text)
+        if not text:
+            return more and len(head) < EVENT_BYTES_MAX
+    seen = text[:SEEN_BYTES]
+    if b'"error"' not in seen and not seen.startswith(b"event"):
+        return more and len(seen) < SEEN_BYTES and _event_bytes(text) < 0
+    size = _event_bytes(text)
+    if size < 0 and more and len(text) < EVENT_BYTES_MAX:
+        return True
+    return _event_error(text if size < 0 else text[:size]) or False
+
+
+def last_error(tail: bytes) -> StreamError | None:
+    """The error that a stream with these last bytes ended with, before a `[DONE]` or without."""
+    text = tail.rstrip()
+    for done in DONE_LINES:
+        text = text.removesuffix(done)
+    text = text.rstrip()
+    begin = max(text.rfind(b"\n\n"), text.rfind(b"\r\r"), text.rfind(b"\n\r\n"))
+    event = text[begin + 1 :].lstrip(b"\r\n")
+    seen = event[:SEEN_BYTES]
+    return _event_error(event) if b'"error"' in seen or seen.startswith(b"event") else None
+
+
+def is_undecided(first: bytes) -> bool:
+    """Whether more must come to show what a stream with these first bytes begins with."""
+    if not first:
+        return False
+    starts = starts_events(first)
+    return starts is None or (starts and first_error(first, more=True) is True)
+
+
+def _without_comments(text: bytes) -> bytes:
+    """The text from its first line on that is no comment; empty while that has not begun."""
+    while text[:1] == b":":
+        ends = [at for end in (b"\n", b"\r") if (at := text.find(end)) >= 0]
+        text = text[min(ends, default=len(text)) :].lstrip(b"\r\n")
+    return text
+
+
+def _event_bytes(text: bytes) -> int:
+    """How long the first event is; -1 while its end is not there."""
+    ends = [at for end in (b"\n\n", b"\r\r", b"\n\r\n") if (at := text.find(end)) >= 0]
+    return min(ends, default=-1)
+
+
+def _event_error(event: bytes) -> StreamError | None:
+    """The error that this event reports, or None for any other event."""
+    if len(event) > EVENT_BYTES_MAX:
+        return None
+    name, data, comments = b"", [], []
+    for line in event.splitlines():
+        field, _, value = line.partition(b":")
+        value = value.strip()
+        if field == b"event":
+            name = value
+        elif field == b"data":
+            data.append(value)
+        elif not field:
+            comments.append(value)
+    found = _json_object(b"\n".join(data))
+    if name == b"error":
+        return _stream_error(found, b"\n".join(data or comments))
+    is_error = found is not None and (found.get("error") or found.get("object") == "error")
+    return _stream_error(found, b"") if is_error else None
+
+
+def _json_object(data: bytes) -> dict[str, object] | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _stream_error(found: dict[str, object] | None, text: bytes) -> StreamError:
+    """`text`: stands for the message where there is no JSON."""
+    inner = found.get("error") if found else None
+    error: dict[str, object] = inner if isinstance(inner, dict) else found or {}
+    reported = error.get("message") or (inner if isinstance(inner, str) else None)
+    message = str(reported or text.decode("utf-8", "replace") or "the engine reported an error")
+    body = found if isinstance(inner, dict | str) else {"error": found or {"message": message}}
+    return StreamError(_status(error), message[:MESSAGE_CHARS_MAX], json.dumps(body).encode())
+
+
+def _status(error: dict[str, object]) -> int:
+    for field in _STATUS_FIELDS:
+        value = error.get(field)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) == 3:
+            value = int(value)
+        if type(value) is int and value in _STATUSES:
+            return value
+    return STATUS_INVALID if str(error.get("type")).lower() in _INVALID else STATUS_UNKNOWN
+
+
+def read_usage(tail: bytes) -> TokenUsage:
+    """The token counts in the last bytes of a response; -1 for every count that is not there.
+
+    One search serves JSON and event streams alike: inside a JSON string a quote is always escaped,
+    so the bytes `"usage"` can only be a key, never text that a model wrote. The last such key that
+    holds an object counts (streams carry `"usage": null` in earlier events).
+    """
+    end = len(tail)
+    for _ in range(_USAGE_TRIES_MAX):
+        end = tail.rfind(_USAGE_KEY, 0, end)
+        if end < 0:
+            break
+        found = _object_after(tail[end + len(_USAGE_KEY) :])
+        if found is not None:
+            details = found.get("prompt_tokens_details")
+            cached = details.get("cached_tokens") if isinstance(details, dict) else None
+            return TokenUsage(
+                prompt_tokens=_count(found.get("prompt_tokens")),
+                cached_tokens=_count(cached),
+                completion_tokens=_count(found.get("completion_tokens")),
+            )
+    return NO_USAGE
+
+
+def _object_after(text: bytes) -> dict[str, object] | None:
+    value = text.lstrip().removeprefix(b":").lstrip()
+    if not value.startswith(b"{"):
+        return None
+    try:
+        found, _ = _DECODER.raw_decode(value.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else -1

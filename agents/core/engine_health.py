@@ -1,0 +1,246 @@
+"""Does the engine answer, and does it compute?
+
+It is down after three failed scrapes in a row and up after one good scrape: between two scrapes a
+network hiccup is likelier than a death, and three at the usual interval still notice a dead engine
+in a fifth of a second. A scrape that *times out* while responses still bring bytes does not count:
+engines serve their metrics from the loop that streams tokens. An engine may also refuse new
+connections and finish its streams, so its requests are given up after SILENCE_S without a byte.
+
+An engine *hangs* when its HTTP server answers scrapes while its engine process computes nothing.
+So the signs of work are watched: bytes of good responses, and metrics that rise only with a
+computed step (`EngineReading.progress`). While requests are at the engine and no sign comes for
+longer than its patience, it hangs.
+
+Patience starts from the longest time between two signs, of late, while requests were at the engine.
+A long prompt may be computed without a sign, so that time is stretched by how much longer the
+longest waiting prompt is than any that has begun, and is at least what the learned prefill line
+says; without a line, S_PER_TOKEN stands for it. An engine without such metrics, which may answer
+one request after the other, hangs only if a probe is not answered either; it gets no new work then,
+and has BLIND_GIVEN_UP times the patience for its requests.
+
+A false alarm costs little: requests without a byte are placed again and do not count as failed,
+running responses get as long once more, and the next alarm comes later. From the alarm on the
+engine is probed with one small request at a time until one is answered or another sign comes.
+Responses whose client reads slowly do not count: the engine may have finished them long ago.
+"""
+
+from typing import NamedTuple
+
+from agents.core.engine_load import PrefillLine
+from agents.core.events import ScrapeFailed
+from schemas.state import ReplicaState
+
+FAILURES_MAX = 3
+SILENCE_S = 3.0
+
+FLOOR_S = 4.0  # engines stand still for seconds by themselves: to compile, to load an adapter
+MARGIN = 3.0  # times the usual
+FIRST_S = 10.0  # before the first sign
+S_PER_TOKEN = 0.02  # of a prompt, while nobody has measured it: a slow CPU computes 50 tokens/s
+LEARNED_PATIENCE = 2.0  # an alarm teaches at most this many times its patience
+BLIND_S = 60.0  # without progress metrics: until a probe is sent, which takes its own time to fail
+UNSEEN_S_MAX = 10.0  # around failed scrapes, of the time since one sign that is not counted
+PROMPT_TOKENS_MIN = 256  # a shorter prompt takes no less time than this one
+HALF_LIFE_S = 600.0  # in which the usual is half forgotten
+BLIND_GIVEN_UP = 5.0  # without progress metrics: times its patience until its requests are ended
+PROBE_GAP_S = 1.0  # from one probe's end to the next
+PROBE_TIMEOUT_S = 10.0
+
+ProgressCounters = tuple[float, ...]
+
+
+class EngineHealth:
+    """Whether the engine answers. Fed with every scrape."""
+
+    def __init__(self) -> None:
+        self.state = ReplicaState.STARTING
+        self._failures = 0
+        self._down_since = float("-inf")
+        self._heard_at = float("-inf")
+
+    def succeeded(self) -> None:
+        self._failures = 0
+        self.state = ReplicaState.READY
+
+    def failed(self, event: ScrapeFailed, now: float) -> None:
+        self._heard_at = max(self._heard_at, event.heard_at)
+        if event.timed_out and event.heard_at > event.began_at:
+            return
+        self._failures += 1
+        if self._failures >= FAILURES_MAX and self.state is ReplicaState.READY:
+            self.state, self._down_since = ReplicaState.DOWN, now
+
+    def restart_clock(self, now: float) -> None:
+        """The agent itself was stopped until now: silence counts from here on."""
+        self._heard_at = now
+
+    def lost(self, now: float) -> bool:
+        """Whether its running requests can be given up."""
+        if self.state is not ReplicaState.DOWN:
+            return False
+        return now - max(self._down_since, self._heard_at) >= SILENCE_S
+
+
+class EngineBacklog(NamedTuple):
+    """Requests at the engine. `prompt_tokens`: the longest prompt without a first byte."""
+
+    requests: int
+    prompt_tokens: int
+
+
+class HangDetector:
+    """Whether the engine computes. Fed with every good scrape, first bytes, and ends of probes."""
+
+    def __init__(self) -> None:
+        self.hung = False  # it accepts requests and computes none
+        self._sign_at = float("-inf")  # the last sign, or the last scrape without a backlog
+        self._progress: ProgressCounters = ()
+        self._has_backlog = False  # by the last scrape
+        self._seen = False  # a sign, ever, while there was a backlog
+        self._usual_s = 0.0  # longest time between two signs, as of `_usual_at`
+        self._tokens = float(PROMPT_TOKENS_MIN)  # of the longest prompt that has begun, as of then
+        self._usual_at = 0.0
+        self._scraped_at = float("-inf")  # the last good scrape
+        self._scrape_failed = False  # one since then
+        self._unseen_s = 0.0  # since the last sign, by which `_sign_at` was moved
+        self._alarm_at = float("-inf")  # of the last alarm
+        self._patience_s = 0.0  # of the last alarm
+        self._given_up_s = 0.0  # after that alarm
+        self._suspected = self._is_probing = False
+        self._probe_at = float("-inf")  # not before then
+
+    def silent_s(self, now: float) -> float:
+        """How long ago the last sign of work was, while there is a backlog."""
+        return now - self._sign_at
+
+    def begun(self, prompt_tokens: int, sent_at: float, now: float) -> None:
+        """A response to a prompt of that length has its first byte: a sign between two scrapes."""
+        if self.hung:
+            return  # the next scrape decides
+        self._learn(now - max(sent_at, self._sign_at), now)
+        if prompt_tokens > self._tokens:
+            self._tokens = float(prompt_tokens)
+
+    def scraped(
+        self,
+        progress: ProgressCounters,
+        heard_at: float,
+        backlog: EngineBacklog,
+        line: PrefillLine | None,
+        now: float,
+    ) -> bool:
+        """Take in a good scrape. True if the engine counts as hung from now on.
+
+        `heard_at`: when a good response last brought a byte; `line`: its time to first token.
+        """
+        moved = _rose(self._progress, progress) or heard_at > self._sign_at
+        self._progress = progress
+        if self._scrape_failed and not moved:
+            self._skip_unseen(now)
+        self._scraped_at, self._scrape_failed = now, False
+        if moved:
+            self._sign(now)
+        elif not (self._has_backlog or self._suspected or self.hung):
+            self.restart_clock(now)
+        self._has_backlog = backlog.requests > 0
+        if moved or not self._has_backlog or self._suspected or self.hung:
+            return False
+        patience_s = self.patience_s(bool(progress), backlog, line, now)
+        if now - self._sign_at < patience_s:
+            return False
+        self._patience_s = self._given_up_s = patience_s
+        if progress:
+            self._raise_alarm(now)
+        else:
+            self._given_up_s *= BLIND_GIVEN_UP
+            self._suspected = True
+        return self.hung
+
+    def patience_s(
+        self, has_progress: bool, backlog: EngineBacklog, line: PrefillLine | None, now: float
+    ) -> float:
+        """Seconds without a sign after which it counts as hung, or is probed."""
+        guess_s = S_PER_TOKEN * backlog.prompt_tokens if line is None else 0.0
+        if not self._seen:
+            return (FIRST_S if has_progress else BLIND_S) + guess_s
+        self._fade(now)
+        usual_s = self._usual_s * max(1.0, backlog.prompt_tokens / self._tokens)
+        if line is not None and backlog.prompt_tokens:
+            usual_s = max(usual_s, line.ttft_s(backlog.prompt_tokens))
+        return (FLOOR_S if has_progress else BLIND_S) + max(guess_s, MARGIN * usual_s)
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether its requests can be ended: it hangs for its patience once more, or far longer.
+
+        Without progress metrics nothing tells an engine that hangs from one that computes one long
+        answer while the probe waits.
+        """
+        return self.hung and now - self._alarm_at >= self._given_up_s
+
+    def begins_probe(self, now: float) -> bool:
+        """Whether to send a probe now; `probed` takes its result."""
+        if self._is_probing or now < self._probe_at or not (self.hung or self._suspected):
+            return False
+        self._is_probing = True
+        return True
+
+    def probed(self, now: float, *, answered: bool) -> bool:
+        """A probe is over. True if the engine counts as hung from now on."""
+        self._is_probing = False
+        self._probe_at = now + PROBE_GAP_S
+        if answered:
+            if self.hung or self._suspected:
+                self._sign(now)
+            return False
+        if not self._suspected:
+            return False
+        self._suspected = False
+        self._raise_alarm(now)
+        return True
+
+    def scrape_failed(self) -> None:
+        """Work could not be seen since the last good scrape, nor can it until the next."""
+        self._scrape_failed = True
+
+    def restart_clock(self, now: float) -> None:
+        """No sign was due or could be seen until now."""
+        self._sign_at, self._unseen_s = now, 0.0
+
+    def _raise_alarm(self, now: float) -> None:
+        self.hung, self._alarm_at = True, now
+
+    def _skip_unseen(self, now: float) -> None:
+        """The time between two good scrapes with a failed one between them is no silence."""
+        unseen_s = now - max(self._scraped_at, self._sign_at)
+        unseen_s = min(unseen_s, UNSEEN_S_MAX - self._unseen_s)
+        self._sign_at += unseen_s
+        self._unseen_s += unseen_s
+
+    def _sign(self, now: float) -> None:
+        """It computes. The time that the sign took teaches the usual, also after an alarm: else a
+        prompt that raised a false alarm would raise one again and again."""
+        gap_s = now - self._sign_at
+        if self.hung or self._suspected:
+            self._learn(min(gap_s, LEARNED_PATIENCE * self._patience_s), now)
+        elif self._has_backlog:
+            self._learn(gap_s, now)
+        self.restart_clock(now)
+        self.hung = self._suspected = False
+
+    def _learn(self, gap_s: float, now: float) -> None:
+        self._fade(now)
+        self._usual_s = max(self._usual_s, gap_s)
+        self._seen = True
+
+    def _fade(self, now: float) -> None:
+        factor = 0.5 ** ((now - self._usual_at) / HALF_LIFE_S)
+        self._usual_at = now
+        self._usual_s *= factor
+        self._tokens = max(float(PROMPT_TOKENS_MIN), self._tokens * factor)
+
+
+def _rose(before: ProgressCounters, after: ProgressCounters) -> bool:
+    """Whether any number rose; other numbers are those of another engine, or of a restarted one."""
+    if len(before) != len(after):
+        return True
+    return any(new > old for old, new in zip(before, after, strict=True))

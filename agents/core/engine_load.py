@@ -1,0 +1,306 @@
+"""The engine's load: the one rule of `pending` and the one of `full`, and the speeds learned from
+its responses.
+
+Pending requests, not outstanding ones, show whether an engine has room: batch capacity varies with
+request length by an order of magnitude, but a waiting request always means that the batch or the
+KV cache is full now (SkyWalker, section 3.3).
+
+    pending = what the engine reported as waiting and can still be waiting
+            + what was sent to it since, has no first byte, and exceeds the room that it showed
+
+A scrape is up to 100 ms old, and an engine counts even a request that it is about to start as
+waiting. Uncorrected, one such count makes an idle replica refuse work until the next scrape. So
+requests without a first byte at the scrape that have one now (or have ended) no longer wait. Only
+requests of this agent are corrected; those of the engine's other clients stay counted.
+
+Room is `batch_max - running - waiting`, or the answers of usual size that fit the free KV cache;
+the smaller of the two. Where an engine shows neither, new requests are taken to fit until the next
+scrape. An engine that shows no queue has no pending; only `outstanding_max` bounds it.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from statistics import median
+from typing import NamedTuple
+
+from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, TokenUsage
+from schemas.ids import ModelId
+from schemas.state import ModelCard
+
+SETTLED_MAX = 4096  # remembered between two scrapes
+
+RATES_MAX = 32
+RATE_TOKENS_MIN = 8  # the tokens of a shorter answer may arrive in one burst
+ANSWERS_FORGETTING = 0.99  # a memory of about a hundred answers
+
+PREFILL_FORGETTING = 0.98  # a memory of 1 / (1 - 0.98) = 50 answers
+SAMPLES_MIN = 8
+OUTLIER_DEVIATIONS = 3.0
+SLOPE_ERRORS_MIN = 2.0
+SCALE = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
+
+
+class LoadCounts(NamedTuple):
+    """The replica's load at one moment; None where the engine does not show it."""
+
+    pending: int | None
+    running: int | None
+    capped: bool  # as many requests are outstanding as the agent takes
+    full: bool  # new work would be refused
+
+
+class ScrapeCounters:
+    """Requests sent to the engine without a first byte, in relation to the last scrape.
+
+    Counted as they change: every event needs these numbers, and a full agent has hundreds of
+    requests. A scrape begins at one moment and arrives at a later one, with requests in between.
+    """
+
+    def __init__(self) -> None:
+        self._began_at = self._arrived_at = -inf
+        # Of requests that no longer wait: when they were sent, and when they ceased to wait.
+        self._settled: deque[tuple[float, float]] = deque(maxlen=SETTLED_MAX)
+        self.waiting = 0  # all that have no first byte
+        self.sent_before = 0  # of them, before the scrape arrived
+        self.sent_since = 0  # of them, after it began
+        self.settled = 0  # sent before it arrived; first byte or end since it began
+
+    def scraped(self, began_at: float, arrived_at: float, waiting: Iterable[float]) -> None:
+        """A new scrape. `waiting`: when each request without a first byte was sent."""
+        self._began_at, self._arrived_at = began_at, arrived_at
+        self.waiting = self.sent_before = self.sent_since = 0
+        for sent_at in waiting:
+            self._count(sent_at, 1)
+        while self._settled and self._settled[0][1] <= began_at:
+            self._settled.popleft()
+        self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
+
+    def sent(self, at: float) -> None:
+        """A request was sent to the engine."""
+        self._count(at, 1)
+
+    def settle(self, sent_at: float, at: float) -> None:
+        """A request has its first byte, or has ended without one."""
+        self._count(sent_at, -1)
+        self._settled.append((sent_at, at))
+        self.settled += sent_at <= self._arrived_at and at > self._began_at
+
+    def _count(self, sent_at: float, by: int) -> None:
+        self.waiting += by
+        if sent_at <= self._arrived_at:
+            self.sent_before += by
+        if sent_at > self._began_at:
+            self.sent_since += by
+
+
+def pending(
+    reading: EngineReading, counters: ScrapeCounters, tokens_per_answer: float | None
+) -> int | None:
+    """Requests that wait, by the rule above; None for an engine that shows no queue."""
+    if reading.waiting is None:
+        return None
+    waiting = still_waiting(reading.waiting, counters.sent_before, counters.settled)
+    if not counters.sent_since:
+        return waiting
+    space = room(reading, tokens_per_answer)
+    return waiting if space is None else waiting + max(0, counters.sent_since - space)
+
+
+def still_waiting(reported: int, sent_before: int, settled: int) -> int:
+    """How many of the requests that the engine reported as waiting can be waiting now."""
+    could_wait = max(reported, sent_before + settled)
+    return min(reported, could_wait - settled)
+
+
+def room(reading: EngineReading, tokens_per_answer: float | None) -> int | None:
+    """How many more requests would start at once, or None when the engine does not show it."""
+    batch = kv = None
+    if reading.batch_max is not None and reading.running is not None:
+        batch = max(0, reading.batch_max - reading.running - (reading.waiting or 0))
+    if reading.kv_capacity_tokens is not None and reading.kv_used_ratio is not None:
+        free = reading.kv_capacity_tokens * (1.0 - reading.kv_used_ratio)
+        kv = max(0, int(free / tokens_per_answer)) if tokens_per_answer else None
+    return kv if batch is None else batch if kv is None else min(batch, kv)
+
+
+def occupancy(running: int | None, batch_max: int | None) -> float | None:
+    """Share of the batch in use; engines may briefly run more than they promise."""
+    if running is None or not batch_max:
+        return None
+    return min(1.0, running / batch_max)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLine:
+    """Time to first token as a line over uncached prompt tokens."""
+
+    s_per_token: float
+    base_s: float
+
+    def ttft_s(self, uncached_tokens: int) -> float:
+        return self.base_s + self.s_per_token * uncached_tokens
+
+
+class PrefillEstimator:
+    """The engine's prefill line, learned from responses that had its prefill to themselves.
+
+    A first token costs `base + slope * uncached prompt tokens` (GORGO, section 4.2). The line is
+    fitted by least squares over five decayed sums, so an engine that slows down is noticed within
+    some fifty answers. A sample far off the line is pulled to three standard deviations of it: one
+    stall must not bend the line, a lasting change still does, because each pulled sample raises the
+    deviation. `line` is None until its slope is twice its standard error, which covers too few
+    samples, prompts of one length, noise, and negative slopes.
+    """
+
+    def __init__(self) -> None:
+        self.line: PrefillLine | None = None
+        self._count = 0
+        self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+
+    def add(self, uncached_tokens: int, ttft_s: float) -> None:
+        """One response's uncached prompt tokens and its time to first token."""
+        x = uncached_tokens / SCALE
+        y = self._pulled(x, ttft_s)
+        self._count += 1
+        self._w = PREFILL_FORGETTING * self._w + 1.0
+        self._x = PREFILL_FORGETTING * self._x + x
+        self._y = PREFILL_FORGETTING * self._y + y
+        self._xx = PREFILL_FORGETTING * self._xx + x * x
+        self._xy = PREFILL_FORGETTING * self._xy + x * y
+        self._yy = PREFILL_FORGETTING * self._yy + y * y
+        self.line = self._known()
+
+    def _known(self) -> PrefillLine | None:
+        fit = self._fit()
+        if fit is None or self._count < SAMPLES_MIN:
+            return None
+        slope, base, deviation = fit
+        error = deviation / sqrt(self._spread())
+        if slope <= 0.0 or slope < SLOPE_ERRORS_MIN * error:
+            return None
+        return PrefillLine(s_per_token=slope / SCALE, base_s=max(0.0, base))
+
+    def _spread(self) -> float:
+        """Sum of squared distances of the token counts from their mean."""
+        return self._xx - self._x * self._x / self._w
+
+    def _fit(self) -> tuple[float, float, float] | None:
+        """Slope, base and standard deviation of the rest; None while no line exists."""
+        if self._w < 2.0 or self._spread() <= 1e-9 * self._xx:
+            return None
+        slope = (self._xy - self._x * self._y / self._w) / self._spread()
+        base = (self._y - slope * self._x) / self._w
+        rest = self._yy - base * self._y - slope * self._xy
+        return slope, base, sqrt(max(0.0, rest) / self._w)
+
+    def _pulled(self, x: float, y: float) -> float:
+        fit = self._fit()
+        if fit is None or self._count < SAMPLES_MIN:
+            return y
+        slope, base, deviation = fit
+        expected = base + slope * x
+        # A fit without any rest (a simulator's) must still be able to move.
+        reach = max(OUTLIER_DEVIATIONS * deviation, 0.05 * abs(expected))
+        return min(max(y, expected - reach), expected + reach)
+
+
+class AnswerStatistics:
+    """Decode rate, prefix hits and size of recent answers.
+
+    A median for the rate, because one truncated answer says little; decayed sums for the ratios, so
+    that a changed working set shows soon.
+    """
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=RATES_MAX)
+        self.decode_tokens_per_s: float | None = None  # of one running request
+        self._prompt = self._cached = 0.0
+        self._tokens = self._counted = 0.0
+
+    def add(self, usage: TokenUsage, decode_s: float | None) -> None:
+        """`decode_s`: first to last token of a streamed answer, None when not observable."""
+        prompt, cached, answered = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        if prompt >= 0 and cached >= 0:
+            self._prompt = ANSWERS_FORGETTING * self._prompt + prompt
+            self._cached = ANSWERS_FORGETTING * self._cached + min(cached, prompt)
+        if prompt >= 0 and answered >= 0:
+            self._tokens = ANSWERS_FORGETTING * self._tokens + (prompt + answered)
+            self._counted = ANSWERS_FORGETTING * self._counted + 1.0
+        if decode_s is not None and decode_s > 0.0 and answered >= RATE_TOKENS_MIN:
+            self._rates.append((answered - 1) / decode_s)
+            self.decode_tokens_per_s = median(self._rates)
+
+    @property
+    def prefix_hit_ratio(self) -> float | None:
+        return self._cached / self._prompt if self._prompt > 0.0 else None
+
+    @property
+    def tokens_per_answer(self) -> float | None:
+        """Prompt and completion tokens of a typical answer: what it may hold of the KV cache."""
+        return self._tokens / self._counted if self._counted > 0.0 else None
+
+
+class EngineLoad:
+    """Fed with scrapes of the engine and with finished responses."""
+
+    def __init__(self, *, outstanding_max: int, batch_max: int | None, counts_own: bool) -> None:
+        """`batch_max`: the operator's, for engines whose metrics don't show it.
+
+        `counts_own`: the engine shows no counts; it runs what this agent sent to it.
+        """
+        self._outstanding_max = outstanding_max
+        self._batch_max = batch_max
+        self._counts_own = counts_own
+        self.prefill = PrefillEstimator()
+        self.answers = AnswerStatistics()
+        self.reading: EngineReading = NOTHING_KNOWN
+        self.held: frozenset[str] = frozenset()  # inboxes of responses that wait for their clients
+        self.read_at: float | None = None  # when the last scrape began
+        self.models: tuple[ModelId, ...] = ()
+        self.cards: Mapping[ModelId, ModelCard] = {}
+
+    @property
+    def prefix_hit_ratio(self) -> float | None:
+        """Of this agent's requests, else the engine's own since its start."""
+        ours = self.answers.prefix_hit_ratio
+        return self.reading.prefix_hit_ratio if ours is None else ours
+
+    def scraped(self, event: EngineScraped) -> None:
+        """Take in a scrape."""
+        reading = event.reading
+        if reading.batch_max is None and self._batch_max is not None:
+            reading = replace(reading, batch_max=self._batch_max)
+        self.reading = reading
+        self.read_at, self.held = event.began_at, event.held
+        if event.models is not None:
+            self.models, self.cards = event.models, event.cards
+
+    def counts(self, counters: ScrapeCounters, outstanding: int, at_engine: int) -> LoadCounts:
+        """The load now. `at_engine`: of the outstanding requests, those sent to the engine."""
+        waiting = pending(self.reading, counters, self.answers.tokens_per_answer)
+        running = at_engine if self._counts_own else self.reading.running
+        capped = outstanding >= self._outstanding_max
+        return LoadCounts(waiting, running, capped, capped or (waiting or 0) > 0)
+
+    def learn(
+        self,
+        usage: TokenUsage,
+        sent_at: float,
+        began_at: float | None,
+        ended_at: float,
+        *,
+        alone: bool,
+        warm: bool,
+    ) -> None:
+        """Learn from a finished response.
+
+        `began_at`: its first token; None if it was not streamed. `alone`: no other request was
+        before its first token when it was sent. `warm`: a warm-up, no example of clients' requests.
+        """
+        if not warm:
+            self.answers.add(usage, None if began_at is None else ended_at - began_at)
+        if began_at is None or not alone or usage.prompt_tokens < 0 or usage.cached_tokens < 0:
+            return
+        self.prefill.add(max(0, usage.prompt_tokens - usage.cached_tokens), began_at - sent_at)

@@ -1,0 +1,361 @@
+"""One request's life at the agent: the headers of its work message, its record, and its states.
+
+The table is the only writer of records. Beside its state a record has `aborted`: its relay was told
+to stop, and ends soon.
+
+    state      entered by       then
+    RECEIVING  `add`            its body comes in parts; `send`, or `remove` when one is missing
+    ACCEPTED   `add`            its body is whole; `send`, or `remove` when no time is left
+    SENT       `send`           the engine has it; `begin`, or `settle` when it ends without a byte
+    ANSWERING  `begin`          its first byte came
+    SETTLED    `settle`         it no longer waits for the engine, and nobody needs its body
+    (gone)     `remove`         its END or REFUSED frame is out
+
+Parts of a body come over one connection, so NATS keeps their order; a hole means that the bus
+dropped a part, and the body is lost: the router still has all of it and places the request again.
+
+Headers are read strictly: unreadable ones are refused as BAD_WORK, so that a router learns of its
+mistake at once. The path must be in a fixed list, so that no bus user reaches an engine's
+administrative endpoints through its agent.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+
+from agents.core.engine_load import PrefillLine, ScrapeCounters
+from agents.core.events import RouterKey
+from agents.core.routers import HandoffNumber
+from schemas import subjects
+from schemas.exchange import (
+    BODY_BYTES_MAX,
+    H_BODY_BYTES,
+    H_DEADLINE_MS,
+    H_FROM,
+    H_HANDOFF,
+    H_MAY_QUEUE,
+    H_MODEL,
+    H_OWNER,
+    H_PATH,
+    H_PREFILL_TOKENS,
+    H_REQUEST,
+    H_RESIDENCY,
+    H_TERM,
+    H_WARM,
+)
+from schemas.http import ENGINE_PATHS
+from schemas.ids import ModelId, NameInvalid, RegionId, RouterId, checked_name, is_request_id
+from schemas.residency import Labels, parse_labels
+
+DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
+DEADLINE_S_MAX = 3600.0
+DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
+BYTES_PER_TOKEN = 4  # of a prompt that nobody has counted
+# Bodies of requests without a first byte are held in memory, here or in the HTTP client.
+HELD_BYTES_MAX = 256 * 1024 * 1024
+PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
+
+
+class BadWork(ValueError):
+    """A work message that can't be served; the message says which header is wrong."""
+
+
+class BodyLost(ValueError):
+    """The parts don't make the announced body; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRequest:
+    """The headers of one readable work message. `body_bytes` is set when its body comes in parts.
+
+    `prefill_tokens`: prompt tokens to be computed here, by the router's estimate, if it gave one.
+    """
+
+    model: ModelId
+    path: str
+    request_id: str
+    deadline_s: float  # time left on arrival; 0 means that none is left
+    body_bytes: int | None
+    prefill_tokens: int | None = None
+    may_queue: bool = False  # to be taken though other work is pending
+    residency: Labels = ()  # only where one of these labels holds; empty: anywhere
+    warm: bool = False  # a warm-up: no example of what clients request
+    owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
+    term: int | None = None  # of the lease that it is handed over under, if there is one
+
+
+def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
+    """The work described by `headers`. Raises BadWork if it can't be served."""
+    path = headers.get(H_PATH, "")
+    if path not in ENGINE_PATHS:
+        raise BadWork(f"{H_PATH} {path!r} is none of {', '.join(sorted(ENGINE_PATHS))}"[:300])
+    parts = _body_bytes(headers)
+    if parts is None and not body:
+        raise BadWork("an empty body")
+    request_id = headers.get(H_REQUEST, "")
+    try:
+        model = subjects.decode_model(headers.get(H_MODEL, ""))
+    except ValueError as error:
+        raise BadWork(f"{H_MODEL}: {error}"[:300]) from error
+    return WorkRequest(
+        model=model,
+        path=path,
+        deadline_s=_deadline_s(headers),
+        body_bytes=parts,
+        prefill_tokens=_number(headers.get(H_PREFILL_TOKENS, "")),
+        may_queue=headers.get(H_MAY_QUEUE) == "1",
+        residency=_residency(headers),
+        warm=headers.get(H_WARM) == "1",
+        owner=_owner(headers),
+        term=_number(headers.get(H_TERM, "")),
+        request_id=request_id if is_request_id(request_id) else "",
+    )
+
+
+def parse_handoff(headers: Mapping[str, str]) -> HandoffNumber | None:
+    """The router's hand-off number, or None when the headers have none that is readable."""
+    number = _number(headers.get(H_HANDOFF, ""))
+    try:
+        owner = _owner(headers)
+        router = checked_name("router", headers.get(H_FROM, ""))
+    except (NameInvalid, BadWork):
+        return None
+    return None if number is None else HandoffNumber(RouterId(router), number, owner)
+
+
+def _owner(headers: Mapping[str, str]) -> RegionId | None:
+    owner = headers.get(H_OWNER)
+    try:
+        return None if owner is None else RegionId(checked_name("region", owner))
+    except NameInvalid as error:
+        raise BadWork(f"{H_OWNER}: {error}"[:300]) from error
+
+
+def _residency(headers: Mapping[str, str]) -> Labels:
+    text = headers.get(H_RESIDENCY)
+    try:
+        return () if text is None else parse_labels(text)
+    except ValueError as error:  # an unreadable label may have excluded this replica
+        raise BadWork(f"{H_RESIDENCY}: {error}"[:300]) from error
+
+
+def _deadline_s(headers: Mapping[str, str]) -> float:
+    text = headers.get(H_DEADLINE_MS)
+    if text is None:
+        return DEADLINE_S_DEFAULT
+    if text.startswith("-") and _number(text[1:]) is not None:
+        return 0.0
+    left_ms = _number(text)
+    if left_ms is None:
+        raise BadWork(f"{H_DEADLINE_MS} {text[:40]!r} is not a number of milliseconds")
+    return min(left_ms / 1000, DEADLINE_S_MAX)
+
+
+def _body_bytes(headers: Mapping[str, str]) -> int | None:
+    text = headers.get(H_BODY_BYTES)
+    if text is None:
+        return None
+    size = _number(text)
+    if size is None or not 0 < size <= BODY_BYTES_MAX:
+        raise BadWork(f"{H_BODY_BYTES} {text[:40]!r} is not 1 to {BODY_BYTES_MAX}")
+    return size
+
+
+def _number(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        return None
+    return int(text)
+
+
+class AgentRequestState(Enum):
+    """Where a request is in its life."""
+
+    RECEIVING = "receiving"
+    ACCEPTED = "accepted"
+    SENT = "sent"
+    ANSWERING = "answering"
+    SETTLED = "settled"
+
+
+_NEXT = {
+    AgentRequestState.RECEIVING: (AgentRequestState.SENT,),
+    AgentRequestState.ACCEPTED: (AgentRequestState.SENT,),
+    AgentRequestState.SENT: (AgentRequestState.ANSWERING, AgentRequestState.SETTLED),
+    AgentRequestState.ANSWERING: (),
+    AgentRequestState.SETTLED: (),
+}
+
+
+@dataclass(slots=True)
+class AgentRequest:
+    """One request. Times are None until they happen."""
+
+    inbox: str
+    router: RouterKey
+    work: WorkRequest
+    headers: Mapping[str, str]
+    body_bytes: int
+    taken_at: float
+    state: AgentRequestState = AgentRequestState.ACCEPTED
+    sent_at: float | None = None  # to the engine
+    began_at: float | None = None  # its first byte
+    alone: bool = False  # when it was sent, no other request waited for its first byte
+    aborted: bool = False
+    parts: list[bytes] = field(default_factory=list)
+    part_bytes: int = 0  # of all parts that arrived
+    last_part_at: float = -inf
+    prompt_tokens: int = 0  # to be computed: the router's estimate, else by the size of its body
+
+
+class RequestTable:
+    """Requests taken from the bus and not ended, by inbox. The caller bounds their number."""
+
+    def __init__(self) -> None:
+        self.by_inbox: dict[str, AgentRequest] = {}  # only this class writes it
+        # Beside the whole table, because they are few and every event needs them.
+        self._waiting: dict[str, AgentRequest] = {}  # without a first byte, oldest first
+        self._receiving: dict[str, AgentRequest] = {}
+        self.counters = ScrapeCounters()
+        self.held_bytes = 0
+        self.at_engine = 0  # sent and not ended
+        self._settled_at = -inf  # when one last ceased to wait
+        self._due_at = inf  # no deadline passes before it
+
+    def add(self, record: AgentRequest, now: float) -> None:
+        """A request is taken from the bus."""
+        inbox = record.inbox
+        self.by_inbox[inbox] = self._waiting[inbox] = record
+        self.held_bytes += record.body_bytes
+        estimate = record.work.prefill_tokens
+        record.prompt_tokens = (
+            record.body_bytes // BYTES_PER_TOKEN if estimate is None else estimate
+        )
+        self._due_at = min(self._due_at, record.taken_at + record.work.deadline_s)
+        if record.work.body_bytes is not None:
+            record.state, record.last_part_at = AgentRequestState.RECEIVING, now
+            self._receiving[inbox] = record
+
+    def add_part(self, inbox: str, offset: int, data: bytes, now: float) -> bytes | None:
+        """A part of a body arrived; returns the body once it is whole.
+
+        Repeated parts, and parts that no request waits for, are ignored. Raises BodyLost for a hole
+        and for more bytes than announced.
+        """
+        record = self._receiving.get(inbox)
+        if record is None or offset < record.part_bytes:
+            return None
+        total, arrived = record.body_bytes, record.part_bytes
+        if offset > arrived or offset + len(data) > total:
+            raise BodyLost(f"part of {len(data)} bytes at {offset}, expected {arrived} of {total}")
+        record.parts.append(data)
+        record.part_bytes += len(data)
+        record.last_part_at = now
+        if record.part_bytes < total:
+            return None
+        body = b"".join(record.parts)
+        record.parts.clear()
+        return body
+
+    def send(self, record: AgentRequest, now: float) -> None:
+        """It is sent to the engine."""
+        self._enter(record, AgentRequestState.SENT)
+        self._receiving.pop(record.inbox, None)
+        record.sent_at = now
+        record.alone = self.counters.waiting == 0
+        self.at_engine += 1
+        self.counters.sent(now)
+
+    def begin(self, record: AgentRequest, now: float) -> None:
+        """Its first byte came."""
+        if record.state is AgentRequestState.SENT:
+            record.began_at = now
+            self._settle(record, AgentRequestState.ANSWERING, now)
+
+    def settle(self, record: AgentRequest, now: float) -> None:
+        """Its relay has ended, with a first byte or without."""
+        if record.state is AgentRequestState.SENT:
+            self._settle(record, AgentRequestState.SETTLED, now)
+
+    def abort(self, record: AgentRequest) -> bool:
+        """Its relay is told to stop; False if it was already."""
+        was, record.aborted = record.aborted, True
+        return not was
+
+    def remove(self, record: AgentRequest) -> None:
+        """Forget it, in any state but SENT: `settle` that first."""
+        assert record.state is not AgentRequestState.SENT, "its relay has not ended"
+        del self.by_inbox[record.inbox]
+        self.at_engine -= record.sent_at is not None
+        self._receiving.pop(record.inbox, None)
+        if self._waiting.pop(record.inbox, None) is not None:
+            self.held_bytes -= record.body_bytes
+
+    def scraped(self, began_at: float, now: float) -> None:
+        """A scrape of the engine that began then has arrived."""
+        sent = (record.sent_at for record in self._waiting.values())
+        self.counters.scraped(began_at, now, (at for at in sent if at is not None))
+
+    def restart_clock(self, now: float) -> None:
+        """No part could arrive until now: the wait for the next one counts from here on."""
+        for record in self._receiving.values():
+            record.last_part_at = now
+
+    def overdue(self, now: float) -> list[AgentRequest]:
+        """Those whose deadline has passed."""
+        if now < self._due_at:
+            return []
+        due = {
+            inbox: record.taken_at + record.work.deadline_s
+            for inbox, record in self.by_inbox.items()
+        }
+        self._due_at = min(due.values(), default=inf)
+        return [self.by_inbox[inbox] for inbox, due_at in due.items() if due_at <= now]
+
+    def without_next_part(self, now: float) -> list[AgentRequest]:
+        """Those whose next part is overdue."""
+        receiving = self._receiving.values()
+        return [record for record in receiving if now - record.last_part_at >= PART_TIMEOUT_S]
+
+    def waiting(self) -> Iterable[AgentRequest]:
+        """Those without a first byte, in the order they were taken."""
+        return self._waiting.values()
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """Of those at the engine without a first byte."""
+        sent = (record for record in self._waiting.values() if record.sent_at is not None)
+        return max((record.prompt_tokens for record in sent), default=0)
+
+    def prefill_queued_tokens(self, line: PrefillLine | None, now: float) -> int | None:
+        """Prompt tokens that the engine still has to compute of requests taken: "two pending" may
+        be a hundred tokens or a hundred thousand. None if a router gave no estimate.
+
+        Engines compute prompts in order of arrival and don't report how far they are, so the
+        progress of the oldest is estimated from the learned speed.
+        """
+        total, front = 0, None
+        for record in self._waiting.values():
+            if record.work.prefill_tokens is None:
+                return None
+            total += record.work.prefill_tokens
+            front = front or record
+        if front is None or front.sent_at is None or line is None or line.s_per_token <= 0.0:
+            return total
+        done = (now - max(front.sent_at, self._settled_at)) / line.s_per_token
+        assert front.work.prefill_tokens is not None
+        return total - min(front.work.prefill_tokens, max(0, round(done)))
+
+    def _settle(self, record: AgentRequest, state: AgentRequestState, now: float) -> None:
+        """It no longer waits for the engine, and nobody needs its body."""
+        self._enter(record, state)
+        self._settled_at = now
+        del self._waiting[record.inbox]
+        self.held_bytes -= record.body_bytes
+        assert record.sent_at is not None
+        self.counters.settle(record.sent_at, now)
+
+    @staticmethod
+    def _enter(record: AgentRequest, state: AgentRequestState) -> None:
+        assert state in _NEXT[record.state], f"from {record.state} to {state}"
+        record.state = state

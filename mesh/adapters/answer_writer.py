@@ -1,0 +1,393 @@
+"""Writes the answer to one client request to the client's socket, as the engine sent it.
+
+The session calls `changed` when the answer or its failure may have more for the client, and, while
+`ClientRequest.direct_writer` is set, `pass_on` with each frame: a frame that is just the next event
+of a stream goes to the socket with no other step. Both run for every token of every client.
+
+A client that reads slowly makes the transport pause this writer. Then nothing is taken from the
+answer, no credit goes to the agent, and the agent stops reading its engine: the pressure reaches
+the GPU's own buffers, and no process in between grows.
+
+An answer is finished when its last byte has left this process, not when it was written: until
+then it counts for the drain and its deadline holds. Nothing follows the last event of a stream:
+once it is here, the client's answer ends well, whatever becomes of the request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import lru_cache
+from http import HTTPStatus
+from math import ceil
+from typing import Protocol
+
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE
+
+from mesh.adapters.client_request import ClientRequest, FrontDoor
+from mesh.adapters.request_options import RequestRefused
+from mesh.session.answer import AnswerReceiver
+from schemas.decision import header_value, without_matches
+from schemas.http import (
+    H_DECISION,
+    H_REGION,
+    Fault,
+    error_body,
+    error_event,
+    error_headers,
+)
+
+log = logging.getLogger(__name__)
+
+BEHIND_BYTES = 32 * 1024  # unsent, above the kernel's own buffer; half of asyncio's high water
+DEADLINE_GRACE_S = 5.0  # for the core's own word on the deadline to reach the client first
+LAST_CHUNK = b"0\r\n\r\n"
+NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+JSON = "application/json"
+ROUTER_FAILED = "the router failed on this request; its log says why"
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class ClientSocket(Protocol):
+    """The connection that an answer is written to."""
+
+    transport: asyncio.Transport
+    is_paused: bool  # for writing
+
+    def wake_by(self, due_at: float) -> None:
+        """Call the writer's `deadline_passed` at that time of the loop's clock."""
+        ...
+
+
+class AnswerState(Enum):
+    """How far an answer has come."""
+
+    WAITING = "waiting"  # nothing is written
+    STARTING = "starting"
+    STREAMING = "streaming"
+    FLUSHING = "flushing"  # all is written, and some of it has not left this process
+    OVER = "over"
+
+
+class AnswerWriter:
+    """Give it the request by `begin`; `over` is called once, when no more will be written."""
+
+    _answer: AnswerReceiver
+
+    __slots__ = (
+        "_answer",
+        "_door",
+        "_headers",
+        "_is_chunked",
+        "_minor",
+        "_over",
+        "_request",
+        "_socket",
+        "_state",
+        "_transport",
+        "keep_alive",
+    )
+
+    def __init__(
+        self,
+        socket: ClientSocket,
+        door: FrontDoor,
+        headers: dict[str, str],
+        over: Callable[[], None],
+        *,
+        keep_alive: bool = True,
+        minor: int = 1,
+    ) -> None:
+        """`headers`: of any answer to this request. `minor`: of the client's HTTP version."""
+        self._socket, self._transport, self._door = socket, socket.transport, door
+        self._headers, self._over = headers, over
+        self.keep_alive, self._minor = keep_alive, minor
+        self._is_chunked = minor == 1
+        self._state = AnswerState.WAITING
+        self._request: ClientRequest | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the client was sent anything."""
+        return self._state is not AnswerState.WAITING
+
+    # What the session calls.
+
+    def pass_on(self, frame: bytes, now: float) -> bool:
+        """Write what a frame brings, past the answer's buffer. False if it is to be fed to it."""
+        transport = self._transport
+        if transport.get_write_buffer_size() > BEHIND_BYTES or transport.is_closing():
+            return False
+        answer = self._answer
+        data = answer.passing(frame, now)
+        if not data:
+            return False
+        # RFC 9112, section 7.1; an HTTP/1.0 client gets the bytes as they are.
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        if answer.taken_bytes >= answer.credit_at_bytes:
+            assert self._request is not None
+            self._door.passed(self._request)
+        return True
+
+    def changed(self) -> None:
+        """The answer, or the request's failure, may have more for the client."""
+        request = self._request
+        if request is None:  # not admitted yet, or over
+            return
+        try:
+            if self._transport.is_closing():
+                self.leave()
+            elif self._state is AnswerState.STREAMING:
+                self._send(request)
+            elif self._state is AnswerState.WAITING and request.is_startable:
+                self._start(request)
+        except Exception as error:
+            self.fail(error)
+
+    # What the connection, or the HTTP handler, calls.
+
+    def begin(self, request: ClientRequest) -> None:
+        """It is admitted, and may already have an answer."""
+        self._request = request
+        self.changed()
+
+    def refuse(self, refused: RequestRefused) -> None:
+        """Answer a request that was not admitted."""
+        self._write_error(refused.fault, refused.message, refused.param, refused.headers)
+
+    def fail(self, error: Exception) -> None:
+        """The router itself failed: say so if nothing is written yet, else cut the answer."""
+        log.error("request failed inside the router", exc_info=error)
+        self.keep_alive = False
+        request, self._request = self._request, None
+        if request is not None:
+            request.direct_writer = None
+            self._door.leave(request)
+        if self._state is AnswerState.WAITING or self._state is AnswerState.STARTING:
+            self._write_error(Fault.INTERNAL, ROUTER_FAILED)
+        elif self._state is not AnswerState.OVER:
+            self._transport.close()
+            self._end()
+
+    def paused(self) -> None:
+        """The client reads slowly."""
+        if self._request is not None:
+            self._request.direct_writer = None
+
+    def resumed(self) -> None:
+        """It has read what was written."""
+        request = self._request
+        if request is None:
+            return
+        try:
+            if self._state is AnswerState.STREAMING:
+                self._door.passed(request)
+                self._send(request)
+            elif self._state is AnswerState.FLUSHING:
+                self._transport.set_write_buffer_limits()
+                self._check_flushed()
+        except Exception as error:
+            self.fail(error)
+
+    def deadline_passed(self) -> None:
+        """The client has stopped reading what is already here.
+
+        What an engine still sends at the deadline is ended by the core, before this.
+        """
+        self.leave()
+        self._transport.abort()
+
+    def leave(self) -> None:
+        """The client is gone; without effect when the answer is over."""
+        request, self._request = self._request, None
+        if request is not None:
+            self.keep_alive = False
+            request.direct_writer = None
+            self._door.leave(request)
+            self._end()
+
+    def _start(self, request: ClientRequest) -> None:
+        if request.ask.options.debug and (receipt := request.receipt) is not None:
+            shown = without_matches(receipt) if request.ask.tenant == "" else receipt
+            self._headers[H_DECISION] = header_value(shown)
+        if request.failure is not None or request.pass_engine_error:
+            self._start_failed(request)
+            return
+        self._state = AnswerState.STARTING
+        answer = request.answer
+        assert answer is not None and answer.head is not None, "an answer that starts has a head"
+        self._answer, head = answer, answer.head
+        headers = {**answer.passed, **self._headers}
+        headers["content-type"] = head.content_type
+        headers[H_REGION] = head.region
+        self._door.started(request)
+        if head.status in NO_BODY or head.status < HTTPStatus.OK:
+            answer.take()
+            self._transport.write(self._head(head.status, headers))
+            self._flush()
+        elif answer.is_complete and not answer.is_event_stream:
+            data = answer.take()
+            headers["content-length"] = str(len(data))
+            self._transport.write(self._head(head.status, headers) + data)
+            self._flush()
+        else:
+            self._start_stream(request, answer, headers)
+
+    def _start_stream(
+        self, request: ClientRequest, answer: AnswerReceiver, headers: dict[str, str]
+    ) -> None:
+        assert answer.head is not None
+        if answer.is_event_stream:
+            headers["cache-control"] = "no-cache"
+        if self._is_chunked:
+            headers["transfer-encoding"] = "chunked"
+        else:
+            self.keep_alive = False
+        head, data = self._head(answer.head.status, headers), self._chunk(answer.take())
+        if answer.is_complete and request.failure is None:
+            self._transport.write(head + data + self._last_chunk)
+            self._flush()
+            return
+        self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+        self._state = AnswerState.STREAMING
+        self._transport.write(head + data)
+        if not self._socket.is_paused:
+            self._door.passed(request)
+            self._send(request)
+
+    def _send(self, request: ClientRequest) -> None:
+        """Write what is there, unless the client is behind."""
+        answer = self._answer
+        request.direct_writer = None
+        while not self._socket.is_paused:
+            data = answer.take()
+            if answer.is_complete and request.failure is None:
+                self._transport.write(self._chunk(data) + self._last_chunk)
+                self._flush()
+                return
+            if data:
+                self._transport.write(self._chunk(data))
+                if not self._socket.is_paused:
+                    self._door.passed(request)
+            elif request.failure is not None:
+                self._end_failed(request, answer)
+                return
+            else:
+                request.direct_writer = self
+                return
+
+    def _end_failed(self, request: ClientRequest, answer: AnswerReceiver) -> None:
+        """End an answer that broke, well or with an error that the client can read."""
+        assert request.failure is not None
+        if answer.is_whole:
+            self._transport.write(self._last_chunk)
+        elif answer.is_event_stream:
+            # The client must not read the error as part of an unfinished event.
+            gap = b"" if answer.is_between_events else b"\n\n"
+            event = error_event(request.failure.fault, request.failure.message)
+            self._transport.write(self._chunk(gap + event) + self._last_chunk)
+        else:
+            # A plain answer can't carry an error after its bytes: only the cut tells the client.
+            self._request = None
+            self._door.failed(request)
+            self.keep_alive = False
+            self._transport.close()
+            self._end()
+            return
+        self._flush()
+
+    def _flush(self) -> None:
+        """All is written. The answer is over when the kernel has every byte."""
+        self._state = AnswerState.FLUSHING
+        if self._transport.get_write_buffer_size() == 0:
+            self._flushed()
+        else:  # uvloop writes at the end of the loop's turn
+            asyncio.get_running_loop().call_soon(self._check_flushed)
+
+    def _check_flushed(self) -> None:
+        request = self._request
+        if request is None:
+            return
+        if self._transport.is_closing():
+            self.leave()
+        elif self._transport.get_write_buffer_size() == 0:
+            self._flushed()
+        else:  # the transport pauses us, and resumes us when all has left
+            self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+            self._transport.set_write_buffer_limits(high=0)
+
+    def _flushed(self) -> None:
+        request, self._request = self._request, None
+        assert request is not None
+        try:
+            if request.failure is None or self._answer.is_whole:
+                self._door.finished(request)
+            else:
+                self._door.failed(request)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._state = AnswerState.OVER
+        self._over()
+
+    # Errors before the first byte.
+
+    def _start_failed(self, request: ClientRequest) -> None:
+        self._request = None
+        self._door.failed(request)
+        failure = request.failure
+        if failure is not None:
+            retry_after_s = ceil(failure.retry_after_s or 1.0)
+            self._write_error(failure.fault, failure.message, retry_after_s=retry_after_s)
+            return
+        error = request.engine_error
+        assert error is not None, "told to pass on an error answer that never came"
+        headers = {**error.headers, **self._headers, "content-type": error.content_type}
+        self._write_whole(error.status, headers, error.body)
+
+    def _write_error(
+        self,
+        fault: Fault,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] = {},
+        *,
+        retry_after_s: int = 1,
+    ) -> None:
+        of_fault = error_headers(fault, retry_after_s)
+        headers = {**self._headers, **headers, **of_fault, "content-type": JSON}
+        self._write_whole(fault.value.status, headers, error_body(fault, message, param))
+
+    def _write_whole(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        headers["content-length"] = str(len(body))
+        self._transport.write(self._head(status, headers) + body)
+        self._end()
+
+    # Bytes of HTTP.
+
+    @property
+    def _last_chunk(self) -> bytes:
+        return LAST_CHUNK if self._is_chunked else b""
+
+    def _chunk(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._is_chunked else data
+
+    def _head(self, status: int, headers: Mapping[str, str]) -> bytes:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or "\0" in lines:
+            raise ValueError(f"a header of the answer has a line break: {lines[:300]!r}")
+        about = _general_lines(rfc822_formatted_time(), self._minor, self.keep_alive)
+        return (
+            f"HTTP/1.{self._minor} {status} {_REASONS.get(status, '')}\r\n{lines}{about}".encode()
+        )
+
+
+@lru_cache(maxsize=8)
+def _general_lines(date: str, minor: int, keep_alive: bool) -> str:
+    """The headers of every answer, and the head's end; the date changes once a second."""
+    about = f"date: {date}\r\nserver: {SERVER_SOFTWARE}\r\n"
+    if keep_alive == (minor == 1):  # what that version means anyway
+        return about + "\r\n"
+    return f"{about}connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"

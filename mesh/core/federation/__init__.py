@@ -1,1 +1,0 @@
-"""Other regions: how they are, what they ask for, and who owns whose replicas."""

@@ -1,0 +1,274 @@
+"""Requests that nobody can take yet: in line by class and arrival, bounded (SkyWalker 3.3).
+
+One line per model, because a request whose model has no free replica must not block those
+behind it that ask for another. Within a model, requests are ordered by `effective_arrival`
+(arrival, and a head start for higher classes), also when a request comes back because a replica
+refused it. Where the order has groups, each group has its own lines, and the order says which group
+is next.
+
+In which order held requests are tried: by class and time, or Preble's priority groups.
+
+Preble 3.3: a request's group is the tenth of its prompt that is cached, and a batch takes from
+each group in proportion to its number, "ten from priority group 10, nine from priority 9". What
+its engine does for a batch we do over time: a round gives group g g releases, the highest group
+first, and the next round begins when nobody who waits has any left. So prompts that are cached
+go first and reuse what is there, and nobody starves: every round releases from every group.
+
+Classes of requests: a class is worth HEAD_START_S of waiting. Whoever waits stands as if it had
+come so much earlier or later: a higher class goes first, and nobody starves, because all who go
+before a request came at most two head starts after it. It is one number, settled at arrival; an
+age rule would order the line anew as time passes. Where there are groups, high goes into the
+highest and low into the lowest, whatever is cached: the shares see to it that low is served.
+
+Rejected: the longest match first (SGLang's `lpm`), which lets a steady stream of cached prompts
+keep a new one waiting for ever. A prompt that is hardly cached would be in group 0 by the
+paper's formula and have no share at all; here it is in group 1.
+
+The ratio is asked for once, when the request is held: asking at every try would cost a walk of
+the index for each one in line.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Container, Iterator, MutableMapping
+from heapq import merge
+from typing import Protocol
+
+from mesh.core.model.request import Request
+from schemas.exchange import Priority
+from schemas.ids import ModelId
+from schemas.residency import Labels
+from schemas.settings import HoldOrder
+
+GROUPS = 10  # Preble's P
+# A sixth of the longest hold: low has its turn long before it would be shed for its age.
+HEAD_START_S = 10.0
+_CLASSES_BEFORE = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+EVERYBODY = 1  # the one group of those who come first
+
+
+def effective_arrival(request: Request) -> float:
+    """The arrival time that a request is treated as having, in seconds: its class in seconds."""
+    return request.arrived_at + HEAD_START_S * _CLASSES_BEFORE[request.priority]
+
+
+class QueueOrder(Protocol):
+    """Whose turn it is among groups of held requests; inside a group it is `effective_arrival`."""
+
+    def group(self, request: Request) -> int:
+        """The group that a request waits in."""
+        ...
+
+    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
+        """The group of each next one to try, until all `waiting` (group: requests) were."""
+        ...
+
+    def released(self, group: int) -> None:
+        """One of that group has got a place."""
+        ...
+
+
+class FirstCome:
+    """One group, so `effective_arrival` alone decides."""
+
+    def group(self, request: Request) -> int:
+        """Everybody's."""
+        return EVERYBODY
+
+    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
+        """Everybody, one after the other."""
+        for group, length in waiting.items():
+            for _ in range(length):
+                yield group
+
+    def released(self, group: int) -> None:
+        """Nothing changes for the others."""
+
+
+class PriorityGroups:
+    """Groups 1 to P; in every round of releases, group g has g of them."""
+
+    def __init__(self, hit_ratio: Callable[[Request], float], groups: int = GROUPS) -> None:
+        self._hit_ratio = hit_ratio
+        self._groups = groups
+        self._left = self._full_round()
+
+    def group(self, request: Request) -> int:
+        """63 of 100 tokens cached and ten groups: group 6; high and low have theirs."""
+        if request.priority is Priority.HIGH:
+            return self._groups
+        if request.priority is Priority.LOW:
+            return 1
+        return min(self._groups, max(1, int(self._hit_ratio(request) * self._groups)))
+
+    def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
+        """As if each one tried were released; only `released` counts, for some are stuck."""
+        left = self._left.copy()
+        while waiting:
+            for group in sorted(waiting, reverse=True):
+                for _ in range(min(left[group], waiting[group])):
+                    yield group
+                waiting[group] -= min(left[group], waiting[group])
+                if not waiting[group]:
+                    del waiting[group]
+            left = self._full_round()
+
+    def released(self, group: int) -> None:
+        """A group that had none left was tried last: all others are stuck or done as well."""
+        if not self._left[group]:
+            self._left = self._full_round()
+        self._left[group] -= 1
+
+    def _full_round(self) -> dict[int, int]:
+        return {group: group for group in range(1, self._groups + 1)}
+
+
+def make_order(kind: HoldOrder, hit_ratio: Callable[[Request], float]) -> QueueOrder:
+    """A new instance of that order. `hit_ratio`: part of a prompt that is cached, 0 to 1."""
+    return FirstCome() if kind is HoldOrder.FIRST_COME else PriorityGroups(hit_ratio)
+
+
+WaitingRequests = list[tuple[float, int, Request]]
+RequestKind = tuple[ModelId, Labels, bool]  # requests of one kind can go to the same places
+LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
+
+
+def kind_of(request: Request) -> RequestKind:
+    """What decides where it can go, as far as it says itself; a peer's goes no further."""
+    return request.model, request.residency, request.answer_inbox is not None
+
+
+class HoldQueue:
+    """New requests up to `length_max` over all models; one that comes back always has its place."""
+
+    def __init__(self, length_max: int, turns: QueueOrder | None = None) -> None:
+        """`turns`: the order of trying; by `effective_arrival` alone unless given."""
+        self._length_max = length_max
+        self._turns = FirstCome() if turns is None else turns
+        self._lines: dict[int, dict[ModelId, WaitingRequests]] = {}  # of each group
+        self._group_of: dict[int, int] = {}  # by the request's key
+        self._waiting: dict[ModelId, int] = {}
+        self._alike: dict[RequestKind, WaitingRequests] = {}
+        self._untried: dict[Priority, WaitingRequests] = {priority: [] for priority in LOWEST_FIRST}
+
+    def __contains__(self, request: Request) -> bool:
+        return request.key in self._group_of
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new request must be shed instead of held, or another one for it."""
+        return len(self) >= self._length_max
+
+    def waiting(self, model: ModelId) -> int:
+        """Requests held for one model."""
+        return self._waiting.get(model, 0)
+
+    def alike(self, kind: RequestKind) -> int:
+        """Requests of that kind that are held."""
+        return len(self._alike.get(kind, ()))
+
+    @property
+    def kinds(self) -> int:
+        """How many different kinds of requests are held."""
+        return len(self._alike)
+
+    @property
+    def held_kinds(self) -> Collection[RequestKind]:
+        """Which ones."""
+        return self._alike.keys()
+
+    def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
+        """Those held for its model who stand before that one, whether it is held or not.
+
+        `without`: requests of these kinds are not counted, unless it is one of them.
+        """
+        place = effective_arrival(request), request.key
+        lines = list(self._lines_of(request.model, without))
+        if (kind := kind_of(request)) in without:
+            lines.append(self._alike.get(kind, []))
+        return sum(bisect_left(line, place) for line in lines)
+
+    def next_of(self, model: ModelId, without: Container[RequestKind] = ()) -> Request | None:
+        """Whoever stands first in the line of that model; None if nobody waits."""
+        lines = self._lines_of(model, without)
+        return min((line[0] for line in lines), default=(0.0, 0, None))[2]
+
+    def _lines_of(
+        self, model: ModelId, without: Container[RequestKind]
+    ) -> Iterator[WaitingRequests]:
+        for kind, line in self._alike.items():
+            if kind[0] == model and kind not in without:
+                yield line
+
+    def newest_below(self, priority: Priority) -> Request | None:
+        """Who came last of the lowest class, if that is lower than `priority`.
+
+        Not one that came back: it has its place.
+        """
+        for lower in LOWEST_FIRST[: LOWEST_FIRST.index(priority)]:
+            if held := self._untried[lower]:
+                return held[-1][2]
+        return None
+
+    def put(self, request: Request, *, comes_back: bool = False) -> None:
+        """Hold a request at its place. For a new one the caller has looked at `is_full`."""
+        group = self._turns.group(request)
+        line = self._lines.setdefault(group, {}).setdefault(request.model, [])
+        insort(line, (effective_arrival(request), request.key, request))
+        if not comes_back:
+            insort(
+                self._untried[request.priority], (effective_arrival(request), request.key, request)
+            )
+        self._group_of[request.key] = group
+        self._waiting[request.model] = self.waiting(request.model) + 1
+        alike = self._alike.setdefault(kind_of(request), [])
+        insort(alike, (effective_arrival(request), request.key, request))
+
+    def release(self, request: Request) -> None:
+        """Take out one that has got a place: it was its group's turn."""
+        group = self._group_of[request.key]
+        self.remove(request)
+        self._turns.released(group)
+
+    def remove(self, request: Request) -> bool:
+        """Take a request out, wherever it stands; False if it is not held."""
+        group = self._group_of.pop(request.key, None)
+        if group is None:
+            return False
+        lines = self._lines[group]
+        line = lines[request.model]
+        _take_out(line, request)
+        _take_out(self._untried[request.priority], request)
+        if not line:
+            del lines[request.model]
+        if not lines:
+            del self._lines[group]
+        self._waiting[request.model] -= 1
+        if not self._waiting[request.model]:
+            del self._waiting[request.model]
+        _take_out(alike := self._alike[kind := kind_of(request)], request)
+        if not alike:
+            del self._alike[kind]
+        return True
+
+    def models(self) -> tuple[ModelId, ...]:
+        """Models that somebody waits for."""
+        return tuple(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All of them, over all models, in the order of trying. They may be removed meanwhile."""
+        lines = {
+            group: merge(*(line.copy() for line in lines.values()))
+            for group, lines in self._lines.items()
+        }
+        waiting = {group: sum(map(len, own.values())) for group, own in self._lines.items()}
+        for group in self._turns.walk(waiting):
+            yield next(lines[group])[2]
+
+
+def _take_out(line: WaitingRequests, request: Request) -> None:
+    place = bisect_left(line, (effective_arrival(request), request.key))
+    if place < len(line) and line[place][1] == request.key:
+        del line[place]

@@ -1,0 +1,183 @@
+"""What can still be hoped for: of an attempt under way, and of places not tried yet."""
+
+from collections.abc import Iterable
+
+from mesh.core.lifecycle.hold_queue import RequestKind
+from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.model.settings import RouterSettings
+from mesh.core.placement.residency import Residency
+from mesh.core.view.bus_status import UNREACHABLE
+from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica_table import ReplicaTable
+from schemas.exchange import SILENCE_S_MAX, WORKING_S
+from schemas.ids import ModelId, RegionId
+from schemas.state import ModelCard
+
+RETURN_S = WORKING_S + 3.0  # an answer that goes on is heard of after the bus's return
+DEADLINE_PASSED = "the request's deadline has passed"
+
+
+class Timeouts:
+    """Reads the tables; changes nothing."""
+
+    def __init__(
+        self,
+        replicas: ReplicaTable,
+        peers: PeerTable,
+        settings: RouterSettings,
+        residency: Residency,
+    ) -> None:
+        self._residency = residency
+        self._replicas = replicas
+        self._peers = peers
+        self._settings = settings
+        # Nothing is missed of an attempt that was heard of within this time.
+        self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
+
+    def ready_models(self) -> tuple[ModelId, ...]:
+        """Models that some ready replica of the mesh serves, full or not; by name."""
+        ready = {
+            model
+            for replica in self._replicas
+            for model in replica.heartbeat.models
+            if self._replicas.serves(replica, model)
+        }
+        for _, peer in self._peers:
+            for digest in peer.digests.values():
+                ready.update(model for model, has in digest.models.items() if has.ready)
+        return tuple(sorted(ready))
+
+    def model_card(self, model: ModelId) -> ModelCard:
+        """What an engine says of it, one of this region's rather than of a peer's."""
+        if (card := self._replicas.card(model)) is not None:
+            return card
+        digests = (digest for _, peer in self._peers for digest in peer.digests.values())
+        cards = (digest.cards.get(model) for digest in digests)
+        return next((card for card in cards if card is not None), ModelCard())
+
+    def others_serve(self, record: RequestRecord) -> bool:
+        """Whether a place that has not failed this request serves its model, free or not."""
+        request, takes = record.request, self._residency
+        wanted = takes.wanted(request)
+        for replica in self._replicas:
+            is_left = replica.heartbeat.replica not in record.avoid
+            is_within = is_left and takes.takes_replica(wanted, replica)
+            if is_within and self._replicas.serves(replica, request.model):
+                return True
+        return self._may_leave(is_foreign=request.answer_inbox is not None) and any(
+            region not in record.avoid
+            and takes.takes_peer(wanted, region, peer)
+            and peer.ready(request.model, wanted) > 0
+            for region, peer in self._peers
+        )
+
+    def serving(self, kind: RequestKind, now: float, enough: int = 1) -> int:
+        """Replicas, here and in other regions, that serve requests of this kind, free or not.
+
+        Counted as far as `enough`. 0 while the bus is away; replicas that the router is blind to
+        are not counted, for what they do can't be seen.
+        """
+        model, labels, is_foreign = kind
+        replicas, takes = self._replicas, self._residency
+        if not replicas.bus.is_there:
+            return 0
+        wanted, found = takes.wanted_by(labels, is_foreign=is_foreign), 0
+        for replica in replicas.serving(model):
+            if found >= enough:
+                return found
+            found += (
+                replicas.serves(replica, model)
+                and takes.takes_replica(wanted, replica)
+                and not replicas.is_blind_to(replica, now)
+            )
+        if self._may_leave(is_foreign=is_foreign):
+            for region, peer in self._peers:
+                if found < enough and takes.takes_peer(wanted, region, peer):
+                    found += peer.ready(model, wanted)
+        return found
+
+    def _may_leave(self, *, is_foreign: bool) -> bool:
+        return not is_foreign and self._settings.hops_max > 0
+
+    def unserved_because(self, record: RequestRecord) -> str | None:
+        """Why nobody at all may serve it, or None if somebody will have room."""
+        if not self._replicas.bus.is_there:
+            return UNREACHABLE
+        if self.others_serve(record):
+            return None
+        within = self._residency.within(record.request)
+        return f"no replica{within} serves {record.request.model!r} at present"
+
+    def due_for_check(self, records: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
+        """Those of them who must be looked at: at every tick that is hardly any of thousands."""
+        patience_s = self._patience_s
+        return [
+            record
+            for record in records
+            if record.held_since is not None
+            or now >= record.request.deadline
+            or (
+                now - record.last_frame_at > patience_s
+                and self.lost_because(record, now) is not None
+            )
+            or (record.waits_at_peer and self.is_kept_too_long(record, now))
+        ]
+
+    def is_kept_too_long(self, record: RequestRecord, now: float) -> bool:
+        """Whether a peer says that it waits there when nobody may wait for so long any more.
+
+        A peer that keeps to this refuses it first; so this one lies, or is stuck.
+        """
+        if record.peer is None or not record.waits_at_peer:
+            return False
+        patience_s = self._settings.hold_s_max + self._reply_s(record.peer)
+        return now - record.attempted_at > patience_s
+
+    def is_left_waiting(self, record: RequestRecord, now: float) -> bool:
+        """Whether the router that it waited for abroad is gone: not that region's fault."""
+        return record.waits_at_peer and not self.is_kept_too_long(record, now)
+
+    def lost_because(self, record: RequestRecord, now: float) -> str | None:
+        """Why no answer can be expected of the attempt under way, or None."""
+        bus = self._replicas.bus
+        silent_s = bus.silent_s(record.last_frame_at, now)
+        if silent_s > SILENCE_S_MAX:
+            who = "the replica" if bus.is_there else f"{UNREACHABLE}: the replica"
+            return f"{who} has not been heard of for {silent_s:.0f} s"
+        if record.last_frame_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:
+            return "its answer was lost with the bus"
+        if self.is_kept_too_long(record, now):
+            return f"region {record.peer} has kept the request waiting for too long"
+        if record.peer is not None:
+            return self._lost_at_peer_because(record, silent_s)
+        replica = None if record.replica is None else self._replicas.get(record.replica)
+        if replica is None:
+            lost = record.replica is not None and silent_s > self._settings.heartbeat_lost_s
+            why = f"replica {record.replica} was lost: no heartbeat and no answer"
+            return why if lost else None
+        # Without heartbeats only the answer itself tells; one that has nothing to say says WORKING.
+        patience_s = self._settings.heartbeat_lost_s + WORKING_S
+        if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
+            return f"replica {record.replica} does not answer, and no heartbeats arrive"
+        return None
+
+    def _lost_at_peer_because(self, record: RequestRecord, silent_s: float) -> str | None:
+        assert record.peer is not None
+        peer = self._peers.get(record.peer)
+        assert peer is not None, "peers that were asked are remembered"
+        is_unplaced = record.replica is None and not record.has_started
+        if is_unplaced and silent_s > self._reply_s(record.peer):
+            return f"region {record.peer} did not say where it placed the request"
+        # Routers of that region may restart while its agent works on. An agent that has nothing
+        # to send says WORKING; only when that fails to come as well is the link cut.
+        heard_of = record.replica is not None or record.has_started
+        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if heard_of else 0.0)
+        if not peer.digests and silent_s > patience_s:
+            return f"region {record.peer} can't be reached"
+        return None
+
+    def _reply_s(self, region: RegionId) -> float:
+        """What it takes at most to hear from a peer what it made of a request."""
+        peer = self._peers.get(region)
+        rtt_s = None if peer is None else peer.rtt_s
+        return self._settings.peer_reply_s + (rtt_s or 0.0)

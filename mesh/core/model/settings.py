@@ -1,0 +1,128 @@
+"""The router's tunables, with units, where each default comes from, and what it trades.
+
+Those that operators choose in mesh.toml come from `schemas.settings.RoutingTable.as_settings`.
+What one policy alone uses is no setting but an option of that policy (`mesh.core.policies`).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from schemas.exchange import Priority
+from schemas.gossip import BLOCKS_MAX
+from schemas.residency import OPEN_GROUND, Ground
+from schemas.settings import (
+    PENDING,
+    WHOLE,
+    Above0,
+    AtLeast0,
+    HoldOrder,
+    HopsMax,
+    IntAbove0,
+    IntAtLeast0,
+    KvUsedMax,
+    Option,
+    PolicyName,
+    PushingRule,
+    QueueDelayS,
+    UnitRatio,
+)
+
+BlocksMax = Annotated[int, Field(strict=True, gt=0, le=BLOCKS_MAX), WHOLE]  # peers keep no more
+
+# Settings of earlier versions that became options of the policies that use them, with the defaults
+# that they had.
+MOVED_TO_POLICIES: Mapping[str, tuple[float, frozenset[str]]] = {
+    "explore_below": (0.5, frozenset({"skywalker", "prefix-tree", "region-local"})),
+    "e2_window_s": (180.0, frozenset({"e2"})),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class RouterSettings:
+    """Validated at construction: a value out of range raises ValueError that names its setting."""
+
+    policy: PolicyName = "mesh"
+    # Other policies for some classes of requests, as (priority, policy) pairs.
+    policy_by_priority: tuple[tuple[Priority, PolicyName], ...] = ()
+    pushing: PushingRule = PENDING
+    hold_order: HoldOrder = HoldOrder.FIRST_COME
+    # Peers with a longer hold queue are not available (SkyWalker Algorithm 1, tau: "small
+    # buffer for newly arriving requests"; 10 is what its authors' balancer uses).
+    peer_queue_max: IntAtLeast0 = 10
+    # Longest time to a first token that peers' requests may cause for this region's clients, in
+    # seconds; requests beyond it are refused. None: every request that fits is taken.
+    own_ttft_goal_s: Above0 | None = None
+    # 1: clients' requests may be forwarded to a peer region, which places them itself; 0: never.
+    hops_max: HopsMax = 1
+    # Requests held per router; beyond it new ones are shed at once.
+    hold_max: Annotated[
+        IntAbove0, Option("Most requests held while every replica is full.", "N")
+    ] = 1000
+    hold_s_max: Annotated[
+        Above0, Option("Longest time that a request is held, in seconds.", "S")
+    ] = 60.0
+    # A request without an objective is refused if, at the rate at which held requests are placed,
+    # it would be held longer than this; 0: only hold_max and hold_s_max limit the queue. Users give
+    # up after about 10 s without an answer (Nielsen, Usability Engineering, ch. 5), and objectives
+    # for first tokens in the literature are 0.2 to 10 s.
+    queue_delay_s_max: QueueDelayS = 10.0
+    request_s_max: Annotated[
+        Above0,
+        Option("Deadline of requests that name none, in seconds from arrival to last byte.", "S"),
+    ] = 600.0
+    failures_max: IntAbove0 = 3  # failed attempts of a request before its client gets an error
+    refusals_max: IntAbove0 = 32  # per request; a refusal costs a millisecond
+    # Three heartbeats late: other replicas are preferred. Twenty: the replica is lost, and its
+    # requests that have no first token are placed again.
+    heartbeat_late_s: Above0 = 0.3
+    heartbeat_lost_s: Above0 = 2.0
+    heartbeat_blind_s: Above0 = 30.0  # all replicas silent: the last view is used for so long
+    digest_late_s: Above0 = 0.35  # three digests and jitter: the peer's health is yellow
+    digest_lost_s: Above0 = 1.0  # ten digests: it is red, and gets no requests
+    peer_reply_s: Above0 = 2.0  # beyond the round trip: for a peer to place or refuse a request
+    # A hand-off that no heartbeat confirms for so long was lost, or has been answered already.
+    handoff_s_max: Above0 = 1.0
+    # Hand-offs per heartbeat to an engine that does not report its batch size.
+    handoffs_blind_max: IntAbove0 = 4
+    index_blocks_max: IntAbove0 = 65_536  # per owner: 16 MiB of prompt text, some 4 M tokens of KV
+    relayed_max: IntAbove0 = 4096  # peers' requests followed per replica, to report its loss
+    digest_s: Above0 = 0.1
+    # A lease on a region's replicas lasts for so long after each renewal. A peer adopts the
+    # replicas when it has run out. The same in all regions; 0: no region is ever adopted.
+    lease_s: AtLeast0 = 1.0
+    # Time between prefix deltas for peers: short beside a round trip and the pause before a prompt
+    # comes again, and long enough for few, full messages.
+    trie_s: Above0 = 0.25
+    trie_bytes_per_s: IntAtLeast0 = 65_536  # on each link, repairs included; 0: no prefix gossip
+    # Accepted from one origin: four times the default above, so that peers may differ.
+    trie_heard_bytes_per_s: IntAbove0 = 262_144
+    # Whole prefix sets for routers of this region that start: a region's 100,000 blocks in a
+    # quarter of a second. 0: no gossip between routers of one region.
+    siblings_bytes_per_s: IntAtLeast0 = 4_194_304
+    trie_blocks_max: BlocksMax = 16_384  # published: 1 M tokens of prompts, 150 kB as one set
+    # Proactive warming (GORGO 8): part of the replicas' idle time that may be spent on computing
+    # hot prefixes before they are requested; 0: off.
+    warm_idle_share: UnitRatio = 0.0
+    warm_kv_used_max: KvUsedMax = 0.5  # a replica that uses more of its KV memory is not warmed
+    warm_bytes_max: IntAbove0 = 67_108_864  # of beginnings of requests kept for it
+    warm_trend_s: Above0 = 900.0  # demand is compared over this time
+    ground: Ground = OPEN_GROUND  # which region carries which residency labels
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_late_s > self.heartbeat_lost_s:
+            raise ValueError("heartbeat_late_s must not exceed heartbeat_lost_s")
+        if self.digest_late_s > self.digest_lost_s:
+            raise ValueError("digest_late_s must not exceed digest_lost_s")
+
+
+def with_moved_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name; those that moved are written as options behind the names of policies."""
+    kept = {name: value for name, value in settings.items() if name not in MOVED_TO_POLICIES}
+    for name in settings.keys() & MOVED_TO_POLICIES.keys():
+        default, policies = MOVED_TO_POLICIES[name]
+        if kept.get("policy") in policies and settings[name] != default:
+            kept["policy"] = f"{kept['policy']}:{settings[name]}"
+    return kept

@@ -1,0 +1,98 @@
+"""The receipt of one placement: who was considered, each with its price, the best first.
+
+Order: the chosen one, then those that the policy scored, cheapest first, then the other
+available ones, then the unavailable with the reason why. Only the first CANDIDATES_MAX are
+listed, all are counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from mesh.core.model.prompt import Prompt
+from mesh.core.policies.base import Choice, Score, Target
+from schemas.decision import Candidate, CandidateKind
+
+CANDIDATES_MAX = 8  # listed in a receipt; writing one down costs as much as pricing it
+
+
+@dataclass(slots=True)
+class CandidateLayer:
+    """Those of one layer who serve the model."""
+
+    kind: CandidateKind
+    free: list[Target] = field(default_factory=list)
+    busy: list[tuple[Target, str]] = field(default_factory=list)  # and why it may not be chosen
+
+    def __len__(self) -> int:
+        return len(self.free) + len(self.busy)
+
+
+def receipt(
+    layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
+) -> tuple[tuple[Candidate, ...], int]:
+    """Those to list, and how many there are."""
+    listed = islice(_ordered(layers, choice, prompt), CANDIDATES_MAX)
+    return tuple(listed), sum(map(len, layers))
+
+
+def _ordered(
+    layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
+) -> Iterator[Candidate]:
+    done = set()
+    for score in _ranked(choice):
+        spot = _spot(score.target)
+        if spot not in done:
+            done.add(spot)
+            yield _candidate(score.target, None, score, prompt)
+    if len(done) < sum(len(layer.free) for layer in layers):
+        for target in (target for layer in layers for target in layer.free):
+            if _spot(target) not in done:
+                yield _candidate(target, None, Score(target), prompt)
+    for layer in layers:
+        for target, why in layer.busy:
+            yield _candidate(target, why, Score(target), prompt)
+
+
+def _ranked(choice: Choice) -> list[Score]:
+    """The chosen one's, and then all."""
+    scored = sorted(choice.scores, key=_rank)
+    if choice.target is None:
+        return scored
+    chosen = _spot(choice.target)
+    for score in scored:
+        if score.target is choice.target or _spot(score.target) == chosen:
+            break
+    else:
+        score = Score(choice.target)
+    if choice.matched_blocks:
+        score = Score(score.target, score.seconds, score.terms, choice.matched_blocks)
+    return [score, *scored]
+
+
+def _rank(score: Score) -> tuple[bool, float]:
+    return score.seconds is None, score.seconds or 0.0
+
+
+def _spot(target: Target) -> tuple[bool, str]:
+    return target.kind is CandidateKind.REPLICA, target.name  # a bool is hashed sooner than a kind
+
+
+def _candidate(target: Target, why: str | None, score: Score, prompt: Prompt) -> Candidate:
+    terms = score.terms
+    if target.peer is not None and target.rtt_s is not None and "rtt_s" not in terms:
+        terms = {"rtt_s": target.rtt_s, **terms}
+    return Candidate(
+        name=target.name,
+        kind=target.kind,
+        available=why is None,
+        why=why,
+        seconds=score.seconds,
+        terms=terms,
+        matched_tokens=prompt.held_tokens(score.matched_blocks),
+        pending=target.replica.pending if target.replica is not None else _queue(target),
+    )
+
+
+def _queue(target: Target) -> int | None:
+    return None if target.peer is None else target.peer.queue

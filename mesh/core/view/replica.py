@@ -1,0 +1,164 @@
+"""One replica as a router knows it: its last heartbeat, and what was handed to it since.
+
+What is read of everybody for every request is worked out once a heartbeat, or counted with every
+hand-off, and is an attribute.
+
+Work sent to one replica that its heartbeats don't show yet.
+
+A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`)
+or it is over. When its answer begins it waits no longer, but it still sits in the batch slot
+that the last heartbeat showed free: giving that slot away again is how a replica gets pending
+work. Rejected: counting only what has not begun, which overfills a batch by as much as starts
+between two heartbeats.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schemas.ids import ModelId
+from schemas.state import Heartbeat, ModelCard, ReplicaState
+
+
+@dataclass(slots=True)
+class UnseenHandoff:
+    """One piece of work on its way."""
+
+    sent_at: float
+    tokens: int
+    prefill_tokens: int
+    waits: bool = True
+
+
+class UnseenHandoffs:
+    """One replica's, by their numbers, the oldest first."""
+
+    def __init__(self) -> None:
+        self._unseen: dict[int, UnseenHandoff] = {}
+        self.count = 0  # all of them; an attribute, because it is read for everybody every time
+        self.tokens = 0  # their prompt tokens
+        self.prefill_tokens = 0  # still to be computed, of those whose answers have not begun
+        self.waiting = 0  # and how many those are
+
+    def __len__(self) -> int:
+        return self.count
+
+    def add(self, number: int, tokens: int, prefill_tokens: int, now: float) -> None:
+        """Count work that is being sent. Numbers rise."""
+        self._unseen[number] = UnseenHandoff(now, tokens, prefill_tokens)
+        self.count += 1
+        self.tokens += tokens
+        self.prefill_tokens += prefill_tokens
+        self.waiting += 1
+
+    def began(self, number: int) -> None:
+        """Its answer has begun: it runs."""
+        handoff = self._unseen.get(number)
+        if handoff is not None and handoff.waits:
+            handoff.waits = False
+            self.waiting -= 1
+            self.prefill_tokens -= handoff.prefill_tokens
+
+    def over(self, number: int) -> None:
+        """It ended, or was never taken."""
+        handoff = self._unseen.pop(number, None)
+        if handoff is not None:
+            self.count -= 1
+            self.tokens -= handoff.tokens
+            if handoff.waits:
+                self.waiting -= 1
+                self.prefill_tokens -= handoff.prefill_tokens
+
+    def confirm(self, last: int) -> None:
+        """A heartbeat counts everything up to number `last`."""
+        while self._unseen and (first := next(iter(self._unseen))) <= last:
+            self.over(first)
+
+    def expire(self, sent_before: float) -> None:
+        """What no heartbeat confirmed for so long was lost, or has been served."""
+        while self._unseen:
+            number, handoff = next(iter(self._unseen.items()))
+            if handoff.sent_at >= sent_before:
+                return
+            self.over(number)
+
+
+class ForwardedAnswer(NamedTuple):
+    """An answer that a replica sends to a peer's client."""
+
+    inbox: str
+    deadline: float
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica: its last heartbeat and what was handed to it since."""
+
+    heartbeat: Heartbeat
+    seen_at: float
+    on_the_way: UnseenHandoffs = field(default_factory=UnseenHandoffs)
+    refused_at: float | None = None  # an agent's word is newer than its last heartbeat
+    relayed: deque[ForwardedAnswer] = field(
+        default_factory=deque
+    )  # what it owes to peers, oldest first
+    # By its last heartbeat: requests in it, how many more its agent takes (none if it isn't ready,
+    # or doesn't say), and KV memory that no request was promised.
+    inside: int = field(init=False)
+    room: int = field(init=False)
+    kv_told_tokens: float | None = field(init=False)
+    cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
+    took: bool = False  # `takes`, when it was last settled
+
+    def __post_init__(self) -> None:
+        self.hear(self.heartbeat, self.seen_at)
+
+    def hear(self, beat: Heartbeat, now: float) -> None:
+        """Its last word.
+
+        The agent's own count of requests never misses; the engine's may include work of others.
+        """
+        self.heartbeat, self.seen_at, self.refused_at = beat, now, None
+        if beat.cards:  # told now and then: the last ones hold
+            self.cards = beat.cards
+        self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
+        is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
+        self.room = most - beat.outstanding if is_ready and most is not None else 0
+        self.kv_told_tokens = None
+        if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
+            free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
+            self.kv_told_tokens = free - (beat.prefill_queued_tokens or 0)
+
+    @property
+    def pending(self) -> int | None:
+        """Requests waiting in the engine or on their way there; None if the engine won't say."""
+        known = self.heartbeat.pending
+        return None if known is None else known + self.on_the_way.waiting
+
+    @property
+    def load(self) -> int:
+        """Requests in or on their way into this replica: what "least load" compares."""
+        return self.inside + self.on_the_way.count
+
+    @property
+    def takes(self) -> bool:
+        """Whether its agent is known to take more work."""
+        return self.on_the_way.count < self.room and self.refused_at is None
+
+    @property
+    def kv_free_tokens(self) -> float | None:
+        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
+        told = self.kv_told_tokens
+        return None if told is None else told - self.on_the_way.tokens
+
+    def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
+        """Prompt tokens this replica still has to compute; None if unknown.
+
+        What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
+        and what was handed off since.
+        """
+        queued = self.heartbeat.prefill_queued_tokens
+        if queued is None:
+            return None
+        old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
+        return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens

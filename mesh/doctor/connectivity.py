@@ -1,0 +1,181 @@
+"""Whether a region's nats-server answers, and connections to it as one of its users."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from infra import bus
+from infra.bus import BusAddress
+from infra.nats.bundle import CREDENTIALS
+from infra.nats.region_config import operator_user, router_user, setup_user, system_user
+from infra.topology import Topology
+from mesh.adapters.streams import H_EXPECTED
+from schemas.ids import RegionId
+
+NATS_PORT = 4222
+GREETING = b"INFO "
+PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's errors name them
+# A sequence number that no stream will reach: one that checks it refuses the write.
+NEVER_THE_LAST = {H_EXPECTED: str(2**53)}
+REFUSALS_WITHIN_S = 1.0  # after the answer to a flush
+
+
+class NoCredentials(ValueError):
+    """Nothing to log in with; the message says where it was looked for."""
+
+
+class NoServerRuns(ConnectionError):
+    """Nobody listens at any of the addresses; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logins:
+    """The users of one region that we have credentials of; None: not."""
+
+    operator: BusAddress | None = None
+    router: BusAddress | None = None
+    system: BusAddress | None = None
+    setup: BusAddress | None = None  # makes streams; not used by the doctor
+
+    @property
+    def url(self) -> str:
+        """Where the region's nats-server is."""
+        users = self.operator, self.router, self.system, self.setup
+        return next(user.url for user in users if user is not None)
+
+
+def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins]:
+    """Those below a directory that `mesh infra nats` wrote. Raises NoCredentials if there are none.
+
+    A machine has one region's files, an administrator those of all.
+    """
+    found = {}
+    for region in topology.regions:
+        folder = directory / region / CREDENTIALS
+        users = (make(region) for make in (operator_user, router_user, system_user, setup_user))
+        logins = Logins(*(_read_credentials(folder / f"{user.name}.env") for user in users))
+        if logins != Logins():
+            found[region] = logins
+    if not found:
+        raise NoCredentials(
+            f"no credentials of {', '.join(topology.regions)} below {directory}; give as "
+            "--credentials the directory that `mesh infra nats --out` wrote, or a part of it; "
+            "a plain `mesh up` keeps them in .mesh/config"
+        )
+    return found
+
+
+def _read_credentials(file: Path) -> BusAddress | None:
+    if not file.exists():
+        return None
+    lines = (line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines())
+    values = {pair[0]: pair[1] for pair in lines if len(pair) == 2}
+    try:
+        return BusAddress(values["NATS_URL"], values["NATS_USER"], values["NATS_PASSWORD"])
+    except KeyError as error:
+        raise NoCredentials(f"{file}: no {error}; render it again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUnreachable:
+    """A server that does not answer. `listens`: something accepts connections there."""
+
+    url: str
+    why: str
+    listens: bool
+
+
+async def check_server(url: str, answer_s: float) -> ServerUnreachable | None:
+    """None if a nats-server sends INFO there within `answer_s` seconds.
+
+    One such connection replaces all logins that would fail. A connection alone proves little: the
+    kernel also accepts connections of a server that was stopped.
+    """
+    parts, listens = urlsplit(url), False
+    try:
+        async with asyncio.timeout(answer_s):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or NATS_PORT)
+            listens = True
+            try:
+                greeting = await reader.readexactly(len(GREETING))
+            finally:
+                writer.close()
+        why = "it is not a nats-server"
+        if greeting == GREETING:
+            return None
+    except TimeoutError:
+        why = f"no connection within {answer_s:g} s"
+        if listens:
+            why = f"it accepts connections and sends nothing for {answer_s:g} s"
+    except asyncio.IncompleteReadError:
+        why = "it closes connections without sending anything"
+    except ConnectionRefusedError:
+        why = "nobody listens there"
+    except OSError as error:
+        why = str(error)
+    return ServerUnreachable(url, why, listens)
+
+
+class DoctorConnection:
+    """A client, and what its server refused it."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self._errors: list[str] = []
+        self._new_error = asyncio.Event()
+
+    def on_error(self, problem: Exception) -> None:
+        """An error that nats-py received from the server."""
+        self._errors.append(str(problem).lower())
+        self._new_error.set()
+
+    async def accepted(self, subjects: Sequence[str], kind: str = PUBLISH) -> list[str]:
+        """Those to which the server lets us publish, or subscribe; all are tried at once."""
+        for subject in subjects:
+            if kind == PUBLISH:
+                await self.client.publish(subject, b"", headers=NEVER_THE_LAST)
+            else:
+                await self.client.subscribe(subject, cb=_ignore)
+        await self.client.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REFUSALS_WITHIN_S):
+                while self._not_refused(subjects, kind):
+                    self._new_error.clear()
+                    await self._new_error.wait()
+        return self._not_refused(subjects, kind)
+
+    def _not_refused(self, subjects: Sequence[str], kind: str) -> list[str]:
+        return [
+            subject
+            for subject in subjects
+            if not any(f'{kind} to "{subject}"'.lower() in error for error in self._errors)
+        ]
+
+
+async def _ignore(msg: Msg) -> None:
+    """A subscription that is only tried reads nothing."""
+
+
+@asynccontextmanager
+async def logged_in(
+    address: BusAddress, inbox_prefix: str, within_s: float
+) -> AsyncIterator[DoctorConnection]:
+    """A connection as that user, closed at the end. Raises BusUnreachable."""
+    connection = DoctorConnection()
+    try:
+        async with asyncio.timeout(within_s):
+            connection.client = await bus.connect(
+                address, name="mesh doctor", inbox_prefix=inbox_prefix, on_error=connection.on_error
+            )
+    except TimeoutError as error:
+        raise bus.BusUnreachable(f"no login at {address.url} within {within_s:g} s") from error
+    try:
+        yield connection
+    finally:
+        await bus.close(connection.client)

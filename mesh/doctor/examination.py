@@ -1,0 +1,201 @@
+"""The examination of a running mesh: all regions that we have credentials of, concurrently.
+
+A region without credentials here is known only by what crosses its links. Nothing is repaired and
+nothing disturbed. Each check has a time limit, and so has the whole, so that a server that is dead
+or stopped costs one connection attempt and delays no other region.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import nats.errors
+from nats.aio.client import Client
+
+from infra.bus import BusAddress, BusUnreachable
+from infra.nats.region_config import link_account
+from infra.process import end_all
+from infra.topology import Topology
+from mesh.doctor import observed_state, permission_checks
+from mesh.doctor.connectivity import (
+    DoctorConnection,
+    Logins,
+    NoServerRuns,
+    ServerUnreachable,
+    check_server,
+    logged_in,
+)
+from mesh.doctor.findings import (
+    CheckResult,
+    Finding,
+    MonotonicClock,
+    RegionFindings,
+    as_ms,
+    go_duration_s,
+    result_if,
+)
+from mesh.doctor.manual_commands import ManualCommands, with_causes
+from schemas import subjects
+from schemas.ids import RegionId
+
+REQUEST_S = 5.0
+TOOL_INBOX = subjects.INBOX_ROOT
+LEAFZ = "$SYS.REQ.SERVER.PING.LEAFZ"
+
+LoginChecks = Callable[[RegionFindings, DoctorConnection], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """In seconds. Regions and checks run concurrently, so these don't add up over regions."""
+
+    greeting_s: float = 3.0
+    """For a nats-server to greet, and for a login: a lost packet is sent again after one."""
+    answer_s: float = 2.0
+    """For a peer region's answer: a long round trip is a quarter of a second."""
+    login_s: float = 8.0
+    """For all checks of one login, besides listening: JetStream may take 5 s of it."""
+    all_s: float = 12.0
+    """For the whole, besides listening: the above, and a second to close connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminationSettings:
+    """How long to listen, by which clock, and the time limits."""
+
+    listen_s: float
+    clock: MonotonicClock
+    limits: TimeLimits = TimeLimits()
+
+
+async def examine(
+    topology: Topology,
+    logins: Mapping[RegionId, Logins],
+    settings: ExaminationSettings,
+    commands: ManualCommands,
+) -> list[Finding]:
+    """All findings, region by region in the order of the file.
+
+    Raises NoServerRuns if no server at all accepts connections.
+    """
+    regions = {region: RegionFindings(region) for region in topology.regions if region in logins}
+    tasks = {
+        region: asyncio.create_task(_examine_region(found, topology, logins[region], settings))
+        for region, found in regions.items()
+    }
+    total_s = settings.listen_s + settings.limits.all_s
+    try:
+        _, late = await asyncio.wait(tasks.values(), timeout=total_s)
+    finally:
+        await end_all(tasks.values())
+    unreachable: dict[str, ServerUnreachable] = {}
+    for region, task in tasks.items():
+        if task in late:
+            detail = f"the examination took longer than {total_s:g} s and was cancelled"
+            regions[region].add("bus", "examination", CheckResult.BAD, detail)
+        elif (server := task.result()) is not None:
+            unreachable[region] = server
+    if len(unreachable) == len(regions) and not any(one.listens for one in unreachable.values()):
+        urls = dict.fromkeys(one.url for one in unreachable.values())
+        raise NoServerRuns(f"no nats-server listens at {', '.join(urls)}")
+    findings = [finding for found in regions.values() for finding in found.findings]
+    order = {region: number for number, region in enumerate(topology.regions)}
+    explained = with_causes(findings, unreachable, commands)
+    return sorted(explained, key=lambda one: order[RegionId(one.region)])
+
+
+async def _examine_region(
+    found: RegionFindings, topology: Topology, logins: Logins, settings: ExaminationSettings
+) -> ServerUnreachable | None:
+    """Examine one region, or return why its server can't be examined."""
+    permission_checks.add_residency(found, topology)
+    clock, answer_s = settings.clock, settings.limits.answer_s
+    unreachable = await check_server(logins.url, settings.limits.greeting_s)
+    if unreachable is not None:
+        return unreachable
+
+    async def observe(client: Client, found: RegionFindings) -> None:
+        region, listen_s = RegionId(found.region), settings.listen_s
+        observed = await observed_state.listen(client, region, clock, listen_s)
+        observed_state.compare(found, topology, observed, clock())
+        await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
+
+    async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:
+        client = connection.client
+        await _check_bus(found, client, clock)
+        await found.run_concurrently(
+            lambda part: observed_state.check_streams(part, topology, client),
+            lambda part: observe(client, part),
+            lambda part: permission_checks.check_operator(part, connection),
+        )
+
+    async def as_router(found: RegionFindings, connection: DoctorConnection) -> None:
+        checks = permission_checks
+        await found.run_concurrently(
+            lambda part: checks.measure_round_trips(part, topology, connection, clock, answer_s),
+            lambda part: checks.check_router(part, topology, connection),
+            lambda part: checks.check_lease_writes(part, topology, connection, answer_s),
+        )
+
+    async def as_system(found: RegionFindings, connection: DoctorConnection) -> None:
+        await _check_server_links(found, topology, connection.client)
+
+    router_inbox = subjects.inbox_prefix(found.region, permission_checks.NOBODY)
+    await found.run_concurrently(
+        partial(_as_user, "operator", logins.operator, TOOL_INBOX, as_operator, settings),
+        partial(_as_user, "router", logins.router, router_inbox, as_router, settings),
+        partial(_as_user, "system", logins.system, TOOL_INBOX, as_system, settings),
+    )
+    return None
+
+
+async def _as_user(
+    user: str,
+    address: BusAddress | None,
+    inbox: str,
+    checks: LoginChecks,
+    settings: ExaminationSettings,
+    found: RegionFindings,
+) -> None:
+    """Log in and run the checks; add why they could not be run or finished."""
+    if address is None:
+        found.add("login", user, CheckResult.UNKNOWN, "no credentials here: not examined")
+        return
+    limit_s = settings.listen_s + settings.limits.login_s
+    try:
+        async with (
+            asyncio.timeout(limit_s) as limit,
+            logged_in(address, inbox, settings.limits.greeting_s) as connection,
+        ):
+            await checks(found, connection)
+    except BusUnreachable as error:
+        found.add("login", user, CheckResult.BAD, str(error))
+    except (nats.errors.Error, TimeoutError) as error:
+        detail = f"the connection failed: {error or type(error).__name__}"
+        if limit.expired():
+            detail = f"not done within {limit_s:g} s: the bus answers too slowly"
+        found.add("login", user, CheckResult.BAD, detail)
+
+
+async def _check_bus(found: RegionFindings, client: Client, clock: MonotonicClock) -> None:
+    sent_at = clock()
+    await client.flush()
+    took_ms = as_ms(clock() - sent_at)
+    version = client.connected_server_version
+    detail = f"nats-server {version.major}.{version.minor}.{version.patch}"
+    found.add("bus", "server", CheckResult.OK, detail, took_ms, "ms")
+
+
+async def _check_server_links(found: RegionFindings, topology: Topology, client: Client) -> None:
+    """The links as the region's own server reports them."""
+    reply = await client.request(LEAFZ, timeout=REQUEST_S)
+    report = json.loads(reply.data).get("data") or {}
+    up = {leaf.get("account"): leaf for leaf in report.get("leafs") or ()}
+    for peer in topology.peers(found.region):
+        leaf = up.get(link_account(peer))
+        rtt_s = None if leaf is None else go_duration_s(leaf.get("rtt") or "")
+        measured = (None, None) if rtt_s is None else (as_ms(rtt_s), "ms")
+        detail = "down" if leaf is None else "up, round trip between the servers"
+        found.add("server link", peer, result_if(leaf is not None), detail, *measured, peer=peer)

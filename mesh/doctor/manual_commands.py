@@ -1,0 +1,167 @@
+"""What explains a finding, and which command an operator can run by hand.
+
+A region whose nats-server does not answer can't be reached over any link, and one whose routers
+are all silent sends no digest and answers no ping: every other region finds the same. Such a
+finding keeps its verdict and names the region in `because`. If others reach a region whose server
+does not answer *us*, our own way there is cut: its finding says so and explains no other.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infra.nats.bundle import CONFIG
+from infra.topology import Topology
+from mesh.doctor.connectivity import ServerUnreachable
+from mesh.doctor.findings import CheckResult, Finding, Remedy
+from schemas.ids import RegionId
+
+# What a region's routers send now: a server counts a lost link as up for seconds more.
+CHECKS_OF_ROUTERS = ("link", "round trip")
+PROGRAM_OF_CHECK = {"router": "router", "heartbeat": "agent"}
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdCommands:
+    """For regions on machines of their own, under the units of `infra/systemd`."""
+
+    topology: Topology
+    config: Path
+    credentials: Path
+
+    def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
+        """For a region's nats-server that does not answer."""
+        host = self.topology.regions[RegionId(region)].nats.host
+        listens = unreachable.listens
+        state = "hangs or is stopped" if listens else "is down, or its machine can't be reached"
+        return Remedy(
+            f"its nats-server {state}; see why and restart it on {host} (without systemd: as you "
+            "start it there)",
+            _restart(f"mesh-nats@{region}"),
+        )
+
+    def program(self, kind: str, region: str, name: str) -> Remedy:
+        """For a `router` or `agent` that sends nothing."""
+        what = f"{kind} {name} of {region} sends nothing; see why and restart it on its machine"
+        return Remedy(what, _restart(f"mesh-{kind}@{name}"))
+
+    def stream(self, region: str, name: str) -> Remedy:
+        """For a stream that is missing or altered."""
+        return _set_up_streams(region, name, self.config, self.credentials)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoCommands:
+    """For `mesh up`, whose files and running processes are known."""
+
+    file: Path  # its mesh.toml
+    config: Path
+    logs: Path
+    pids: Mapping[str, int]  # by program
+    binary: Callable[[], Path]
+
+    def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
+        """For a region's nats-server that does not answer."""
+        name = f"nats-{region}"
+        if name in self.pids:
+            return self._kill(name)
+        if unreachable.listens:
+            port = urlsplit(unreachable.url).port
+            what = "it is no process of this `mesh up`; see whose it is, and end it with kill -KILL"
+            return Remedy(what, f"ss -Hltnp 'sport = :{port}'")
+        command = [str(self.binary()), "-c", str(self.config / region / CONFIG)]
+        what = (
+            f"{name} is down; `mesh up` restarts it, unless it has reported that it does not any "
+            f"more; {self.logs / name}.log says why; after mending that"
+        )
+        return Remedy(what, shlex.join(command))
+
+    def program(self, kind: str, region: str, name: str) -> Remedy:
+        """For a `router` or `agent` that sends nothing."""
+        program = f"router-{region}-{name}" if kind == "router" else f"agent-{name}"
+        if program in self.pids:
+            return self._kill(program)
+        what = (
+            f"{program} is down; `mesh up` restarts it, unless it has reported that it does not "
+            "any more: then restart the mesh; the end of its log"
+        )
+        return Remedy(what, shlex.join(["tail", "-n", "30", str(self.logs / f"{program}.log")]))
+
+    def stream(self, region: str, name: str) -> Remedy:
+        """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
+        return _set_up_streams(region, name, self.file, self.config)
+
+    def _kill(self, program: str) -> Remedy:
+        what = f"{program} hangs or is stopped; kill it, and `mesh up` restarts it"
+        return Remedy(what, f"kill -KILL {self.pids[program]}")
+
+
+ManualCommands = SystemdCommands | DemoCommands
+
+
+def _set_up_streams(region: str, name: str, config: Path, credentials: Path) -> Remedy:
+    what = f"stream {name} of {region} is missing or has been altered; repair it"
+    options = ["--config", str(config), "--credentials", str(credentials), "--region", region]
+    return Remedy(what, shlex.join(["mesh", "infra", "streams", *options]))
+
+
+def _restart(unit: str) -> str:
+    return f"journalctl -n 30 -u {unit}; systemctl restart {unit}"
+
+
+def with_causes(
+    findings: Sequence[Finding],
+    unreachable: Mapping[str, ServerUnreachable],
+    commands: ManualCommands,
+) -> list[Finding]:
+    """The findings with causes and remedies, after one for each unreachable server, by region."""
+    silent = _regions_with_silent_routers(findings)
+    down = {region for region in unreachable if not _reached_from(region, findings)[0]}
+
+    def explained(one: Finding) -> Finding:
+        if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK:
+            kind = PROGRAM_OF_CHECK[one.check]
+            return replace(one, remedy=commands.program(kind, one.region, one.about))
+        if one.verdict is CheckResult.BAD and one.check == "stream":
+            return replace(one, remedy=commands.stream(one.region, one.about))
+        if one.verdict is CheckResult.OK or one.peer is None:
+            return one
+        if one.peer in down or (one.peer in silent and one.check in CHECKS_OF_ROUTERS):
+            return replace(one, because=one.peer)
+        return one
+
+    servers = [_server(region, why, findings, commands) for region, why in unreachable.items()]
+    return [*servers, *map(explained, findings)]
+
+
+def _regions_with_silent_routers(findings: Sequence[Finding]) -> set[str]:
+    """Regions that have routers, none of which sends anything at home."""
+    routers = [one for one in findings if one.check == "router"]
+    speaking = {one.region for one in routers if one.verdict is not CheckResult.BAD}
+    return {one.region for one in routers} - speaking
+
+
+def _server(
+    region: str,
+    unreachable: ServerUnreachable,
+    findings: Sequence[Finding],
+    commands: ManualCommands,
+) -> Finding:
+    reached, not_reached = _reached_from(region, findings)
+    detail = f"no answer at {unreachable.url}: {unreachable.why}"
+    if reached:
+        detail += f"; but {', '.join(reached)} reach it: is the way from here to there open?"
+    elif not_reached:
+        detail += f"; nor is it reached from {', '.join(not_reached)}"
+    remedy = None if reached else commands.server(region, unreachable)
+    return Finding(region, "bus", "server", CheckResult.BAD, detail, remedy=remedy)
+
+
+def _reached_from(region: str, findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+    """The regions that receive from routers of that one, and those that receive nothing."""
+    checks = [one for one in findings if one.peer == region and one.check in CHECKS_OF_ROUTERS]
+    reached = dict.fromkeys(one.region for one in checks if one.verdict is CheckResult.OK)
+    not_reached = dict.fromkeys(one.region for one in checks if one.region not in reached)
+    return list(reached), list(not_reached)

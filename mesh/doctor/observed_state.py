@@ -1,0 +1,235 @@
+"""What an operator receives of a region: heartbeats, digests, leases, and the streams there.
+
+A lease that is not renewed while we listen has expired: its owner renews it four times per lease.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
+
+from infra.topology import Topology
+from infra.workers import workers_among
+from mesh.adapters import streams
+from mesh.doctor.findings import CheckResult, MonotonicClock, RegionFindings, result_if
+from schemas import state, subjects, wire
+from schemas.ids import RegionId, RouterId
+from schemas.residency import Ground, labels_text
+from schemas.state import Digest, Heartbeat, Lease, ReplicaState
+
+T = TypeVar("T")
+
+REQUEST_S = 5.0
+
+
+@dataclass(slots=True)
+class ObservedMessages:
+    """The last message of each sender while we listened."""
+
+    heartbeats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)  # when received
+    digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
+    prefixes_of: set[RegionId] = field(default_factory=set)  # regions
+    lease: Lease | None = None  # of the region itself
+    undecodable: int = 0
+
+    def decode(self, decode: Callable[[bytes], T], msg: Msg) -> T | None:
+        """The message, or None if it can't be decoded, which is counted."""
+        try:
+            return decode(msg.data)
+        except wire.WireError:
+            self.undecodable += 1
+            return None
+
+
+async def listen(
+    client: Client, region: RegionId, clock: MonotonicClock, listen_s: float
+) -> ObservedMessages:
+    """Listen for that long.
+
+    What routers and agents publish themselves has no headers; what a stream sends has some.
+    """
+    observed = ObservedMessages()
+
+    async def on_heartbeat(msg: Msg) -> None:
+        if not msg.headers and (heartbeat := observed.decode(state.decode_heartbeat, msg)):
+            observed.heartbeats[heartbeat.replica] = (heartbeat, clock())
+
+    async def on_digest(msg: Msg) -> None:
+        digest = None if msg.headers else observed.decode(state.decode_digest, msg)
+        if digest is not None and digest.region == subjects.owner(msg.subject):
+            observed.digests[digest.region, digest.router] = digest
+
+    async def on_prefixes(msg: Msg) -> None:
+        owner = subjects.owner(msg.subject)
+        if owner is not None and not msg.headers:
+            observed.prefixes_of.add(owner)
+
+    async def on_lease(msg: Msg) -> None:
+        if (msg.headers or {}).get("Nats-Stream") == subjects.STREAM_LEASES:
+            observed.lease = observed.decode(state.decode_lease, msg) or observed.lease
+
+    await client.subscribe(subjects.leased(region), cb=on_lease)
+    await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_heartbeat)
+    await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
+    await client.subscribe(subjects.trie(subjects.ANY), cb=on_prefixes)
+    await client.flush()
+    await asyncio.sleep(listen_s)
+    return observed
+
+
+def compare(
+    found: RegionFindings, topology: Topology, observed: ObservedMessages, now: float
+) -> None:
+    """Add what was received, compared with mesh.toml."""
+    _replicas(found, topology, observed, now)
+    _routers(found, topology, observed)
+    for peer in topology.peers(RegionId(found.region)):
+        routers = sorted(router for other, router in observed.digests if other == peer)
+        detail = f"digests received from {', '.join(routers)}" if routers else "no digest received"
+        found.add("link", peer, result_if(bool(routers)), detail, peer=peer)
+    if observed.undecodable:
+        detail = f"{observed.undecodable} messages could not be decoded"
+        found.add("bus", "messages", CheckResult.WARNING, detail)
+    _labels(found, topology, observed)
+    _prefixes(found, topology.ground, observed)
+
+
+def _replicas(
+    found: RegionFindings, topology: Topology, observed: ObservedMessages, now: float
+) -> None:
+    known = topology.region(found.region).replicas
+    states = [observed.heartbeats[name][0].state for name in known if name in observed.heartbeats]
+    # Without any ready replica the region can't compute.
+    not_ready = CheckResult.WARNING if ReplicaState.READY in states else CheckResult.BAD
+    for replica in known:
+        if replica not in observed.heartbeats:
+            found.add("heartbeat", replica, CheckResult.BAD, "silent")
+            continue
+        beat, received_at = observed.heartbeats[replica]
+        reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
+        detail = f"{beat.state}{reason}, {beat.outstanding} requests in it"
+        verdict = result_if(beat.state is ReplicaState.READY, not_ready)
+        age_ms = round((now - received_at) * 1000, 1)
+        found.add("heartbeat", replica, verdict, detail, age_ms, "ms old")
+    for stranger in sorted(observed.heartbeats.keys() - set(known)):
+        found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
+
+
+def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessages) -> None:
+    """Every router of the file, whether it runs as one process or several."""
+    region, own = RegionId(found.region), topology.region(found.region)
+    speaking = {router for other, router in observed.digests if other == region}
+    for router in own.routers:
+        names = workers_among(router, speaking - (set(own.routers) - {router}))
+        digests = [observed.digests[region, name] for name in names]
+        verdict, detail = result_if(bool(digests)), "silent"
+        if digests and not any(digest.accepting for digest in digests):
+            verdict, detail = CheckResult.WARNING, "draining"
+        elif digests:
+            detail = f"{max(digest.replicas_ready for digest in digests)} replicas ready"
+            if own.workers > 1:
+                detail = f"{len(digests)} of {own.workers} workers send digests, {detail}"
+                verdict = result_if(len(digests) >= own.workers, CheckResult.WARNING)
+        found.add("router", router, verdict, detail)
+
+
+def _labels(found: RegionFindings, topology: Topology, observed: ObservedMessages) -> None:
+    """Whether routers and replicas have the labels that mesh.toml gives them."""
+    ground = topology.ground
+    if not ground.labels:
+        return
+    for (region, router), digest in sorted(observed.digests.items()):
+        given = tuple(sorted(ground.carried_by(region)))
+        claimed = digest.residency
+        carries = "nothing" if claimed is None else labels_text(claimed) or "none"
+        detail = f"carries {carries}, the file says {labels_text(given) or 'none'}"
+        found.add("labels", f"{region}/{router}", result_if(claimed == given), detail)
+    carried = ground.carried_by(RegionId(found.region))
+    for replica, (beat, _) in sorted(observed.heartbeats.items()):
+        if excess := set(beat.residency or ()) - carried:
+            detail = f"claims {labels_text(excess)}, which its region does not carry: ignored"
+            found.add("labels", replica, CheckResult.WARNING, detail)
+
+
+def _prefixes(found: RegionFindings, ground: Ground, observed: ObservedMessages) -> None:
+    """A confined region's prefixes may reach only regions that carry its labels."""
+    home = RegionId(found.region)
+    for sender, labels in ground.confined:
+        if sender == home:
+            continue
+        may_send, received = ground.may_send(sender, home), sender in observed.prefixes_of
+        about = f"prefixes of {sender}"
+        if not may_send:
+            detail = "received here, and must not be" if received else "not received here"
+            found.add("residency", about, result_if(not received), detail)
+        elif received:
+            detail = f"received here, as {labels_text(labels)} allows"
+            found.add("residency", about, CheckResult.OK, detail)
+
+
+async def check_streams(found: RegionFindings, topology: Topology, client: Client) -> None:
+    """Whether the region's streams are there, and configured as the mesh makes them."""
+    region = RegionId(found.region)
+
+    async def check(config: StreamConfig, found: RegionFindings) -> None:
+        name = str(config.name)
+        try:
+            if differs := await streams.altered(client, config):
+                detail = f"not as it is made: {', '.join(differs)}"
+                found.add("stream", name, CheckResult.BAD, detail)
+                return
+            info = await client.jsm(timeout=REQUEST_S).stream_info(name)
+        except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
+            detail = f"{error or type(error).__name__}; is JetStream up?"
+            found.add("stream", name, CheckResult.BAD, detail)
+        else:
+            found.add("stream", name, CheckResult.OK, f"{info.state.messages} last values")
+
+    configs = streams.kept(region, has_peers=bool(topology.peers(region)))
+    await found.run_concurrently(*(partial(check, config) for config in configs))
+
+
+async def check_owner(
+    found: RegionFindings, topology: Topology, client: Client, lease: Lease | None, listen_s: float
+) -> None:
+    """Who owns the region's replicas. `lease`: the last write while we listened."""
+    region = RegionId(found.region)
+    if not topology.peers(region):
+        verdict, detail = CheckResult.OK, "its own routers: there is no other region"
+    elif lease is None:
+        verdict, detail = _not_renewed(await _last_lease(client, region), listen_s)
+    elif lease.owner == region:
+        verdict, detail = CheckResult.OK, f"its own routers, by {lease.router}, term {lease.term}"
+    else:
+        verdict = CheckResult.WARNING
+        detail = f"adopted by {lease.owner}, by its router {lease.router}, term {lease.term}: "
+        detail += "its own routers send nothing"
+    found.add("lease", "owner", verdict, detail)
+
+
+def _not_renewed(last: Lease | None, listen_s: float) -> tuple[CheckResult, str]:
+    if last is None:
+        return CheckResult.BAD, "nobody: its stream has no lease that can be read"
+    then = f"the last was {last.owner}, term {last.term}"
+    if listen_s < last.lease_s:
+        detail = f"not renewed in {listen_s:g} s, shorter than a lease; {then}: listen longer"
+        return CheckResult.UNKNOWN, detail
+    return CheckResult.BAD, f"expired: nobody renews it; {then}"
+
+
+async def _last_lease(client: Client, region: RegionId) -> Lease | None:
+    manager = client.jsm(timeout=REQUEST_S)
+    try:
+        last = await manager.get_last_msg(
+            subjects.STREAM_LEASES, subjects.lease(region), direct=True
+        )
+        return None if last.data is None else state.decode_lease(last.data)
+    except (nats.js.errors.Error, nats.errors.Error, TimeoutError, wire.WireError):
+        return None

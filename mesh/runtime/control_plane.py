@@ -1,0 +1,357 @@
+"""Prefix gossip, leases and pings on the bus, each checked for who may have sent it.
+
+Gossip: the answers of each origin come to an inbox of their own, whose last token is random and
+told to that origin's region only, so nobody else can put a set in that region's mouth.
+
+Leases: a claim is a publish to the lease's subject that names the last write it knows; the stream's
+answer comes to an inbox with a random token, so no agent can grant us anything. What a stream takes
+it publishes again (`schemas.catalog`: leased), with the write's number in a header; but for the
+stream, only that region's own routers can publish there.
+
+Pings go the way that work goes, so the round trip has in it what the bus and its links cost. A
+ping that has no answer when the next one leaves is lost; an answer that comes later is none.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+import orjson
+from nats.aio.msg import Msg
+
+from infra.process import LimitedLog
+from mesh.adapters.bus import AdoptedHeartbeats, RouterBus, has_headers, is_no_responders
+from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
+from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.membership.adoption import Ownership
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.runtime.config import RouterConfig
+from schemas import exchange, state, subjects, wire
+from schemas.gossip import PEERS, SIBLINGS, TrieAsk, TrieDelta, TriePart
+from schemas.ids import RegionId, RouterId
+from schemas.replies import LEASE_PREFIX, PING_BYTES, PING_PREFIX, TRIE_PREFIX, reply_inbox
+from schemas.subjects import InboxAddress
+
+log = logging.getLogger(__name__)
+
+
+class ReplyGuard:
+    """One router's. Every answer to a request goes to an inbox that this gives."""
+
+    def __init__(
+        self,
+        home: RegionId,
+        peers: tuple[RegionId, ...],
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._home, self._peers = home, frozenset(peers)
+        self._metrics = metrics
+        self._log = LimitedLog(log, clock)
+
+    def inbox(self, channel: str, msg: Msg) -> InboxAddress | None:
+        """Where to answer a request that came on that channel; None after it was counted."""
+        address = reply_inbox(channel, msg.subject, msg.reply, self._home, self._peers)
+        if address is None:
+            self.drop(channel, msg)
+        return address
+
+    def drop(self, channel: str, msg: Msg) -> None:
+        """It is not answered."""
+        self._metrics.replies_dropped.labels(channel).inc()
+        text = "%s: dropped a request of %d bytes: its reply subject %.200r is not allowed"
+        self._log.warning(channel, "reply", text, msg.subject, len(msg.data), msg.reply)
+
+
+TOKEN_BYTES = 12
+ASKED_MAX = 256  # origins that an answer is awaited of
+
+PART_SEEN: dict[int, Callable[[TriePart], ev.Event]] = {
+    PEERS: ev.TriePartSeen,
+    SIBLINGS: ev.SiblingPartSeen,
+}
+DELTA_SEEN: dict[int, Callable[[TrieDelta], ev.Event]] = {
+    PEERS: ev.TrieSeen,
+    SIBLINGS: ev.SiblingSeen,
+}
+
+
+class AskedStream(NamedTuple):
+    """Whose answer comes to an inbox, and of which of its streams."""
+
+    origin: Origin
+    stream: int
+
+
+class PrefixGossip:
+    """One router's. `receive…` is called by the bus, the rest performs effects."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        feed: Callable[[ev.Event], None],
+        guard: ReplyGuard,
+    ) -> None:
+        self._guard = guard
+        self._log = LimitedLog(log)
+        self._config = config
+        self._bus = bus
+        self._metrics = metrics
+        self._feed = feed
+        self._tokens: dict[AskedStream, str] = {}  # of the inbox that it answers to
+        self._sources: dict[str, AskedStream] = {}  # the same the other way round
+
+    def receive_delta(self, msg: Msg) -> None:
+        """A router of a peer region, or of our own, tells what its region gained and lost."""
+        delta = self._read(msg)
+        if not isinstance(delta, TrieDelta):
+            self._drop(msg, "no delta")
+        elif delta.region != subjects.owner(msg.subject):
+            self._drop(msg, "speaks for another region")
+        elif delta.region in self._config.peers or self._is_sibling(delta):
+            self._feed(ev.TrieSeen(delta))
+
+    def receive_sibling(self, msg: Msg) -> None:
+        """A router of our own region tells what it placed where."""
+        delta = self._read(msg)
+        if not isinstance(delta, TrieDelta):
+            self._drop(msg, "no delta")
+        elif self._is_sibling(delta):
+            self._feed(ev.SiblingSeen(delta))
+
+    def receive_ask(self, msg: Msg) -> None:
+        """A router of a peer region, or of our own, missed something."""
+        address = self._guard.inbox("snapshot", msg)
+        if address is None:
+            return
+        ask = self._read(msg)
+        if not isinstance(ask, TrieAsk):
+            self._drop(msg, "no question")
+        else:
+            self._feed(ev.TrieAsked(ask, address.region, msg.reply))
+
+    def receive_answer(self, msg: Msg) -> None:
+        """What we had missed: deltas, or a part of the whole set."""
+        source = self._sources.get(msg.subject.rpartition(".")[2])
+        answer = self._read(msg)
+        if not isinstance(answer, TrieDelta | TriePart):
+            self._drop(msg, "no answer")
+        elif source is None or source.origin != (answer.region, answer.router):
+            self._drop(msg, "answers what was not asked")
+        elif isinstance(answer, TriePart):
+            self._feed(PART_SEEN[source.stream](answer))
+        else:
+            self._feed(DELTA_SEEN[source.stream](answer))
+
+    def publish(self, effect: fx.PublishTrie) -> None:
+        """Tell the peers."""
+        self._bus.publish(subjects.trie(self._config.region), wire.encode(effect.delta))
+
+    def publish_to_siblings(self, effect: fx.PublishToSiblings) -> None:
+        """Tell the other routers of our region."""
+        self._bus.publish(subjects.siblings(self._config.region), wire.encode(effect.delta))
+
+    def answer(self, effect: fx.AnswerTrie) -> None:
+        """Say it again to one of them."""
+        self._bus.publish(effect.inbox, wire.encode(effect.answer))
+
+    def ask(self, effect: fx.AskTrie) -> None:
+        """Ask one of them."""
+        origin = Origin(effect.region, RouterId(effect.ask.router))
+        token = self._token(AskedStream(origin, effect.ask.stream))
+        inbox = subjects.inbox(self._config.region, self._config.router, token)
+        subject = subjects.snapshot(effect.region, self._config.region)
+        self._bus.publish(subject, wire.encode(effect.ask), reply=inbox)
+
+    def _token(self, source: AskedStream) -> str:
+        token = self._tokens.get(source)
+        if token is None:
+            if len(self._tokens) >= ASKED_MAX:
+                oldest = next(iter(self._tokens))
+                del self._sources[self._tokens.pop(oldest)]
+            token = self._tokens[source] = TRIE_PREFIX + secrets.token_hex(TOKEN_BYTES)
+            self._sources[token] = source
+        return token
+
+    def _is_sibling(self, delta: TrieDelta) -> bool:
+        """Not this router itself, whose own messages the bus brings too."""
+        return delta.region == self._config.region and delta.router != self._config.router
+
+    @staticmethod
+    def _read(msg: Msg) -> object:
+        if has_headers(msg):
+            return None
+        try:
+            return wire.decode(msg.data)
+        except wire.WireError as error:
+            return error
+
+    def _drop(self, msg: Msg, why: str) -> None:
+        self._metrics.gossip_dropped.inc()
+        self._log.warning("gossip", why, "gossip on %s dropped: %s", msg.subject, why)
+
+
+AWAITED_MAX = 256
+# What the server adds to the stream's own messages, and to all others that it reads out of one.
+H_SEQUENCE, H_STREAM, H_SUBJECT = "Nats-Sequence", "Nats-Stream", "Nats-Subject"
+_NUMBER = re.compile(r"\d{1,18}$")
+
+
+class LeaseClaims:
+    """One router's. `receive…` is called by the bus, the rest performs effects."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        feed: Callable[[ev.Event], None],
+        ownership: Ownership,
+        beats: AdoptedHeartbeats,
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._metrics = metrics
+        self._feed = feed
+        self._ownership = ownership
+        self._beats = beats
+        self._log = LimitedLog(log)
+        self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
+
+    def receive(self, msg: Msg) -> None:
+        """A stream has taken a write."""
+        headers = msg.headers or {}
+        number = headers.get(H_SEQUENCE, "")
+        try:
+            lease = state.decode_lease(msg.data)
+        except wire.WireError as error:
+            self._drop(msg, "it can't be read", error)
+            return
+        place = (subjects.STREAM_LEASES, subjects.lease(lease.region))
+        is_its_own = (headers.get(H_STREAM), headers.get(H_SUBJECT)) == place
+        is_its_own = is_its_own and lease.region == subjects.owner(msg.subject)
+        if not is_its_own or not _NUMBER.fullmatch(number):
+            self._drop(msg, "no write of that region's stream")
+        else:
+            self._feed(ev.LeaseHeard(lease, int(number)))
+
+    def receive_answer(self, msg: Msg) -> None:
+        """What a stream says to our claim."""
+        number = self._awaited.pop(msg.subject.rpartition(".")[2], None)
+        if number is None:
+            return
+        if is_no_responders(msg.headers):
+            self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
+            return
+        try:
+            self._feed(_answered(number, msg.data))
+        except ValueError as error:
+            self._drop(msg, "the answer can't be read", error)
+            self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
+
+    def claim(self, effect: fx.ClaimLease) -> None:
+        """Ask the stream to take this write."""
+        token = f"{LEASE_PREFIX}{effect.number}-{secrets.token_hex(TOKEN_BYTES)}"
+        while len(self._awaited) >= AWAITED_MAX:
+            del self._awaited[next(iter(self._awaited))]
+        self._awaited[token] = effect.number
+        inbox = subjects.inbox(self._config.region, self._config.router, token)
+        headers = {H_EXPECTED: str(effect.expected)}
+        data = state.encode_state(effect.lease)
+        self._bus.publish(subjects.lease(effect.lease.region), data, reply=inbox, headers=headers)
+
+    def changed(self, effect: fx.OwnershipChanged) -> None:
+        """Agents must know at once."""
+        if effect.region != self._config.region:
+            verb = "adopted" if effect.owned else "handed back"
+            log.warning("the replicas of region %s are %s", effect.region, verb)
+        self.publish_alive()
+
+    def subscribe_heartbeats(self, effect: fx.HearReplicas) -> None:
+        """A region that is adopted, or was a moment ago, is listened to."""
+        self._beats.want(effect.region, wanted=effect.wanted)
+
+    def publish_alive(self) -> None:
+        """A sign of life, with what this router owns."""
+        owned = self._ownership.owned
+        sign = exchange.Alive(self._config.epoch, tuple(owned), tuple(owned.values()))
+        subject = subjects.alive(self._config.region, self._config.router)
+        self._bus.publish(subject, wire.encode(sign))
+
+    def _drop(self, msg: Msg, why: str, error: object = "") -> None:
+        self._metrics.leases_dropped.inc()
+        text = "lease on %s dropped: %s %.300s"
+        self._log.warning("lease", why, text, msg.subject, why, error)
+
+
+def _answered(number: int, data: bytes) -> ev.LeaseAnswered:
+    """JetStream's acknowledgement. Raises ValueError for one that says neither yes nor no."""
+    said = orjson.loads(data)
+    error = said.get("error") if isinstance(said, dict) else None
+    if isinstance(error, dict) and error.get("err_code") == WRONG_LAST_SEQUENCE:
+        last = _NUMBER.search(str(error.get("description")))
+        if last is None:
+            raise ValueError(f"which sequence is the last? {str(error)[:200]}")
+        return ev.LeaseAnswered(number, granted=False, seq=int(last[0]))
+    if error is not None or not isinstance(said, dict) or type(said.get("seq")) is not int:
+        raise ValueError(f"not taken: {str(said)[:200]}")
+    return ev.LeaseAnswered(number, granted=True, seq=said["seq"])
+
+
+PING_S = 1.0
+
+
+class Pings:
+    """One router's. `run` until cancelled; `receive` what comes back."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        clock: Callable[[], float],
+        feed: Callable[[ev.Event], None],
+        guard: ReplyGuard,
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._clock = clock
+        self._feed = feed
+        self._guard = guard
+        self._open: dict[RegionId, tuple[bytes, float]] = {}  # its body, and when it left
+
+    async def run(self) -> None:
+        """One ping to each peer, and again."""
+        while True:
+            for peer in self._config.peers:
+                self._send(peer)
+            await asyncio.sleep(PING_S)
+
+    def answer(self, msg: Msg) -> None:
+        """A peer's ping: its few bytes go back to its ping inbox."""
+        if len(msg.data) > PING_BYTES:
+            self._guard.drop("ping", msg)
+        elif self._guard.inbox("ping", msg) is not None:
+            self._bus.publish(msg.reply, msg.data)
+
+    def receive(self, token: str, data: bytes) -> None:
+        """An answer; anything else is dropped. `token`: the last one of the inbox it came to."""
+        peer = RegionId(token.removeprefix(PING_PREFIX))
+        body, sent_at = self._open.get(peer, (b"", 0.0))
+        if body and data == body:
+            del self._open[peer]
+            self._feed(ev.RttMeasured(peer, self._clock() - sent_at))
+
+    def _send(self, peer: RegionId) -> None:
+        if self._open.pop(peer, None) is not None:
+            self._feed(ev.RttMeasured(peer, None))
+        body = secrets.token_bytes(PING_BYTES)  # that nobody else can answer
+        self._open[peer] = body, self._clock()
+        inbox = subjects.inbox(self._config.region, self._config.router, PING_PREFIX + peer)
+        self._bus.publish(subjects.ping(peer), body, reply=inbox)

@@ -1,0 +1,318 @@
+"""The bus messages that carry requests and answers, states of replicas and regions: out and in.
+
+Out: the session's `Bus` over nats-py. In: bytes are read and checked, and what nobody honest sends
+is dropped, with a warning. The asking router keeps the client, the answer and the body's parts of
+a peer's request; this region only says which replica answers. So nothing of it is stored here but
+while it is being placed, and its bytes count like those of own clients' bodies: what does not fit
+is refused before it is read.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import orjson
+from nats.aio.msg import Msg
+
+from infra import tracing
+from infra.process import LimitedLog
+from mesh.adapters.bus import (
+    HEADERS_BYTES_MAX,
+    RouterBus,
+    has_headers,
+    header_bytes,
+    is_no_responders,
+)
+from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.request_options import salt_of
+from mesh.adapters.spans import IngressSpan
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, prompt_text
+from mesh.runtime.config import RouterConfig
+from mesh.runtime.control_plane import ReplyGuard
+from mesh.session.answer import Held
+from mesh.session.headers import (
+    IngressInvalid,
+    accepted_headers,
+    read_forwarded,
+    read_tenant,
+)
+from mesh.session.record import OpenRequest
+from mesh.session.session import Session
+from schemas import exchange, state, subjects, wire
+from schemas.exchange import Frame, Refusal
+from schemas.http import CHAT
+from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.parcels import PARCEL
+from schemas.residency import Ground, Labels, labels_text
+
+log = logging.getLogger(__name__)
+
+SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
+ReadPrompt = Callable[[ModelId, PromptText, str, str], Prompt]  # of model, text, salt and tenant
+
+
+class RequestMessages:
+    """One router's. `bind` its session before anything is received."""
+
+    session: Session
+    _receive_frame: Callable[[str, bytes], bool]
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        bus: RouterBus,
+        metrics: RouterMetrics,
+        read_prompt: ReadPrompt,
+        bodies: BodyBudget,
+        guard: ReplyGuard,
+        clock: Callable[[], float],
+        on_control: Callable[[str, Msg], bool] = lambda token, msg: False,
+        reads_receipts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`on_control` takes what comes to an inbox that is no answer's, by its last token; False
+        if it is none of its own. `reads_receipts`: whether every decision's candidates are read.
+        """
+        self._config = config
+        self._bus = bus
+        self._metrics = metrics
+        self._read_prompt = read_prompt
+        self._bodies = bodies
+        self._guard = guard
+        self._clock = clock
+        self._on_control = on_control
+        self._reads_receipts = reads_receipts
+        self._log = LimitedLog(log)
+
+    def bind(self, session: Session) -> None:
+        """What is received goes to that session."""
+        self.session = session
+        self._receive_frame = session.answers.receive_frame
+
+    # Out: mesh.session.record.Bus.
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached at this moment."""
+        return self._bus.is_connected
+
+    def send_work(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        headers: dict[str, str],
+    ) -> bool:
+        """The request to an agent; a body too large for one message is asked for in parts."""
+        body = record.body
+        if len(body) > self._bus.payload_bytes_max:
+            headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
+        subject = subjects.work(region, replica)
+        return self._bus.publish(subject, body, reply=inbox, headers=headers)
+
+    def send_ingress(
+        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
+    ) -> bool:
+        """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
+        body, request = record.body, record.request
+        if len(body) > LARGE_BYTES:
+            headers[exchange.H_BODY_BYTES] = str(len(body))
+            prompt = request.prompt
+            sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])
+            body = wire.encode(sketch)
+        ground, home = self._config.settings.ground, self._config.region
+        subject = ingress_subject(ground, home, peer, request.residency)
+        return self._bus.publish(subject, body, reply=inbox, headers=headers)
+
+    def send_body(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        """Its body in parts, to the agent that asked for them."""
+        subject = subjects.body(region, replica)
+        for payload, headers in body_parts(record.body, inbox, self._bus.payload_bytes_max):
+            self._bus.publish(subject, payload, headers=headers)
+
+    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        """Nobody waits for the answer to that inbox any more."""
+        cancel = wire.encode(exchange.Cancel(inbox))
+        self._bus.publish(subjects.cancel(region, replica), cancel)
+
+    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
+        """How far an answer's client has got, or from which frame on it is to be sent again."""
+        self._bus.publish(subjects.credit(region, replica), wire.encode(credit))
+
+    def answer_peer(
+        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
+    ) -> None:
+        """What has become of a peer's request."""
+        if isinstance(message, Held):
+            frame = exchange.pack_frame(Frame.HELD, message.hops)
+        else:
+            frame = exchange.pack_frame(_KINDS[type(message)], 0, wire.encode(message))
+        self._bus.publish(inbox, frame)
+
+    # In.
+
+    def receive_answer(self, msg: Msg) -> None:
+        """Something for an inbox of this router: nearly always the bytes of some answer."""
+        if msg.headers is None and self._receive_frame(msg.subject, msg.data):
+            return
+        answers, subject = self.session.answers, msg.subject
+        nobody = is_no_responders(msg.headers)
+        if answers.nobody_listens(subject) if nobody else answers.receive_frame(subject, msg.data):
+            return
+        token = subject.rpartition(".")[2]
+        if token == PARCEL:
+            answers.receive_parcel(subject.removesuffix(PARCEL), msg.data)
+        elif not self._on_control(token, msg) and not nobody:
+            answers.receive_stray(subject, msg.data)
+
+    def receive_heartbeat(self, msg: Msg) -> None:
+        """A replica of this region, or of one that it has adopted."""
+        if has_headers(msg):
+            self._drop_with_headers("heartbeat", msg)
+        else:
+            self.read_heartbeat(msg.subject, msg.data)
+
+    def read_heartbeat(self, subject: str, data: bytes) -> None:
+        """A heartbeat and the subject that it was published on, which only its replica may."""
+        try:
+            beat = state.decode_heartbeat(data)
+        except wire.WireError as error:
+            self._log.warning("heartbeat", "unreadable", "heartbeat dropped: %.300s", error)
+            return
+        if subject != subjects.heartbeat(beat.region, beat.replica):
+            text = "heartbeat on %s dropped: it names another replica"
+            self._log.warning("heartbeat", "another", text, subject)
+        elif beat.region == self._config.region or beat.region in self._config.peers:
+            self.session.feed(ev.HeartbeatSeen(beat))
+
+    def receive_digest(self, msg: Msg) -> None:
+        """A router of a peer region, or of our own."""
+        if has_headers(msg):
+            self._drop_with_headers("digest", msg)
+            return
+        try:
+            digest = state.decode_digest(msg.data)
+        except wire.WireError as error:
+            self._log.warning("digest", "unreadable", "digest dropped: %.300s", error)
+            return
+        if digest.region != subjects.owner(msg.subject):
+            text = "digest on %s dropped: it names another region"
+            self._log.warning("digest", "another", text, msg.subject)
+        elif digest.region in self._config.peers:
+            self.session.feed(ev.DigestSeen(digest))
+
+    def _drop_with_headers(self, what: str, msg: Msg) -> None:
+        text = "%s on %s dropped: it has headers, so no router or agent published it"
+        self._log.warning(what, "headers", text, what, msg.subject)
+
+    def receive_ingress(self, msg: Msg) -> None:
+        """A peer asks this region to place a request."""
+        channel = "ingress" if subjects.ingress_label(msg.subject) is None else "ingress_within"
+        asker = self._guard.inbox(channel, msg)
+        if asker is None:
+            return
+        taken = len(msg.data) + header_bytes(msg.headers or {})
+        if not self._bodies.take(taken):
+            self._metrics.ingress_refusals.labels(Refusal.FULL).inc()
+            self._refuse(msg.reply, Refusal.FULL)
+            return
+        try:
+            key, now = next(self.session.keys), self._clock()
+            wants_receipt = self._reads_receipts()
+            record = read_ingress(msg, key, self._read_prompt, now, wants_receipt=wants_receipt)
+            if record.request.origin != asker.region:
+                raise IngressInvalid("its answer is not to go to its origin")
+        except IngressInvalid as error:
+            self._log.warning(channel, "invalid", "ingress refused: %.300s", error)
+            self._bodies.give_back(taken)
+            self._refuse(msg.reply, Refusal.BAD_WORK)
+            return
+        self._bodies.settle(taken, record.kept_bytes)
+        self.session.admit_forwarded(record)
+
+    def _refuse(self, inbox: str, reason: Refusal) -> None:
+        self.answer_peer(inbox, exchange.Refused(reason, self._config.region, "", -1, -1))
+
+
+_KINDS: Mapping[type, Frame] = {
+    exchange.Placed: Frame.PLACED,
+    exchange.Lost: Frame.LOST,
+    exchange.Refused: Frame.REFUSED,
+}
+
+
+def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
+    """Where a router of `home` asks a peer: under a label that it carries, if any is wanted.
+
+    Raises ValueError if there is none: the core chose somebody that it may not.
+    """
+    if not labels:
+        return subjects.ingress(peer)
+    carried = sorted(set(ground.sent(home, peer)).intersection(labels))
+    if not carried:
+        raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
+    return subjects.ingress_within(peer, carried[0])
+
+
+def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """The body cut into messages of at most `part_bytes`, each with its headers."""
+    for offset in range(0, len(body), part_bytes):
+        headers = {exchange.H_BODY_INBOX: inbox, exchange.H_BODY_OFFSET: str(offset)}
+        yield body[offset : offset + part_bytes], headers
+
+
+def read_ingress(
+    msg: Msg, key: int, read_prompt: ReadPrompt, now: float, *, wants_receipt: bool = True
+) -> OpenRequest:
+    """The request in a peer's message. Raises IngressInvalid, whatever the message holds."""
+    if len(msg.data) > LARGE_BYTES:
+        raise IngressInvalid(f"{len(msg.data)} bytes; a body beyond {LARGE_BYTES} comes in parts")
+    headers = accepted_headers(msg.headers or {})
+    if header_bytes(headers) > HEADERS_BYTES_MAX:
+        raise IngressInvalid(f"more than {HEADERS_BYTES_MAX} bytes of headers")
+    request = read_forwarded(
+        headers,
+        lambda model, path: _prompt(msg.data, headers, path, model, read_prompt),
+        key=key,
+        home=subjects.owner(msg.subject),
+        label=subjects.ingress_label(msg.subject),
+        inbox=msg.reply,
+        now=now,
+        wants_receipt=wants_receipt,
+    )
+    body = b"" if exchange.H_BODY_BYTES in headers else msg.data
+    span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
+    if span.is_recording and not wants_receipt:
+        request = replace(request, wants_receipt=True)
+    kept_bytes = len(body) + header_bytes(headers)
+    return OpenRequest(
+        request=request,
+        path=headers[exchange.H_PATH],
+        body=body,
+        spans=span,
+        received=headers,
+        kept_bytes=kept_bytes,
+    )
+
+
+def _prompt(
+    data: bytes, headers: Mapping[str, str], path: str, model: ModelId, read_prompt: ReadPrompt
+) -> Prompt:
+    try:
+        if exchange.H_BODY_BYTES in headers:
+            sketch = wire.decode_as(exchange.Sketch, data)
+            if not 0 < sketch.prompt_tokens <= exchange.BODY_BYTES_MAX:
+                raise IngressInvalid(f"a prompt of {sketch.prompt_tokens} tokens")
+            return Prompt(sketch.prompt_tokens, sketch.block_hashes)
+        fields = orjson.loads(data)
+        if not isinstance(fields, dict):
+            raise IngressInvalid("the body is no JSON object")
+        text = prompt_text(fields, chat=path == CHAT)
+        return read_prompt(model, text, salt_of(fields), read_tenant(headers))
+    except (wire.WireError, orjson.JSONDecodeError, PromptInvalid) as error:
+        raise IngressInvalid(str(error)) from error

@@ -1,0 +1,412 @@
+"""One attempt's answer as it comes off the bus: order, buffer, flow control.
+
+Frames go in, core events come out; the HTTP side takes bytes. Nothing is given out before the
+answer is *startable*: an event stream with its first whole event, or a plain answer that is
+complete (or too large to wait for). Until then the attempt can fail and be replaced unseen. Of
+an event stream only whole events are given out: an answer that breaks inside an event can then
+be ended by an error event that a client can read.
+
+Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited, and an answer of
+which more than BUFFERED_BYTES_MAX wait for the client is broken off.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from mesh.core.model import events as ev
+from mesh.core.model.request import Served
+from schemas import exchange, http, wire
+from schemas.exchange import FRAME_HEADER, WINDOW_BYTES, Frame, FrameView, Outcome
+from schemas.ids import NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.passed_headers import as_mapping
+from schemas.state import Digest, decode_digest
+
+PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
+ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
+PROGRESS_S = 0.5  # how often the core is told that frames keep coming
+STATUS_TRY_AGAIN = 429
+STATUS_SERVER_ERROR = 500
+EVENT_STREAM = "text/event-stream"
+EVENT_ENDS = (b"\n\n", b"\n\r\n")
+LAST_EVENTS = tuple(line + ending for line in http.DONE_LINES for ending in (b"\n\n", b"\r\n\r\n"))
+LAST_EVENT_BYTES = max(map(len, LAST_EVENTS))
+EVENT_BYTES_MAX = 64 * 1024  # of an unfinished event that is held back
+CREDIT_BYTES = WINDOW_BYTES // 2  # given out since the last credit, until the next one
+HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
+_DATA = Frame.DATA
+_HEADER_BYTES = FRAME_HEADER.size
+_SOME_EVENT = b"\n\n"  # in the place of one that is whole, and not the last
+_frame_header = FRAME_HEADER.unpack_from
+BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A peer has the request in its hold queue. `hops`: regions that it has passed."""
+
+    hops: int = 1
+
+
+class Working:
+    """Whoever answers lives, and has nothing to send yet."""
+
+
+WORKING = Working()
+Message = (
+    exchange.Placed
+    | exchange.Lost
+    | exchange.Refused
+    | exchange.Head
+    | exchange.End
+    | Held
+    | Working
+    | bytes
+)
+_ABOUT_PLACE: Mapping[Frame, type] = {
+    Frame.PLACED: exchange.Placed,
+    Frame.HELD: Held,
+    Frame.REFUSED: exchange.Refused,
+    Frame.LOST: exchange.Lost,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """An engine's own error answer."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)  # its harmless ones
+
+
+@dataclass(frozen=True, slots=True)
+class FramesMissing:
+    """Later frames came than this one, which is to be asked for."""
+
+    number: int
+
+
+class AnswerReceiver:
+    """The answer of attempt number `attempt` of request `key`, from its first frame to its end."""
+
+    def __init__(self, key: int, attempt: int, inbox: str) -> None:
+        self.key, self.attempt, self.inbox = key, attempt, inbox
+        self.head: exchange.Head | None = None
+        self.passed: Mapping[str, str] = {}  # headers of the engine's that are for the client
+        self.end: exchange.End | None = None
+        self.engine_error: EngineError | None = None
+        self.region: RegionId | None = None  # who answers, as soon as it is known
+        self.replica: ReplicaId | None = None
+        self.asked: RegionId | None = None  # the peer that is to place it
+        self.fresh: Digest | None = None  # how the region is that refused it
+        self.is_event_stream = False  # so that an error event may end it; known with the head
+        self._is_error = False
+        self._chunks: list[bytes] = []
+        self._buffered_bytes = 0
+        self.taken_bytes = 0  # given out
+        self.credit_at_bytes = CREDIT_BYTES  # given out: then a credit is due
+        self._credited_bytes = 0
+        self._credit_may_be_lost = False  # its replica waits for something
+        self._next_number = 0
+        self._given_out_last = b""  # the end of what was given out
+        self._progress_due_at = float("-inf")
+        self._missing_from = -1
+        self.body_sent = False  # in parts, as the agent wanted it
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether what was given out ends with a whole event; not inside one too long to hold."""
+        return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
+
+    @property
+    def has_said_all(self) -> bool:
+        """Whether its last event was given out; clients may leave on it."""
+        return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine's whole answer is here."""
+        return self.end is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of it is missing, though its end may be: its last event is here."""
+        if self.is_complete or not self.is_event_stream:
+            return self.is_complete
+        return b"".join((self._given_out_last, *self._chunks)).endswith(LAST_EVENTS)
+
+    @property
+    def engine_failure(self) -> str | None:
+        """What the engine reported in an error event of its own, with which it ended the stream."""
+        failed = self.end is not None and self.end.outcome == Outcome.ENGINE_FAILED
+        return self.end.detail if failed and self.end is not None else None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that wait for the client."""
+        return self._buffered_bytes
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the client may be sent its first byte."""
+        if self.head is None or self._is_error:
+            return False
+        if self.is_complete:
+            return True
+        if self.is_event_stream:
+            return self._whole_bytes(b"".join(self._chunks)) > 0
+        return self._buffered_bytes >= PLAIN_BYTES_MAX
+
+    def passing(self, frame: bytes, now: float) -> bytes:
+        """What a frame brings, if it can be given out as it is; empty if it is to be fed instead.
+
+        Most frames are the next event of a stream that flows. The last event is not passed: where
+        the end is in the same parcel, they go out in one write.
+        """
+        if self._chunks or now >= self._progress_due_at:
+            return b""
+        try:
+            kind, number = _frame_header(frame)
+        except struct.error:
+            return b""
+        if kind != _DATA or number != self._next_number:
+            return b""
+        data = frame[_HEADER_BYTES:]
+        if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
+            return b""
+        self._next_number = number + 1
+        self.taken_bytes += len(data)
+        self._given_out_last = _SOME_EVENT
+        return data
+
+    def take(self) -> bytes:
+        """The bytes that may be given out and have not been; empty when there are none."""
+        if not self._chunks:
+            return b""
+        data = b"".join(self._chunks)  # nearly always one: then no copy
+        self._chunks.clear()
+        if not data.endswith(b"\n\n"):  # nearly always: engines write whole events
+            whole = self._whole_bytes(data)
+            if whole < len(data):
+                self._chunks.append(data[whole:])
+                data = data[:whole]
+        if data:
+            self.taken_bytes += len(data)
+            self._buffered_bytes -= len(data)
+            self._given_out_last = data[-LAST_EVENT_BYTES:]
+        return data
+
+    def _whole_bytes(self, data: bytes) -> int:
+        """How many of the buffered bytes end with a whole event; all of them in other answers."""
+        if not self.is_event_stream or self.is_complete or data.endswith(b"\n\n"):
+            return len(data)
+        whole = _events_bytes(data)
+        return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
+
+    @property
+    def credited_bytes(self) -> int:
+        """What the agent was told last."""
+        return self._credited_bytes
+
+    def credit_due(self) -> exchange.Credit | None:
+        """What to tell the agent once the taken bytes have left for the client, if it is time.
+
+        Short answers never need it: half a window must have gone by.
+        """
+        waiting = 0 if self.is_event_stream else self._buffered_bytes
+        passed = self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
+        again, self._credit_may_be_lost = self._credit_may_be_lost, False
+        if self.is_complete or (passed - self._credited_bytes < CREDIT_BYTES and not again):
+            return None
+        self._credited_bytes = passed
+        self.credit_at_bytes = passed + CREDIT_BYTES
+        return exchange.Credit(self.inbox, passed)
+
+    def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
+        """Take in one frame. Returns what the core must hear, or the agent, if anything.
+
+        Raises WireError for frames that no sender of ours makes.
+        """
+        kind, number, payload = frame
+        if kind is not _DATA and (message := _ABOUT_PLACE.get(kind)) is not None:
+            decoded = Held(number) if message is Held else wire.decode_as(message, payload)
+            return self._about_place(decoded)
+        if number != self._next_number:
+            return self._out_of_order(number)
+        self._next_number = number + 1
+        if kind is _DATA:
+            return self._data(payload, now)
+        if kind is Frame.HEAD:
+            return self._head(*_read_head(payload), now)
+        if kind is Frame.END:
+            return self._end(wire.decode_as(exchange.End, payload))
+        self._credit_may_be_lost = kind is Frame.WORKING
+        return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
+
+    def receive(self, message: Message, now: float) -> ev.Event | None:
+        """Take in what a frame says, decoded and in its order: `feed` for a host without bytes."""
+        if isinstance(message, bytes):
+            return self._data(message, now)
+        if isinstance(message, exchange.Head):
+            region, replica = RegionId(message.region), ReplicaId(message.replica)
+            return self._head(message, region, replica, {}, now)
+        if isinstance(message, exchange.End):
+            return self._end(message)
+        return self._progressed(now) if message is WORKING else self._about_place(message)
+
+    def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
+        """Said again, or too early: what was lost will be sent again with all that came since."""
+        if number < self._next_number or self._missing_from == self._next_number:
+            return None
+        if self.replica is None:  # nobody to ask
+            return self.lost(self._next_number)
+        self._missing_from = self._next_number
+        return FramesMissing(self._next_number)
+
+    @property
+    def next_number(self) -> int:
+        """Of the frame that it waits for."""
+        return self._next_number
+
+    def misses(self, number: int) -> bool:
+        """Whether it still waits for that frame."""
+        return self._next_number == number
+
+    def lost(self, number: int) -> ev.Event:
+        """That frame was not sent again, whoever was asked."""
+        return self._failed(f"frame {number} of the answer was lost")
+
+    def _head(
+        self,
+        head: exchange.Head,
+        region: RegionId,
+        replica: ReplicaId,
+        passed: Mapping[str, str],
+        now: float,
+    ) -> ev.Event | None:
+        if self.head is not None:
+            return self._failed("the answer has two heads")
+        self.head = head
+        self._is_error = head.status >= STATUS_SERVER_ERROR or head.status == STATUS_TRY_AGAIN
+        # No error answer is read event by event.
+        self.is_event_stream = not self._is_error and head.content_type.startswith(EVENT_STREAM)
+        self.region, self.replica, self.passed = region, replica, passed
+        return self._progressed(now)
+
+    def _about_place(self, message: object) -> ev.Event | None:
+        if isinstance(message, Held):
+            if self.replica is not None:  # it waits no more: from here on its replica must speak
+                return None
+            return ev.AttemptProgressed(self.key, self.attempt)
+        if isinstance(message, exchange.Placed):
+            self.region, self.replica = place_named(message.region, message.replica)
+            return ev.PlacedByPeer(self.key, self.attempt, self.replica)
+        if isinstance(message, exchange.Lost):
+            place = place_named(message.region, message.replica)
+            return self._failed(f"replica {place[1]} of region {place[0]} was lost")
+        assert isinstance(message, exchange.Refused)
+        return self._refused(message)
+
+    def _refused(self, refused: exchange.Refused) -> ev.AttemptRefused:
+        region = region_named(refused.region)
+        replica = place_named(region, refused.replica)[1] if refused.replica else None
+        if self.region is None:  # else it was passed to an agent, and that may be who refuses
+            self.fresh = _digest(refused.digest)
+        return ev.AttemptRefused(
+            self.key,
+            self.attempt,
+            refused.reason,
+            region,
+            replica,
+            refused.pending,
+            refused.running,
+        )
+
+    def _data(self, payload: bytes, now: float) -> ev.Event | None:
+        if self.head is None:
+            return self._failed("the answer began without its head")
+        if self._is_error:
+            kept = payload[: ERROR_BYTES_MAX - self._buffered_bytes]
+            self.taken_bytes += len(payload) - len(kept)  # so that credit goes on
+            payload = kept
+        self._chunks.append(payload)
+        self._buffered_bytes += len(payload)
+        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+            return self._failed("the replica sent more than flow control allows")
+        return self._progressed(now)
+
+    def _end(self, end: exchange.End) -> ev.Event:
+        if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
+            self.end = end  # its client was told by the engine itself
+            return ev.AnswerEnded(self.key, self.attempt, None)
+        if end.outcome != Outcome.DONE:
+            return self._failed(end.detail or end.outcome)
+        if self.head is None:
+            return self._failed("the answer ended without a head")
+        if self._is_error:
+            self.engine_error = EngineError(
+                self.head.status, self.head.content_type, self.take(), self.passed
+            )
+            return self._failed(f"the engine answered {self.head.status}", self.head.status)
+        self.end = end
+        return ev.AnswerEnded(self.key, self.attempt, _served(end))
+
+    def _failed(self, detail: str, status: int | None = None) -> ev.Event:
+        if self.is_whole:  # only what it cost was lost
+            self.end = exchange.End(Outcome.DONE, "", -1, -1, -1, -1.0)
+            return ev.AnswerEnded(self.key, self.attempt, None)
+        return ev.AttemptFailed(self.key, self.attempt, detail, status)
+
+    def _progressed(self, now: float) -> ev.AttemptProgressed | None:
+        if now < self._progress_due_at:
+            return None
+        self._progress_due_at = now + PROGRESS_S
+        return ev.AttemptProgressed(self.key, self.attempt)
+
+
+@lru_cache(HEADS_CACHED)
+def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId, Mapping[str, str]]:
+    """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
+
+    Raises WireError.
+    """
+    head = wire.decode_as(exchange.Head, payload)
+    return head, *place_named(head.region, head.replica), as_mapping(head.headers)
+
+
+def _events_bytes(data: bytes) -> int:
+    """How many of the bytes end with an event's blank line; 0 if none does."""
+    found = ((data.rfind(ending), len(ending)) for ending in EVENT_ENDS)
+    return max(at + length if at >= 0 else 0 for at, length in found)
+
+
+def _served(end: exchange.End) -> Served:
+    prompt, cached, output = end.prompt_tokens, end.cached_tokens, end.completion_tokens
+    return Served(*(None if count < 0 else count for count in (prompt, cached, output)))
+
+
+def _digest(text: str) -> Digest | None:
+    """A refusal stands whatever its digest says; one that can't be read is none."""
+    try:
+        return decode_digest(text.encode()) if text else None
+    except wire.WireError:
+        return None
+
+
+def region_named(region: str) -> RegionId:
+    """A region that a frame names. Raises WireError for what can't be a token of subjects."""
+    try:
+        return RegionId(checked_name("region", region))
+    except NameInvalid as error:
+        raise wire.WireError(str(error)) from error
+
+
+def place_named(region: str, replica: str) -> tuple[RegionId, ReplicaId]:
+    """A replica that a frame names. Raises WireError for names that can't be tokens of subjects."""
+    try:
+        return region_named(region), ReplicaId(checked_name("replica", replica))
+    except NameInvalid as error:
+        raise wire.WireError(str(error)) from error

@@ -1,0 +1,207 @@
+"""Frames of answers, from the bus to the request that they are for, and back to their senders.
+
+Credits and requests to retransmit go out from here. A frame that no attempt under way waits for is
+a stray: whoever sends it is told to stop.
+"""
+
+from collections.abc import Callable, Mapping
+
+from mesh.core.model import events as ev
+from mesh.session.answer import AnswerReceiver, FramesMissing, Message, place_named
+from mesh.session.record import Bus, Observer, OpenRequest
+from mesh.session.retransmit_requests import RetransmitRequest, RetransmitRequests
+from schemas import exchange, wire
+from schemas.exchange import Frame
+from schemas.ids import RegionId
+from schemas.parcels import unpack_parcel
+from schemas.residency import Ground
+
+NOBODY_LISTENS = "nobody_listens"  # the bus's own answer, beside those of schemas.exchange.Refusal
+_GOES_ON = (ev.AttemptProgressed, ev.PlacedByPeer)
+
+
+class BusReceiver:
+    """One session's. What comes to an inbox in `streams` is fed to the answer of its request."""
+
+    def __init__(
+        self,
+        region: RegionId,
+        streams: Mapping[str, OpenRequest],
+        ground: Ground,
+        bus: Bus,
+        clock: Callable[[], float],
+        observer: Observer,
+        feed: Callable[[ev.Event], None],
+        over: Callable[[OpenRequest, AnswerReceiver, ev.Event], None],
+    ) -> None:
+        """`over` is called with the event that ends an attempt, `feed` with all others."""
+        self._region = region
+        self._ground = ground
+        self._bus = bus
+        self._clock = clock
+        self._observer = observer
+        self._feed = feed
+        self._over = over
+        self._streams = streams
+        self._missing = RetransmitRequests()
+
+    @property
+    def missing(self) -> int:
+        """Answers of which frames were lost and have not come yet."""
+        return len(self._missing)
+
+    def receive_frame(self, inbox: str, data: bytes) -> bool:
+        """A frame of an answer, alone. False if no attempt under way answers there."""
+        record = self._streams.get(inbox)
+        if record is None:
+            return False
+        now = self._clock()
+        if record.direct_writer is None or not record.direct_writer.pass_on(data, now):
+            self._frame(record, data, now)
+            record.changed()
+        return True
+
+    def receive_parcel(self, inboxes: str, data: bytes) -> None:
+        """Frames of several answers. Each client's side is woken once, when all are here.
+
+        `inboxes`: what their inboxes begin with.
+        """
+        now = self._clock()
+        fed: dict[int, OpenRequest] = {}
+        try:
+            for stream, frame in unpack_parcel(data):
+                record = self._streams.get(inboxes + stream)
+                if record is None:
+                    self.receive_stray(inboxes + stream, frame)
+                elif record.direct_writer is None or not record.direct_writer.pass_on(frame, now):
+                    self._frame(record, frame, now)
+                    fed[record.request.key] = record
+        except wire.WireError as error:  # what was in the rest is missed by its numbers
+            self._observer.unreadable("parcel", "parcel on %s: %s", inboxes, error)
+        finally:
+            for record in fed.values():
+                record.changed()
+
+    def receive(self, inbox: str, message: Message) -> bool:
+        """A decoded frame. False if no attempt under way answers there."""
+        record = self._streams.get(inbox)
+        if record is None:
+            return False
+        assert record.answer is not None
+        event = record.answer.receive(message, self._clock())
+        if event is not None:
+            self._received(record, record.answer, event)
+        record.changed()
+        return True
+
+    def receive_stray(self, inbox: str, data: bytes) -> None:
+        """A frame that nobody waits for: whoever sends it should stop."""
+        try:
+            kind, _, payload = exchange.unpack_frame(data)
+            if kind is Frame.PLACED or (kind is Frame.WORKING and payload):
+                sender: exchange.Placed | exchange.Head = wire.decode_as(exchange.Placed, payload)
+            elif kind is Frame.HEAD:
+                sender = wire.decode_as(exchange.Head, payload)
+            else:
+                return
+            self._bus.send_cancel(*place_named(sender.region, sender.replica), inbox)
+        except wire.WireError as error:
+            self._unreadable_frame(inbox, error)
+
+    def nobody_listens(self, inbox: str) -> bool:
+        """The bus itself: what was published with this reply subject reached nobody. False if no
+        attempt under way answers there."""
+        record = self._streams.get(inbox)
+        if record is None or record.answer is None:
+            return False
+        # Nothing was begun, so it counts as a refusal: whoever was asked rests until it speaks.
+        answer = record.answer
+        place = answer.region or self._region, answer.replica
+        event = ev.AttemptRefused(answer.key, answer.attempt, NOBODY_LISTENS, *place, -1, -1)
+        self._over(record, answer, event)
+        return True
+
+    def _frame(self, record: OpenRequest, data: bytes, now: float) -> None:
+        answer = record.answer
+        assert answer is not None
+        try:
+            frame = exchange.unpack_frame(data)
+            event = answer.feed(frame, now)
+            if isinstance(event, FramesMissing):
+                self._observer.frames_missing()
+                self._ask_again(self._missing.enter(answer.inbox, event.number, now), now)
+                return
+            if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
+                answer.body_sent = True
+                self._send_body(record, answer, frame.payload)
+            if event is not None:
+                self._received(record, answer, event)
+            if not answer.is_event_stream or frame.kind is Frame.WORKING:
+                self.give_credit(answer)
+        except wire.WireError as error:
+            self._unreadable_frame(answer.inbox, error)
+            detail = "the replica sent a frame that can't be read"
+            failed = ev.AttemptFailed(answer.key, answer.attempt, detail)
+            self._over(record, answer, failed)
+
+    def _unreadable_frame(self, inbox: str, error: wire.WireError) -> None:
+        self._observer.unreadable("frame", "frame on %s: %.300s", inbox, error)
+
+    def _received(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
+        if not isinstance(event, _GOES_ON):
+            self._over(record, answer, event)
+            return
+        if isinstance(event, ev.PlacedByPeer) and answer.region and not record.request.warm:
+            self._observer.placed_by_peer(answer.region)
+        self._feed(event)
+
+    def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> None:
+        """To an agent that asks for the body's parts, perhaps of a region that we did not ask.
+
+        Raises WireError where it may not go: then this attempt is over.
+        """
+        wanted = wire.decode_as(exchange.BodyWanted, payload)
+        region, replica = place_named(wanted.region, wanted.replica)
+        if not self._ground.may_hold(region, self._region, record.request.residency):
+            self._observer.residency_refused("body")
+            raise wire.WireError(f"{region} wants a body that may not go there")
+        self._bus.send_body(record, region, replica, answer.inbox)
+
+    def give_credit(self, answer: AnswerReceiver) -> None:
+        """Tell the agent how far its answer has got, if it is time to."""
+        if answer.region is None or answer.replica is None:
+            return
+        if (credit := answer.credit_due()) is not None:
+            self._bus.send_credit(answer.region, answer.replica, credit)
+
+    def tick(self) -> None:
+        """Ask again for what was lost and has still not come."""
+        now = self._clock()
+        for missing in self._missing.due(now, bus_is_there=self._bus.is_connected):
+            self._ask_again(missing, now)
+
+    def bus_returned(self) -> None:
+        """Ask for what came while the bus was away, of answers that have begun."""
+        now = self._clock()
+        for record in self._streams.values():
+            if (answer := record.answer) is not None and answer.head is not None:
+                self._send_again(answer, answer.next_number)
+                self._missing.asked_anew(answer.inbox, now)
+
+    def _ask_again(self, missing: RetransmitRequest, now: float) -> None:
+        """Ask for what was lost until it comes, or for too long."""
+        record = self._streams.get(missing.inbox)
+        answer = record.answer if record is not None else None
+        if record is None or answer is None or not answer.misses(missing.number):
+            self._missing.drop(missing)
+        elif missing.is_lost:
+            self._missing.drop(missing)
+            self._over(record, answer, answer.lost(missing.number))
+        elif self._bus.is_connected:
+            self._send_again(answer, missing.number)
+            missing.was_asked_for(now)
+
+    def _send_again(self, answer: AnswerReceiver, number: int) -> None:
+        if answer.region is not None and answer.replica is not None:
+            credit = exchange.Credit(answer.inbox, answer.credited_bytes, number)
+            self._bus.send_credit(answer.region, answer.replica, credit)

@@ -1,0 +1,237 @@
+"""The headers of the messages that carry a request, written and read.
+
+What a peer's message says is believed only as far as it concerns that request: its place in the
+hold queue, its deadline, its labels. What a hand-off costs and how it may queue is decided here.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from mesh.core.model.effects import Dispatch
+from mesh.core.model.prompt import Prompt
+from mesh.core.model.request import Request
+from schemas import exchange, subjects
+from schemas.exchange import HOPS_MAX, Priority
+from schemas.headers import HEADERS, TRACE
+from schemas.http import ENGINE_PATHS
+from schemas.ids import (
+    ModelId,
+    NameInvalid,
+    RegionId,
+    RequestId,
+    RouterId,
+    checked_name,
+    is_request_id,
+)
+from schemas.residency import Labels, labels_text, parse_labels
+
+# What honest routers say is far below; what is beyond can't be reckoned with.
+DEADLINE_MS_MAX = 10**12
+WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
+PASSED_ON = {header.name: header for header in HEADERS["ingress"]}
+
+
+class IngressInvalid(ValueError):
+    """A peer's message that asks for nothing we could do."""
+
+
+# Written.
+
+
+def request_headers(request: Request, path: str, attempt: int, now: float) -> dict[str, str]:
+    """The headers that work and ingress messages share."""
+    headers = deadline_header(request, now)
+    headers[exchange.H_REQUEST] = request.request_id
+    headers[exchange.H_MODEL] = subjects.encode_model(request.model)
+    headers[exchange.H_PATH] = path
+    headers[exchange.H_ATTEMPT] = str(attempt)
+    if request.priority is not Priority.NORMAL:
+        headers[exchange.H_PRIORITY] = request.priority.value
+    if request.slo_ttft_s is not None:
+        headers[exchange.H_SLO_TTFT_MS] = str(round(request.slo_ttft_s * 1000))
+    if request.session is not None:
+        headers[exchange.H_SESSION] = request.session
+    if request.residency:
+        headers[exchange.H_RESIDENCY] = labels_text(request.residency)
+    if request.warm:
+        headers[exchange.H_WARM] = "1"
+    return headers
+
+
+def deadline_header(request: Request, now: float) -> dict[str, str]:
+    """How long there is still use for an answer."""
+    return {exchange.H_DEADLINE_MS: str(max(1, round((request.deadline - now) * 1000)))}
+
+
+def ingress_headers(
+    request: Request, tenant: str, origin: RegionId, held_s: float, now: float
+) -> dict[str, str]:
+    """What a peer is told of the request beside those; no agent needs it."""
+    headers = {exchange.H_TENANT: tenant} if tenant else {}
+    headers[exchange.H_WAITED_MS] = str(max(0, round((now - request.arrived_at) * 1000)))
+    headers[exchange.H_HELD_MS] = str(round(held_s * 1000))
+    headers[exchange.H_HOPS] = "1"
+    headers[exchange.H_ORIGIN] = origin
+    return headers
+
+
+def handoff_headers(home: RegionId, router: RouterId, effect: Dispatch) -> dict[str, str]:
+    """The headers by which heartbeats tell routers what has been taken and what it costs.
+
+    And by which agents know whose it is: `home` is the router's own region.
+    """
+    headers = {
+        exchange.H_FROM: router,
+        exchange.H_HANDOFF: str(effect.handoff),
+        exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
+    }
+    if effect.may_queue:
+        headers[exchange.H_MAY_QUEUE] = "1"
+    if effect.region is not None:
+        headers[exchange.H_OWNER] = home
+    if effect.term is not None:
+        headers[exchange.H_TERM] = str(effect.term)
+    return headers
+
+
+# Read. Everything raises IngressInvalid for what no honest router writes.
+
+
+def accepted_headers(given: Mapping[str, str]) -> dict[str, str]:
+    """Those of a peer's message that go on to the agent, each of its form."""
+    headers = {}
+    for name, text in given.items():
+        header = PASSED_ON.get(name)
+        if header is None or (header in TRACE and not header.fits(text)):
+            continue
+        if not header.fits(text):
+            raise IngressInvalid(f"header {name} of {len(text)} characters: {text[:40]!r}")
+        headers[name] = text
+    return headers
+
+
+def read_forwarded(
+    headers: Mapping[str, str],
+    prompt: Callable[[ModelId, str], Prompt],
+    *,
+    key: int,
+    home: RegionId | None,
+    label: str | None,
+    inbox: str,
+    now: float,
+    wants_receipt: bool = True,
+) -> Request:
+    """The request that a peer's message asks `home` to place; its answer goes to `inbox`.
+
+    `label`: the residency label in the message's subject. `prompt`: reads it, by model and path.
+    """
+    try:
+        path = headers[exchange.H_PATH]
+        request_id = RequestId(headers[exchange.H_REQUEST])
+        if path not in ENGINE_PATHS or not is_request_id(request_id):
+            raise IngressInvalid("path or request id")
+        model, priority = _model(headers), _priority(headers)
+        return Request(
+            key=key,
+            request_id=request_id,
+            model=model,
+            residency=_residency(headers, label),
+            hops=_hops(headers),
+            origin=_origin(headers, home),
+            prompt=prompt(model, path),
+            arrived_at=now - _waited_s(headers, exchange.H_WAITED_MS),
+            held_before_s=_waited_s(headers, exchange.H_HELD_MS, exchange.H_WAITED_MS),
+            deadline=now + _count(headers, exchange.H_DEADLINE_MS, DEADLINE_MS_MAX) / 1000,
+            answer_inbox=inbox,
+            priority=priority,
+            slo_ttft_s=_slo_s(headers),
+            session=_session(headers),
+            warm=exchange.H_WARM in headers,
+            wants_receipt=wants_receipt,
+        )
+    except KeyError as error:
+        raise IngressInvalid(f"no header {error}") from error
+
+
+def read_tenant(headers: Mapping[str, str]) -> str:
+    """The tenant whose request it is; empty for none."""
+    tenant = headers.get(exchange.H_TENANT, "")
+    try:
+        return tenant and checked_name("tenant", tenant)
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_TENANT}: {error}"[:300]) from error
+
+
+def _model(headers: Mapping[str, str]) -> ModelId:
+    try:
+        return subjects.decode_model(headers[exchange.H_MODEL])
+    except ValueError as error:
+        raise IngressInvalid(f"header {error}") from error
+
+
+def _priority(headers: Mapping[str, str]) -> Priority:
+    try:
+        return Priority(headers.get(exchange.H_PRIORITY, Priority.NORMAL))
+    except ValueError as error:
+        raise IngressInvalid(f"header {error}") from error
+
+
+def _count(headers: Mapping[str, str], name: str, most: int) -> int:
+    text = headers[name]
+    plain = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not plain or int(text) > most:
+        raise IngressInvalid(f"header {name} {text[:40]!r} is no number up to {most}")
+    return int(text)
+
+
+def _hops(headers: Mapping[str, str]) -> int:
+    """The regions that it has passed; more than one if an older router forwarded it again."""
+    hops = _count(headers, exchange.H_HOPS, HOPS_MAX)
+    if not hops:
+        raise IngressInvalid("a peer's request has passed a region, so its hops are not 0")
+    return hops
+
+
+def _origin(headers: Mapping[str, str], home: RegionId | None) -> RegionId:
+    try:
+        origin = RegionId(checked_name("region", headers[exchange.H_ORIGIN]))
+    except NameInvalid as error:
+        raise IngressInvalid(f"header {exchange.H_ORIGIN}: {error}"[:300]) from error
+    if origin == home:
+        raise IngressInvalid(f"a request of {home} came back to it")
+    return origin
+
+
+def _waited_s(headers: Mapping[str, str], *names: str) -> float:
+    """By the first of these headers that is there."""
+    name = next(filter(headers.__contains__, names), None)
+    return 0.0 if name is None else min(WAITED_S_MAX, _count(headers, name, DEADLINE_MS_MAX) / 1000)
+
+
+def _slo_s(headers: Mapping[str, str]) -> float | None:
+    if exchange.H_SLO_TTFT_MS not in headers:
+        return None
+    return _count(headers, exchange.H_SLO_TTFT_MS, exchange.SLO_MS_MAX) / 1000
+
+
+def _session(headers: Mapping[str, str]) -> str | None:
+    session = headers.get(exchange.H_SESSION)
+    if session is not None and not re.fullmatch(exchange.SESSION_PATTERN, session):
+        raise IngressInvalid(f"header {exchange.H_SESSION} {session[:40]!r}")
+    return session
+
+
+def _residency(headers: Mapping[str, str], label: str | None) -> Labels:
+    """The labels that it wants. One of them stands in its subject, where servers look for it.
+
+    Only the two together count: a label in one place alone is somebody's mistake, and whose
+    prompt it is can't be known any more.
+    """
+    text = headers.get(exchange.H_RESIDENCY, "")
+    try:
+        labels = parse_labels(text) if text else ()
+    except ValueError as error:
+        raise IngressInvalid(f"header {exchange.H_RESIDENCY}: {error}") from error
+    if labels if label is None else label not in labels:
+        raise IngressInvalid(f"residency {text!r:.100} does not fit the subject's label {label}")
+    return labels

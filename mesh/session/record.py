@@ -1,0 +1,209 @@
+"""One request that is open at this router, and what the session needs of its host.
+
+A client's request, a peer's and a warm-up are the same record: a peer's has `answer_inbox` in its
+`request`, so that its answer goes straight to the asking router; nobody waits for a warm-up.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.core.model.request import Request
+from mesh.session.answer import AnswerReceiver, EngineError, Held
+from schemas import exchange
+from schemas.decision import Decision
+from schemas.http import CHAT, Fault
+from schemas.ids import RegionId, ReplicaId
+
+
+class Trace:
+    """The spans of one request; this one records nothing.
+
+    Where it `is_recording` nothing, only `dispatched` is called.
+    """
+
+    is_recording = False
+
+    def decided(self, effect: fx.Decided) -> None:
+        """A placement was made; its receipt is read only where a span records it."""
+
+    def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
+        """An attempt leaves for the bus; the trace context is added to `headers`."""
+
+    def first_byte(self) -> None:
+        """The client is sent a first byte."""
+
+    def end(self, status: int, error: str | None = None) -> None:
+        """The request is over, with that HTTP status."""
+
+
+NO_TRACE = Trace()
+
+
+class DirectWriter(Protocol):
+    """Writes frames of an answer that has begun to its client."""
+
+    def pass_on(self, frame: bytes, now: float) -> bool:
+        """Write what a frame brings. False: feed it to the answer, and call `changed`."""
+        ...
+
+
+def _nobody_waits() -> None:
+    """The `changed` of a request that no client of this router sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no answer, or no more of it."""
+
+    fault: Fault
+    message: str
+    retry_after_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenRequest:
+    """From its arrival at this router to its end. Hosts derive theirs.
+
+    `received`: a peer's headers, which go on to the agent. `body`: empty where a peer's comes in
+    parts, and once nobody needs it any more.
+    """
+
+    request: Request
+    path: str = CHAT  # the HTTP path that is asked for at the engine
+    body: bytes = b""
+    tenant: str = ""  # whose API key its client gave; empty for none
+    spans: Trace = NO_TRACE
+    received: Mapping[str, str] = field(default_factory=dict)
+    kept_bytes: int = 0  # that its body takes of the memory for bodies
+    answer: AnswerReceiver | None = None  # of the attempt under way
+    decided: fx.Decided | None = None  # the last one
+    failure: Failure | None = None
+    engine_error: EngineError | None = None  # of the last attempt that had one
+    pass_engine_error: bool = False
+    changed: Callable[[], None] = _nobody_waits  # call it when the client may be told more
+    direct_writer: DirectWriter | None = None  # while it may write what comes at once
+
+    @property
+    def key(self) -> int:
+        """Its number in this router."""
+        return self.request.key
+
+    @property
+    def arrived_at(self) -> float:
+        """When it came, on the router's clock."""
+        return self.request.arrived_at
+
+    @property
+    def deadline(self) -> float:
+        """When nobody has use for an answer any more, on the router's clock."""
+        return self.request.deadline
+
+    @property
+    def decision(self) -> Decision | None:
+        """The receipt of the last placement."""
+        return None if self.decided is None else self.decided.decision
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the client may be told something: an answer, an error, anything."""
+        if self.failure is not None or self.pass_engine_error:
+            return True
+        return self.answer is not None and self.answer.is_startable
+
+    def forget(self) -> None:
+        """Nobody needs its body and prompt any more."""
+        self.body = b""
+
+
+class Bus(Protocol):
+    """Messages out, in order and without waiting. False: the message is not sent."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached at this moment."""
+        ...
+
+    def send_work(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        headers: dict[str, str],
+    ) -> bool:
+        """The request to an agent, which answers to `inbox`."""
+        ...
+
+    def send_ingress(
+        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
+    ) -> bool:
+        """The request to a peer region, to be placed there."""
+        ...
+
+    def send_body(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        """Its body in parts, as the agent asked for them."""
+
+    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        """Nobody waits for the answer to that inbox any more."""
+
+    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
+        """How far an answer's client has got, or from which frame on it is to be sent again."""
+
+    def answer_peer(
+        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
+    ) -> None:
+        """What has become of a peer's request."""
+
+
+class Observer:
+    """Counts and logs; this one does nothing. Called for what clients and operators can see."""
+
+    def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
+        """A placement was made."""
+
+    def placed_by_peer(self, region: RegionId) -> None:
+        """A peer found a place for a forwarded request."""
+
+    def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
+        """An attempt was not taken."""
+
+    def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
+        """An attempt was lost, or failed."""
+
+    def served(self, record: OpenRequest, end: exchange.End) -> None:
+        """An engine's whole answer is here, with its counts of tokens."""
+
+    def frames_missing(self) -> None:
+        """Frames of an answer were lost, and are asked for again."""
+
+    def residency_refused(self, asker: str) -> None:
+        """A request may not go where it would have to: of a `client`, a `peer`, or its `body`."""
+
+    def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
+        """A peer's request was placed here, or refused for this reason."""
+
+    def unreadable(self, what: str, text: str, *args: object) -> None:
+        """Somebody sent what can't be read."""
+
+
+class PrefixStore(Protocol):
+    """Keeps beginnings of clients' requests, to have them computed again unasked."""
+
+    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
+        """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
+        ...
+
+    def drop(self, prefix: int) -> None:
+        """Keep it no more."""
+
+    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
+        """A warm-up's record, with what is kept as its body."""
+        ...
+
+
+Decide = Callable[[ev.Event, float], list[fx.Effect]]

@@ -1,0 +1,356 @@
+"""One router's requests, from clients, peers and warm-ups: every event in, every effect performed.
+
+`feed` lets the core decide about one event and performs what it says, in order; an event that
+comes up meanwhile waits until that is done. Attempts of one request follow each other, and each
+has an inbox of its own: what comes to the inbox of an earlier one belongs to nobody, and its sender
+is told to stop.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.session.answer import AnswerReceiver, Held
+from mesh.session.bus_receiver import BusReceiver
+from mesh.session.headers import (
+    deadline_header,
+    handoff_headers,
+    ingress_headers,
+    request_headers,
+)
+from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
+from schemas import exchange, subjects
+from schemas.exchange import Refusal
+from schemas.http import Fault
+from schemas.ids import RegionId, RouterId
+from schemas.parcels import parcelled
+from schemas.residency import OPEN_GROUND, Ground
+from schemas.state import Digest, encode_state
+
+DIGEST_CHARS_MAX = 32 * 1024  # in a refusal: half of what a control message may have
+
+STATUS_OK, STATUS_CLIENT_ERROR = 200, 400
+
+
+class Session:
+    """One router's, from its start to its end."""
+
+    def __init__(
+        self,
+        region: RegionId,
+        router: RouterId,
+        *,
+        decide: Decide,
+        clock: Callable[[], float],
+        bus: Bus,
+        prefixes: PrefixStore,
+        secret: Callable[[], str],
+        keys: Iterator[int],
+        observer: Observer | None = None,
+        ground: Ground = OPEN_GROUND,
+        give_back: Callable[[int], None] = lambda taken: None,
+    ) -> None:
+        """`secret` makes tokens that nobody can guess, `keys` numbers that no request has had.
+
+        `give_back` is told of bytes of bodies that are not kept any more. The host adds to
+        `performers` those of effects that are about no request (digests, gossip, leases).
+        """
+        self.region, self.router = region, router
+        self._decide = decide
+        self._clock = clock
+        self._bus = bus
+        self._prefixes = prefixes
+        self._secret = secret
+        self.keys = keys
+        self._observer = observer or Observer()
+        self._give_back = give_back
+        self._records: dict[int, OpenRequest] = {}  # clients' and warm-ups, by key
+        self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
+        self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
+        self._events: deque[ev.Event] = deque()
+        self._is_feeding = False
+        self.answers = BusReceiver(
+            region,
+            self._streams,
+            ground,
+            bus,
+            clock,
+            self._observer,
+            self.feed,
+            self._attempt_over,
+        )
+        self.performers: dict[type, Callable[[Any], None]] = {
+            fx.Decided: self._decided,
+            fx.Dispatch: self._dispatch,
+            fx.Forward: self._forward,
+            fx.CancelAttempt: self._cancel,
+            fx.Fail: self._fail,
+            fx.PassEngineError: self._pass_engine_error,
+            fx.RefusePeer: self._refuse_peer,
+            fx.TellHeld: lambda effect: bus.answer_peer(effect.answer_inbox, Held(effect.hops)),
+            fx.TellLost: self._tell_lost,
+            fx.KeepPrefix: self._keep_prefix,
+            fx.DropPrefix: lambda effect: prefixes.drop(effect.prefix),
+            fx.OpenWarmUp: self._open_warm_up,
+            fx.CloseWarmUp: self._close_warm_up,
+            fx.StopWarmUp: self._stop_warm_up,
+        }
+
+    def __len__(self) -> int:
+        """Clients and warm-ups that have not been answered to the end."""
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(tuple(self._records.values()))
+
+    @property
+    def forwarded(self) -> int:
+        """Peers' requests that are neither placed nor refused."""
+        return len(self._forwarded)
+
+    def buffered_bytes(self) -> int:
+        """Bytes of answers that wait for their clients."""
+        answers = (record.answer for record in self._records.values())
+        return sum(answer.buffered_bytes for answer in answers if answer is not None)
+
+    def feed(self, event: ev.Event) -> None:
+        """Let the core decide about one event, and do what it says."""
+        if self._is_feeding:
+            self._events.append(event)
+            return
+        self._is_feeding = True
+        self._events.append(event)  # behind what an exception may have left
+        try:
+            performers = self.performers
+            while self._events:
+                for effect in self._decide(self._events.popleft(), self._clock()):
+                    performers[type(effect)](effect)
+        finally:
+            self._is_feeding = False
+
+    # Clients and peers.
+
+    def admit(self, record: OpenRequest) -> None:
+        """A client's request is here: place it."""
+        self._records[record.request.key] = record
+        self.feed(ev.RequestArrived(record.request))
+
+    def admit_forwarded(self, record: OpenRequest) -> None:
+        """A peer asks this region to place a request."""
+        self._forwarded[record.request.key] = record
+        self.feed(ev.RequestArrived(record.request))
+
+    def is_open(self, record: OpenRequest) -> bool:
+        """Whether it has not ended."""
+        return self._records.get(record.request.key) is record
+
+    def started(self, record: OpenRequest) -> None:
+        """Its client is being sent a first byte: it won't be placed again."""
+        assert record.answer is not None
+        self.feed(ev.AnswerStarted(record.request.key, record.answer.attempt))
+        self._forget(record)
+
+    def passed(self, record: OpenRequest) -> None:
+        """Bytes have left for the client: the agent may send more."""
+        if record.answer is not None:
+            self.answers.give_credit(record.answer)
+
+    def close(self, record: OpenRequest) -> bool:
+        """It is over. False if it was before."""
+        if self._records.pop(record.request.key, None) is None:
+            return False
+        self._forget(record)
+        self._stop_listening(record)
+        return True
+
+    def _forget(self, record: OpenRequest) -> None:
+        if record.kept_bytes:
+            self._give_back(record.kept_bytes)
+            record.kept_bytes = 0
+            record.forget()
+
+    def _stop_listening(self, record: OpenRequest) -> None:
+        if record.answer is not None:
+            self._streams.pop(record.answer.inbox, None)
+
+    def _attempt_over(self, record: OpenRequest, answer: AnswerReceiver, event: ev.Event) -> None:
+        """Nothing more of this attempt is wanted."""
+        self._stop_listening(record)
+        if record.request.warm:
+            self.feed(_warm_up_outcome(answer, event))
+            return
+        if isinstance(event, ev.AnswerEnded):
+            if answer.end is not None:
+                self._observer.served(record, answer.end)
+        elif isinstance(event, ev.AttemptRefused):
+            self._observer.refused(record, event)
+            if answer.fresh is not None and answer.fresh.region == answer.asked:
+                self.feed(ev.DigestSeen(answer.fresh))
+        elif isinstance(event, ev.AttemptFailed):
+            record.engine_error = answer.engine_error or record.engine_error
+            self._observer.attempt_failed(record, event)
+        self.feed(event)
+
+    # Time and the bus.
+
+    def tick(self) -> None:
+        """At least ten times a second: time has passed."""
+        self.feed(ev.Tick())
+        self.answers.tick()
+
+    def bus_returned(self) -> None:
+        """The bus was away: of answers that have begun, what came since may be lost."""
+        self.feed(ev.BusReturned())
+        self.answers.bus_returned()
+
+    # Attempts: effects of the core.
+
+    def _decided(self, effect: fx.Decided) -> None:
+        record = self._records.get(effect.key) or self._forwarded.get(effect.key)
+        if record is None:
+            return
+        record.decided = effect
+        if record.spans.is_recording:
+            record.spans.decided(effect)
+        self._observer.decided(record, effect)
+
+    def _dispatch(self, effect: fx.Dispatch) -> None:
+        region, now = effect.region or self.region, self._clock()
+        if effect.answer_inbox is not None:
+            self._dispatch_forwarded(effect, effect.answer_inbox, region, now)
+            return
+        record = self._records[effect.key]
+        answer = self._begin(record, effect.attempt)
+        answer.region, answer.replica = region, effect.replica
+        headers = request_headers(record.request, record.path, effect.attempt, now)
+        headers |= handoff_headers(self.region, self.router, effect)
+        record.spans.dispatched(effect.replica, effect.attempt, headers)
+        if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
+            self._not_sent(answer)
+
+    def _dispatch_forwarded(
+        self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
+    ) -> None:
+        """Hand a peer's request to the replica and tell the asking router which one it is."""
+        record = self._forwarded.pop(effect.key)
+        headers = {**record.received, **deadline_header(record.request, now)}
+        headers |= handoff_headers(self.region, self.router, effect)
+        record.spans.dispatched(effect.replica, effect.attempt, headers)
+        # First of all, so that the agent can send nothing that would pass for this router's.
+        self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica))
+        sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
+        if not sent:  # the asking router is to look elsewhere
+            self._tell_refused(inbox, Refusal.FULL)
+        self._forwarded_over(record, None if sent else Refusal.FULL)
+
+    def _forward(self, effect: fx.Forward) -> None:
+        record = self._records[effect.key]
+        answer = self._begin(record, effect.attempt)
+        answer.asked = effect.peer
+        request, now = record.request, self._clock()
+        headers = request_headers(request, record.path, effect.attempt, now)
+        headers |= ingress_headers(request, record.tenant, self.region, effect.held_s, now)
+        record.spans.dispatched(effect.peer, effect.attempt, headers)
+        if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
+            self._not_sent(answer)
+
+    def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
+        """A new attempt of an open request, with an inbox of its own."""
+        self._stop_listening(record)
+        # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
+        token = parcelled(f"{record.request.key:x}-{attempt}-{self._secret()}")
+        inbox = subjects.inbox(self.region, self.router, token)
+        answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
+        self._streams[inbox] = record
+        return answer
+
+    def _not_sent(self, answer: AnswerReceiver) -> None:
+        self.feed(ev.AttemptFailed(answer.key, answer.attempt, "the bus does not take it"))
+
+    def _cancel(self, effect: fx.CancelAttempt) -> None:
+        record = self._records.get(effect.key)
+        if record is None or record.answer is None:
+            return
+        # A replica that is not known yet is told when its first frame comes.
+        self._stop_listening(record)
+        if effect.replica is not None:
+            # A peer may have placed it on a replica of a region that it has adopted.
+            region = record.answer.region or effect.region
+            self._bus.send_cancel(region, effect.replica, record.answer.inbox)
+
+    def _fail(self, effect: fx.Fail) -> None:
+        if effect.fault is Fault.RESIDENCY:
+            self._observer.residency_refused("client")
+        record = self._records.get(effect.key)
+        if record is not None:
+            record.failure = Failure(effect.fault, effect.message, effect.retry_after_s)
+            record.changed()
+
+    def _pass_engine_error(self, effect: fx.PassEngineError) -> None:
+        record = self._records.get(effect.key)
+        if record is not None:
+            record.pass_engine_error = True
+            record.changed()
+
+    # Peers' requests.
+
+    def _refuse_peer(self, effect: fx.RefusePeer) -> None:
+        """Tell the asking router to look elsewhere."""
+        record = self._forwarded.pop(effect.key)
+        self._tell_refused(effect.answer_inbox, effect.reason, effect.fresh)
+        if effect.reason is Refusal.RESIDENCY and not record.request.warm:
+            self._observer.residency_refused("peer")
+        self._forwarded_over(record, effect.reason)
+
+    def _forwarded_over(self, record: OpenRequest, refusal: str | None) -> None:
+        if record.spans.is_recording:
+            record.spans.end(STATUS_OK, refusal)
+        self._observer.forwarded(record, refusal)
+        self._forget(record)
+
+    def _tell_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
+        state = "" if fresh is None else encode_state(fresh).decode()
+        if len(state) > DIGEST_CHARS_MAX:
+            state = ""  # the next digest tells
+        refused = exchange.Refused(reason, self.region, "", -1, -1, state)
+        self._bus.answer_peer(inbox, refused)
+
+    def _tell_lost(self, effect: fx.TellLost) -> None:
+        lost = exchange.Lost(effect.region or self.region, effect.replica)
+        self._bus.answer_peer(effect.answer_inbox, lost)
+
+    # Warm-ups: requests without a client.
+
+    def _keep_prefix(self, effect: fx.KeepPrefix) -> None:
+        record = self._records.get(effect.key)
+        body_bytes = None
+        if record is not None:
+            body_bytes = self._prefixes.keep(effect.prefix, record, effect.blocks)
+        self.feed(ev.PrefixKept(effect.prefix, body_bytes))
+
+    def _open_warm_up(self, effect: fx.OpenWarmUp) -> None:
+        record = self._prefixes.open_warm_up(effect.request, effect.prefix)
+        self._records[record.request.key] = record
+
+    def _close_warm_up(self, effect: fx.CloseWarmUp) -> None:
+        record = self._records[effect.key]
+        self.close(record)
+        if record.spans.is_recording:
+            record.spans.end(STATUS_OK)
+
+    def _stop_warm_up(self, effect: fx.StopWarmUp) -> None:
+        self._bus.send_cancel(self.region, effect.replica, effect.answer_inbox)
+
+
+def _warm_up_outcome(answer: AnswerReceiver, event: ev.Event) -> ev.Event:
+    """How a warm-up ended. An error that the same body would get again is an answered failure."""
+    if isinstance(event, ev.AttemptFailed):  # 5xx and 429 pass
+        return ev.AttemptFailed(event.key, event.attempt, event.detail)
+    if isinstance(event, ev.AnswerEnded) and answer.head is not None:
+        status = answer.head.status
+        if status >= STATUS_CLIENT_ERROR:
+            detail = f"the engine answered {status}"
+            return ev.AttemptFailed(event.key, event.attempt, detail, status)
+    return event

@@ -1,0 +1,1 @@
+"""Processes that are started, watched, restarted after they die, and stopped."""

@@ -1,0 +1,253 @@
+"""One router as several processes: a parent that forks workers, restarts and stops them.
+
+The parent serves no requests. Because it forks, its workers start with everything loaded and every
+option checked, and an error in those is reported once. For the same reason the first worker starts
+alone and the others once it serves. A worker that dies later is restarted, after waits that grow
+to 8 s and without limit, also when the machine has no room for a process; a worker that ends
+before it ever served stops the whole router.
+
+Each worker holds one end of two pipes: by one it reports that it serves, by the other the parent
+requests a stop with one byte each; its end of file is the parent's death, which also stops the
+worker. A stop that comes both as a signal and by the pipe, because a terminal or a service manager
+signals the whole process group, counts once.
+
+Rejected: a command per worker (each would read secrets and options again) and `multiprocessing`
+(an extra process that tracks resources which we don't use).
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from infra.address import Address
+from mesh.supervisor.supervisor import SupervisedProcess, how_it_ended
+
+log = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD)
+FAILED = 1
+STOP = b"s"  # once: drain; twice: leave at once
+READY = b"r"
+CLOSED = -1
+
+
+class WorkerControl:
+    """A worker's ends of the pipes."""
+
+    def __init__(self, stops: int, ready: int) -> None:
+        self._stops, self._ready = stops, ready
+
+    def report_ready(self) -> None:
+        """Tell the parent that this worker serves."""
+        os.write(self._ready, READY)
+
+    def on_stop(self, callback: Callable[[int], None]) -> None:
+        """Call back on the running loop with the number of stops requested so far."""
+        loop = asyncio.get_running_loop()
+        stops = 0
+
+        def read() -> None:
+            nonlocal stops
+            received = os.read(self._stops, 16)
+            stops = stops + len(received) if received else max(stops, 1)
+            if not received:  # the parent is gone
+                loop.remove_reader(self._stops)
+            callback(stops)
+
+        loop.add_reader(self._stops, read)
+
+
+WorkerMain = Callable[[int, WorkerControl], int]
+
+
+def run_workers(names: Sequence[str], main: WorkerMain) -> int:
+    """Run a worker per name until SIGTERM or SIGINT; the status to exit with.
+
+    `main` is called in each worker's process with its number and returns its exit status. Ours is 0
+    if all drained and left, else that of the first worker that failed to start or to stop.
+    """
+    return asyncio.run(_WorkerGroup(names, main).run())
+
+
+class _WorkerGroup:
+    """The parent's side of all workers."""
+
+    def __init__(self, names: Sequence[str], main: WorkerMain) -> None:
+        self.workers = [_ForkedWorker(number, name, self) for number, name in enumerate(names)]
+        self.main = main
+        self.is_stopping = False
+        self._tasks = asyncio.TaskGroup()
+        self._status = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        async with self._tasks:
+            self._tasks.create_task(self.workers[0].supervise())
+        return self._status
+
+    def first_serves(self) -> None:
+        """The first worker is ready for the first time: all that workers need is right."""
+        for worker in self.workers[1:]:
+            self._tasks.create_task(worker.supervise())
+
+    def worker_ended(self, worker: "_ForkedWorker", code: int) -> None:
+        """One ended, and is not restarted."""
+        status = 128 - code if code < 0 else code
+        if not self.is_stopping:
+            self._status = status or FAILED
+            self._stop()
+        elif worker.lifecycle.was_ready or code >= 0:  # else it had no requests to finish
+            self._status = self._status or status
+
+    def _stop(self) -> None:
+        self.is_stopping = True
+        for worker in self.workers:
+            worker.stop()
+
+    def _reap(self) -> None:
+        for worker in self.workers:
+            worker.reap()
+
+
+class _ForkedWorker(SupervisedProcess):
+    """The parent's side of one worker."""
+
+    def __init__(self, number: int, name: str, group: _WorkerGroup) -> None:
+        super().__init__(restarts_max=None)  # nobody watches a router's terminal
+        self._number, self._name, self._group = number, name, group
+        self._stops = CLOSED  # we write
+        self._ready = CLOSED  # we read, until it is ready
+        self._exit_code: asyncio.Future[int]
+
+    async def _run_once(self) -> int:
+        self._exit_code = asyncio.get_running_loop().create_future()
+        try:
+            self._fork()
+            return await self._exit_code
+        finally:
+            self._stop_reading()
+            _close(self._stops)
+            self._stops = CLOSED
+
+    def reap(self) -> None:
+        """If the process has ended, take its exit code."""
+        if self.pid is None or self._exit_code.done():
+            return
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            if self._ready != CLOSED:  # it may have served for a moment
+                self._read_ready()
+            self._exit_code.set_result(os.waitstatus_to_exitcode(status))
+
+    def close_pipes(self) -> None:
+        """Of a new worker: a pipe that its siblings hold would never end."""
+        _close(self._stops, self._ready)
+
+    def _fork(self) -> None:
+        stops_read = ready_write = CLOSED
+        try:
+            stops_read, self._stops = os.pipe()
+            self._ready, ready_write = os.pipe()
+            _flush()
+            # The parent's handlers must not run in the worker.
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self._become_worker(WorkerControl(stops_read, ready_write))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        finally:
+            _close(stops_read, ready_write)
+        asyncio.get_running_loop().add_reader(self._ready, self._read_ready)
+        self._has_pid(pid)
+
+    def _become_worker(self, control: WorkerControl) -> NoReturn:
+        """The worker's process, from its first moment to its last."""
+        status = FAILED
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in HANDLED_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            for worker in self._group.workers:
+                worker.close_pipes()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+            status = self._group.main(self._number, control)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else FAILED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                _flush()
+            os._exit(status)
+
+    def _read_ready(self) -> None:
+        serves = bool(os.read(self._ready, 1))
+        self._stop_reading()
+        if serves and not self.lifecycle.became_ready() and self._number == 0:
+            self._group.first_serves()
+
+    def _stop_reading(self) -> None:
+        if self._ready != CLOSED:
+            asyncio.get_running_loop().remove_reader(self._ready)
+            _close(self._ready)
+            self._ready = CLOSED
+
+    def _request_end(self) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            os.write(self._stops, STOP)
+
+    def _died(self, end: int | OSError, restart_in_s: float | None) -> None:
+        if isinstance(end, OSError):
+            then = "" if restart_in_s is None else f"; trying again in {restart_in_s:g} s"
+            log.error("can't start worker %s (%s)%s", self._name, end.strerror or end, then)
+        elif restart_in_s is not None:
+            how = how_it_ended(end).removeprefix("was ")
+            log.error("worker %s %s; it starts again in %g s", self._name, how, restart_in_s)
+        if restart_in_s is None:
+            self._group.worker_ended(self, FAILED if isinstance(end, OSError) else end)
+
+
+def reserve_port(where: Address) -> socket.socket:
+    """Hold the address that workers will share; close it to let it go. Raises OSError.
+
+    Nobody else may listen there: by SO_REUSEPORT alone, two routers could share it by mistake.
+    """
+    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind(where)
+        alone.listen(1)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(where)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        if descriptor != CLOSED:
+            os.close(descriptor)
+
+
+def _flush() -> None:
+    """Buffered output would otherwise be printed by both processes, or be lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,123 @@
+"""A program of the mesh: its command, its kind, and the test that shows when it is ready."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+from infra.address import Address
+
+PROBE_EVERY_S = 0.05
+ANSWER_TIMEOUT_S = 2.0
+STATUS_LINE_BYTES_MAX = 128
+
+
+class ProgramKind(IntEnum):
+    """The programs of a region, in the order in which they are stopped.
+
+    Routers first: while they drain, they need agents, engines and the bus.
+    """
+
+    ROUTER = 1
+    AGENT = 2
+    ENGINE = 3
+    NATS = 4
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return "nats-server" if self is ProgramKind.NATS else self.name.lower()
+
+
+class ReadinessProbe(Protocol):
+    """Whether a program is ready; repeated from its start until it is."""
+
+    def reset(self) -> None:
+        """Remove what an earlier run of the program left."""
+
+    async def passes(self) -> bool:
+        """Whether it is ready now."""
+
+
+async def wait_until_ready(probe: ReadinessProbe) -> None:
+    """Return once the probe passes. The caller cancels it when the program has ended."""
+    while True:  # neither files nor ports of other processes notify us
+        if await probe.passes():
+            return
+        await asyncio.sleep(PROBE_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class FileWritten:
+    """Ready when the program has written its ready file."""
+
+    path: Path
+
+    def reset(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    async def passes(self) -> bool:
+        return self.path.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class TcpGreeting:
+    """Ready when its answer to `request` on a new connection begins with `greeting`."""
+
+    address: Address
+    request: bytes
+    greeting: bytes
+
+    def reset(self) -> None:
+        """A closed port needs no cleaning."""
+
+    async def passes(self) -> bool:
+        with contextlib.suppress(OSError, asyncio.TimeoutError, ValueError):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(*self.address)
+                try:
+                    writer.write(self.request)
+                    return (await reader.read(STATUS_LINE_BYTES_MAX)).startswith(self.greeting)
+                finally:
+                    writer.close()
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class AllReady:
+    """Ready when all of these are."""
+
+    probes: tuple[ReadinessProbe, ...]
+
+    def reset(self) -> None:
+        for probe in self.probes:
+            probe.reset()
+
+    async def passes(self) -> bool:
+        return all(await asyncio.gather(*(probe.passes() for probe in self.probes)))
+
+
+def speaks_nats(address: Address) -> TcpGreeting:
+    """A nats-server sends INFO to every new connection."""
+    return TcpGreeting(address, b"", b"INFO ")
+
+
+def http_ready(address: Address) -> TcpGreeting:
+    """An HTTP server that answers 200 to `GET /ready`."""
+    request = f"GET /ready HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    return TcpGreeting(address, request.encode(), b"HTTP/1.1 200 ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One command to keep running."""
+
+    name: str  # also the name of its log
+    kind: ProgramKind
+    region: str
+    command: tuple[str, ...]
+    ready: ReadinessProbe
+    environment: Mapping[str, str] = field(default_factory=dict)  # added to our own

@@ -1,0 +1,312 @@
+"""The settings that people write: mesh.toml's `[routing]` and `[[links]]`, and their parts.
+
+Choices, names and limits are spelled here once. pydantic validates a file with these classes and
+makes its JSON Schema of them; `Option` makes options of command lines of their fields; and the
+core's `RouterSettings` takes what `RoutingTable.as_settings` gives.
+
+Numbers are strict, as in a JSON Schema: in a file `true` or `"8"` is no number. The texts of a
+command line are read by `number_in` first.
+"""
+
+import logging
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from schemas.exchange import HOPS_MAX, SLO_MS_MAX, Priority
+from schemas.ids import RegionId, ValidRegionId
+
+log = logging.getLogger(__name__)
+
+OUTSTANDING_MAX = 100_000  # requests in one replica
+PUSHING_PATTERN = r"^(blind|pending|outstanding:0*([1-9][0-9]{0,4}|100000))$"
+POLICY_CHARS_MAX = 100
+RTT_MS_MAX = 10_000.0
+_TOML = "as mesh.toml says,"  # in the help of options
+
+
+class Table(BaseModel):
+    """One table of mesh.toml: no unknown keys, no changes, no infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to write instead of a refused value; errors inside a list keep their own text."""
+
+    text: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._advise, handler(source))
+
+    def _advise(self, value: object, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if any(part["loc"] and part["type"] != "missing" for part in error.errors()):
+                raise
+            raise ValueError(self.text) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field's text in JSON Schemas and in `--help`, and how its option looks there.
+
+    `default`: what holds without it, where that is not the field's own default. `repeats`: the
+    option may be given several times.
+    """
+
+    help: str
+    metavar: str | None = None
+    default: str = ""
+    repeats: bool = False
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "description": self.help}
+
+
+def number_in(text: str) -> float | str:
+    """The number that a command line's text is, or the text."""
+    for read in (int, float):
+        with suppress(ValueError):
+            return read(text)
+    return text
+
+
+def _integral(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _at_most_one_hop(value: int) -> int:
+    if value > 1:
+        log.warning(
+            "hops_max = %d acts as 1: a region that is asked forwards nothing further. Write 1; "
+            "larger numbers will be refused by the next minor version",
+            value,
+        )
+    return min(value, 1)
+
+
+WHOLE = BeforeValidator(_integral)  # 8.0 is an integer to JSON Schema, so it is one to us
+
+UnitRatio = Annotated[float, Field(strict=True, ge=0, le=1)]
+Above0 = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+AtLeast0 = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+IntAbove0 = Annotated[int, Field(strict=True, gt=0), WHOLE]
+IntAtLeast0 = Annotated[int, Field(strict=True, ge=0), WHOLE]
+KvUsedMax = Annotated[float, Field(strict=True, gt=0, le=1)]
+HopsMax = Annotated[int, Field(strict=True, ge=0, le=1), WHOLE]
+QueueDelayS = Annotated[float, Field(strict=True, ge=0, le=3600)]
+PolicyName = Annotated[str, Field(min_length=1, max_length=POLICY_CHARS_MAX)]
+PushingText = Annotated[
+    str,
+    Field(pattern=PUSHING_PATTERN),
+    Advice(f'write "blind", "pending" or "outstanding:N" with N from 1 to {OUTSTANDING_MAX}'),
+]
+
+
+class PushingKind(StrEnum):
+    """When a replica may be given more work (SkyWalker 3.3 compares the three)."""
+
+    BLIND = "blind"  # BP: always; the engine queues what it can't run
+    OUTSTANDING = "outstanding"  # SP-O: while fewer than N requests are in it or on their way
+    PENDING = "pending"  # SP-P: while nothing waits in it, however long requests are
+
+
+@dataclass(frozen=True, slots=True)
+class Pushing:
+    """One pushing rule. `outstanding_max`: requests in a replica, for OUTSTANDING alone."""
+
+    kind: PushingKind
+    outstanding_max: int = 0
+
+    def __str__(self) -> str:
+        if self.kind is PushingKind.OUTSTANDING:
+            return f"{self.kind}:{self.outstanding_max}"
+        return str(self.kind)
+
+
+BLIND, PENDING = Pushing(PushingKind.BLIND), Pushing(PushingKind.PENDING)
+
+
+def parse_pushing(text: str) -> Pushing:
+    """Read `blind`, `pending` or `outstanding:N`. Raises ValueError that says what fits."""
+    if not re.fullmatch(PUSHING_PATTERN, text):
+        raise ValueError(
+            f"pushing is blind, pending or outstanding:N with N from 1 to {OUTSTANDING_MAX}, "
+            f"not {text[:40]!r}"
+        )
+    kind, _, most = text.partition(":")
+    return Pushing(PushingKind(kind), int(most or 0))
+
+
+PushingRule = Annotated[
+    Pushing, BeforeValidator(lambda rule: parse_pushing(rule) if isinstance(rule, str) else rule)
+]
+
+
+class HoldOrder(StrEnum):
+    """In which order held requests are tried."""
+
+    FIRST_COME = "first-come"  # by priority and arrival
+    HIT_RATIO = "hit-ratio"  # Preble's priority groups by the part of the prompt that is cached
+
+
+class RoutingScope(StrEnum):
+    """Which regions a region's requests may go to."""
+
+    MESH = "mesh"
+    REGION_LOCAL = "region-local"
+
+
+class ProactiveTable(Table):
+    """`[routing.proactive]`: hot prefixes computed on idle replicas before they are requested."""
+
+    idle_share: Annotated[
+        UnitRatio, Option("Part of the replicas' idle time that may be spent; 0: none.")
+    ] = 0.0
+    kv_used_max: Annotated[
+        KvUsedMax | None, Option("A replica that uses more of its KV memory is left alone.")
+    ] = None
+    memory_mib: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=4096), WHOLE] | None,
+        Option("Memory for beginnings of prompts, in MiB."),
+    ] = None
+    trend_minutes: Annotated[
+        Annotated[float, Field(strict=True, gt=0, le=1440)] | None,
+        Option("Demand for a prefix rises if it does over this time."),
+    ] = None
+
+
+class RoutingTable(Table):
+    """`[routing]`: how routers place requests. A region's keys go before the mesh's."""
+
+    policy: Annotated[
+        PolicyName | None, Option("How requests are placed.", "NAME[:OPTIONS]", f"{_TOML} or mesh")
+    ] = None
+    policy_by_priority: Annotated[
+        dict[Priority, PolicyName], Option("Other policies for classes of requests.")
+    ] = Field(default_factory=dict)
+    pushing: Annotated[
+        PushingText | None,
+        Option(
+            "When a replica may be given more work: blind, pending or outstanding:N.",
+            "RULE",
+            f"{_TOML} or {PENDING}",
+        ),
+    ] = None
+    hold_order: Annotated[
+        HoldOrder | None,
+        Option(
+            "Which held request is tried first: the oldest, or the one with most of its prompt "
+            "cached.",
+            f"[{'|'.join(HoldOrder)}]",
+            f"{_TOML} or {HoldOrder.FIRST_COME}",
+        ),
+    ] = None
+    topology: Annotated[
+        RoutingScope | None,
+        Advice(
+            'write "mesh" or "region-local"; one router for all regions is known to the simulator '
+            "only (mesh sim --topology)"
+        ),
+        Option("region-local: requests stay in the region, and no peer's are taken."),
+    ] = None
+    hops_max: Annotated[
+        Annotated[
+            int,
+            Field(strict=True, ge=0, le=HOPS_MAX),
+            WHOLE,
+            AfterValidator(_at_most_one_hop),
+            Advice("write 1, or 0 to forward nothing to other regions"),
+        ]
+        | None,
+        Option("1: requests may be forwarded to a peer region; 0: never. More acts as 1."),
+    ] = None
+    queue_delay_s_max: Annotated[
+        QueueDelayS | None,
+        Option("Requests without an objective that would be held longer are refused; 0: none."),
+    ] = None
+    own_ttft_goal_ms: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=SLO_MS_MAX), WHOLE] | None,
+        Option("Peers' requests are refused if they delay this region's first tokens beyond it."),
+    ] = None
+    proactive: ProactiveTable | None = None
+    gossip_kib_per_s: Annotated[
+        Annotated[int, Field(strict=True, ge=0, le=65_536), WHOLE] | None,
+        Option("Prefix gossip on each link; 0: none, between routers of one region neither."),
+    ] = None
+
+    def over(self, whole: "RoutingTable") -> "RoutingTable":
+        """This table, and the keys of `whole` that it does not set."""
+        own = {name: value for name, value in self if value is not None}
+        classes = {**whole.policy_by_priority, **self.policy_by_priority}
+        return whole.model_copy(update={**own, "policy_by_priority": classes})
+
+    def as_settings(self) -> dict[str, Any]:
+        """What is set here as fields of the core's `RouterSettings`, in their units."""
+        kib, goal_ms, warm = self.gossip_kib_per_s, self.own_ttft_goal_ms, self.proactive
+        found: dict[str, Any] = {
+            "policy": self.policy,
+            "policy_by_priority": tuple(self.policy_by_priority.items()),
+            "pushing": self.pushing,
+            "hold_order": self.hold_order,
+            "hops_max": self.hops_max,
+            "queue_delay_s_max": self.queue_delay_s_max,
+            "own_ttft_goal_s": None if goal_ms is None else goal_ms / 1000,
+            "trie_bytes_per_s": None if kib is None else 1024 * kib,
+            "siblings_bytes_per_s": 0 if kib == 0 else None,
+        }
+        if warm is not None:
+            mib, minutes = warm.memory_mib, warm.trend_minutes
+            found |= {
+                "warm_idle_share": warm.idle_share,
+                "warm_kv_used_max": warm.kv_used_max,
+                "warm_bytes_max": None if mib is None else 1024 * 1024 * mib,
+                "warm_trend_s": None if minutes is None else 60.0 * minutes,
+            }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class LinkTable(Table):
+    """`[[links]]`: two regions and the round trip between them."""
+
+    between: Annotated[
+        tuple[ValidRegionId, ValidRegionId], Advice('write two region names, like ["eu", "us"]')
+    ]
+    rtt_ms: Annotated[float, Field(strict=True, ge=0, le=RTT_MS_MAX)]
+
+    @property
+    def acceptor(self) -> RegionId:
+        """The region whose nats-server listens for this link."""
+        return min(self.between)
+
+    @property
+    def solicitor(self) -> RegionId:
+        """The region whose nats-server dials, and dials again after a cut."""
+        return max(self.between)
+
+    @property
+    def rtt_s(self) -> float:
+        """Round-trip time in seconds."""
+        return self.rtt_ms / 1000

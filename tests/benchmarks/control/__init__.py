@@ -1,1 +1,0 @@
-"""What `tests.benchmarks.control_cost` is made of."""

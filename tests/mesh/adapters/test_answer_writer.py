@@ -1,0 +1,424 @@
+"""Answers on their way to real sockets: whole, broken, unread, and left."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
+
+import aiohttp
+import orjson
+import pytest
+import uvloop
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from mesh.adapters.answer_writer import DEADLINE_GRACE_S
+from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.http_api import HttpApi
+from mesh.adapters.http_server import HttpServer
+from mesh.adapters.request_body import BodyBudget
+from schemas.http import H_REGION
+from schemas.ids import RegionId
+from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, ticket
+from tests.support.until import until
+
+SOCKET_BYTES = 16 * 1024  # what the kernel may hold for a reader that does not read
+LARGE = b'{"a":"' + b"x" * 1_000_000 + b'"}'
+
+
+BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
+DIRECT, BY_AIOHTTP = "/v1/chat/completions", "/v1/chat/completions/"
+both_ways = pytest.mark.parametrize("path", [DIRECT, BY_AIOHTTP], ids=["direct", "by aiohttp"])
+
+
+class House:
+    """A front door that answers every request with one ticket, and what it was told, in order."""
+
+    def __init__(self, held: ClientRequest, path: str = DIRECT, *, breaks: bool = False) -> None:
+        """`breaks`: the answer fails as soon as it has begun."""
+        self.ticket, self.path, self.breaks = held, path, breaks
+        self.bodies = BodyBudget()
+        self.told: list[str] = []
+        self.unsent: list[int] = []  # bytes still in this process when the answer was finished
+        self.transport: asyncio.Transport | None = None
+        self.port = 0
+
+    def server(self) -> HttpServer:
+        api = HttpApi(RegionId("us"), self, CollectorRegistry())
+        return HttpServer(api.handle, completions=api.completions)
+
+    def residency(self, wanted, headers):
+        return wanted
+
+    def tenant(self, headers):
+        return None
+
+    def known_models(self):
+        return ("tiny",)
+
+    def admit(self, ask, taken, parent, changed) -> ClientRequest:
+        self.bodies.give_back(taken)
+        self.transport = changed.__self__._transport
+        self.ticket.ask, self.ticket.changed = ask, changed
+        return self.ticket
+
+    def started(self, held: ClientRequest) -> None:
+        self.told.append("started")
+        if self.breaks:
+            held.failure = LOST
+
+    def passed(self, held: ClientRequest) -> None:
+        if self.told[-1] != "passed":
+            self.told.append("passed")
+
+    def finished(self, held: ClientRequest) -> None:
+        assert self.transport is not None
+        self.unsent.append(self.transport.get_write_buffer_size())
+        self.told.append("finished")
+
+    def failed(self, held: ClientRequest) -> None:
+        self.told.append("failed")
+
+    def leave(self, held: ClientRequest) -> None:
+        self.told.append("leave")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.path}"
+
+    @property
+    def asked(self) -> bytes:
+        head = f"POST {self.path} HTTP/1.1\r\nhost: x\r\nx-request-id: q-1\r\n"
+        return f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+    @property
+    def is_over(self) -> bool:
+        return self.told[-1:] in (["finished"], ["failed"], ["leave"])
+
+
+@contextlib.asynccontextmanager
+async def house(
+    held: ClientRequest, path: str = DIRECT, *, breaks: bool = False
+) -> AsyncIterator[House]:
+    home = House(held, path, breaks=breaks)
+    runner = web.ServerRunner(home.server(), shutdown_timeout=0.1)
+    await runner.setup()
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    home.port = listener.getsockname()[1]
+    await web.SockSite(runner, listener).start()
+    try:
+        yield home
+    finally:
+        await runner.cleanup()
+
+
+class Reader:
+    """A client that reads only when it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def head(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def exactly(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def upto(self, ending: bytes) -> bytes:
+        data = b""
+        while not data.endswith(ending):
+            data += await self._reader.read(SOCKET_BYTES)
+        return data
+
+    async def rest(self) -> bytes:
+        return await self._reader.read()
+
+    def hang_up(self) -> None:
+        self._writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def reading(home: House) -> AsyncIterator[Reader]:
+    plug = socket.socket()
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
+    plug.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plug, ("127.0.0.1", home.port))
+    reader, writer = await asyncio.open_connection(sock=plug, limit=SOCKET_BYTES)
+    writer.write(home.asked)
+    try:
+        async with asyncio.timeout(20):
+            yield Reader(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+class Writes(asyncio.Transport):
+    """A client's end of a connection that tells one write from the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.made.append(bytes(data))
+
+    def writelines(self, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.made.append(b"".join(chunks))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def answered(content_type: str, *parts: bytes, status: int = 200) -> ClientRequest:
+    """A ticket whose whole answer is here."""
+    held = ticket()
+    feeder = Feeder(held, content_type, status)
+    for part in parts:
+        feeder.data(part)
+    feeder.end()
+    return held
+
+
+async def fetch(home: House) -> tuple[int, bytes, Mapping[str, str]]:
+    headers = {"x-request-id": "q-1"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(home.url, data=BODY, headers=headers) as answer,
+    ):
+        return answer.status, await answer.read(), answer.headers
+
+
+@both_ways
+async def test_a_stream_costs_no_write_for_its_head_alone_nor_for_its_end(path):
+    held = ticket()
+    home, feeder, writes = House(held, path), Feeder(held, EVENTS), Writes()
+    feeder.data(b"data: 1\n\n")
+    protocol = home.server()()
+    protocol.connection_made(writes)
+    protocol.data_received(home.asked)
+    await until(lambda: len(writes.made) == 1)
+    feeder.data(b"data: 2\n\n")
+    feeder.end(last=b"data: 3\n\n")
+    await until(lambda: home.is_over)
+    protocol.connection_lost(None)
+    head, _, first = writes.made[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    event = b"9\r\ndata: %d\n\n\r\n"
+    assert [first, *writes.made[1:]] == [event % 1, event % 2, event % 3 + b"0\r\n\r\n"]
+    assert home.told == ["started", "passed", "finished"]
+
+
+@pytest.mark.parametrize("status", [200, 404])
+@both_ways
+async def test_a_plain_answer_goes_out_with_its_length(status, path):
+    async with house(answered(JSON, b'{"a":', b"1}", status=status), path) as home:
+        got, body, headers = await fetch(home)
+        await until(lambda: home.is_over)
+    assert (got, body) == (status, b'{"a":1}')
+    assert headers["Content-Length"] == "7"
+    assert (headers["Content-Type"], headers[H_REGION]) == (JSON, "eu")
+    assert headers["x-request-id"] == "q-1"
+    assert home.told == ["started", "finished"]
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n"])
+@pytest.mark.parametrize("given_out", [True, False])
+@both_ways
+async def test_nothing_follows_the_last_event(done, given_out, path):
+    """Whatever the core makes of an answer whose end was lost: also before [DONE] was written."""
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: 1\n\n")
+    async with house(held, path) as home, reading(home) as reader:
+        await reader.upto(b"data: 1\n\n\r\n")
+        if given_out:
+            feeder.data(done)
+            await reader.upto(done + b"\r\n")
+            feeder.fail()
+            assert await reader.exactly(5) == b"0\r\n\r\n"
+        else:
+            held.failure = LOST
+            feeder.data(done)
+            assert (await reader.upto(b"0\r\n\r\n")).endswith(done + b"\r\n0\r\n\r\n")
+        await until(lambda: home.is_over)
+    assert home.told[-1] == "finished"
+
+
+@both_ways
+async def test_events_go_out_as_they_come(path):
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: 1\n\n")
+    async with house(held, path) as home, reading(home) as client:
+        head = await client.head()
+        assert b"cache-control: no-cache" in head.lower()
+        assert b"content-length" not in head.lower()
+        assert await client.exactly(14) == b"9\r\ndata: 1\n\n\r\n"
+        feeder.data(b"data: 2\n\n")
+        assert await client.exactly(14) == b"9\r\ndata: 2\n\n\r\n"
+        assert home.told == ["started", "passed"]
+        feeder.end()
+        assert await client.exactly(5) == b"0\r\n\r\n"
+        await until(lambda: home.is_over)
+    assert home.told == ["started", "passed", "finished"]
+
+
+@both_ways
+async def test_a_connection_serves_one_answer_after_another(path):
+    async with (
+        house(answered(JSON, LARGE[:100_000]), path) as home,
+        aiohttp.ClientSession() as session,
+    ):
+        for _ in range(3):
+            home.ticket = answered(JSON, LARGE[:100_000])
+            async with session.post(home.url, data=BODY) as answer:
+                assert await answer.read() == LARGE[:100_000]
+        assert session.connector is not None
+        assert len(session.connector._conns) == 1
+        await until(lambda: home.told == ["started", "finished"] * 3)
+
+
+# An answer is finished when its bytes have left, and not before.
+
+
+async def unread_answer_is_unfinished(path: str, content_type: str, *parts: bytes) -> None:
+    async with house(answered(content_type, *parts), path) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
+        await round_trip(home)
+        assert "finished" not in home.told
+        reading_on = asyncio.create_task(client.exactly(len(b"".join(parts))))
+        await until(lambda: home.is_over)
+        await reading_on
+        assert home.told[-1] == "finished"
+        assert home.unsent == [0]
+
+
+async def round_trip(home: House) -> None:
+    """Over another connection: time enough for anything that does not wait."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", home.port)
+    writer.write(b"not http\r\n\r\n")
+    assert b" 400 " in await reader.read()
+    writer.transport.abort()
+
+
+UNREAD = pytest.mark.parametrize(
+    ("content_type", "parts"),
+    [(JSON, [LARGE]), (EVENTS, [b"data: 1\n\n", b"data: " + LARGE + b"\n\n"])],
+    ids=["plain", "events"],
+)
+
+
+@UNREAD
+@both_ways
+async def test_an_answer_that_is_not_read_is_not_finished(content_type, parts, path):
+    await unread_answer_is_unfinished(path, content_type, *parts)
+
+
+@UNREAD
+@both_ways
+def test_nor_is_it_on_the_loop_of_the_command(content_type, parts, path):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(unread_answer_is_unfinished(path, content_type, *parts))
+
+
+@UNREAD
+@both_ways
+async def test_the_deadline_ends_a_client_that_does_not_read(content_type, parts, path):
+    held = answered(content_type, *parts)
+    deadline = asyncio.get_running_loop().time() - DEADLINE_GRACE_S + 0.1
+    held.request = replace(held.request, deadline=deadline)
+    async with house(held, path) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.is_over)
+        assert home.told[-1] == "leave"
+        with contextlib.suppress(ConnectionError):
+            assert len(await client.rest()) < len(LARGE)
+    assert "finished" not in home.told
+
+
+@UNREAD
+@both_ways
+async def test_a_client_that_hangs_up_has_no_finished_answer(content_type, parts, path):
+    async with house(answered(content_type, *parts), path) as home, reading(home) as client:
+        await client.head()
+        client.hang_up()
+        await until(lambda: home.is_over)
+    assert home.told[-1] == "leave"
+    assert "finished" not in home.told
+
+
+# Answers that break.
+
+
+def failing(content_type: str, *parts: bytes) -> ClientRequest:
+    held = ticket()
+    feeder = Feeder(held, content_type)
+    for part in parts:
+        feeder.data(part)
+    return held
+
+
+def events(body: bytes) -> list[bytes]:
+    return [event for event in body.replace(b"\r\n", b"\n").split(b"\n\n") if event]
+
+
+@pytest.mark.parametrize(
+    ("parts", "before"),
+    [
+        ([b"data: 1\n\n"], [b"data: 1"]),
+        ([b"data: 1\r\n\r\n"], [b"data: 1"]),
+        ([b"data: 1\n\ndata: half"], [b"data: 1"]),
+        ([b"data: " + b"x" * 70_000], [b"data: " + b"x" * 70_000]),
+        ([b"data: 1\n\ndata: " + b"x" * 70_000], [b"data: 1", b"data: " + b"x" * 70_000]),
+    ],
+    ids=["whole", "returns", "half event", "half long event", "half long second event"],
+)
+@both_ways
+async def test_events_that_break_off_end_with_an_error_event_of_its_own(parts, before, path):
+    async with house(failing(EVENTS, *parts), path, breaks=True) as home:
+        status, body, _ = await fetch(home)
+        await until(lambda: home.is_over)
+    *got, error = events(body)
+    assert (status, got) == (200, before)
+    assert orjson.loads(error.removeprefix(b"data: "))["error"] == {
+        "message": LOST.message,
+        "type": "server_error",
+        "param": None,
+        "code": "engine_failed",
+    }
+    assert b"[DONE]" not in body
+    assert home.told == ["started", "passed", "failed"]
+
+
+@both_ways
+async def test_a_plain_answer_that_breaks_is_visibly_cut(path):
+    async with house(failing(JSON, LARGE, LARGE), path, breaks=True) as home:
+        with pytest.raises(aiohttp.ClientError):
+            await fetch(home)
+        await until(lambda: home.is_over)
+    assert home.told[-1] == "failed"
+    assert "finished" not in home.told
+
+
+@both_ways
+async def test_an_answer_that_breaks_while_nobody_reads_still_ends_with_its_error(path):
+    held = ticket()
+    feeder = Feeder(held)
+    feeder.data(b"data: " + b"x" * 1_000_000 + b"\n\n")
+    async with house(held, path) as home, reading(home) as client:
+        await client.head()
+        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
+        feeder.fail()
+        body = await client.upto(b"\r\n0\r\n\r\n")
+        await until(lambda: home.is_over)
+    assert LOST.message.encode() in body[-200:]
+    assert home.told == ["started", "passed", "failed"]

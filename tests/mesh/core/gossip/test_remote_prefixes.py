@@ -1,0 +1,100 @@
+"""Which peer region holds how much of a prompt, as its routers told."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
+from mesh.core.prefixes.prefix_index import PrefixIndex
+
+EU1, EU2, AP1 = Origin("eu", "r1"), Origin("eu", "r2"), Origin("ap", "r1")
+
+
+def told(**paths):
+    origins = {"eu1": EU1, "eu2": EU2, "ap1": AP1}
+    known = RemotePrefixes()
+    for name, blocks in paths.items():
+        known.trust(origins[name], True)
+        known.add(origins[name], blocks)
+    return known
+
+
+def test_each_region_as_deep_as_it_told():
+    known = told(eu1=(1, 2, 3), ap1=(1, 2))
+    assert known.depths((1, 2, 3, 4), ("eu", "ap", "us")) == {"eu": 3, "ap": 2}
+    assert known.depths((1, 2, 3, 4), ("ap",)) == {"ap": 2}
+    assert known.depths((9, 1), ("eu", "ap")) == {}
+    assert known.depths((), ("eu",)) == {}
+
+
+def test_the_deepest_of_a_regions_routers_counts():
+    known = told(eu1=(1,), eu2=(1, 2, 3), ap1=(1, 2))
+    assert known.depths((1, 2, 3), ("ap", "eu")) == {"eu": 3, "ap": 2}
+    assert known.depths((1, 2, 3), ("eu",)) == {"eu": 3}
+
+
+def test_a_path_may_be_told_in_pieces_by_routers_of_one_region():
+    known = told(eu1=(1, 4), eu2=(2, 3), ap1=(3,))
+    assert known.depths((1, 2, 3, 4, 5), ("eu", "ap")) == {"eu": 4}
+    assert known.not_announced("eu", (1, 2, 9)) == [9]
+    known.trust(EU2, False)
+    assert known.depths((1, 2, 3, 4), ("eu",)) == {"eu": 1}
+    assert known.not_announced("eu", (1, 2, 9)) == [2, 9]
+
+
+def test_who_is_not_trusted_does_not_count_until_it_is_again():
+    known = told(eu1=(1, 2), eu2=(1,))
+    known.trust(EU1, False)
+    assert known.depths((1, 2), ("eu",)) == {"eu": 1}
+    known.trust(EU1, True)
+    assert known.depths((1, 2), ("eu",)) == {"eu": 2}
+
+
+def test_what_is_removed_or_forgotten_is_gone_for_that_origin_alone():
+    known = told(eu1=(1, 2), ap1=(1, 2))
+    known.remove(EU1, (2, 7))
+    assert known.depths((1, 2), ("eu", "ap")) == {"eu": 1, "ap": 2}
+    known.forget(AP1)
+    known.forget(AP1)
+    assert known.depths((1, 2), ("eu", "ap")) == {"eu": 1}
+    assert len(known) == 1
+    known.trust(EU2, True)  # takes over the bit of the one that is gone
+    assert known.depths((1, 2), ("eu", "ap")) == {"eu": 1}
+
+
+def test_own_depths_are_deepened_only_where_told_goes_deeper():
+    index: PrefixIndex[str] = PrefixIndex(10)
+    index.announced = told(eu1=(1, 2), ap1=(1,))
+    assert index.deepen({"ap": 2, "sa": 1}, (1, 2), ("eu", "ap")) == {"eu": 2, "ap": 2, "sa": 1}
+
+
+ORIGINS = st.sampled_from((EU1, EU2, AP1))
+BLOCKS = st.lists(st.integers(0, 5), max_size=4)
+ACTS = st.tuples(st.sampled_from(("add", "remove", "trust", "doubt", "forget")), ORIGINS, BLOCKS)
+
+
+@given(st.lists(ACTS, max_size=30), st.permutations(range(6)))
+def test_it_agrees_with_plain_sets(acts, path):
+    known, sets, trusted = RemotePrefixes(), {}, set()
+    for act, origin, blocks in acts:
+        if act == "add":
+            known.add(origin, blocks)
+            sets.setdefault(origin, set()).update(blocks)
+        elif act == "remove":
+            known.remove(origin, blocks)
+            sets.setdefault(origin, set()).difference_update(blocks)
+        elif act == "forget":
+            known.forget(origin)
+            sets.pop(origin, None)
+            trusted.discard(origin)
+        else:
+            known.trust(origin, act == "trust")
+            (trusted.add if act == "trust" else trusted.discard)(origin)
+    expected = {}
+    for region in ("eu", "ap"):
+        held = set().union(*(sets.get(o, set()) for o in trusted if o.region == region))
+        depth = next((n for n, block in enumerate(path) if block not in held), len(path))
+        if depth:
+            expected[region] = depth
+    assert known.depths(path, ("eu", "ap")) == expected
+    assert all(set(known.blocks(origin)) == blocks for origin, blocks in sets.items())
+    assert len(known) == len(set().union(*sets.values()))

@@ -1,0 +1,196 @@
+"""The hold queue: classes, order of arrival, models apart, and a length that is never wrong."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.core.lifecycle.hold_queue import (
+    HEAD_START_S,
+    LOWEST_FIRST,
+    HoldQueue,
+    effective_arrival,
+    kind_of,
+    make_order,
+)
+from schemas.exchange import Priority
+from schemas.ids import ModelId
+from schemas.settings import HoldOrder
+from tests.mesh.core.build import MODEL, request
+
+OTHER = ModelId("other")
+
+
+def keys(queue):
+    return [held.key for held in queue]
+
+
+def test_order_is_arrival_whenever_it_was_put():
+    queue = HoldQueue(10)
+    for key, arrived_at in ((3, 3.0), (1, 1.0), (2, 2.0), (5, 2.0)):
+        queue.put(request(key, arrived_at=arrived_at))
+    assert keys(queue) == [1, 2, 5, 3]
+
+
+def test_models_have_lines_of_their_own():
+    queue = HoldQueue(10)
+    queue.put(request(1, arrived_at=1.0))
+    queue.put(request(2, arrived_at=0.0, model=OTHER))
+    assert (queue.waiting(MODEL), queue.waiting(OTHER), queue.waiting(ModelId("x"))) == (1, 1, 0)
+    assert keys(queue) == [2, 1]
+    assert sorted(queue.models()) == [MODEL, OTHER]
+
+
+def test_full_counts_over_all_models():
+    queue = HoldQueue(2)
+    queue.put(request(1))
+    assert not queue.is_full
+    queue.put(request(2, model=OTHER))
+    assert queue.is_full
+
+
+def test_one_that_comes_back_has_its_place_in_a_full_queue():
+    queue = HoldQueue(1)
+    queue.put(request(2, arrived_at=2.0))
+    queue.put(request(1, arrived_at=1.0))
+    assert (keys(queue), len(queue), queue.is_full) == ([1, 2], 2, True)
+
+
+def test_removing_while_walking_is_allowed():
+    queue = HoldQueue(10)
+    held = [request(key, arrived_at=float(key)) for key in range(6)]
+    for one in held:
+        queue.put(one)
+    assert [one.key for one in queue if queue.remove(one)] == list(range(6))
+    assert (len(queue), queue.models(), queue.remove(held[0])) == (0, (), False)
+
+
+STEPS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 7), st.integers(0, 3), st.sampled_from([MODEL, OTHER])),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_it_is_a_sorted_set(steps):
+    queue, plain = HoldQueue(100), {}
+    for put, key, arrived_at, model in steps:
+        if put and key not in plain:
+            plain[key] = request(key, arrived_at=float(arrived_at), model=model)
+            queue.put(plain[key])
+        elif not put:
+            held = plain.pop(key, None)
+            assert queue.remove(held or request(key)) is (held is not None)
+    walked = list(queue)
+    assert {one.key for one in walked} == set(plain)
+    assert len(queue) == len(walked) == len(plain)
+    assert all((a.arrived_at, a.key) < (b.arrived_at, b.key) for a, b in pairwise(walked))
+    assert {model: queue.waiting(model) for model in queue.models()} == {
+        model: sum(one.model == model for one in walked) for model in {o.model for o in walked}
+    }
+
+
+HELD = st.lists(
+    st.tuples(st.sampled_from(Priority), st.floats(0.0, 60.0), st.sampled_from([MODEL, OTHER])),
+    min_size=1,
+    max_size=30,
+)
+
+
+def held_of(rows):
+    return [
+        request(key, arrived_at=arrived_at, priority=priority, model=model)
+        for key, (priority, arrived_at, model) in enumerate(rows)
+    ]
+
+
+def test_a_higher_class_goes_first_for_a_head_start():
+    queue = HoldQueue(10)
+    late = HEAD_START_S + 1.0
+    queue.put(request(1, arrived_at=0.0, priority=Priority.LOW))
+    queue.put(request(2, arrived_at=1.0))
+    queue.put(request(3, arrived_at=2.0, priority=Priority.HIGH))
+    queue.put(request(4, arrived_at=late + 1.0, priority=Priority.HIGH))
+    queue.put(request(5, arrived_at=late + 1.0))
+    assert keys(queue) == [3, 2, 4, 1, 5]
+
+
+@given(HELD)
+def test_nobody_is_passed_by_who_came_two_head_starts_later(rows):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held:
+        queue.put(one)
+    walked = list(queue)
+    for place, one in enumerate(walked):
+        for before in walked[:place]:
+            assert before.arrived_at <= one.arrived_at + 2 * HEAD_START_S + 1e-9
+            if before.priority is one.priority:
+                assert before.arrived_at <= one.arrived_at + 1e-9  # of a float's rounding
+
+
+@given(HELD, st.sampled_from(Priority))
+def test_displaced_is_the_newest_of_the_lowest_class_below(rows, priority):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held:
+        queue.put(one)
+    rank = LOWEST_FIRST.index
+    below = [one for one in held if rank(one.priority) < rank(priority)]
+    newest = max(
+        below, key=lambda one: (-rank(one.priority), effective_arrival(one), one.key), default=None
+    )
+    assert queue.newest_below(priority) == newest
+
+
+def test_one_that_came_back_is_not_displaced():
+    queue = HoldQueue(2)
+    queue.put(request(1, priority=Priority.LOW), comes_back=True)
+    assert queue.newest_below(Priority.HIGH) is None
+    queue.put(request(2))
+    assert queue.newest_below(Priority.HIGH).key == 2
+    assert queue.remove(request(1, priority=Priority.LOW))
+    assert queue.remove(request(2))
+    assert (len(queue), queue.newest_below(Priority.HIGH)) == (0, None)
+
+
+@given(HELD)
+def test_ahead_counts_those_of_the_model_who_stand_before(rows):
+    queue, held = HoldQueue(100), held_of(rows)
+    for one in held[1:]:
+        queue.put(one)
+    mine = held[0]
+    before = [
+        one
+        for one in held[1:]
+        if one.model == mine.model
+        and (effective_arrival(one), one.key) < (effective_arrival(mine), mine.key)
+    ]
+    assert queue.ahead(mine) == len(before)
+
+
+def test_kinds_are_models_on_one_ground():
+    queue = HoldQueue(10)
+    held = [request(1), request(2, residency=("eu",)), request(3, residency=("eu",))]
+    for one in held:
+        queue.put(one)
+    assert (queue.kinds, queue.alike(kind_of(held[0])), queue.alike(kind_of(held[1]))) == (2, 1, 2)
+    assert set(queue.held_kinds) == {kind_of(held[0]), kind_of(held[1])}
+    queue.remove(held[1])
+    queue.remove(held[2])
+    assert set(queue.held_kinds) == {kind_of(held[0])}
+    assert (queue.kinds, queue.alike(kind_of(held[1]))) == (1, 0)
+
+
+@pytest.mark.parametrize("order", HoldOrder)
+def test_the_next_of_a_model_is_whoever_stands_first_in_any_group(order):
+    queue = HoldQueue(10, make_order(order, lambda one: one.key / 10))
+    assert queue.next_of(MODEL) is None
+    held = [request(key, arrived_at=10.0 - key) for key in (1, 9, 5)]
+    for one in held:
+        assert one not in queue
+        queue.put(one)
+        assert one in queue
+    assert queue.next_of(MODEL) is held[1]
+    queue.remove(held[1])
+    assert queue.next_of(MODEL) is held[2]
+    assert queue.next_of(ModelId("other")) is None

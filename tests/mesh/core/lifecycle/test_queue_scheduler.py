@@ -1,0 +1,199 @@
+"""Those who are held: who blocks whom, who is asked again and when."""
+
+from random import Random
+
+import pytest
+
+from mesh.core.lifecycle.queue_scheduler import CHOOSY_MAX, OTHERS_WAIT
+from mesh.core.model import events as ev
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies.base import Choice, Layered
+from mesh.core.router import RouterCore
+from schemas.decision import Placement
+from schemas.exchange import Priority
+from schemas.ids import ModelId
+from schemas.state import ReplicaState
+from tests.mesh.core.build import MODEL, ROUTER, US, beat, core, digest, request
+
+OTHER = ModelId("other")
+
+
+class Picky(Layered):
+    """Sends each request to the replica that its session names, and nowhere else."""
+
+    joint = True
+    judges_load = True
+
+    def __init__(self):
+        self.asked = []
+        self.ahead = []
+
+    def choose(self, request, targets, now):
+        self.asked.append(request.key)
+        self.ahead.append(targets[0].ahead)
+        wanted = [target for target in targets if target.name == request.session]
+        return Choice(wanted[0] if wanted else None, f"it wants {request.session}")
+
+
+class Region:
+    """A router whose policy is picky."""
+
+    def __init__(self):
+        self.policy = Picky()
+        settings = RouterSettings(policy="picky")
+        self.core = RouterCore(
+            region=US,
+            router=ROUTER,
+            epoch=1,
+            settings=settings,
+            dice=Random(1),
+            makers={"picky": lambda settings, dice: self.policy},
+        )
+        self.seq = 0
+
+    def hear(self, name, **fields):
+        """A heartbeat; returns the keys of requests that were placed thereupon."""
+        self.seq += 1
+        return self._placed(ev.HeartbeatSeen(beat(name, self.seq, **fields)))
+
+    def ask(self, key, wants=None, model=MODEL):
+        """A newcomer's decision."""
+        asked = request(key, session=wants, model=model, arrived_at=float(key))
+        effects = self.core.handle(ev.RequestArrived(asked), 0.0)
+        return next(e.decision for e in effects if hasattr(e, "decision"))
+
+    def _placed(self, event):
+        self.policy.asked.clear()
+        effects = self.core.handle(event, 0.0)
+        decided = [e for e in effects if hasattr(e, "decision")]
+        return [e.key for e in decided if e.decision.placement is Placement.LOCAL]
+
+
+@pytest.fixture
+def region():
+    region = Region()
+    region.hear("a")
+    return region
+
+
+def test_who_waits_by_choice_blocks_nobody(region):
+    assert region.ask(1, "b").placement is Placement.HOLD
+    assert region.ask(2, "a").placement is Placement.LOCAL
+    assert region.hear("b") == [1]
+
+
+def test_who_waits_for_want_of_room_is_joined_by_those_of_its_model(region):
+    assert region.ask(1, "b", OTHER).reason == "no replica and no peer is free"
+    assert region.ask(2, "a", OTHER).placement is Placement.HOLD
+    assert region.ask(3, "a").placement is Placement.LOCAL
+
+
+def test_the_choosy_of_one_model_do_not_let_others_overtake_in_another(region):
+    for key in range(1, 4):
+        region.ask(key, "b")
+    region.ask(4, None, OTHER)
+    region.hear("a")
+    assert region.ask(5, None, OTHER).placement is Placement.HOLD
+
+
+def test_a_newcomer_behind_the_choosy_is_asked_at_once(region):
+    region.ask(1, "b")
+    region.policy.asked.clear()
+    region.ask(2, "b")
+    region.ask(3, "a")
+    assert region.policy.asked == [2, 3]
+
+
+def test_who_left_makes_no_room_for_overtaking(region):
+    region.hear("b", models=(OTHER,))
+    region.ask(1, "c", OTHER)  # by choice
+    region.core.handle(ev.ClientGone(1), 0.0)
+    region.hear("b", state=ReplicaState.DRAINING, models=(OTHER,))
+    region.ask(2, "b", OTHER)  # for want of room
+    assert region.ask(3, "b", OTHER).placement is Placement.HOLD
+
+
+def test_so_many_are_asked_again_and_no_more(region):
+    for key in range(1, 2 * CHOOSY_MAX):
+        region.ask(key, "b")
+    region.hear("a")
+    assert region.policy.asked == list(range(1, CHOOSY_MAX + 2))
+    assert region.ask(99, "a").reason == OTHERS_WAIT
+
+
+def test_a_newcomer_behind_a_line_may_go_to_a_peer(region):
+    for key in range(1, CHOOSY_MAX + 2):
+        region.ask(key, "b")
+    region.core.handle(ev.DigestSeen(digest("eu")), 0.0)
+    assert region.ask(98, "a").reason == OTHERS_WAIT
+    assert region.ask(99, "eu").peer == "eu"
+
+
+def test_who_goes_before_is_counted_by_model(region):
+    region.hear("a", models=(MODEL, OTHER))
+    for key, model in enumerate((MODEL, OTHER, MODEL, OTHER, MODEL), start=1):
+        region.ask(key, "b", model)
+    region.policy.ahead.clear()
+    region.hear("a", models=(MODEL, OTHER))
+    assert region.policy.ahead == [0, 0, 1, 1, 2]
+
+
+def test_in_the_order_of_arrival(region):
+    for key in (3, 1, 2):
+        region.ask(key, "b")
+    assert region.hear("b") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({}, [1]),
+        ({"full": True, "pending": 9}, [1]),  # this policy judges by itself what is too busy
+        ({"state": ReplicaState.DRAINING}, []),
+        ({"models": (OTHER,)}, []),
+    ],
+)
+def test_they_are_asked_when_a_replica_that_may_take_them_speaks(region, fields, asked):
+    region.ask(1, "c")
+    region.hear("b", **fields)
+    assert region.policy.asked == asked
+
+
+BUSY = {
+    "pending": 2,
+    "running": 8,
+    "batch_max": 16,
+    "prefill_queued_tokens": 100,
+    "prefill_s_per_token": 1e-6,
+}
+LOW_BY_MESH = {"policy": "least-load", "policy_by_priority": ((Priority.LOW, "mesh"),)}
+
+
+def placed(effects):
+    decided = [effect for effect in effects if hasattr(effect, "decision")]
+    return [one.key for one in decided if one.decision.placement is Placement.LOCAL]
+
+
+def test_classes_with_policies_of_their_own_do_not_block_each_other():
+    """A busy replica is nothing for least-load and something for mesh, which judges load."""
+    router = core(**LOW_BY_MESH)
+    router.handle(ev.HeartbeatSeen(beat("a", **BUSY)), 0.0)
+    assert placed(router.handle(ev.RequestArrived(request(1)), 0.0)) == []
+    assert placed(router.handle(ev.RequestArrived(request(2, priority=Priority.LOW)), 0.0)) == []
+    assert placed(router.handle(ev.Tick(), 0.1)) == [2]
+    assert [held.key for held in router.held] == [1]
+
+
+def test_news_of_a_busy_replica_reach_the_class_that_would_use_it():
+    router = core(**LOW_BY_MESH)
+    router.handle(ev.RequestArrived(request(1, priority=Priority.LOW)), 0.0)
+    assert placed(router.handle(ev.HeartbeatSeen(beat("a", **BUSY)), 0.1)) == [1]
+
+
+def test_those_who_avoid_a_place_leave_it_to_others():
+    router = core(policy="least-load")
+    for key in (1, 2):
+        router.handle(ev.RequestArrived(request(key)), 0.0)
+    router.inflight[1].avoid = frozenset({"a"})
+    assert placed(router.handle(ev.HeartbeatSeen(beat("a")), 0.1)) == [2]
+    assert [held.key for held in router.held] == [1]

@@ -1,0 +1,98 @@
+"""A request's record: its states and transitions, its attempts, when another is worth it."""
+
+from itertools import product
+
+import pytest
+
+from mesh.core.lifecycle.record import (
+    TRANSITIONS,
+    ImpossibleTransition,
+    RequestRecord,
+    RequestState,
+    Transition,
+)
+from mesh.core.placement.placement import PlacementResult
+from schemas.decision import Placement
+from schemas.ids import RegionId, ReplicaId
+from tests.mesh.core.build import request
+
+LOCAL = PlacementResult(Placement.LOCAL, "a", "", "mesh")
+PEER = PlacementResult(Placement.PEER, "eu", "", "mesh")
+LOST = None
+
+
+def test_a_life_with_two_holds():
+    record = RequestRecord(request(1))
+    record.hold(10.0)
+    assert (record.held_since, record.is_held, record.is_tried) == (10.0, True, False)
+    record.dispatch(PEER, 12.0)
+    assert (record.attempt, record.held_s, record.is_tried) == (1, 2.0, True)
+    assert (record.peer, record.replica) == (RegionId("eu"), None)
+    record.placed_by_peer(ReplicaId("eu-0"), 13.0)
+    record.hold(20.0)
+    assert (record.peer, record.replica) == (None, None)
+    record.dispatch(LOCAL, 21.0)
+    times = record.held_s, record.attempted_at, record.last_frame_at
+    assert (record.attempt, *times, record.replica) == (2, 3, 21, 21, "a")
+    record.start(22.0)
+    assert (record.has_started, record.is_tried, record.last_frame_at) == (True, False, 22.0)
+    record.end()
+    assert record.state is RequestState.ENDED
+
+
+STEPS = {
+    Transition.HOLD: lambda record: record.hold(1.0),
+    Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 1.0),
+    Transition.START: lambda record: record.start(1.0),
+    Transition.END: lambda record: record.end(),
+}
+
+
+@pytest.mark.parametrize(("state", "transition"), list(product(RequestState, Transition)))
+def test_every_transition_is_in_the_table_or_refused(state, transition):
+    record = RequestRecord(request(1), state=state)
+    if (state, transition) in TRANSITIONS:
+        STEPS[transition](record)
+        assert record.state is TRANSITIONS[state, transition]
+    else:
+        with pytest.raises(ImpossibleTransition, match=f"{transition.name} .* {state.name}"):
+            STEPS[transition](record)
+        assert (record.state, record.attempt, record.held_since) == (state, 0, None)
+
+
+def test_what_has_ended_stays_so_and_every_state_can_end():
+    assert not [step for state, step in TRANSITIONS if state is RequestState.ENDED]
+    for state in set(RequestState) - {RequestState.ENDED}:
+        assert TRANSITIONS[state, Transition.END] is RequestState.ENDED
+
+
+@pytest.mark.parametrize(
+    ("failures", "again"),
+    [
+        ([LOST], True),
+        ([LOST, LOST], True),
+        ([LOST, LOST, LOST], False),
+        ([500], True),
+        ([500, 500], False),
+        ([500, 503], False),
+        ([501], False),
+        ([LOST, 501], False),
+        ([LOST, 500], True),
+        ([500, LOST], True),
+        ([500, LOST, 500], False),
+        ([429], True),
+        ([429, 429], True),
+        ([429, 429, 429], False),
+        ([500, 429], True),
+    ],
+)
+def test_another_attempt(failures, again) -> None:
+    record = RequestRecord(request(1))
+    for status in failures:
+        if record.is_tried:
+            record.hold(0.0)
+        record.dispatch(LOCAL, 0.0)
+        record.engine_answered(status)
+        record.failed(avoid_place=True)
+    assert record.is_worth_another(failures_max=3) is again
+    assert record.avoid == {"a"}

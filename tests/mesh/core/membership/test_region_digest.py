@@ -1,0 +1,198 @@
+"""A region's digest: what it says, when it is due, and how often at most."""
+
+from mesh.core.lifecycle.hold_queue import HoldQueue
+from mesh.core.membership.region_digest import CHANGE_S_MIN, RegionalDigest
+from mesh.core.model.settings import RouterSettings
+from mesh.core.view.replica_table import ReplicaTable
+from schemas.ids import ModelId, ReplicaId
+from schemas.residency import OPEN_GROUND, ground
+from schemas.state import ModelCapacity, ReplicaState
+from tests.mesh.core.build import EU, MODEL, ROUTER, US, beat, request
+
+OTHER = ModelId("other")
+
+
+class Region:
+    """A region's tables and its digest."""
+
+    def __init__(self, where=OPEN_GROUND):
+        settings = RouterSettings(peer_queue_max=2, ground=where)
+        self.replicas = ReplicaTable(ROUTER, settings)
+        self.held = HoldQueue(100)
+        self.digest = RegionalDigest(US, ROUTER, epoch=7, settings=settings)
+
+    def due(self, now, accepting=True):
+        return self.digest.due(self.replicas, self.held, accepting, now)
+
+
+def test_it_counts_what_peers_ask_about():
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=0.1, kv_used_ratio=0.5), 0.0)
+    region.replicas.see(beat("b", pending=1, prefill_s_per_token=0.3), 0.0)
+    region.replicas.see(beat("c", models=(MODEL, OTHER), kv_used_ratio=0.1), 0.0)
+    region.replicas.see(beat("d", state=ReplicaState.DOWN, prefill_s_per_token=9.0), 0.0)
+    region.replicas.see(beat("e", models=()), 0.0)
+    region.held.put(request(1))
+    digest = region.due(0.1)
+    assert (digest.region, digest.router, digest.epoch, digest.seq) == (US, ROUTER, 7, 1)
+    assert (digest.accepting, digest.queue) == (True, 1)
+    assert (digest.replicas_ready, digest.replicas_free) == (3, 2)
+    assert digest.models == {
+        MODEL: ModelCapacity(ready=3, free=2, running=0.0),
+        OTHER: ModelCapacity(ready=1, free=1, running=0.0),
+    }
+    assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (0.2, 0.3)
+
+
+def test_unknown_is_not_zero():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    digest = region.due(0.0)
+    assert (digest.prefill_s_per_token, digest.kv_used_ratio) == (None, None)
+
+
+def test_it_is_due_every_tenth_of_a_second_and_at_once_when_something_matters():
+    region = Region()
+    region.replicas.see(beat("a"), 1.0)
+    assert region.due(1.0).seq == 1
+    assert region.due(1.05) is None
+    region.replicas.see(beat("a", 2, full=True), 1.05)
+    assert region.due(1.06).seq == 2
+    assert region.due(1.155) is None
+    assert region.due(1.161).seq == 3
+
+
+def test_crossing_the_peers_limit_matters_and_each_held_request_does_not():
+    region = Region()
+    assert region.due(1.0) is not None
+    for key in range(2):
+        region.held.put(request(key))
+    assert region.due(1.02) is None
+    region.held.put(request(2))
+    assert region.due(1.04).queue == 3
+
+
+def test_a_change_too_soon_after_another_waits():
+    region = Region()
+    assert region.due(1.0) is not None
+    region.replicas.see(beat("a"), 1.0)
+    assert region.due(1.0 + CHANGE_S_MIN / 2) is None
+    assert region.due(1.0 + 2 * CHANGE_S_MIN).replicas_ready == 1
+
+
+def test_the_end_of_accepting_never_waits():
+    region = Region()
+    assert region.due(1.0).accepting
+    assert not region.due(1.0, accepting=False).accepting
+
+
+def test_handed_off_work_makes_a_replica_full():
+    region = Region()
+    region.replicas.see(beat("a", running=7), 0.0)
+    assert region.due(0.0).replicas_free == 1
+    region.replicas.hand_off(ReplicaId("a"), 10, 10, 0.0)
+    assert region.due(0.05).replicas_free == 0
+
+
+def test_arrivals_have_a_rate():
+    region = Region()
+    for number in range(200):
+        region.digest.arrived(number / 10)
+        region.due(number / 10)
+    assert 8.0 < region.due(20.5).requests_per_s < 12.0
+
+
+def test_it_tells_the_shortest_wait_and_the_usual_company():
+    region = Region()
+    queued = {"prefill_s_per_token": 0.001, "prefill_queued_tokens": 500, "running": 4}
+    region.replicas.see(beat("a", **queued), 0.0)
+    region.replicas.see(beat("b", **(queued | {"prefill_queued_tokens": 900, "running": 1})), 0.0)
+    region.replicas.see(beat("c", running=None, pending=None, outstanding=7), 0.0)
+    region.replicas.see(beat("d", state=ReplicaState.DRAINING, prefill_queued_tokens=0), 0.0)
+    region.replicas.see(beat("e", models=(OTHER,), **queued), 0.0)
+    models = region.due(0.1).models
+    assert models[MODEL] == ModelCapacity(ready=3, free=3, wait_s=0.4, running=4.0)
+    assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
+
+
+def test_a_wait_that_no_replica_tells_is_not_zero():
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
+    region.replicas.see(beat("b", prefill_queued_tokens=10), 0.0)
+    assert region.due(0.0).models[MODEL].wait_s is None
+
+
+def test_who_asks_is_told_of_now_and_nobody_else_hears_less():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    told = region.due(0.0)
+    region.replicas.see(beat("a", 2, pending=1), 0.05)
+    fresh = region.digest.fresh(region.replicas, region.held, True, 0.05)
+    assert (told.replicas_free, fresh.replicas_free) == (1, 0)
+    assert fresh.seq > told.seq
+    news = region.due(0.06)
+    assert (news.replicas_free, news.seq) == (0, fresh.seq + 1)
+
+
+def test_many_who_ask_at_once_are_told_the_same():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    asked = [region.digest.fresh(region.replicas, region.held, True, 0.0) for _ in range(3)]
+    assert asked[0] is asked[1] is asked[2]
+    later = region.digest.fresh(region.replicas, region.held, True, CHANGE_S_MIN)
+    assert later.seq == asked[0].seq + 1
+
+
+def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
+    region = Region(ground({US: ("eu", "hospital")}))
+    region.replicas.see(beat("a"), 0.0)
+    region.replicas.see(beat("b", residency=("eu",)), 0.0)
+    region.replicas.see(beat("c", residency=("eu", "hospital"), pending=1), 0.0)
+    digest = region.due(0.1)
+    assert digest.residency == ("eu", "hospital")
+    assert digest.models[MODEL].ready == 3
+    assert list(digest.models_by_label) == ["hospital"]  # everybody carries the other one
+    apart = digest.models_by_label["hospital"][MODEL]
+    assert (apart.ready, apart.free) == (2, 1)
+
+
+def test_without_labels_it_says_that_there_are_none():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    digest = region.due(0.1)
+    assert (digest.residency, digest.models_by_label) == ((), {})
+
+
+def test_adopted_replicas_stand_on_their_own_ground():
+    region = Region(ground({US: ("us", "hospital"), EU: ("eu", "hospital")}))
+    region.replicas.see(beat("a"), 0.0)
+    region.replicas.see(beat("eu/b", region=EU), 0.0)
+    digest = region.due(0.1)
+    assert digest.residency == ("hospital", "us")
+    assert digest.models[MODEL].ready == 2
+    assert {label: has[MODEL].ready for label, has in digest.models_by_label.items()} == {"us": 1}
+
+
+def test_whoever_is_refused_hears_of_adopted_regions_too():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    told = region.digest.due(region.replicas, region.held, True, 0.0, adopted={EU: 4})
+    fresh = region.digest.fresh(region.replicas, region.held, True, 1.0, adopted={EU: 4})
+    assert fresh.seq == told.seq + 1
+    assert fresh.adopted == told.adopted == {EU: 4}
+
+
+def test_round_trips_are_told_once_a_second_as_soon_as_there_are_any():
+    region = Region()
+    region.replicas.see(beat("a"), 0.0)
+    measured = {}
+
+    def told(now):
+        made = region.digest.due(region.replicas, region.held, True, now, rtt_s=lambda: measured)
+        return made.rtt_s
+
+    assert told(0.0) == {}
+    measured = {EU: 0.08}
+    assert told(0.25) == {EU: 0.08}
+    assert region.digest.fresh(region.replicas, region.held, True, 1.5).rtt_s == {}, "for one alone"
+    assert [told(0.25 + eighths / 8) for eighths in range(1, 10)] == [{}] * 7 + [{EU: 0.08}, {}]

@@ -1,0 +1,57 @@
+"""What a running demo says of itself is read, and what says nothing changes nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from infra.topology import DEFAULT_FILE, load
+from mesh.demo.state_directory import RunningMesh, read_running_mesh
+
+
+@pytest.fixture
+def state(tmp_path):
+    (tmp_path / "config").mkdir()
+    return tmp_path
+
+
+def test_running_replicas_and_workers_override_the_file(state):
+    us = {"replicas": ["us-0", "us-1"], "workers": 3, "endpoint": "http://127.0.0.1:1"}
+    said = {"config": str(DEFAULT_FILE), "regions": {"us": us, "mars": us}}
+    said |= {"pid": 1, "processes": {"nats-us": 2}}
+    (state / "mesh.json").write_text(json.dumps(said))
+    running = read_running_mesh(state / "config")
+    assert running.config == DEFAULT_FILE
+    known, found = load(DEFAULT_FILE), running.fitted(load(DEFAULT_FILE))
+    assert running.processes == {"nats-us": 2}
+    assert (found.regions["us"].replicas, found.regions["us"].workers) == (("us-0", "us-1"), 3)
+    assert found.regions["us"].http == known.regions["us"].http
+    assert found.regions["eu"] == known.regions["eu"]
+    assert found.regions.keys() == known.regions.keys()
+
+
+def test_a_reused_process_id_is_not_listed():
+    wait = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(wait, stdin=subprocess.PIPE) as ours:
+        ids = {"nats-eu": ours.pid, "nats-us": os.getpid(), "nats-ap": 2**30}
+        running = RunningMesh(pid=os.getpid(), config=DEFAULT_FILE, regions={}, processes=ids)
+        assert running.children() == {"nats-eu": ours.pid}
+        assert running.model_copy(update={"pid": 2**30}).children() == {}
+        ours.communicate()
+    assert running.children() == {}
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"regions": 3}', '{"config": "x"}'])
+def test_without_a_valid_record_no_demo_runs(state, text):
+    if text is not None:
+        (state / "mesh.json").write_text(text)
+    assert read_running_mesh(state / "config") is None
+
+
+def test_other_credentials_belong_to_no_demo(state):
+    said = {"pid": 1, "config": str(DEFAULT_FILE), "regions": {}}
+    (state / "mesh.json").write_text(json.dumps(said))
+    assert read_running_mesh(state / "config") is not None
+    assert read_running_mesh(state / "rendered") is None

@@ -1,0 +1,64 @@
+"""What an operator is told to run, by how the mesh was started."""
+
+import shlex
+from pathlib import Path
+
+from infra.topology import DEFAULT_FILE, load
+from mesh.doctor.connectivity import ServerUnreachable
+from mesh.doctor.manual_commands import DemoCommands, SystemdCommands
+
+DOWN = ServerUnreachable("nats://127.0.0.1:4223", "nobody listens there", listens=False)
+HANGS = ServerUnreachable("nats://127.0.0.1:4223", "says nothing", listens=True)
+CONFIG, LOGS, SERVER = Path("/a b/config"), Path("/a b/logs"), Path("/bin/nats-server")
+
+
+def demo(**pids):
+    names = {name.replace("_", "-"): pid for name, pid in pids.items()}
+    return DemoCommands(Path("/a b/mesh.toml"), CONFIG, LOGS, names, lambda: SERVER)
+
+
+def test_a_server_of_the_demo_that_hangs_is_ended_and_one_that_is_down_started():
+    for silence in (HANGS, DOWN):  # a server that has just begun to hang may refuse as well
+        assert demo(nats_eu=41).server("eu", silence).command == "kill -KILL 41"
+    down = demo(nats_us=41).server("eu", DOWN)
+    assert shlex.split(down.command) == ["/bin/nats-server", "-c", "/a b/config/eu/nats.conf"]
+    assert "/a b/logs/nats-eu.log says why" in down.what
+
+
+def test_an_unknown_process_on_the_port_is_identified_first():
+    remedy = demo(nats_us=41).server("eu", HANGS)
+    assert shlex.split(remedy.command) == ["ss", "-Hltnp", "sport = :4223"]
+
+
+def test_a_router_and_an_agent_of_the_demo_that_hang_are_ended():
+    both = demo(router_eu_r1=42, agent_eu_0=43)
+    assert both.program("router", "eu", "r1").command == "kill -KILL 42"
+    assert both.program("agent", "eu", "eu-0").command == "kill -KILL 43"
+
+
+def test_of_ended_programs_the_end_of_the_log_is_shown():
+    for kind, name, program in (("router", "r1", "router-eu-r1"), ("agent", "eu-0", "agent-eu-0")):
+        remedy = demo().program(kind, "eu", name)
+        assert shlex.split(remedy.command) == ["tail", "-n", "30", f"/a b/logs/{program}.log"]
+        assert remedy.what.startswith(f"{program} is down")
+
+
+def test_with_systemd_the_unit_on_its_host_is_restarted():
+    commands = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered"))
+    for silence in (DOWN, HANGS):
+        remedy = commands.server("eu", silence)
+        assert "systemctl restart mesh-nats@eu" in remedy.command and "127.0.0.1" in remedy.what
+    assert "hangs or is stopped" in remedy.what
+    assert "systemctl restart mesh-router@r1" in commands.program("router", "eu", "r1").command
+    assert "systemctl restart mesh-agent@eu-0" in commands.program("agent", "eu", "eu-0").command
+
+
+def test_a_stream_is_repaired_by_the_setup_user():
+    here = demo().stream("eu", "LEASES").command
+    there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).stream(
+        "eu", "X"
+    )
+    command = "mesh infra streams --config mesh.toml --credentials rendered --region eu"
+    assert there.command == command
+    told = ["--config", "/a b/mesh.toml", "--credentials", "/a b/config", "--region", "eu"]
+    assert shlex.split(here) == ["mesh", "infra", "streams", *told]

@@ -1,0 +1,35 @@
+"""What the doctor believes of what it receives: what routers and agents sent themselves."""
+
+import asyncio
+
+from infra.bus import BusAddress, close, connect
+from mesh.doctor.observed_state import ObservedMessages, listen
+from schemas import subjects
+from schemas.state import Lease, encode_state
+from tests.mesh.core.build import digest
+from tests.support.flushed import flushed
+
+READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
+LEASE = encode_state(Lease(region="us", owner="ap", router="r9", term=99, lease_s=1.0))
+
+
+async def heard_of_both(client) -> ObservedMessages:
+    """Of eu what was read out of a stream, and then of us what its router sent."""
+    listening = asyncio.create_task(listen(client, "us", asyncio.get_running_loop().time, 0.3))
+    await asyncio.sleep(0)
+    await flushed(client)  # behind what it subscribes to
+    await client.publish(subjects.leased("us"), LEASE, headers=READ_OUT)
+    for region, headers in (("eu", READ_OUT), ("us", None)):
+        await client.publish(subjects.digest(region), encode_state(digest(region)), headers=headers)
+        await client.publish(subjects.trie(region), b"", headers=headers)
+    return await listening
+
+
+async def test_what_a_stream_replays_is_ignored(nats_server):
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+    async with asyncio.timeout(20):
+        while not (heard := await heard_of_both(client)).prefixes_of:  # somebody stood still: again
+            pass
+    await close(client)
+    assert {region for region, _ in heard.digests} == heard.prefixes_of == {"us"}
+    assert heard.lease is None

@@ -1,0 +1,164 @@
+"""A session without any world: what goes out for what comes in, and in which order."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from mesh.core.model import effects as fx
+from mesh.core.model import events as ev
+from mesh.session.answer import EVENT_STREAM, WORKING, Held
+from mesh.session.record import Observer, OpenRequest
+from mesh.session.session import Session
+from schemas import exchange, wire
+from schemas.exchange import Frame, Outcome, Refusal, pack_frame
+from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.state import ModelCapacity
+from tests.mesh.core.build import EU, US, digest, foreign, request
+
+PLACE = fx.Dispatch(1, 1, ReplicaId("us-0"), 1, None)
+HEAD = exchange.Head(200, EVENT_STREAM, "us", "us-0")
+END = exchange.End(Outcome.DONE, "", 9, 4, 2, 0.1)
+
+
+class RecordingObserver(Observer):
+    """Keeps which refusals by residency were counted."""
+
+    def __init__(self):
+        self.calls = []
+
+    def residency_refused(self, asker):
+        self.calls.append(("residency_refused", asker))
+
+
+class Router:
+    """A session whose core answers by a script, and its bus."""
+
+    is_connected = True
+
+    def __init__(self, **effects):
+        self.effects = effects  # by event
+        self.events, self.sent, self.takes = [], [], True
+        self.observer = RecordingObserver()
+        self.session = Session(
+            US,
+            "r1",
+            decide=self.decide,
+            clock=lambda: 5.0,
+            bus=self,
+            prefixes=self,
+            secret=lambda: "secret",
+            keys=count(1),
+            observer=self.observer,
+        )
+
+    def decide(self, event, now):
+        self.events.append(event)
+        return self.effects.get(type(event).__name__, [])
+
+    def __getattr__(self, name):
+        def send(*args):
+            self.sent.append((name, *args))
+            return self.takes
+
+        return send
+
+    def admitted(self):
+        record = OpenRequest(request=request(1), body=b"{}")
+        self.session.admit(record)
+        return record
+
+
+def test_an_attempt_goes_out_with_an_inbox_that_only_its_replica_knows():
+    router = Router(RequestArrived=[PLACE])
+    record = router.admitted()
+    [(name, sent, region, replica, inbox, headers)] = router.sent
+    assert (name, sent, region, replica) == ("send_work", record, US, "us-0")
+    assert inbox == "_INBOX.us.r1.p-1-1-secret"
+    assert (headers[exchange.H_FROM], headers[exchange.H_HANDOFF]) == ("r1", "1")
+
+
+def test_what_comes_up_while_effects_are_performed_waits_until_they_are():
+    router = Router(RequestArrived=[PLACE, fx.CancelAttempt(1, 1, US, ReplicaId("us-0"))])
+    router.takes = False
+    router.admitted()
+    assert [name for name, *_ in router.sent] == ["send_work", "send_cancel"]
+    [_, failed] = router.events
+    assert failed == ev.AttemptFailed(1, 1, "the bus does not take it")
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_frames_and_decoded_messages_end_in_the_same_events(as_bytes):
+    router = Router(RequestArrived=[PLACE])
+    record = router.admitted()
+    answers, inbox = router.session.answers, record.answer.inbox
+    messages = [(Frame.HEAD, HEAD), (Frame.DATA, b"\n\n"), (Frame.WORKING, WORKING)]
+    for number, (kind, message) in enumerate([*messages, (Frame.END, END)]):
+        if as_bytes:
+            payload = message if isinstance(message, bytes) else b""
+            if kind in (Frame.HEAD, Frame.END):
+                payload = wire.encode(message)
+            assert answers.receive_frame(inbox, pack_frame(kind, number, payload))
+        else:
+            assert answers.receive(inbox, message)
+    [_, progressed, ended] = router.events
+    assert progressed == ev.AttemptProgressed(1, 1)
+    assert isinstance(ended, ev.AnswerEnded) and ended.served.cached_tokens == 4
+    assert not answers.receive(inbox, WORKING), "nobody waits any more"
+
+
+def test_whoever_sends_a_stray_is_told_to_stop():
+    router = Router()
+    router.session.answers.receive_stray("inbox", pack_frame(Frame.HEAD, 0, wire.encode(HEAD)))
+    assert router.sent == [("send_cancel", "us", "us-0", "inbox")]
+
+
+def test_a_peer_is_told_who_will_answer_before_anybody_can():
+    inbox = "inbox-1"
+    placed = fx.Dispatch(1, 1, ReplicaId("us-0"), 1, inbox)
+    held = fx.TellHeld(inbox, 1)
+    router = Router(RequestArrived=[held, placed])
+    record = OpenRequest(request=foreign(1), received={exchange.H_REQUEST: "q"}, body=b"{}")
+    router.session.admit_forwarded(record)
+    assert [name for name, *_ in router.sent] == ["answer_peer", "answer_peer", "send_work"]
+    assert router.sent[0][2] == Held(1)
+    assert router.sent[1][2] == exchange.Placed("us", "us-0")
+    assert router.sent[2][4] == inbox and router.session.forwarded == 0
+
+
+def test_where_nobody_listens_it_is_a_refusal():
+    router = Router(RequestArrived=[fx.Forward(1, 1, EU)])
+    record = router.admitted()
+    assert router.session.answers.nobody_listens(record.answer.inbox)
+    refused = router.events[-1]
+    assert (refused.reason, refused.region) == ("nobody_listens", RegionId("us"))
+    assert not router.session.answers.nobody_listens(record.answer.inbox)
+
+
+@pytest.mark.parametrize("why", [Refusal.FULL, Refusal.RESIDENCY])
+def test_a_refusal_of_a_peers_request_is_counted_and_small(why):
+    models = {ModelId(f"m{number}" * 20): ModelCapacity(ready=4, free=1) for number in range(400)}
+    fresh = replace(digest("us"), models=models)
+    refuse = fx.RefusePeer(1, "_INBOX.eu.r1.x", why, fresh)
+    router = Router(RequestArrived=[refuse])
+    router.session.admit_forwarded(OpenRequest(request=foreign(1), body=b"{}"))
+    counted = why is Refusal.RESIDENCY
+    assert router.observer.calls.count(("residency_refused", "peer")) == counted
+    [(_, inbox, refused)] = [one for one in router.sent if one[0] == "answer_peer"]
+    assert (inbox, refused.reason, refused.digest) == ("_INBOX.eu.r1.x", why, "")
+    assert wire.decode_as(exchange.Refused, wire.encode(refused)) == refused
+
+
+def test_after_an_exception_events_keep_their_order():
+    router = Router(RequestArrived=[PLACE])
+    router.takes = False
+
+    def fail(effect):
+        router.session.feed(ev.Tick())
+        raise RuntimeError("a defect")
+
+    router.session.performers[fx.Dispatch] = fail
+    with pytest.raises(RuntimeError):
+        router.admitted()
+    router.session.feed(ev.Drain())
+    assert [type(one) for one in router.events] == [ev.RequestArrived, ev.Tick, ev.Drain]

@@ -1,0 +1,50 @@
+"""The files of a study: every field of a replay's, and a spreadsheet that adds up."""
+
+import csv
+from pathlib import Path
+
+import orjson
+
+from mesh.replay.report import write_report
+from mesh.sim.study.results import COLUMNS, out_file, write_csv
+from tests.mesh.sim.study.small import settings, study
+
+REPLAYED = {
+    *("requests", "ok", "shed", "failed", "ttft_s", "e2e_s", "itl_s", "output_tokens_per_s"),
+    *("cached_token_ratio", "failures", "late_s", "prompt_tokens", "output_tokens", "regions"),
+    "duration_s",
+}
+TWIN = {
+    *("decisions", "decisions_per_s", "gpu_busy_s", "batch_occupancy", "forwarded", "digest"),
+    *("trie_bytes_per_s", "warm_ups"),
+    *("policy", "topology", "pushing", "load", "speed", "seed", "replicas", "profiles", "workload"),
+}
+
+
+def test_the_files_hold_every_run_and_region(tmp_path: Path) -> None:
+    told = settings(policy="round-robin,least-load")
+    reports = {name: played.report for name, played in study(told).items()}
+    write_report(tmp_path / "out.json", out_file(told, reports))
+    found = orjson.loads((tmp_path / "out.json").read_bytes())
+    assert list(found["policies"]) == ["round-robin", "least-load"]
+    for report in found["policies"].values():
+        assert report.keys() == REPLAYED | TWIN
+        assert report["ok"] + report["shed"] + report["failed"] == report["requests"] == 12
+        assert report["profiles"] == {name: {"l4-llama3.1-8b": 1} for name in ("us", "eu")}
+    assert found["study"]["limit"] == 12
+    assert not {"out", "jobs"} & found["study"].keys()
+
+    write_csv(tmp_path / "out.csv", reports)
+    with (tmp_path / "out.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["run"], row["region"]) for row in rows[:3]] == [
+        ("round-robin", region) for region in ("all", "us", "eu")
+    ]
+    whole, *regions = rows[:3]
+    assert int(whole["requests"]) == sum(int(row["requests"]) for row in regions) == 12
+    assert [row["replicas"] for row in rows[:3]] == ["2", "1", "1"]
+    assert float(whole["ttft_p90_s"]) == reports["round-robin"]["ttft_s"]["p90"]
+    assert whole["digest"] == reports["round-robin"]["digest"]
+    assert {row["digest"] for row in regions} == {""}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.json"]

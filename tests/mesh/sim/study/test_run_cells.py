@@ -1,0 +1,71 @@
+"""Runs beside each other give what runs one after the other give, and leave nothing behind."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from mesh.sim.study.run_cells import RunFailed, play_all
+from mesh.sim.study.settings import SimSettings
+from tests.mesh.sim.study.small import settings
+
+
+def digests(told: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
+    shown: list[int] = []
+    runs = play_all(
+        told,
+        told.cells(),
+        jobs=jobs,
+        perf=time.perf_counter,
+        show=lambda number, ended, share: shown.append(number),
+    )
+    return {number: played.report["digest"] for number, played in runs}, shown
+
+
+def test_processes_give_the_same_results_and_tell_how_far_they_are() -> None:
+    told = settings(topology="mesh,central:us,central:eu")
+    one, _ = digests(told, 1)
+    beside, shown = digests(told, 2)
+    assert beside == one
+    assert len(set(one.values())) == 3, "no two of these could be taken for each other"
+    assert set(shown) == {0, 1, 2}
+    assert multiprocessing.active_children() == []
+
+
+def test_what_a_child_can_not_play_is_said_here() -> None:
+    told = SimSettings.model_validate(
+        {"workload": "tot", "load": "0.5,0.7", "regions": ("us=1,eu=1,ap=1",)}
+    )
+    with pytest.raises(ValueError, match="closed loop"):
+        digests(told, 2)
+    assert multiprocessing.active_children() == []
+
+
+def killed() -> float:
+    """A clock whose process is gone when it is read, as one that ran out of memory."""
+    os._exit(9)
+
+
+def test_a_process_that_dies_is_a_failed_run() -> None:
+    told = settings(topology="mesh,central:us")
+    runs = play_all(told, told.cells(), jobs=2, perf=killed, show=lambda *progress: None)
+    with pytest.raises(RunFailed, match="use fewer --jobs"):
+        list(runs)
+    assert multiprocessing.active_children() == []
+
+
+def test_who_stops_listening_ends_what_runs() -> None:
+    class Interrupted(Exception):
+        """As Ctrl-C would be, in the midst of runs that take minutes."""
+
+    def stop(number: int, ended: int, share: float) -> None:
+        assert multiprocessing.active_children() != []
+        raise Interrupted
+
+    told = SimSettings.model_validate(
+        {"workload": "chat", "duration_s": 3600, "policy": "round-robin,least-load"}
+    )
+    with pytest.raises(Interrupted):
+        list(play_all(told, told.cells(), jobs=2, perf=time.perf_counter, show=stop))
+    assert multiprocessing.active_children() == []

@@ -1,0 +1,215 @@
+"""Supervision of real processes: readiness, restarts, order of the end, nothing left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mesh.supervisor.program import FileWritten, Program, ProgramKind
+from mesh.supervisor.supervisor import GRACE_S, ProgramDied, ProgramFailed, ProgramReady, Supervisor
+from tests.support.until import until
+
+PRELUDE = "import os, pathlib, signal, sys, time; READY, ENDED = map(pathlib.Path, sys.argv[1:])\n"
+WELL_BEHAVED = """
+def end(*_):
+    with ENDED.open("a") as f: f.write(sys.argv[1].rsplit("/", 1)[1] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+READY.touch()
+while True: time.sleep(60)
+"""
+DEAF = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+READY.touch()
+while True: time.sleep(60)
+"""
+BROKEN = """
+print("first line", flush=True)
+sys.exit("the port is taken")
+"""
+DIES_ONCE_READY = """
+READY.touch()
+print("out of memory", flush=True)
+while not (READY.parent / "die").exists(): time.sleep(0.005)
+os._exit(3)
+"""
+ENDS_SILENTLY = """
+READY.touch()
+while not (READY.parent / "end").exists(): time.sleep(0.005)
+os._exit(3)
+"""
+
+
+class Stage:
+    """A supervisor over small programs, and what it reported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.reports: list[ProgramReady | ProgramDied] = []
+        self.supervisor = Supervisor(directory, self.reports.append)
+
+    def program(self, name: str, source: str, kind: ProgramKind = ProgramKind.ENGINE) -> Program:
+        ready = self.directory / name
+        return Program(
+            name=name,
+            kind=kind,
+            region="us",
+            command=(sys.executable, "-I", "-S", "-c", PRELUDE + source, str(ready), self.ended),
+            ready=FileWritten(ready),
+        )
+
+    @property
+    def ended(self) -> str:
+        return str(self.directory / "ended")
+
+    def deaths(self) -> list[ProgramDied]:
+        return [report for report in self.reports if isinstance(report, ProgramDied)]
+
+
+@pytest.fixture
+async def stage(tmp_path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.supervisor.hurry()
+    await stage.supervisor.stop()
+    assert stage.supervisor.pids == {}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_programs_are_stopped_routers_first_and_the_bus_last(stage, monkeypatch):
+    order = [ProgramKind.NATS, ProgramKind.ENGINE, ProgramKind.AGENT, ProgramKind.ROUTER]
+    for kind in order:
+        monkeypatch.setitem(GRACE_S, kind, 30.0)
+    async with stage.supervisor:
+        for kind in order:
+            await stage.supervisor.start(stage.program(kind.label, WELL_BEHAVED, kind))
+        pids = stage.supervisor.pids
+        assert len(pids) == 4
+    assert Path(stage.ended).read_text().split() == ["router", "agent", "engine", "nats-server"]
+    assert not any(map(alive, pids.values()))
+    assert stage.deaths() == []
+
+
+async def test_a_program_that_does_not_end_in_its_grace_is_killed(stage, monkeypatch, caplog):
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.2)
+    await stage.supervisor.start(stage.program("deaf", DEAF))
+    pid = stage.supervisor.pids["deaf"]
+    async with asyncio.timeout(20):
+        await stage.supervisor.stop()
+    assert not alive(pid)
+    assert caplog.messages == ["deaf did not end in time and is killed"]
+
+
+async def test_a_hurry_cuts_the_grace_short_without_a_warning(stage, monkeypatch, caplog):
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 1000.0)
+    await stage.supervisor.start(stage.program("deaf", DEAF))
+    pid = stage.supervisor.pids["deaf"]
+    stopping = asyncio.create_task(stage.supervisor.stop())
+    stage.supervisor.hurry()
+    async with asyncio.timeout(20):
+        await stopping
+    assert not alive(pid)
+    assert caplog.messages == []
+
+
+async def test_a_program_that_never_becomes_ready_fails_with_the_end_of_its_log(stage):
+    with pytest.raises(ProgramFailed) as caught:
+        await stage.supervisor.start(stage.program("broken", BROKEN))
+    death = caught.value.death
+    assert death.how == "ended with status 1"
+    assert death.tail.splitlines() == ["first line", "the port is taken"]
+    assert death.restart_in_s is None
+
+
+async def test_a_program_that_can_not_be_run_fails(stage):
+    absent = replace(stage.program("absent", ""), command=("/nonexistent/nats-server",))
+    with pytest.raises(ProgramFailed) as caught:
+        await stage.supervisor.start(absent)
+    assert "/nonexistent/nats-server: can't be run" in caught.value.death.tail
+
+
+async def test_a_program_that_dies_is_reported_and_restarted(stage):
+    await stage.supervisor.start(stage.program("brittle", DIES_ONCE_READY))
+    first = stage.supervisor.pids["brittle"]
+    (stage.directory / "die").touch()
+    await until(stage.deaths)
+    (stage.directory / "die").unlink()
+    death = stage.deaths()[0]
+    assert (death.how, death.tail) == ("ended with status 3", "out of memory")
+    assert death.restart_in_s == 0.25
+    await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
+    await until(lambda: isinstance(stage.reports[-1], ProgramReady) and stage.reports[-1].again)
+
+
+async def test_a_death_is_reported_with_the_log_of_that_process_alone(stage):
+    child = await stage.supervisor.start(stage.program("brittle", DIES_ONCE_READY))
+    first = stage.supervisor.pids["brittle"]
+    child.program = stage.program("brittle", ENDS_SILENTLY)
+    (stage.directory / "die").touch()
+    await until(lambda: stage.supervisor.pids.get("brittle", first) != first)
+    await until(lambda: isinstance(stage.reports[-1], ProgramReady) and stage.reports[-1].again)
+    (stage.directory / "end").touch()
+    await until(lambda: len(stage.deaths()) == 2)
+    assert [death.tail for death in stage.deaths()] == ["out of memory", ""]
+
+
+async def test_a_killed_program_is_reported_without_its_log(stage):
+    source = "print('an old story', flush=True)" + WELL_BEHAVED
+    await stage.supervisor.start(stage.program("engine", source))
+    os.kill(stage.supervisor.pids["engine"], signal.SIGKILL)
+    await until(stage.deaths)
+    [death] = stage.deaths()
+    assert (death.how, death.tail) == ("was ended by SIGKILL", "")
+    assert "an old story" in death.log.read_text()
+
+
+async def test_a_killed_program_is_restarted_with_its_current_command(stage):
+    child = await stage.supervisor.start(stage.program("engine", WELL_BEHAVED))
+    child.program = stage.program("engine", "open(ENDED, 'w').write('second'); READY.touch()")
+    os.kill(stage.supervisor.pids["engine"], signal.SIGKILL)
+    await until(lambda: Path(stage.ended).exists())
+    assert stage.deaths()[0].how == "was ended by SIGKILL"
+
+
+async def test_a_kill_of_the_supervisor_kills_its_programs(tmp_path):
+    """Nobody is left to end them: the kernel does, whatever they think of SIGTERM."""
+    script = textwrap.dedent("""
+        import asyncio, sys, pathlib
+        from mesh.supervisor.supervisor import Supervisor
+        from tests.mesh.supervisor.test_supervisor import DEAF, Stage
+
+        async def main():
+            stage = Stage(pathlib.Path(sys.argv[1]))
+            await stage.supervisor.start(stage.program("deaf", DEAF))
+            print(stage.supervisor.pids["deaf"], flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script, str(tmp_path)), stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            pid = int(await process.stdout.readline())
+        assert alive(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    await until(lambda: not alive(pid))

@@ -1,0 +1,40 @@
+"""The requests that clients send: of a given length, each unlike every other from its middle on.
+
+Every prompt begins with the same half, as prompts under one system prompt do, and goes on with a
+number of its own: a router that remembers prompts can't answer from memory alone.
+"""
+
+from dataclasses import dataclass
+
+from tests.programs.bench.engine import MODEL
+
+CHARS_PER_TOKEN = 4  # of plain English, about
+NUMBER_DIGITS = 12
+_WORDS = "Seven wizards count their coins while the quick brown fox jumps over the lazy dog. "
+_ESSENCE = '{"model":"%s","max_tokens":%d,"seed":%d,"stream":%s,"messages":['
+_SYSTEM = '{"role":"system","content":"%s"},'
+_USER = '{"role":"user","content":"'
+_END = ' %s"}]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request's body, but for its number between the two parts."""
+
+    before: str
+    after: str
+
+    def body(self, number: int) -> bytes:
+        """The whole of it."""
+        return f"{self.before}{number:0{NUMBER_DIGITS}d}{self.after}".encode()
+
+
+def ask(prompt_tokens: int, events: int, gap_ms: int, *, model: str = MODEL) -> Ask:
+    """A chat of about that many tokens; `events` 0: a plain one, else streamed at that pace."""
+    half = prompt_tokens * CHARS_PER_TOKEN // 2
+    essence = _ESSENCE % (model, events or 1, gap_ms, "true" if events else "false")
+    return Ask(essence + _SYSTEM % _text(half) + _USER, _END % _text(half - NUMBER_DIGITS))
+
+
+def _text(chars: int) -> str:
+    return (_WORDS * (chars // len(_WORDS) + 1))[: max(0, chars)]

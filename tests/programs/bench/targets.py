@@ -1,0 +1,110 @@
+"""What is promised beside other routers, and whether a run bears it out.
+
+A target compares a figure of ours with a limit, with the same figure of another system as a ratio,
+or with what a peer adds to the direct path. To add one, add a row to TARGETS; what other commands
+measure (the heartbeats' load, the time of decisions) belongs into a table of theirs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.programs.bench.results import Results
+from tests.programs.bench.spread import Spread, Verdict, differences, ratios, spread
+
+OURS, DIRECT, SGLANG, VLLM = "mesh", "direct", "sglang-router", "vllm-router"
+LOST_SHARE_MAX = 0.01  # of requests; beyond it a figure is of something else
+
+Rounds = Callable[[Results], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure per round that should be at most `at_most`."""
+
+    says: str
+    rounds: Rounds
+    at_most: float
+    unit: str
+    cell: str
+    against: str  # the system that it needs beside ours
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A target, and what a run says of it."""
+
+    target: Target
+    seen: Spread | None
+    verdict: Verdict | None  # None: not measured, see `why`
+    why: str = ""
+
+
+def against(cell: str, figure: str, other: str) -> Rounds:
+    """Ours as a multiple of another's."""
+    return lambda found: ratios(found.values(cell, OURS, figure), found.values(cell, other, figure))
+
+
+def more_added(cell: str, figure: str, other: str) -> Rounds:
+    """What ours adds to the direct path, less what the other one adds: the direct path cancels."""
+    return lambda found: differences(
+        found.values(cell, OURS, figure), found.values(cell, other, figure)
+    )
+
+
+def alone(cell: str, figure: str) -> Rounds:
+    """Ours."""
+    return lambda found: found.values(cell, OURS, figure)
+
+
+def _times(says: str, cell: str, figure: str, other: str, at_most: float) -> Target:
+    return Target(says, against(cell, figure, other), at_most, "×", cell, other)
+
+
+def _added(says: str, cell: str, figure: str, other: str, at_most_ms: float = 0.0) -> Target:
+    return Target(says, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
+
+
+TARGETS = (
+    _times("router CPU per plain request to sglang-router's", "plain", "front_cpu_us", SGLANG, 1.0),
+    _times("router CPU per 32-chunk stream to it", "stream", "front_cpu_us", SGLANG, 0.45),
+    _times("whole path's CPU per stream to it", "stream", "path_cpu_us", SGLANG, 1.0),
+    *(
+        _added(f"added TTFT {p} at 64 streams, less {peer}'s{how}", cell, f"ttft_{p}_ms", peer)
+        for cell, how in (("many", ""), ("many-acked", ", acknowledged at once"))
+        for peer in (SGLANG, VLLM)
+        for p in ("p50", "p99")
+    ),
+    _times("1,000 streams: inter-token p99 to direct", "thousand", "gap_p99_ms", DIRECT, 1.5),
+    Target(
+        *("1,000 streams: router's peak memory", alone("thousand", "router_peak_mb")),
+        *(400.0, " MB", "thousand", OURS),
+    ),
+    _added("100,000 tokens: TTFT p50 added", "long-prompts", "ttft_p50_ms", DIRECT, 10.0),
+)
+
+
+def standings(found: Results) -> list[Standing]:
+    """Every target, also those that could not be measured."""
+    return [_standing(target, found) for target in TARGETS]
+
+
+def _standing(target: Target, found: Results) -> Standing:
+    for system in (OURS, target.against):
+        if system in found.absent:
+            return Standing(target, None, None, f"{system} is absent")
+        if not found.has(target.cell, system):
+            return Standing(target, None, None, f"{target.cell} was not played with {system}")
+        if lost_share(found, target.cell, system) > LOST_SHARE_MAX:
+            return Standing(target, None, None, f"{system} failed requests of {target.cell}")
+    seen = spread(target.rounds(found))
+    if seen is None:
+        return Standing(target, None, None, f"no round of {target.cell} has both")
+    return Standing(target, seen, seen.verdict(target.at_most))
+
+
+def lost_share(found: Results, cell: str, system: str) -> float:
+    """Of all requests of all rounds, those that failed."""
+    failed = sum(v for v in found.values(cell, system, "failed") if not math.isnan(v))
+    answered = sum(v for v in found.values(cell, system, "answered") if not math.isnan(v))
+    return failed / (failed + answered) if failed + answered else 0.0

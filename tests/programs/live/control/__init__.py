@@ -1,0 +1,1 @@
+"""What `tests.programs.live.control_cost` is made of."""

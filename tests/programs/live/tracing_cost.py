@@ -1,0 +1,180 @@
+"""What tracing costs the router and the agent: off, and with 1, 10 and 100 % of requests sampled.
+
+    make bench-tracing
+
+Four meshes over one scripted engine, each a router, a nats-server and an agent of its own, set by
+OpenTelemetry's standard variables alone; spans go by OTLP to collectors in this process. Figures
+are CPU time of the two processes for a request, ratios are to `off` of the same round. All four are
+asked at once: in turns, two meshes without tracing were 14 % apart on a machine with other work.
+Every round has new processes, since each keeps some percent that it was born with.
+Spans leave every 5 s: a round must be some times as long, so that it pays for as many as it makes.
+
+What tracing costs that is off can't be seen from outside: there is no router without it. So the
+bytecodes are counted that a request spends in the tracing modules and in OpenTelemetry.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import opentelemetry.trace
+
+from infra import tracing
+from mesh.adapters import spans
+from tests.gate import bytecodes
+from tests.programs.bench.cells import Cell, Client
+from tests.programs.bench.measure import Figures, Meter
+from tests.programs.bench.processes import Absent, Processes
+from tests.programs.bench.report import shown
+from tests.programs.bench.results import Results
+from tests.programs.bench.run import engines
+from tests.programs.bench.spread import ratios, spread
+from tests.programs.bench.systems.mesh import mesh
+from tests.programs.bench.systems.system import Place, System
+from tests.programs.studies.tables.markdown import table
+from tests.support.nats_server import running_nats_server
+from tests.support.otlp_collector import Collector, otlp_collector
+from tests.support.result_page import result_page
+
+OFF = "off"
+SAMPLED = {OFF: None, "1 %": 0.01, "10 %": 0.1, "100 %": 1.0}
+CONNECTIONS = 16  # of each mesh
+EXPORT_EVERY_S = 5.0  # OpenTelemetry's default
+FIGURES = {"router_cpu_us": "router", "agents_cpu_us": "agent"}
+OPENTELEMETRY = Path(opentelemetry.trace.__file__).parents[1]
+TRACING = (tracing.__file__, spans.__file__, str(OPENTELEMETRY))
+
+Counted = Mapping[str, tuple[float, float]]
+
+
+def cells(seconds: float) -> tuple[Cell, ...]:
+    """A plain request, and a stream of 32 chunks; each as long."""
+    return (
+        Cell("plain", Client.WRK, 200, 0, 0, CONNECTIONS, seconds),
+        Cell("stream", Client.WRK, 200, 32, 5, CONNECTIONS, seconds),
+    )
+
+
+def environment(sampled: float | None, collector_url: str) -> Mapping[str, str]:
+    """The variables of a process that traces such a share of requests; None: tracing is off."""
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "" if sampled is None else collector_url,
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": f"{sampled or 0}",
+        "OTEL_BSP_SCHEDULE_DELAY": f"{1000 * EXPORT_EVERY_S:.0f}",
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the meshes, and who hears its spans."""
+
+    system: System
+    collector: Collector
+    meter: Meter
+
+    async def turn(self, cell: Cell, number: int) -> Figures:
+        """CPU of each process for a request, and spans heard for one. Raises Absent."""
+        self.collector.spans.clear()
+        figures = await self.meter.measure(cell, self.system, number)
+        heard = Counter(span.service for span in self.collector.spans)
+        return figures | {f"{name} spans": n / figures["answered"] for name, n in heard.items()}
+
+
+async def play(rounds: int, seconds: float, say: Callable[[str], None]) -> Results:
+    """Figures by cell and setting, one a round. Raises Absent without wrk."""
+    found = Results()
+    warm, _ = cells(1.2 * EXPORT_EVERY_S)
+    for number in range(rounds):
+        async with _raised() as sides:
+            await _turns(sides, warm, 0)  # connections, imports and first exports: left out
+            for turn, cell in enumerate(cells(seconds), 1):
+                for setting, figures in (await _turns(sides, cell, turn)).items():
+                    found.add(cell.name, setting, figures)
+                    say(f"round {number + 1}, {cell.name}, {setting}: {_line(figures)}")
+    return found
+
+
+@asynccontextmanager
+async def _raised() -> AsyncIterator[Mapping[str, Side]]:
+    """All meshes, running, by setting."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        processes = await stack.enter_async_context(Processes(directory / "logs"))
+        place = Place(processes, await engines(processes, 1), directory)
+        meter = Meter(directory, directory)
+        sides = {}
+        for number, (setting, sampled) in enumerate(SAMPLED.items()):
+            collector = await stack.enter_async_context(otlp_collector())
+            variables = environment(sampled, collector.url)
+            system = await mesh(place, name=f"mesh-{number}", environment=variables)
+            sides[setting] = Side(system, collector, meter)
+        yield sides
+
+
+async def _turns(sides: Mapping[str, Side], cell: Cell, number: int) -> Mapping[str, Figures]:
+    turns = [side.turn(cell, number * len(sides) + n) for n, side in enumerate(sides.values())]
+    return dict(zip(sides, await asyncio.gather(*turns), strict=True))
+
+
+def _line(figures: Figures) -> str:
+    return ", ".join(f"{process} {figures[figure]:.0f} us" for figure, process in FIGURES.items())
+
+
+async def count_off() -> Counted:
+    """Bytecodes of a request at the router in tracing that is off, and in all of our code."""
+    with tempfile.TemporaryDirectory() as name:
+        async with running_nats_server(Path(name) / "nats") as server:
+            in_tracing = await bytecodes.count_edge(server.url, TRACING)
+            in_all = await bytecodes.count_edge(server.url, (*bytecodes.OURS, *TRACING))
+    return {name: (in_tracing[name], in_all[name]) for name in in_all}
+
+
+def report(found: Results, counted: Counted) -> str:
+    """Two tables."""
+    rows = [
+        _row(found, cell, figure, setting)
+        for cell in found.rounds
+        for figure in FIGURES
+        for setting in SAMPLED
+    ]
+    head = ("", "sampled", "CPU of a request, µs", "to off", "spans of a request")
+    off = [
+        (act, f"{part:,.0f}", f"{whole:,.0f}", f"{part / whole:.2%}")
+        for act, (part, whole) in counted.items()
+    ]
+    off_head = ("the router, tracing off", "bytecodes in tracing", "in all", "share")
+    return f"{table(head, rows)}\n\n{table(off_head, off)}"
+
+
+def _row(found: Results, cell: str, figure: str, setting: str) -> Sequence[str]:
+    process, values = FIGURES[figure], found.values(cell, setting, figure)
+    row = [f"{cell}: {process}", setting, shown(spread(values))]
+    if setting == OFF:
+        return [*row, "", ""]
+    heard = spread(found.values(cell, setting, f"mesh-{process} spans"))
+    return [*row, shown(spread(ratios(values, found.values(cell, OFF, figure)))), shown(heard)]
+
+
+@result_page("tracing-cost", "What tracing costs")
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True)
+def main(rounds: int, seconds: float) -> None:
+    """Measure and print tables: medians with the lowest and the highest."""
+    try:
+        found = asyncio.run(play(rounds, seconds, lambda line: print(line, file=sys.stderr)))
+    except Absent as problem:
+        raise click.ClickException(str(problem)) from None
+    print(report(found, asyncio.run(count_off())))
+
+
+if __name__ == "__main__":
+    main()

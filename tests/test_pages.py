@@ -1,0 +1,272 @@
+"""Every command and program in README and docs/ is run, or listed here with the reason why not.
+
+Blocks run as they stand, but for ports, the place of the installation, and sizes that would take
+minutes. A page that gains a block fails a test until the block runs or is listed.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.support.mesh_up import MeshUp, mesh_up, write_config
+from tests.support.pages import ROOT, Block, blocks
+from tests.support.ports import free_ports
+
+pytestmark = pytest.mark.timeout(240)
+
+PORTS = {"8101": "us", "8102": "eu", "8103": "ap"}
+DEADLINE_S = 120.0
+# Not run, by the beginning of the first line, and why.
+NATS = "needs the `nats` command"
+SYSTEM = "installs into the system; tests/infra/systemd"
+NOT_RUN = {
+    "make up ": "`mesh up` runs below; what `make` does: tests/test_makefile.py",
+    "make bench-workers ": "minutes; `make test-benchmarks` runs the programs",
+    "docker compose ": "tests/containers/test_compose.py",
+    "docker run ": "needs an image of Jaeger",
+    "for n in $(seq 8); do pkill ": "tests/mesh/demo/test_up.py runs it",
+    ".venv/bin/mesh up --engine-kind vllm ": "needs engines: tests/engines",
+    "set -a; . .mesh/config/us/credentials/observer.env": NATS,
+    "set -a; . rendered/us/credentials/observer.env": NATS,
+    "nats sub mesh.us.gossip.lease": NATS,
+    "nats server list": NATS,
+    "python3 -m venv /opt/mesh": SYSTEM,
+    "install -D -o mesh": SYSTEM,
+    "aws cloudformation ": "needs an account; tests/infra/entry/test_examples.py",
+}
+# Servers: started on free ports, and ended when they serve.
+SERVES = (".venv/bin/mesh up --replicas 1", ".venv/bin/mesh up --time-scale 8")
+# Run in their order by the test of processes that are started one by one.
+BY_HAND = (
+    ".venv/bin/mesh infra nats --config mesh.toml --out rendered  #",
+    ".venv/bin/mesh router --region us --router r1 --config mesh.toml --record us-r1.jsonl",
+    ".venv/bin/mesh sim --replay us-r1.jsonl",
+    "(set -a; . rendered/us/credentials/router.env; set +a",
+)
+ENDS_THE_MESH = "kill $("
+SHORTER = {
+    "--clients us=40,eu=30,ap=30": "--clients us=2,eu=1,ap=1",
+    "--regions us=4,eu=4,ap=4": "--regions us=1,eu=1,ap=1",
+    "--duration-s 120": "--duration-s 4",
+    "--policy mesh,skywalker,llm-d": "--policy mesh",
+    "--limit 2000": "--limit 5",
+    "--limit 1000": "--limit 3",
+    "--trace conv.csv": "--trace conv.csv --replicas-max 2 --simulations-max 20",
+    " | jq -r '.findings[] | .remedy.command // empty'": "",  # jq may be missing
+    "--credentials rendered": "--credentials .mesh/config",
+}
+MODELS = ("mistralai/Mistral-7B-Instruct-v0.3", "meta-llama/Llama-3.1-8B-Instruct")
+
+
+def is_listed(block: Block, starts: tuple[str, ...]) -> bool:
+    return block.title.startswith(starts)
+
+
+SHELL = list(blocks("sh"))
+ELSEWHERE = (*SERVES, *BY_HAND, ENDS_THE_MESH)
+RUN = [block for block in SHELL if not is_listed(block, (*NOT_RUN, *ELSEWHERE))]
+PROGRAMS = list(blocks("python"))
+
+
+def name(block: Block) -> str:
+    return f"{Path(block.page).stem}:{block.title[:60]}"
+
+
+def adapted(text: str, mesh: MeshUp | None = None) -> str:
+    """The block for a mesh on other ports, and of a size for tests."""
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    if mesh is not None:
+        for port, region in PORTS.items():
+            text = text.replace(port, mesh.endpoint(region).rpartition(":")[2])
+        for model in MODELS:
+            text = text.replace(model, mesh.model)
+    return text
+
+
+def environment() -> dict[str, str]:
+    """Commands are found as after an installation, and nothing reaches another mesh."""
+    here = Path(sys.executable).parent
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith("MESH_")},
+        "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def prepare(folder: Path) -> None:
+    """What a checkout has beside a running mesh."""
+    (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
+    (folder / "infra").symlink_to(ROOT / "infra")
+    rows = [
+        {"timestamp": n, "input_length": 600, "output_length": 4, "hash_ids": [1, n]}
+        for n in range(1, 9)
+    ]
+    trace = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "conversation_trace.jsonl").write_text(trace)
+    lines = [f"2023-11-16 18:15:{n}.00,400,8" for n in range(10, 20)]
+    (folder / "conv.csv").write_text(
+        "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n"
+    )
+
+
+async def output_of(folder: Path, *command: str) -> str:
+    """What the command printed. Fails if it fails or takes too long."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            printed = (await process.communicate())[0].decode()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, printed
+    return printed
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[MeshUp, Path]]:
+    """Three regions whose state is where a reader would have it."""
+    folder = tmp_path_factory.mktemp("pages")
+    prepare(folder)
+    async with mesh_up(folder) as running:
+        yield running, folder
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("block", RUN, ids=name)
+async def test_a_command_of_a_page_runs(mesh, block):
+    running, folder = mesh
+    text = adapted(block.text, running)
+    assert await output_of(folder, "bash", "-euo", "pipefail", "-c", text)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("block", PROGRAMS, ids=name)
+async def test_a_program_of_a_page_runs(mesh, block):
+    running, folder = mesh
+    assert await output_of(folder, sys.executable, "-c", adapted(block.text, running))
+
+
+@pytest.mark.parametrize("block", [b for b in SHELL if is_listed(b, SERVES)], ids=name)
+async def test_a_server_of_a_page_comes_up(tmp_path, block):
+    [command] = [line for line in block.text.splitlines() if line.startswith(".venv/bin/mesh up")]
+    arguments = command.split()[2:]
+    time_scale = None if "--time-scale" in arguments else 50.0
+    config = write_config(tmp_path, regions=("us",))
+    async with mesh_up(tmp_path, *arguments, config=config, time_scale=time_scale) as running:
+        assert running.model
+
+
+async def test_the_command_that_ends_a_mesh_in_the_background_ends_it(tmp_path):
+    [block] = [block for block in SHELL if is_listed(block, (ENDS_THE_MESH,))]
+    prepare(tmp_path)
+    config = write_config(tmp_path, regions=("us",))
+    async with mesh_up(tmp_path, config=config) as running:
+        await output_of(tmp_path, "bash", "-c", block.text)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await running.process.wait() == 0
+
+
+def one(start: str) -> Block:
+    return next(block for block in SHELL if block.title.startswith(start))
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, command: str) -> AsyncIterator[None]:
+    """A command that runs on, in a session of its own that ends with the block."""
+    with (folder / "by-hand.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", command),
+            cwd=folder,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield
+        assert process.returncode is None, (folder / "by-hand.log").read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        await process.wait()
+
+
+def separate(text: str) -> Iterator[str]:
+    """The commands of a block whose lines go into terminals of their own."""
+    for command in re.findall(r"^\((?:.|\n)*?\)$|^.+$", text, re.MULTILINE):
+        yield str(command)
+
+
+async def until_ready(port: int) -> None:
+    """Until the router can place requests."""
+    async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(f"http://127.0.0.1:{port}/ready") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.05)
+
+
+async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tmp_path):
+    """engines.md, then operate.md's recording and simulate.md's replay of it."""
+    prepare(tmp_path)
+    write_config(tmp_path, regions=("us",))
+    [http] = re.findall(r'http = "127.0.0.1:(\d+)"', (tmp_path / "mesh.toml").read_text())
+    [engine] = free_ports(1)
+    text = one(BY_HAND[0]).text.replace("8000", str(engine))
+    commands = dict(zip(("render", "nats", "streams", "router", "engine", "agent"),
+                        separate(text), strict=True))  # fmt: skip
+    record = one(BY_HAND[1]).text.strip()
+    recorder = commands["router"].replace(
+        ".venv/bin/mesh router --region us --router r1 --config mesh.toml", record
+    )
+    assert recorder != commands["router"]
+    await output_of(tmp_path, "bash", "-c", commands["render"])
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(started(tmp_path, commands["nats"]))
+        streams = f"until {commands['streams'].split(' #')[0]}; do sleep 0.2; done"
+        await output_of(tmp_path, "bash", "-c", streams)
+        for each in ("engine", "agent"):
+            await stack.enter_async_context(started(tmp_path, commands[each]))
+        async with started(tmp_path, commands["router"]):
+            await until_ready(int(http))
+        async with started(tmp_path, recorder):
+            await until_ready(int(http))
+    for command in one(BY_HAND[2]).text.splitlines():
+        assert await output_of(tmp_path, "bash", "-c", command)
+
+
+def test_every_listed_block_is_in_a_page():
+    titles = [block.title for block in SHELL]
+    listed = [*NOT_RUN, *ELSEWHERE]
+    assert [start for start in listed if not any(t.startswith(start) for t in titles)] == []
+
+
+def test_every_block_names_its_language():
+    unnamed = {block.page for block in blocks("") if not block.page.startswith("docs/benchmarks/")}
+    assert unnamed == set()
+
+
+def test_pages_need_no_command_that_a_bare_machine_lacks():
+    assert shutil.which("bash") and shutil.which("curl")
