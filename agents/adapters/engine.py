@@ -14,7 +14,7 @@ from dataclasses import replace
 import orjson
 
 from agents.adapters.engine_kinds import EngineDialect
-from agents.adapters.http_client import Connection, HttpBroken, HttpClient, HttpLost, origin
+from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
 from agents.adapters.metrics_page import MetricsPage
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
@@ -170,15 +170,11 @@ class EngineClient:
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
         async with asyncio.timeout(self._scrape_timeout_s):
-            while True:
-                response = await client.request("GET", path, {})
-                try:
-                    return await _page(response, client.url + path, is_health=is_health)
-                except HttpLost:
-                    if not response.had_closed:  # else it may be repeated: a GET changes nothing
-                        raise
-                finally:
-                    client.release(response)
+            response = await client.request("GET", path, {})
+            try:
+                return await _page(response, client.url + path, is_health=is_health)
+            finally:
+                client.release(response)
 
 
 async def _page(response: Connection, url: str, *, is_health: bool) -> bytes:

@@ -327,13 +327,31 @@ class HttpClient:
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Connection:
-        """Send a request. Raises OSError (HttpLost among them) if it can't be sent, and ValueError
-        for headers with a line end."""
+        """Send a request and wait for the head of its response. Raises OSError (HttpLost among
+        them), HttpBroken, and ValueError for headers with a line end.
+
+        An engine may close a kept connection while the request is on its way to it. So where a
+        kept one ends before any byte of a response, the request is sent once more, on a new one.
+        """
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
         length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
         head = b"".join((first, self._always, _lines(headers), length))
-        connection = self._kept() or await self._connected()
-        connection.send((head, body) if body else (head,))
+        pieces = (head, body) if body else (head,)
+        if (kept := self._kept()) is not None:
+            try:
+                return await self._exchange(kept, pieces)
+            except HttpLost:
+                if not kept.had_closed:
+                    raise
+        return await self._exchange(await self._connected(), pieces)
+
+    async def _exchange(self, connection: Connection, pieces: Sequence[bytes]) -> Connection:
+        try:
+            connection.send(pieces)
+            await connection.head()
+        except BaseException:  # cancelled too: nobody else closes it
+            connection.close()
+            raise
         return connection
 
     def release(self, connection: Connection) -> None:

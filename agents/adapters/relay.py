@@ -183,9 +183,10 @@ class Relay:
             tracing.inject_unrecorded(headers, self._span)
         api = self._engine.api
         try:
-            response = await api.request("POST", self._path, headers, self._body)
+            body, self._body = self._body, b""
+            response = await api.request("POST", self._path, headers, body)
+            del body  # up to 32 MiB that are not needed during a long response
             self._response = response
-            self._body = b""  # up to 32 MiB that are not needed during a long response
             try:
                 return await self._relay(response, await response.head())
             finally:

@@ -60,7 +60,6 @@ async def ask(client: HttpClient, body: bytes = b"{}", **headers: str) -> object
     """Ask, read it all, and release. The connection, to be told from others."""
     connection = await client.request("POST", "/v1/completions", headers, body)
     try:
-        await connection.head()
         while await connection.read():
             pass
     finally:
@@ -129,6 +128,49 @@ async def test_one_that_the_engine_closed_is_not_used_again() -> None:
         while not first.is_closing:
             await asyncio.sleep(0)
         assert await ask(client) is not first
+
+
+def closes_instead_of_answering(turns: frozenset[int], also: bytes = b"") -> Script:
+    """An engine that answers, but to its requests number `turns` sends `also` and closes."""
+    turn = 0
+
+    async def script(talk: Conversation) -> None:
+        nonlocal turn
+        turn += 1
+        if turn in turns:
+            if also:
+                await talk.send(also)
+            talk.close()
+        else:
+            await talk.send(plain(200, b"{}"))
+
+    return script
+
+
+async def test_a_kept_connection_that_closes_under_a_request_costs_no_answer() -> None:
+    async with client_of(closes_instead_of_answering(frozenset({2}))) as (client, engine):
+        first = await ask(client)
+        assert await ask(client, b"[1]") is not first
+    assert [request.body for request in engine.requests] == [b"{}", b"[1]", b"[1]"]
+
+
+@pytest.mark.parametrize(
+    ("script", "sent"),
+    [
+        pytest.param(closes_instead_of_answering(frozenset({1})), 1, id="a new connection"),
+        pytest.param(closes_instead_of_answering(frozenset({2, 3})), 3, id="twice"),
+        pytest.param(
+            closes_instead_of_answering(frozenset({2}), b"HTTP/1.1 200 OK\r\n"), 2, id="inside"
+        ),
+    ],
+)
+async def test_a_request_is_sent_again_only_over_a_kept_connection_and_once(script, sent) -> None:
+    async with client_of(script) as (client, engine):
+        with pytest.raises(HttpLost, match="before its answer"):
+            await ask(client)
+            await ask(client)
+        assert len(engine.requests) == sent
+        assert client._idle == []
 
 
 async def test_an_answer_that_is_left_closes_its_connection() -> None:
