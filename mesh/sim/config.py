@@ -73,18 +73,18 @@ class WorldConfig:
     regions: Mapping[RegionId, Sequence[Profile | str]]  # one entry a replica: a profile
     rtt: RttTable = field(default_factory=RttTable)
     topology: str = "mesh"  # mesh, region-local, central:REGION
-    routers: int = 1  # of each region that has any; clients come to them in turns
+    routers: int = 1  # of each region that has any; its requests are spread over them
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
     reading_s: float = 0.05  # the agents' default; an idle engine is scraped half as often
     # Interval of digests, and of prefixes in proportion; 0: at once. None: from the settings.
     gossip_s: float | None = None
-    news_at_once: bool = True  # as live: a change of state is published before the next heartbeat
+    state_at_once: bool = True  # as live: a change of state is published before the next heartbeat
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
-    batch_max_told: bool = False  # vLLM's metrics don't say it; operators may (--batch-max)
+    batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     kv_tokens: int | None = None  # replaces the profiles' own
     faults: tuple[SimFault, ...] = ()

@@ -80,8 +80,8 @@ class Oracle(Layered):
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The least cost; ties at random."""
-        ask = self._world.clients.ask_of(request)
-        tokens, keys = ask.node.prompt_tokens, ask.keys.blocks
+        asked = self._world.clients.sent(request)
+        tokens, keys = asked.node.prompt_tokens, asked.keys.blocks
         costs = [self._cost(target, tokens, keys, now) for target in targets]
         least_s = min(costs).seconds + TIE_S
         best = self._dice.choice([cost for cost in costs if cost.seconds <= least_s])
@@ -95,9 +95,9 @@ class Oracle(Layered):
         chosen, self._chosen = self._chosen, None
         if chosen is None:
             return
-        ask = self._world.clients.ask_of(request)
+        asked = self._world.clients.sent(request)
         arrives_at = now + (chosen.target.rtt_s or 0.0) / 2 + HOP_S
-        sent = Sent(arrives_at, ask.keys.blocks, ask.node.prompt_tokens, chosen.missing)
+        sent = Sent(arrives_at, asked.keys.blocks, asked.node.prompt_tokens, chosen.missing)
         self._sent.setdefault(spot.name, []).append(sent)
 
     def _cost(self, target: Target, tokens: int, keys: Sequence[int], now: float) -> OracleCost:

@@ -23,8 +23,8 @@ from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
 from mesh.core.policies.base import Choice, Destination, Expiring, Policy, Target, least_loaded
 from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.view.replica import Replica
-from mesh.sim.ask import number_of
 from mesh.sim.oracle import Oracle, OracleOptions
+from mesh.sim.workload import number_of
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, RequestId
 

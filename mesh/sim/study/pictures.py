@@ -138,7 +138,7 @@ def regions_over_time(name: str, played: CellResult) -> Figure:
     figure = Figure(figsize=(SIZE_INCHES[0], 1.6 * SIZE_INCHES[1]), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, slices, title in (
-        (upper, played.curves.asked, "asked, by the clients' region"),
+        (upper, played.curves.sent, "asked, by the clients' region"),
         (lower, played.curves.answered, "answered, by the replicas' region (when complete)"),
     ):
         rates = smoothed(slices.rates_per_s())

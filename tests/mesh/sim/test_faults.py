@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from mesh.sim import faults
 from mesh.sim.faults import Cut, EngineCrash, EngineHang, EngineSlow, ReplicaCrash, RouterCrash
 from mesh.sim.world import report, run
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, arrivals, config, leftovers, node, played, steady
+from tests.mesh.sim.random_faults import random_faults
 
 US1 = ReplicaId("us-1")
 
@@ -110,7 +110,7 @@ def test_every_request_ends_whatever_is_drawn(seed):
     names = [
         ReplicaId(f"{region}-{n + 1}") for region, count in fleet.items() for n in range(count)
     ]
-    schedule = faults.drawn(
+    schedule = random_faults(
         Random(seed), replicas=names, regions=list(fleet), count=12, within_s=20.0
     )
     workload = steady(300, 0.1, US, EU, US, AP, prompt=300, answer=60)
@@ -134,7 +134,7 @@ def test_every_request_ends_whatever_is_drawn(seed):
 
 
 def test_drawn_faults_are_of_every_kind_and_never_two_of_one_thing_at_once():
-    schedule = faults.drawn(
+    schedule = random_faults(
         Random(1), replicas=[US1, ReplicaId("eu-1")], regions=[US, EU], count=300, within_s=5000.0
     )
     kinds = {type(fault) for fault in schedule}

@@ -7,10 +7,12 @@ import pytest
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered, Target
+from mesh.session.answer import Held
 from mesh.sim.faults import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.workload import RequestNode, Segment, Workload
 from mesh.sim.world import World, report, run
+from schemas.exchange import Lost
 from schemas.ids import ReplicaId
 from schemas.settings import BLIND
 from schemas.subjects import parse_inbox
@@ -176,7 +178,7 @@ def test_slower_news_make_a_worse_mesh():
     fleet = {US: 2, EU: 2, AP: 2}
     workload = steady(400, 0.01, US)
     live = run(workload, config(fleet, policy="skywalker"))
-    late = {"heartbeat_s": 2.0, "gossip_s": 2.0, "news_at_once": False}
+    late = {"heartbeat_s": 2.0, "gossip_s": 2.0, "state_at_once": False}
     stale = run(workload, config(fleet, policy="skywalker", **late))
     assert live["ok"] + live["shed"] == stale["ok"] + stale["shed"] == 400
     assert stale["ttft_s"]["mean"] > 1.1 * live["ttft_s"]["mean"]
@@ -220,7 +222,7 @@ class AllSeeing(Layered):
             return cache.matched(request.prompt.hashes)
 
         best = max(targets, key=held)
-        self.seen.append((self.world.clients.ask_of(request).node.answer.tokens, held(best)))
+        self.seen.append((self.world.clients.sent(request).node.answer.tokens, held(best)))
         return Choice(best, "knows all")
 
 
@@ -251,23 +253,19 @@ def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
         arrivals(*rows),
         config({US: 1, EU: 3}, policy="mesh", routers=2, faults=(crash,), hold_s_max=60.0),
     )
-    heard = {
-        (router.name, said): 0 for router in world.region_routers[US] for said in ("held", "lost")
+    received = {
+        (router.name, kind): 0 for router in world.region_routers[US] for kind in (Held, Lost)
     }
     for router in world.region_routers[US]:
-        hear_held, hear_lost = router.hear_held, router.hear_lost
 
-        def held(inbox, *, name=router.name, hear=hear_held):
-            heard[name, "held"] += parse_inbox(inbox).router == name
-            hear(inbox)
+        def receive(inbox, message, sender=None, *, name=router.name, receive=router.receive):
+            if (name, type(message)) in received:
+                received[name, type(message)] += parse_inbox(inbox).router == name
+            return receive(inbox, message, sender)
 
-        def lost(inbox, replica, *, name=router.name, hear=hear_lost):
-            heard[name, "lost"] += parse_inbox(inbox).router == name
-            hear(inbox, replica)
-
-        router.hear_held, router.hear_lost = held, lost
+        router.receive = receive
     world.run()
-    assert all(heard.values()), heard
+    assert all(received.values()), received
     assert leftovers(world) == {}
 
 
@@ -275,15 +273,13 @@ def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
 def test_at_five_times_what_engines_can_do_most_are_refused_at_once_and_the_rest_in_time(policy):
     """3.3 prompts a second can be computed, 16.7 come; nobody says an objective."""
     world, ends = World(steady(500, 0.06, US, prompt=300), config({US: 1}, policy=policy)), []
-    world.requests.watch = lambda ask, answered, now: ends.append(
-        (ask, answered, now - ask.asked_at)
-    )
+    world.requests.watch = lambda sent, end, now: ends.append((sent, end, now - sent.sent_at))
     world.run()
     limit_s = RouterSettings().queue_delay_s_max
-    ttft_s = [ask.first_at - ask.asked_at for ask, _, _ in ends if ask.first_at is not None]
-    refused = [(answered, after_s) for ask, answered, after_s in ends if ask.first_at is None]
+    ttft_s = [sent.first_at - sent.sent_at for sent, _, _ in ends if sent.first_at is not None]
+    refused = [(end, after_s) for sent, end, after_s in ends if sent.first_at is None]
     assert len(ttft_s) > 0.9 * (30.0 + limit_s) / prefill_s(300), "engines were not idle"
     assert max(ttft_s) < 1.5 * limit_s
     assert sorted(after_s for _, after_s in refused)[int(0.9 * len(refused))] < 0.1
-    assert all(1.0 <= answered.retry_after_s <= 60.0 for answered, _ in refused)
+    assert all(1.0 <= end.retry_after_s <= 60.0 for end, _ in refused)
     assert len(ttft_s) + len(refused) == 500

@@ -54,7 +54,7 @@ def declare(size: Size) -> list[Case]:
             duration_s=size.pick(15, 60),
             seed=seed,
             setting=(f"index_blocks_max={1 if system is BATCH_AWARE else INDEX_BLOCKS}",),
-            world={"batch_max_told": True},
+            world={"batch_max_known": True},
         )
         for seed in range(size.seeds)
         for system in SYSTEMS

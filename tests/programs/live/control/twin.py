@@ -102,13 +102,13 @@ def _workload(scene: Scene, names: list[RegionId], window_s: float) -> Workload:
 def _size(link: RegionPair, call: str, args: tuple[Any, ...]) -> tuple[str, int]:
     """The kind of a message, and its bytes on the link."""
     source, to = link
-    if call == "hear_digest":
+    if call == "receive_digest":
         return DIGEST, _framed(subjects.digest(source), len(encode_state(args[0])))
     if call == "_pong":
         return PING, _framed(subjects.ping(to) + INBOX, PING_BYTES)
     if call == "_measured":
         return PING, _framed(INBOX, PING_BYTES)
-    if call == "_tell":
+    if call == "_receive_keepalive":
         sign = wire.encode(exchange.Alive(10**12, (source,), (1,)))
         return ALIVE, _framed(subjects.alive(source, "r1"), len(sign))
     event = args[0] if args else None

@@ -4,8 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from mesh.replay.tally import RequestOutcome
-from mesh.sim.ask import Answered
-from mesh.sim.workload import ClosedLoopClient, RequestNode, Segment, Workload
+from mesh.sim.workload import ClosedLoopClient, RequestEnd, RequestNode, Segment, Workload
 from mesh.sim.world import SETTLE_S
 from tests.programs.studies.tables.case import System, case, fleet
 from tests.programs.studies.tables.command import command
@@ -51,7 +50,7 @@ def test_a_result_depends_on_its_own_policy_and_on_no_other():
     assert code_of("cache-aware") == code_of("cache-aware:0.3/64/1.5")
 
 
-class Told:
+class FakeSent:
     """As much of a request as throughput looks at."""
 
     def __init__(self, tokens):
@@ -63,16 +62,18 @@ def test_a_closed_loop_counts_what_ends_while_clients_ask():
         Workload(name="loop", clients=(ClosedLoopClient("us", iter(())),), until_s=10.0)
     )
     for at_s, tokens in ((1.0, 100), (9.9, 50), (10.1, 1000)):
-        counted.add(Told(tokens), Answered(RequestOutcome.OK), SETTLE_S + at_s)
+        counted.add(FakeSent(tokens), RequestEnd(RequestOutcome.OK), SETTLE_S + at_s)
     assert counted.tokens_per_s() == pytest.approx(15.0)
 
 
 def test_an_open_loop_counts_until_nine_tenths_are_there():
     counted = Throughput(Workload(name="open"))
     for at_s in range(1, 11):
-        counted.add(Told(100), Answered(RequestOutcome.OK), SETTLE_S + (at_s if at_s < 10 else 500))
+        counted.add(
+            FakeSent(100), RequestEnd(RequestOutcome.OK), SETTLE_S + (at_s if at_s < 10 else 500)
+        )
     assert counted.tokens_per_s() == pytest.approx(100.0)
-    counted.add(Told(9000), Answered(RequestOutcome.SHED), SETTLE_S + 501)
+    counted.add(FakeSent(9000), RequestEnd(RequestOutcome.SHED), SETTLE_S + 501)
     assert counted.tokens_per_s() == pytest.approx(1000 / 500)
 
 

@@ -47,7 +47,7 @@ def test_losses_and_cuts_are_mended(trouble):
 def test_bytes_are_counted_for_each_direction_and_lie_within_the_budget():
     workload = steady(40, 0.05, US, EU, prompt=6400)
     world = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=2000))
-    sent = world.trie_links.sent_bytes
+    sent = world.gossip.sent_bytes
     assert sent.keys() == {(US, EU), (EU, US)}
     burst = 4 * 2000
     assert all(0 < size < 2000 * world.queue.now + burst for size in sent.values())
@@ -59,7 +59,7 @@ def test_without_a_budget_nothing_is_said_and_regions_alone_have_nobody_to_tell(
     workload = steady(10, 0.2, US, EU)
     silent = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=0))
     alone = played(workload, config(FLEET, policy="mesh", topology="region-local"))
-    assert silent.trie_links.sent_bytes == alone.trie_links.sent_bytes == {}
+    assert silent.gossip.sent_bytes == alone.gossip.sent_bytes == {}
 
 
 def test_routers_of_one_region_know_what_the_others_placed():
@@ -73,7 +73,7 @@ def test_routers_of_one_region_know_what_the_others_placed():
         cached[bytes_per_s] = report(world, arrivals(*rows))["cached_token_ratio"]
         assert leftovers(world) == {}
     assert cached[4_000_000] > cached[0] + 0.05
-    assert world.trie_links.sent_bytes == {}
+    assert world.gossip.sent_bytes == {}
 
 
 def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_its_replicas():
