@@ -25,11 +25,10 @@ agent has for several answers of one router at one moment share a message: `sche
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from schemas.wire import WireError, wire_message
+from schemas.wire import WireError, WireMessage, wire_message
 
 # Headers of work and ingress messages.
 H_REQUEST = "Mesh-Request"  # request id
@@ -150,39 +149,30 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the router asked for it, or the router is gone
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Placed:
+@wire_message(tag=1)
+class Placed(WireMessage):
     """A peer's router found a place: this replica will stream the answer."""
 
-    TAG: ClassVar[int] = 1
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Lost:
+@wire_message(tag=10)
+class Lost(WireMessage):
     """A peer's router has lost the replica that was answering: nothing more will come of it."""
 
-    TAG: ClassVar[int] = 10
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Refused:
+@wire_message(tag=2)
+class Refused(WireMessage):
     """Not taken, with the refuser's fresh load, so that the next choice is better informed.
 
     `pending`, `running`: requests, -1 when unknown. `digest`: a region's, as JSON, when its router
     refuses; empty when an agent does.
     """
 
-    TAG: ClassVar[int] = 2
-    VERSION: ClassVar[int] = 1
     reason: str  # a Refusal
     region: str
     replica: str  # empty when a peer's router refuses for its region
@@ -191,28 +181,22 @@ class Refused:
     digest: str = ""
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class BodyWanted:
+@wire_message(tag=3)
+class BodyWanted(WireMessage):
     """The agent is ready for the body's parts, at `schemas.subjects.body(region, replica)`."""
 
-    TAG: ClassVar[int] = 3
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Head:
+@wire_message(tag=4)
+class Head(WireMessage):
     """The engine's status line: sent with the first byte of its answer's body, not before.
 
     Engines send HTTP headers long before the first token; holding them back keeps the request
     placeable elsewhere until a client could have seen something.
     """
 
-    TAG: ClassVar[int] = 4
-    VERSION: ClassVar[int] = 1
     status: int
     content_type: str
     region: str
@@ -220,13 +204,10 @@ class Head:
     headers: tuple[str, ...] = ()  # those for the client, as schemas.passed_headers chose them
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class End:
+@wire_message(tag=5)
+class End(WireMessage):
     """The last frame. Token counts are what the engine's `usage` said, -1 when it said nothing."""
 
-    TAG: ClassVar[int] = 5
-    VERSION: ClassVar[int] = 1
     outcome: str  # an Outcome
     detail: str  # for people; empty when done
     prompt_tokens: int
@@ -235,42 +216,33 @@ class End:
     ttft_s: float  # at the agent: work taken to first body byte; -1.0 when there was none
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Cancel:
+@wire_message(tag=6)
+class Cancel(WireMessage):
     """Stop the answer that streams to `inbox`."""
 
-    TAG: ClassVar[int] = 6
-    VERSION: ClassVar[int] = 1
     inbox: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Credit:
+@wire_message(tag=7)
+class Credit(WireMessage):
     """The client has taken `consumed_bytes` of the answer to `inbox`, counted from its start.
 
     `missing_from`: the first frame of it that the router has not got though later ones came; they
     are sent again from there. -1: none is missing.
     """
 
-    TAG: ClassVar[int] = 7
-    VERSION: ClassVar[int] = 1
     inbox: str
     consumed_bytes: int
     missing_from: int = -1
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Alive:
+@wire_message(tag=8)
+class Alive(WireMessage):
     """A router's sign of life; a new epoch means that it restarted and its old work is orphaned.
 
     `owned`: regions whose replicas it hands work to by a lease, and `terms`: the term of each.
     """
 
-    TAG: ClassVar[int] = 8
-    VERSION: ClassVar[int] = 1
     epoch: int
     owned: tuple[str, ...] = ()
     terms: tuple[int, ...] = ()
@@ -281,12 +253,9 @@ H_BODY_INBOX = "Mesh-Inbox"  # the answer this part's request belongs to
 H_BODY_OFFSET = "Mesh-Offset"  # byte position of this part in the body
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Sketch:
+@wire_message(tag=9)
+class Sketch(WireMessage):
     """What a peer needs to place a request whose body is too large for the ingress message."""
 
-    TAG: ClassVar[int] = 9
-    VERSION: ClassVar[int] = 1
     prompt_tokens: int
     block_hashes: tuple[int, ...]

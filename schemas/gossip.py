@@ -17,10 +17,7 @@ has placed on which replica, because they place on the same ones. There a delta 
 replica, and it says nothing of what an engine evicts, which every listener works out for itself.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from schemas.wire import wire_message
+from schemas.wire import WireMessage, wire_message
 
 BLOCKS_MAX = 65_536  # of one origin: 4 M tokens of prompts in a set of 590 kB
 DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 37 kB then
@@ -34,9 +31,8 @@ PEERS, SIBLINGS = 0, 1  # the streams of an origin: what its region holds, what 
 EVERYTHING = -1  # in the place of a number: the whole set, whatever is known of it
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TrieDelta:
+@wire_message(tag=11)
+class TrieDelta(WireMessage):
     """What an origin's set gained and lost. `seq`: 1 for the first delta of an epoch; with
     nothing gained and nothing lost, the number of the last one.
 
@@ -45,8 +41,6 @@ class TrieDelta:
     `is_cold`: 1 while the origin has just started and knows little itself.
     """
 
-    TAG: ClassVar[int] = 11
-    VERSION: ClassVar[int] = 1
     region: str
     router: str
     epoch: int
@@ -63,16 +57,13 @@ class TrieDelta:
         return not self.gained and not self.lost and self.missed_ms < 0
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TrieAsk:
+@wire_message(tag=12)
+class TrieAsk(WireMessage):
     """Say again what came after number `after` of that epoch, or EVERYTHING of `stream`.
 
     `asker`: between siblings, the router that asks.
     """
 
-    TAG: ClassVar[int] = 12
-    VERSION: ClassVar[int] = 1
     router: str  # the origin, of the region that the subject names
     epoch: int
     after: int
@@ -80,9 +71,8 @@ class TrieAsk:
     asker: str = ""
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TriePart:
+@wire_message(tag=13)
+class TriePart(WireMessage):
     """One part of an origin's whole set as it is after delta `seq`. `part`: 0 to `parts` - 1.
 
     Between siblings: all that the origin knows of, part by part the longest unused of a `replica`
@@ -90,8 +80,6 @@ class TriePart:
     the set is of those replicas only that the missing deltas were about.
     """
 
-    TAG: ClassVar[int] = 13
-    VERSION: ClassVar[int] = 1
     region: str
     router: str
     epoch: int

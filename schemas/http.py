@@ -300,21 +300,8 @@ class Route(NamedTuple):
     faults: tuple[Fault, ...]
 
 
-_WORK_FAULTS = (
-    Fault.INVALID,
-    Fault.RESIDENCY,
-    Fault.MODEL_UNKNOWN,
-    Fault.REQUEST_TIMEOUT,
-    Fault.BODY_TOO_LARGE,
-    Fault.EXPECTATION,
-    Fault.SATURATED,
-    Fault.HEADERS_TOO_LARGE,
-    Fault.INTERNAL,
-    Fault.ENGINE_FAILED,
-    Fault.NO_REPLICA,
-    Fault.OVERLOADED,
-    Fault.DRAINING,
-    Fault.DEADLINE,
+_WORK_FAULTS = tuple(
+    fault for fault in Fault if fault not in (Fault.PATH_UNKNOWN, Fault.METHOD_WRONG)
 )
 
 ROUTES: tuple[Route, ...] = (

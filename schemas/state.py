@@ -25,6 +25,9 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit in
 # integers, so that whoever says the highest one leaves the others something to go on with.
 TERM_MAX = 2**48
 Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
+# How far one claim raises the term that an agent or a router knows. At four writes a second all
+# terms last for two years; an honest claim that is a year of writes ahead is reached in a minute.
+TERM_STEP = 2**20
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

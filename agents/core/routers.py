@@ -20,7 +20,7 @@ adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own
 accepted again, and no term is required of their work, because their lease stream may have stopped.
 
 No single claim binds anybody for ever. While its region repeats it, it counts as published; what is
-remembered of it rises in steps (`schemas.rising`). So a peer that claims the highest possible term
+remembered of it rises in steps (`TERM_STEP`). So a peer that claims the highest possible term
 holds the replica only while it goes on claiming, and the next honest write is above what it leaves.
 """
 
@@ -31,8 +31,7 @@ from typing import NamedTuple
 from agents.core.events import RouterKey
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
-from schemas.rising import AGENT_TERM
-from schemas.state import TERM_MAX
+from schemas.state import TERM_MAX, TERM_STEP
 
 MISSED_S = ALIVE_S + 0.4
 SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
@@ -40,10 +39,8 @@ AWAY_S_MAX = 30.0  # clients may have left long ago, and the engine computes for
 ROUTERS_MAX = 1024
 ACK_ROUTERS_MAX = 64  # of its own region and of an adopter; more than they run
 
-assert AGENT_TERM.step is not None and AGENT_TERM.step_s is not None
-assert AGENT_TERM.for_s is not None
-STEP, STEP_S = AGENT_TERM.step, AGENT_TERM.step_s
-ADOPTED_S = AGENT_TERM.for_s
+STEP, STEP_S = TERM_STEP, 1.0
+ADOPTED_S = 1.5  # three keep-alives of an adopter; longer than its lease
 
 
 class RouterChange(NamedTuple):

@@ -37,7 +37,6 @@ from schemas.gossip import (
     size_bytes,
 )
 from schemas.ids import REGION_ROUTERS_MAX, RegionId
-from schemas.rising import PREFIX_STREAM
 
 ASKERS_MAX = 256
 REGIONS_MAX = 256
@@ -103,8 +102,7 @@ class Repairs:
 AHEAD_MAX = 64  # early deltas that are kept; what was missed before them comes with the answer
 GRACE_S = 0.1
 RETRY_S = 0.5
-assert PREFIX_STREAM.for_s is not None
-SILENT_S = PREFIX_STREAM.for_s  # six signs of life
+SILENT_S = 3.0  # six signs of life; then any epoch counts, so that a false one is forgotten
 GONE_S = 60.0
 PART_LIMITS = {  # how many parts a set may have, and each how many blocks
     PEERS: (PARTS_MAX, PART_BLOCKS_MAX),

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
-from schemas.rising import ROUTER_TERM
-from schemas.state import TERM_MAX, Lease
+from schemas.state import TERM_MAX, TERM_STEP, Lease
 
 GUARD = 0.9  # of a lease is used by its owner: clocks of two hosts don't run quite equally fast
-assert ROUTER_TERM.step is not None
-HINT_STEP = ROUTER_TERM.step  # how far above the last write an agent is believed
+HINT_STEP = TERM_STEP  # how far above the last write an agent is believed
 
 
 @dataclass(frozen=True, slots=True)
