@@ -65,7 +65,6 @@ _JSON_TYPES: dict[Any, dict[str, Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """The AsyncAPI 3.0 document."""
     return {
         "asyncapi": "3.0.0",
         "info": {

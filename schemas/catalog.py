@@ -38,8 +38,6 @@ class Carrier(StrEnum):
 
 
 class Encoding(StrEnum):
-    """What the bytes are."""
-
     JSON = "application/json"
     MSGPACK = "application/msgpack"
     FRAMES = "application/vnd.mesh.frame"

@@ -81,8 +81,6 @@ SESSION_PATTERN = r"^[!-~]{1,128}$"  # header values are plain ASCII
 
 
 class Frame(IntEnum):
-    """Kinds of answer frames."""
-
     PLACED = ord("P")
     HELD = ord("Q")
     REFUSED = ord("R")
@@ -106,7 +104,6 @@ class FrameView(NamedTuple):
 
 
 def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
-    """The bus message of one frame."""
     return FRAME_HEADER.pack(kind, number) + payload
 
 

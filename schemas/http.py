@@ -289,8 +289,6 @@ class Fault(Enum):
 
 
 class Route(NamedTuple):
-    """One path of the face."""
-
     method: str
     path: str
     name: str

@@ -93,7 +93,6 @@ ALWAYS = (http.H_REQUEST_ID, http.H_REGION)
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

@@ -253,7 +253,6 @@ T = TypeVar("T")
 
 
 def encode_state(message: Heartbeat | Digest | Lease) -> bytes:
-    """The JSON of a heartbeat, digest or lease."""
     return orjson.dumps(message)
 
 

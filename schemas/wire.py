@@ -76,7 +76,6 @@ def registered() -> dict[int, type[Any]]:
 
 
 def encode(message: WireMessage) -> bytes:
-    """The bytes of one message."""
     values = (getattr(message, name) for name, _ in _FIELDS[message.TAG])
     return msgpack.packb((message.TAG, message.VERSION, *values))
 

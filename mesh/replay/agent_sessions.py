@@ -38,8 +38,6 @@ BlockRange = tuple[BlockId, TokenCountFrom1]  # the first block, and how many
 
 
 class TurnRow(TraceRow):
-    """One request as recorded."""
-
     t: RecordedSeconds
     think: RecordedSeconds | None = None
     api: RecordedSeconds | None = None
@@ -50,8 +48,6 @@ class TurnRow(TraceRow):
 
 
 class SessionRow(TraceRow):
-    """One session as recorded."""
-
     id: str
     block_size: Annotated[int, Field(ge=1, le=BLOCK_TOKENS_MAX)]
     requests: Annotated[tuple[TurnRow, ...], Field(min_length=1)]

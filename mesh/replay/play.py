@@ -44,7 +44,6 @@ class PreparedReplay:
     prompts: Prompts
 
     def body(self, departure: Departure, model: str) -> bytes:
-        """The request body of a departure."""
         prompt = self.prompts.text(departure.request, departure.number)
         return request_body(model, prompt, departure.request.output_tokens)
 
@@ -144,7 +143,6 @@ class OpenLoop:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were sent and have not ended."""
         return len(self._in_flight)
 
     @property

@@ -123,7 +123,6 @@ def spread(times: Sequence[float], rng: random.Random) -> list[float]:
 
 
 def by_hash(trace: Trace, weights: RegionWeights) -> list[str]:
-    """Each request's region by a hash of its conversation's key."""
     return [pick_region(key, weights) for key in session_keys(trace)]
 
 

@@ -44,8 +44,6 @@ def checked_assignment(name: str) -> str:
 
 
 class ReplaySettings(BaseModel):
-    """One run of `mesh replay`."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[

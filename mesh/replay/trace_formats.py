@@ -99,8 +99,6 @@ def parse_mooncake(lines: Iterable[bytes]) -> Trace:
 
 
 class MooncakeRow(TraceRow):
-    """One request of a Mooncake trace."""
-
     timestamp: Annotated[float, Field(ge=0, le=MOONCAKE_MS_MAX)]
     input_length: TokenCountFrom1
     output_length: TokenCount
@@ -181,8 +179,6 @@ def parse_lmcache(lines: Iterable[bytes]) -> Trace:
 
 
 class LMCacheRow(TraceRow):
-    """One request of an LMCache trace."""
-
     timestamp: Annotated[int, Field(ge=0, le=LMCACHE_US_MAX)]
     input: str
     output: str

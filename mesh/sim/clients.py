@@ -206,13 +206,11 @@ class RequestLog:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def began(self, sent: SentRequest) -> None:
-        """A client sends a request."""
         self.sent += 1
         if self._first_at is None:
             self._first_at = sent.sent_at
 
     def add(self, sent: SentRequest, end: RequestEnd, now: float) -> None:
-        """A request has ended."""
         self.ended += 1
         self.last_at = now
         ok = end.outcome is RequestOutcome.OK

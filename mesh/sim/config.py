@@ -111,7 +111,6 @@ class WorldConfig:
 
     @property
     def shape(self) -> SimTopology:
-        """The topology, parsed."""
         return parse_topology(self.topology)
 
     def profiles(self) -> dict[RegionId, list[Profile]]:

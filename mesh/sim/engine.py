@@ -102,7 +102,6 @@ class ReplicaEngine:
         self._account()
 
     def abort(self, number: int) -> None:
-        """Drop a request."""
         self.sim.abort(number, self._clock.now())
         self._account()
 
@@ -146,14 +145,12 @@ class ReplicaEngine:
         self._clock.set_rate(rate)
 
     def crash(self) -> None:
-        """The process and its state are gone."""
         self._account()
         self.is_down = True
         self.sim = EngineSim(self.profile, kv_tokens=self._kv_tokens)
         self._was_busy = False
 
     def restart(self) -> None:
-        """A new process, empty."""
         self.is_down = False
         self._changed_at = self._world()
 
@@ -194,12 +191,10 @@ class MetricScrapes:
         self._models_due_at = float("-inf")
 
     def begin(self) -> None:
-        """Scrape now, and go on."""
         self._models_due_at = float("-inf")
         self._scrape(self._number)
 
     def end(self) -> None:
-        """Scrape no more."""
         self._number += 1
 
     def hurry(self) -> None:

@@ -33,7 +33,6 @@ class EventQueue:
         heappush(self._heap, (when if when > self.now else self.now, self._number, call, args))
 
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
-        """Call it in so many seconds."""
         self.at(self.now + delay_s, call, *args)
 
     def stop(self) -> None:

@@ -11,8 +11,6 @@ from schemas.ids import RegionId, ReplicaId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFault:
-    """A fault of one replica."""
-
     replica: ReplicaId
     at_s: float
     until_s: float = inf
@@ -20,8 +18,6 @@ class ReplicaFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionFault:
-    """A fault of one region."""
-
     region: RegionId
     at_s: float
     until_s: float = inf

@@ -76,7 +76,6 @@ class Network:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
 
     def heal(self, one: RegionId, other: RegionId) -> None:
-        """End one cut."""
         for pair in ((one, other), (other, one)):
             self._cuts[pair] -= 1
 

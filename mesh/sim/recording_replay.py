@@ -102,7 +102,6 @@ class ReplayComparison:
 
     @property
     def decisions_changed(self) -> int:
-        """How many decisions differ."""
         return self.swaps.total()
 
     def __str__(self) -> str:

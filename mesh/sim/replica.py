@@ -40,8 +40,6 @@ STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 @dataclass(slots=True)
 class RunningAnswer:
-    """An answer that the engine produces."""
-
     inbox: str
     request: SentRequest
     receiver: SimRouter
@@ -99,7 +97,6 @@ class SimReplica:
 
     @property
     def outstanding(self) -> int:
-        """How many answers the agent holds."""
         return 0 if self.core is None else self.core.outstanding
 
     def start(self) -> None:
@@ -133,7 +130,6 @@ class SimReplica:
         self.engine.crash()
 
     def restart(self) -> None:
-        """Both come back, empty."""
         self.engine.restart()
         self.start()
 

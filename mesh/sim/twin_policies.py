@@ -81,7 +81,6 @@ class GlobalView:
         return choice._replace(target=way, scores=())
 
     def hit_ratio(self, request: Request) -> float:
-        """As the inner policy knows it."""
         return self._inside.hit_ratio(request)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
@@ -91,19 +90,16 @@ class GlobalView:
             self._inside.placed(_unique(request), decision.spot, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Its first token has come."""
         decision = self._decisions.get(request.request_id)
         if decision is not None:
             self._inside.began(_unique(request), decision.spot, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its whole answer has come."""
         decision = self._decisions.get(request.request_id)
         if decision is not None:
             self._inside.served(_unique(request), decision.spot, served, now)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """The attempt is over."""
         decision = self._decisions.pop(request.request_id, None)
         if decision is not None:
             self._inside.left(_unique(request), decision.spot, now)

@@ -61,7 +61,6 @@ class RequestNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
         return sum(segment.tokens for segment in self.prompt)
 
 
@@ -176,7 +175,6 @@ class RequestEnd:
 
 
 def keys_of(node: RequestNode) -> ContentKeys:
-    """The keys of a request's full blocks."""
     blocks = block_keys((*node.prompt, node.answer))
     full = min(node.prompt_tokens // HASH_TOKENS, BLOCKS_MAX)
     return ContentKeys(blocks, tuple(blocks[_EVERY - 1 : full * _EVERY : _EVERY]))

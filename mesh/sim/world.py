@@ -146,7 +146,6 @@ class World:
         self.timers[origin].begin(epoch)
 
     def all_routers(self) -> list[SimRouter]:
-        """The routers of all regions."""
         return [router for routers in self.region_routers.values() for router in routers]
 
     def peers_of(self, region: RegionId) -> tuple[RegionId, ...]:
@@ -154,7 +153,6 @@ class World:
         return self.config.shape.peers_of(region, self.region_routers)
 
     def router(self, origin: Origin) -> SimRouter:
-        """The router of that name."""
         [found] = [one for one in self.region_routers[origin.region] if one.name == origin.router]
         return found
 

@@ -100,14 +100,11 @@ class Cell:
 
     @property
     def total(self) -> int:
-        """Replicas of all regions."""
         return sum(self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The results of one cell."""
-
     cell: Cell
     report: RunReport
     curves: RunCurves

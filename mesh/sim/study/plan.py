@@ -103,7 +103,6 @@ class Simulations:
 
     @property
     def count(self) -> int:
-        """How many have been played."""
         return len(self._known)
 
     def whole(self, topology: str, replicas: ReplicaCounts) -> RunReport:
@@ -137,7 +136,6 @@ class Simulations:
 
 
 def only(workload: Workload, region: RegionId) -> Workload:
-    """The requests of one region's clients."""
     return replace(
         workload,
         arrivals=tuple(arrival for arrival in workload.arrivals if arrival.region == region),
@@ -228,7 +226,6 @@ class Plan:
 
     @property
     def total(self) -> int | None:
-        """Replicas of all regions."""
         return None if self.replicas is None else sum(self.replicas.values())
 
 

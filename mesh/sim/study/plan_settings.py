@@ -23,8 +23,6 @@ def checked_central(region: str) -> str:
 
 
 class PlanSettings(Scenario):
-    """One use of `mesh plan`."""
-
     ttft_p90: Annotated[
         Positive,
         Option("The target: in every region, nine in ten first tokens come within this time.", "S"),

@@ -40,8 +40,6 @@ FleetCounts = Annotated[RegionCounts, AfterValidator(_checked_fleet)]
 
 
 class SimSettings(Scenario):
-    """One use of `mesh sim`."""
-
     policy: Annotated[
         tuple[TwinPolicy, ...],
         BeforeValidator(listed),

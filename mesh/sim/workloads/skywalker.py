@@ -118,7 +118,6 @@ class ChatUsers:
             yield from self.user(number)
 
     def user(self, number: int) -> Iterator[RequestNode]:
-        """One user's conversations."""
         names = (*self._names, number)
         rng = seeded(*names)
         own = segment(self._habits.opening.draw(rng), *names, "opening")
@@ -173,7 +172,6 @@ class TreeShape:
 
     @property
     def requests(self) -> int:
-        """Requests in a tree."""
         return sum(self.branches**level for level in range(self.levels))
 
 
