@@ -52,6 +52,13 @@ def did_you_mean(wrong: str, known: Collection[str], *, prefix: str = "") -> str
     return f"; there are {', '.join(known) or 'none'}"
 
 
+def checked_choice(kind: str, name: str, known: Collection[str]) -> str:
+    """The name, if it is known. Raises ValueError that names those that are."""
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}: use one of {', '.join(known)}")
+    return name
+
+
 def counted(number: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

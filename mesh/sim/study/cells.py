@@ -16,8 +16,7 @@ from random import Random
 from mesh.replay.report import RunReport
 from mesh.replay.tally import RequestOutcome, Samples
 from mesh.sim.config import WorldConfig
-from mesh.sim.study.fleet import Fleets, deal, speed_for_fleets
-from mesh.sim.study.scenario import Scenario
+from mesh.sim.study.scenario import Fleets, Scenario, deal, speed_for_fleets
 from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestEnd, RequestNode, SentRequest, Workload
 from mesh.sim.workloads import make

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from mesh.cli.plan import command
 from mesh.sim.study.plan import Plan
-from mesh.sim.study.plan_results import plan_file, print_plan, saving
-from mesh.sim.study.plan_settings import PlanSettings
+from mesh.sim.study.results import plan_file, print_plan, saving
+from mesh.sim.study.settings import PlanSettings
 from schemas.ids import RegionId
 
 TRACE = ("--trace", "tests/data/mooncake/conversation_first60.jsonl", "--scale-lengths", "0.2")

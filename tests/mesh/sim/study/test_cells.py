@@ -4,7 +4,7 @@ import pytest
 
 from agents.sim.profiles import PROFILES
 from mesh.sim.study.cells import config_of, labels, play, workload_of
-from mesh.sim.study.fleet import deal
+from mesh.sim.study.scenario import deal
 from mesh.sim.study.settings import SimSettings
 from mesh.sim.workloads.capacity import offered
 from tests.mesh.sim.study.small import settings

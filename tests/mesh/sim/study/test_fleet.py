@@ -3,7 +3,7 @@
 import pytest
 
 from agents.sim.profiles import PROFILES
-from mesh.sim.study.fleet import EVERYWHERE, deal, parse_pattern, speed_for_fleets
+from mesh.sim.study.scenario import EVERYWHERE, deal, parse_pattern, speed_for_fleets
 from mesh.sim.workloads import make
 from mesh.sim.workloads.capacity import offered
 from schemas.ids import RegionId

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mesh.sim.study.plan_settings import PlanSettings
 from mesh.sim.study.scenario import Scenario
-from mesh.sim.study.settings import SimSettings
+from mesh.sim.study.settings import PlanSettings, SimSettings
 
 
 def test_a_scenario_alone_is_no_study_and_says_what_it_lacks() -> None:

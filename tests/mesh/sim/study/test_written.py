@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.sim.study.written import listed, paired
+from mesh.sim.study.scenario import listed, paired
 
 
 def test_a_list_is_split_at_commas() -> None:
