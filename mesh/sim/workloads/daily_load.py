@@ -21,6 +21,7 @@ of the day is 0.21 of its mean, and its top 1.95.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mesh.sim.workload import Arrival, RequestNode, Workload
 from mesh.sim.workloads.arrivals import ClientCounts, LoadOptions, workload, workload_maker
@@ -75,7 +76,7 @@ def offsets_of(clients: ClientCounts) -> dict[RegionId, float]:
     }
 
 
-@workload_maker({"us": 120, "eu": 40, "ap": 40})
+@workload_maker("diurnal", {"us": 120, "eu": 40, "ap": 40})
 def diurnal(
     load: LoadOptions,
     utc_offsets_h: Mapping[RegionId, float] | None = None,
@@ -85,10 +86,10 @@ def diurnal(
     """The skewed closed loop, or with `rate_per_s` a day of `duration_s` seconds, open loop."""
     offsets_h = offsets_of(load.clients) | dict(utc_offsets_h or {})
     day = None if load.rate_per_s is None else Day(load.duration_s, offsets_h, swing)
-    return conversations("diurnal", load, habits, day)
+    return conversations(load, habits, day)
 
 
-@workload_maker({"us": 40, "eu": 40, "ap": 40}, rate_per_s=4.0, duration_s=1800.0)
+@workload_maker("world-product", {"us": 40, "eu": 40, "ap": 40}, rate_per_s=4.0, duration_s=1800.0)
 def world_product(
     load: LoadOptions,
     life_days: float = LIFE_DAYS,
@@ -101,7 +102,6 @@ def world_product(
     day = Day(load.duration_s, offsets_of(load.clients), swing)
     blank = RequestNode(prompt=(segment(1, "blank"),), answer=segment(1, "blank"))
     timed = workload(
-        "world-product",
         load,
         lambda region, number: iter(lambda: blank, None),
         curve=day,
@@ -127,4 +127,4 @@ def world_product(
             session=segment_id(*names),
         )
         arrivals.append(Arrival(at_s, region, node))
-    return Workload(name=timed.name, arrivals=tuple(arrivals), facts=timed.facts)
+    return replace(timed, arrivals=tuple(arrivals))

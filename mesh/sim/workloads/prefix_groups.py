@@ -16,9 +16,10 @@ mean.
 """
 
 from collections.abc import Iterator
+from random import Random
 
 from mesh.sim.workload import RequestNode, Workload
-from mesh.sim.workloads.arrivals import DURATION_S, LoadOptions, workload, workload_maker
+from mesh.sim.workloads.arrivals import DURATION_S, LoadOptions, endless, workload, workload_maker
 from mesh.sim.workloads.content import seeded, segment, segment_id
 from schemas.ids import RegionId
 
@@ -29,7 +30,9 @@ PREFIX_TOKENS = 4096  # computed in 3 ms on `chapter-23.2`
 OWN_TOKENS = 16
 
 
-@workload_maker({"us": 1, "eu": 1, "ap": 1}, rate_per_s=GROUPS * GROUP_REQUESTS / DURATION_S)
+@workload_maker(
+    "short", {"us": 1, "eu": 1, "ap": 1}, rate_per_s=GROUPS * GROUP_REQUESTS / DURATION_S
+)
 def short(
     load: LoadOptions,
     prefix_tokens: int = 256,
@@ -53,27 +56,22 @@ def short(
                 session=segment_id("short", "session", group),
             )
 
-    return workload("short", load, trees, prefix_tokens=prefix_tokens)
+    return workload(load, trees, prefix_tokens=prefix_tokens)
 
 
-@workload_maker({"us": 1}, rate_per_s=300.0, duration_s=60.0)
+@workload_maker("chapter", {"us": 1}, rate_per_s=300.0, duration_s=60.0)
 def chapter(load: LoadOptions, prefixes: int = PREFIXES) -> Workload:
     """One-step requests over `prefixes` sessions, all as popular. Open loop."""
 
-    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
-        rng = seeded(load.seed, "chapter", region, client)
-        number = 0
-        while True:
-            prefix = rng.randrange(prefixes)
-            request = segment_id(load.seed, "chapter", region, client, number)
-            yield RequestNode(
-                prompt=(
-                    segment(PREFIX_TOKENS, "chapter", "prefix", prefix),
-                    segment(OWN_TOKENS, request, "own"),
-                ),
-                answer=segment(1, request, "answer"),
-                session=segment_id("chapter", "session", prefix),
-            )
-            number += 1
+    def node(rng: Random, request: int) -> Iterator[RequestNode]:
+        prefix = rng.randrange(prefixes)
+        yield RequestNode(
+            prompt=(
+                segment(PREFIX_TOKENS, "chapter", "prefix", prefix),
+                segment(OWN_TOKENS, request, "own"),
+            ),
+            answer=segment(1, request, "answer"),
+            session=segment_id("chapter", "session", prefix),
+        )
 
-    return workload("chapter", load, trees, prefixes=prefixes)
+    return workload(load, endless(load, node), prefixes=prefixes)

@@ -77,20 +77,20 @@ ARENA = ChatHabits(
 )
 
 
-@workload_maker({"us": 40, "eu": 30, "ap": 30})
+@workload_maker("chat", {"us": 40, "eu": 30, "ap": 30})
 def chat(load: LoadOptions, habits: ChatHabits = WILDCHAT) -> Workload:
     """Chat as in WildChat; closed loop, or at `rate_per_s` requests (turns) a second."""
-    return conversations("chat", load, habits)
+    return conversations(load, habits)
 
 
-@workload_maker({"us": 80, "eu": 80, "ap": 80})
+@workload_maker("arena", {"us": 80, "eu": 80, "ap": 80})
 def arena(load: LoadOptions, habits: ChatHabits = ARENA) -> Workload:
     """Chat as in Chatbot Arena: shorter, mostly of one turn, more alike between users."""
-    return conversations("arena", load, habits)
+    return conversations(load, habits)
 
 
 def conversations(
-    name: str, load: LoadOptions, habits: ChatHabits, curve: RateCurve | None = None
+    load: LoadOptions, habits: ChatHabits, curve: RateCurve | None = None
 ) -> Workload:
     """A chat workload of any habits and load."""
     zipf = Zipf(habits.templates, habits.zipf)
@@ -98,7 +98,7 @@ def conversations(
     def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
         return ChatUsers(habits, zipf, load.seed, region, number).conversations()
 
-    return workload(name, load, trees, requests_per_tree=habits.turns, curve=curve)
+    return workload(load, trees, requests_per_tree=habits.turns, curve=curve)
 
 
 class ChatUsers:
@@ -175,13 +175,13 @@ class TreeShape:
         return sum(self.branches**level for level in range(self.levels))
 
 
-@workload_maker({"us": 40, "eu": 20, "ap": 20})
+@workload_maker("tot", {"us": 40, "eu": 20, "ap": 20})
 def tot(load: LoadOptions, shape: TreeShape | None = None) -> Workload:
     """All trees are alike: two branches, 15 requests."""
-    return _forest("tot", load, {}, shape or TreeShape())
+    return _forest(load, {}, shape or TreeShape())
 
 
-@workload_maker({"us": 2, "eu": 20, "ap": 20})
+@workload_maker("mixed-tree", {"us": 2, "eu": 20, "ap": 20})
 def mixed_tree(
     load: LoadOptions,
     wide: RegionId | None = None,
@@ -193,12 +193,10 @@ def mixed_tree(
         wide = next(iter(load.clients), RegionId(""))
     elif wide not in load.clients:
         raise ValueError(f"wide={wide!r} has no clients: use one of {', '.join(load.clients)}")
-    return _forest("mixed-tree", load, {wide: wide_branches}, shape or TreeShape())
+    return _forest(load, {wide: wide_branches}, shape or TreeShape())
 
 
-def _forest(
-    name: str, load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape
-) -> Workload:
+def _forest(load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape) -> Workload:
     shapes = {
         region: replace(shape, branches=branches.get(region, shape.branches))
         for region in load.clients
@@ -210,21 +208,19 @@ def _forest(
         return _trees(shapes[region], load.seed, region, number)
 
     facts = dict(branches) or None
-    return workload(name, load, trees, requests_per_tree=requests, branches=facts)
+    return workload(load, trees, requests_per_tree=requests, branches=facts)
 
 
 def _trees(shape: TreeShape, seed: int, region: RegionId, client: int) -> Iterator[RequestNode]:
     """A client's trees, without end: each on a random question of the set."""
     rng = seeded(seed, "tot", region, client)
     instruction = segment(shape.instruction, "tot", "instruction", shape.instruction)
-    tree = 0
-    while True:
+    for tree in count():
         question = rng.randrange(shape.questions)
         tokens = shape.question.draw(seeded("tot", "question", question))
         name = segment_id(seed, "tot", region, client, tree)
         prompt = (instruction, segment(tokens, "tot", "question", question, tokens))
         yield _thought(shape, name, prompt, "", 0)
-        tree += 1
 
 
 def _thought(

@@ -23,10 +23,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from mesh.replay.agent_sessions import AgentSession, Turn, parse_kv_cache_tester
 from mesh.replay.schedule import RegionWeights, departures, pick_region, session_starts_s
 from mesh.replay.trace import Trace, TraceRequest
-from mesh.replay.trace_formats import FORMATS, load_trace, read_lines
+from mesh.replay.trace_formats import (
+    FORMATS,
+    AgentSession,
+    Turn,
+    load_trace,
+    parse_kv_cache_tester,
+    read_lines,
+)
 from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
 from mesh.sim.workloads.arrivals import at_speed
 from mesh.sim.workloads.content import segment, segment_id
@@ -51,9 +57,8 @@ def from_trace(
 ) -> Workload:
     """A trace file's workload. `regions`: each one's share; `limit`: requests at most.
 
-    Raises TraceError, whose message names the file and line, or ValueError for an argument.
+    Raises TraceError, whose message names the file and line.
     """
-    _check(format_name, regions, limit, speed, scale)
     facts: dict[str, object] = {
         "trace": path.name,
         "format": format_name,
@@ -73,26 +78,6 @@ def from_trace(
     trace = load_trace(path, format_name).scaled(scale)
     arrivals = _flat_arrivals(trace, weights, rng, limit, speed, assign)
     return Workload(name=path.stem, arrivals=arrivals, facts=facts | {"assign": assign})
-
-
-def _check(
-    format_name: str,
-    regions: Mapping[RegionId, float],
-    limit: int | None,
-    speed: float,
-    scale: float,
-) -> None:
-    if format_name not in TRACE_FORMATS:
-        known = ", ".join(TRACE_FORMATS)
-        raise ValueError(f"unknown trace format {format_name!r}: use one of {known}")
-    if not regions or min(regions.values()) <= 0:
-        raise ValueError("regions: name at least one, each with a share above 0")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be 1 or more, got {limit}")
-    if not speed > 0:
-        raise ValueError(f"speed must be above 0, got {speed}")
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale must be above 0 and at most 1, got {scale}")
 
 
 def _flat_arrivals(

@@ -5,9 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mesh.replay.agent_sessions import Turn, parse_kv_cache_tester
 from mesh.replay.trace import TraceError
-from mesh.replay.trace_formats import read_lines
+from mesh.replay.trace_formats import Turn, parse_kv_cache_tester, read_lines
 
 RECORDED = Path("tests/data/kv-cache-tester/four_sessions.jsonl")
 TURN = {"t": 0.0, "sub": 0, "in": 130, "out": 5, "api": 2.0, "think": 0.0, "hash_ranges": [[1, 2]]}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.agent_sessions import AgentSession, Turn, parse_kv_cache_tester
-from mesh.replay.trace_formats import read_lines
+from mesh.replay.trace_formats import AgentSession, Turn, parse_kv_cache_tester, read_lines
 from mesh.sim.workload import RequestNode
 from mesh.sim.workloads.capacity import demand
 from mesh.sim.workloads.content import seeded
