@@ -165,7 +165,7 @@ def _answer(route: Route) -> dict[str, Any]:
     return {"description": route.about, "headers": _headers(headers), "content": content}
 
 
-def _errors(faults: tuple[Fault, ...]) -> dict[str, Any]:
+def _errors(faults: Sequence[Fault]) -> dict[str, Any]:
     statuses = sorted({fault.value.status for fault in faults})
     return {str(status): _error([f for f in faults if f.value.status == status])
             for status in statuses}  # fmt: skip

@@ -1,9 +1,9 @@
 """The published trace formats: Mooncake, Azure, LMCache, kv-cache-tester.
 
-The first three are lists of requests. A format is a function from lines to a `Trace`; an error names
-the line, and `load_trace` adds the file. A folder is read as the traces of its files together,
-because some recorders write a file per session. A column mapping by configuration would not do:
-formats differ in meaning (block size, clock, session-local ids) and not in column names.
+The first three are lists of requests. A format is a function from lines to a `Trace`; an error
+names the line, and `load_trace` adds the file. A folder is read as the traces of its files
+together, because some recorders write a file per session. A column mapping by configuration would
+not do: formats differ in meaning (block size, clock, session-local ids) and not in column names.
 
 - Mooncake: JSON lines with milliseconds, token counts and ids of 512-token blocks. Source: Qin et
   al., "Mooncake", FAST 2025, appendix, and its trace release.
