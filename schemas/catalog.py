@@ -1,4 +1,4 @@
-"""Every channel of the bus in one table: who says what to whom, and how it is carried.
+"""Every channel of the bus in one table: who publishes what, who receives it, and how.
 
 Three things are made from this table and from nowhere else: the AsyncAPI document, the
 nats-server permissions of every role, and the allow-lists of the leaf links. To add a subject
@@ -16,7 +16,7 @@ from schemas import exchange, gossip, state, subjects
 
 
 class Role(StrEnum):
-    """Who speaks on the bus. A peer role is the same program in another region."""
+    """Who publishes and subscribes. A peer role is the same program in another region."""
 
     AGENT = "agent"  # only for its own replica
     ROUTER = "router"
@@ -56,7 +56,7 @@ class Channel:
     subscribe: Set[Role]
     about: str
     queue: str | None = None
-    prompts: bool = False  # it carries prompts: residency says to which regions
+    prompts: bool = False  # it carries prompts: residency decides to which regions
     prefixes: bool = False  # it describes the beginnings of prompts: the same
 
     @cached_property
@@ -176,8 +176,8 @@ CHANNELS: tuple[Channel, ...] = (
         subscribe={ROUTER, PEER_ROUTER, OPERATOR},
         prefixes=True,
         about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
-        "hashes: numbered deltas four times a second while there is news, and signs of life. Of "
-        "a region's routers each tells what no other has told.",
+        "hashes: numbered deltas four times a second while there are changes, and keepalives. "
+        "Each of a region's routers publishes what no other has published.",
     ),
     Channel(
         name="siblings",
@@ -187,7 +187,7 @@ CHANNELS: tuple[Channel, ...] = (
         subscribe={ROUTER},
         prefixes=True,
         about="Which prompts a router has placed on which replica, and which turned out not to be "
-        "there, for the other routers of its region; numbered like what peers are told. It "
+        "there, for the other routers of its region; numbered like the deltas for peers. It "
         "crosses no link.",
     ),
     Channel(
@@ -198,10 +198,10 @@ CHANNELS: tuple[Channel, ...] = (
         publish={ROUTER, PEER_ROUTER},
         subscribe={ROUTER},
         prefixes=True,
-        about="A listener that missed deltas asks the router that told them. What it missed, as "
-        "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
-        "whose last token is random. A link lets its region ask in its own name only, so that none "
-        "can spend another's share; who asks in the region's own name is a sibling.",
+        about="A listener that missed deltas asks the router that published them. What it missed "
+        "comes, as TrieDelta or as the TrieParts of the whole set, to an inbox of the asking "
+        "router, whose last token is random. A link lets its region ask in its own name only, so "
+        "that none can spend another's share; a request in the region's own name is a sibling's.",
     ),
     Channel(
         name="lease",
@@ -210,8 +210,8 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(state.Lease,),
         publish={ROUTER, PEER_ROUTER},
         subscribe={Role.STREAM},
-        about="Who would own the region's replicas: its own routers, or a peer's that adopts them. "
-        "The stream LEASES takes it only if nobody has written since "
+        about="A claim to own the region's replicas: by its own routers, or by a peer's that "
+        "adopts them. The stream LEASES takes it only if nothing was written since "
         "(Nats-Expected-Last-Subject-Sequence).",
     ),
     Channel(
@@ -239,7 +239,7 @@ CHANNELS: tuple[Channel, ...] = (
         messages=(exchange.Alive,),
         publish={ROUTER},
         subscribe={AGENT, PEER_AGENT, OPERATOR},
-        about="A router's sign of life, every 500 ms: agents abort the work of a router that "
+        about="A router's keepalive, every 500 ms: agents abort the work of a router that "
         "has been silent for 3 s, or for 7 s if it is of another region.",
     ),
     Channel(

@@ -1,20 +1,20 @@
-"""What regions tell each other of the prompt prefixes that their replicas hold.
+"""What regions publish of the prompt prefixes that their replicas hold.
 
-Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without holes
-inside its epoch, so whoever listens knows at once whether it has heard everything. A block's hash
+Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without gaps
+inside its epoch, so a listener detects a missing delta at once. A block's hash
 is chained (`mesh.core.model.prompt`): it names its whole path from the first byte, so a set of
 hashes is the trie, and no parent, depth or text travels. The hash is keyed with the mesh's own
 secret; without it a hash can't even be compared with a guess.
 
-A listener with a hole asks for what came after the last number it has; the origin says the deltas
-again if it still has them, and otherwise its whole set, in parts. The reply subject of the question
+A listener with a gap asks for what came after the last number it has; the origin repeats the deltas
+if it still has them, and otherwise its whole set, in parts. The reply subject of the question
 is the inbox that the answer goes to, and the last token of that inbox is random.
 
 A delta without content repeats the last number: so a listener learns that it missed the end.
 
-Routers of one region tell each other more, in a second stream of the same kind: which prompts each
+Routers of one region exchange more, in a second stream of the same kind: which prompts each
 has placed on which replica, because they place on the same ones. There a delta is about one
-replica, and it says nothing of what an engine evicts, which every listener works out for itself.
+replica, and has nothing of what an engine evicts, which every listener works out for itself.
 """
 
 from schemas.wire import WireMessage, wire_message
@@ -28,7 +28,7 @@ BLOCK_BYTES = 9  # what one hash takes in a message
 MESSAGE_BYTES = 64  # what a message takes beside its hashes, subject included
 
 PEERS, SIBLINGS = 0, 1  # the streams of an origin: what its region holds, what it placed where
-EVERYTHING = -1  # in the place of a number: the whole set, whatever is known of it
+EVERYTHING = -1  # instead of a number: the whole set, whatever is known of it
 
 
 @wire_message(tag=11)
@@ -36,7 +36,7 @@ class TrieDelta(WireMessage):
     """What an origin's set gained and lost. `seq`: 1 for the first delta of an epoch; with
     nothing gained and nothing lost, the number of the last one.
 
-    Between siblings: on one `replica`. `missed_ms`: what nobody used on that replica for longer
+    Between siblings: on one `replica`. `missed_ms`: what was not used on that replica for longer
     than this is not there any more, as an engine's answer has shown; -1: nothing was shown.
     `is_cold`: 1 while the origin has just started and knows little itself.
     """
@@ -59,7 +59,7 @@ class TrieDelta(WireMessage):
 
 @wire_message(tag=12)
 class TrieAsk(WireMessage):
-    """Say again what came after number `after` of that epoch, or EVERYTHING of `stream`.
+    """Repeat what came after number `after` of that epoch, or EVERYTHING of `stream`.
 
     `asker`: between siblings, the router that asks.
     """

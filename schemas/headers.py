@@ -1,8 +1,8 @@
 """The headers of raw messages: what each bus header means and what it may hold.
 
-Work, ingress and body messages carry a client's bytes untouched, so what describes them stands
-in NATS headers. The names are constants in `schemas.exchange`, next to the story they belong to;
-here each gets its meaning and its form, for the AsyncAPI document and for readers of the bus.
+Work, ingress and body messages carry a client's bytes untouched, so NATS headers
+describe them. The names are constants in `schemas.exchange`; here each gets its meaning and its
+form, for the AsyncAPI document and for readers of the bus.
 """
 
 import re
@@ -76,7 +76,7 @@ REQUEST = (
         Header(
             exchange.H_PRIORITY,
             rf"^({'|'.join(exchange.Priority)})$",
-            "Whom to serve first; normal when missing.",
+            "Which requests go first; normal when missing.",
         ),
         Header(
             exchange.H_SLO_TTFT_MS,
@@ -91,14 +91,14 @@ REQUEST = (
         Header(
             exchange.H_RESIDENCY,
             LABELS_PATTERN,
-            "Labels, one of which whoever computes it must carry; anywhere when missing.",
+            "Labels, one of which the place that computes it must carry; anywhere when missing.",
             chars_max=TEXT_CHARS_MAX,
         ),
         Header(
             exchange.H_WARM,
             r"^1$",
-            "Nobody asks: it is computed on an idle replica to be held, and gives way to "
-            "everybody.",
+            "No client waits: it is computed on an idle replica to be cached, and gives way to "
+            "every other request.",
         ),
     ),
 )
@@ -114,7 +114,7 @@ WAY = (
         Header(
             exchange.H_HELD_MS,
             COUNT_PATTERN,
-            "Milliseconds of these that it was held in lines, not being tried; all when missing.",
+            "Milliseconds of these that it was held in queues, not being tried; all when missing.",
         ),
     ),
     Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far: 1, or more from older routers."),
@@ -137,7 +137,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
         Header(
             exchange.H_HANDOFF,
             COUNT_PATTERN,
-            "Its running number: the heartbeat's `taken` tells the last one.",
+            "Its running number: the heartbeat's `taken` has the last one.",
         ),
         Header(
             exchange.H_PREFILL_TOKENS,

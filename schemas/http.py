@@ -1,6 +1,6 @@
 """The HTTP face as data: routes, headers, request and answer shapes, errors.
 
-The router serves what stands here and `schemas.openapi` documents it. Requests are OpenAI's.
+The router serves what is defined here and `schemas.openapi` documents it. Requests are OpenAI's.
 The router reads the few fields that it needs and passes the body on as it came, so the engine
 decides what other fields mean; answers are the engine's bytes. Only errors, the model list and
 the probes are the router's own words.
@@ -29,7 +29,7 @@ H_RESIDENCY = "x-mesh-residency"
 H_AUTHORIZATION = "authorization"
 H_REGION = "x-mesh-region"
 H_CLIENT_LOCATION = "x-mesh-client-location"
-NEAR = "near"  # a query that says the same
+NEAR = "near"  # a query with the same content
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 H_EXPECT = "expect"
@@ -40,7 +40,7 @@ H_REQUEST_HEADERS = "access-control-request-headers"
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
-SAID_ONCE = (
+ONCE_ONLY = (
     H_RESIDENCY,
     H_AUTHORIZATION,
     H_PRIORITY,
@@ -99,7 +99,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The engine's answer, byte for byte; OpenAI's objects where the engine speaks OpenAI."""
+    """The engine's answer, byte for byte; OpenAI's objects where the engine's API is OpenAI's."""
 
     __pydantic_config__ = ConfigDict(extra="allow")
 
@@ -109,7 +109,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model that some ready replica of the mesh serves, and what its engine says of it."""
+    """One model that some ready replica of the mesh serves, and what its engine reports of it."""
 
     id: str
     object: Literal["model"] = "model"
@@ -147,10 +147,10 @@ class Region:
     home: bool
     """Whether it is the asked router's own."""
     health: Health
-    """Green: heard as it should be. Yellow: some of its digests are missing. Red: silent, or, of
-    the own region, without a bus."""
+    """Green: its digests arrive as they should. Yellow: some are missing. Red: none arrive, or, of
+    the own region, the bus is away."""
     heard_s: Seconds | None
-    """Seconds since any of its routers spoke; null at home and of one never heard."""
+    """Seconds since the last digest of any of its routers; null at home and before the first."""
     rtt_s: Seconds | None
     """Round trip over the bus: median of the last pings, smoothed; 0 at home."""
     jitter_s: Seconds | None
@@ -169,7 +169,7 @@ class Region:
     endpoint: str | None
     """Base URL for clients, as mesh.toml names it."""
     location: Location | None
-    """Where it is, as mesh.toml says."""
+    """Where it is, by mesh.toml."""
     distance_km: Annotated[float, Field(ge=0)] | None
     """Great circle to the location asked about; null if none was, or the region has none."""
     rtt_estimate_s: Seconds | None
@@ -190,11 +190,11 @@ class Readiness:
 
     status: Literal["ready"] = "ready"
     warm: bool
-    """Whether this router knows what the replicas of its region hold, or has nobody to ask."""
+    """Whether this router knows what the replicas of its region hold, or is the only router."""
     warm_for_s: float | None = None
     """Seconds since then."""
     warmed_by: str | None = None
-    """The router of this region that told it all; null for one that was alone."""
+    """The router of this region that sent it that state; null for one that was alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: (
         "Names the request in answers, logs and traces. One is made when it is missing, and "
         "instead of one that does not match the pattern, which is no error: the answer's header "
-        "of this name says which holds.",
+        "of this name has the one that holds.",
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
@@ -37,11 +37,11 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "enum": ["0", "1"], "default": "0"},
     ),
     http.H_TIMEOUT_S: (
-        "Seconds after which nobody waits for the answer any more.",
+        "Seconds after which the client waits no more for the answer.",
         {"type": "number", "exclusiveMinimum": 0},
     ),
     http.H_PRIORITY: (
-        "Whom to serve first when not all can be.",
+        "Which requests go first when not all can.",
         {"type": "string", "enum": [each.value for each in Priority], "default": "normal"},
     ),
     http.H_SLO_TTFT_MS: (
@@ -63,7 +63,7 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 NEAR_ABOUT = (
     f"Where the client is, as `latitude,longitude` in degrees; the header {http.H_CLIENT_LOCATION} "
-    "says the same and stands behind it. Regions come by great-circle distance then."
+    "is used without it. Regions come by great-circle distance then."
 )
 NEAR_PARAMETERS: list[dict[str, Any]] = [
     {"name": name, "in": place, "description": NEAR_ABOUT,
@@ -142,7 +142,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     names = list(REQUEST_HEADERS) if route.request is not None else [http.H_REQUEST_ID]
     found: list[dict[str, Any]] = [_ref("parameters", name) for name in names]
     if "{model}" in route.path:
-        about = "Model name; its slashes may stand as they are."
+        about = "Model name; its slashes need no escape."
         found.append({"name": "model", "in": "path", "required": True, "description": about,
                       "schema": {"type": "string"}})  # fmt: skip
     if route.path == http.REGIONS:

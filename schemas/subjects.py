@@ -28,7 +28,7 @@ SERVICE_AGENT = "mesh-agent"
 SERVICE_ROUTER = "mesh-router"
 
 
-# One builder for each channel of `schemas.catalog`, which says what it carries.
+# One builder for each channel of `schemas.catalog`, which describes what it carries.
 
 
 def heartbeat(region: RegionId | str, replica: ReplicaId | str) -> str:
@@ -151,7 +151,7 @@ MODELS_CACHED = 256  # names that are not worked out anew for each request
 def encode_model(model: ModelId | str) -> str:
     """A model name as one subject token: bytes outside [A-Za-z0-9_-] become `=XX`.
 
-    Raises ValueError for an empty name, which no token can stand for.
+    Raises ValueError for an empty name, which no token can encode.
     """
     if not model:
         raise ValueError("a model name must not be empty")

@@ -32,7 +32,7 @@ class WireMessage:
 
 Check = Callable[[Any], bool]
 
-# The only field types of wire messages: what they accept is exactly what they say.
+# The only field types of wire messages: they accept exactly these types.
 _CHECKS: dict[Any, Check] = {
     int: lambda value: type(value) is int,
     str: lambda value: type(value) is str,
@@ -106,7 +106,7 @@ def _build(tag: object, version: object, values: tuple[Any, ...]) -> Any:
     if cls is None:
         raise WireError(f"unknown message tag {tag!r}")
     if type(version) is not int or version != cls.VERSION:  # True == 1 == 1.0 elsewhere
-        raise WireError(f"{cls.__name__} version {version!r}, this side speaks {cls.VERSION}")
+        raise WireError(f"{cls.__name__} version {version!r}, this side has {cls.VERSION}")
     expected = _FIELDS[cls.TAG]
     if len(values) < _REQUIRED[cls.TAG]:
         raise WireError(f"{cls.__name__} needs {_REQUIRED[cls.TAG]} fields, got {len(values)}")

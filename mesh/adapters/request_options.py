@@ -35,8 +35,8 @@ from schemas.http import (
     H_SLO_TTFT_MS,
     H_TIMEOUT_S,
     NEAR,
+    ONCE_ONLY,
     OWN_PREFIX,
-    SAID_ONCE,
     Fault,
 )
 from schemas.ids import RequestId, is_request_id
@@ -184,7 +184,7 @@ def _session(given: str) -> str | None:
     return xxhash.xxh3_128_hexdigest(given.encode("utf-8", "surrogatepass"))
 
 
-_KNOWN = tuple(name for name in SAID_ONCE if name.startswith(OWN_PREFIX))
+_KNOWN = tuple(name for name in ONCE_ONLY if name.startswith(OWN_PREFIX))
 _OF_ANSWERS = frozenset({H_REGION, H_DECISION})
 may_be_own = re.compile(r"x?[^a-z0-9]*mesh", re.IGNORECASE).match  # for every header: cheap
 _OWN = re.compile(r"x[^a-z0-9]*mesh[^a-z0-9]+(.*)")
@@ -205,7 +205,7 @@ def check_header_names(names: Iterable[str]) -> None:
 
 def check_given_once(headers: MultiMapping[str]) -> None:
     """Raise RequestRefused for a header that the router acts on and that is there twice."""
-    for name in SAID_ONCE:
+    for name in ONCE_ONLY:
         times = len(headers.getall(name, ()))
         if times > 1:
             message = f"{name} is given {times} times; give it once"

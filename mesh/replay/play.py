@@ -1,10 +1,10 @@
 """One run from settings to report: read the trace, check the endpoints, play, sum up.
 
-The loop is open: requests are sent when the plan says, whatever became of those before them. A
-closed loop (so many users, each waiting for an answer) slows down with the system it measures and
+The loop is open: requests are sent when the plan has them, whatever the state of those before them.
+A closed loop (so many users, each waiting for an answer) slows down with the system it measures and
 never shows the queue that real arrivals would have built: "coordinated omission" (Tene). So there
-is no back-pressure; `max_in_flight` bounds memory, and a request due beyond it is counted as
-failed with its own reason, never delayed.
+is no back-pressure; `max_in_flight` bounds memory, and a request due beyond it is counted as failed
+with its own reason, never delayed.
 """
 
 import asyncio

@@ -39,7 +39,7 @@ RegionWeights = Mapping[str, float]
 class Departure:
     """One request to send `due_s` after the start, to `region`. `number`: its place, from 0.
 
-    `session`: its conversation's key, as well as the trace tells.
+    `session`: its conversation's key, as far as the trace names it.
     """
 
     number: int

@@ -7,7 +7,7 @@ not do: formats differ in meaning (block size, clock, session-local ids) and not
 
 - Mooncake: JSON lines with milliseconds, token counts and ids of 512-token blocks. Source: Qin et
   al., "Mooncake", FAST 2025, appendix, and its trace release.
-- Azure: CSV with wall-clock times (UTC where no offset is given) and token counts. It doesn't say
+- Azure: CSV with wall-clock times (UTC where no offset is given) and token counts. It doesn't name
   which prompts share a prefix, so none do. Source: Patel et al., "Splitwise", ISCA 2024;
   AzurePublicDataset, AzureLLMInferenceDataset2023.
 - LMCache: JSON lines with microseconds and the full text of prompt and answer. Prompts are cut

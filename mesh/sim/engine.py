@@ -167,7 +167,7 @@ class MetricScrapes:
     """An agent's scrapes of its engine. `begin` and `end` with the agent; `hurry` for one now.
 
     The live cadence (agents.runtime): every `reading_s` while the agent holds answers, half as
-    often while it holds none, and at once when something says that the engine changed. A scrape is
+    often while it holds none, and at once when an effect of its core demands it. A scrape is
     one event, at the moment of its reading; it carries the time when it began, because what was
     dispatched meanwhile may be missing in it.
     """

@@ -138,16 +138,16 @@ def workload_of(scenario: Scenario) -> Workload:
         workload = _synthetic(scenario)
     if not workload.arrivals and not workload.clients:
         raise ValueError(
-            f"{workload.name}: nobody asks anything in so short a time: "
+            f"{workload.name}: no request is sent in so short a time: "
             "raise --duration-s or --rate-per-s"
         )
     regions = scenario.region_names
-    asking = {arrival.region for arrival in workload.arrivals}
-    asking |= {client.region for client in workload.clients}
-    for region in sorted(asking.difference(regions)):
+    used = {arrival.region for arrival in workload.arrivals}
+    used |= {client.region for client in workload.clients}
+    for region in sorted(used.difference(regions)):
         raise ValueError(
             f"{workload.name} has clients in {region}, which is not in --regions: "
-            f"say where they are, as --clients {','.join(f'{name}=10' for name in regions)}"
+            f"place them, as --clients {','.join(f'{name}=10' for name in regions)}"
         )
     return workload if scenario.speed is None else at_speed(workload, scenario.speed)
 

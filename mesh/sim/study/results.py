@@ -8,7 +8,7 @@ one, with its regions.
 
 A plan's results: the fleets beside each other, what the mesh saves, and at what price. A smaller
 fleet may answer fewer requests a second and still meet its target: without a target for throughput,
-users of a closed loop wait a little longer and so send less. A note says so, with the option that
+users of a closed loop wait a little longer and so send less. A note gives the option that
 plans for as many.
 """
 

@@ -181,7 +181,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
 
 class Scenario(BaseModel, ABC):
-    """One workload, or one trace, and the world that it is played in; a study says where."""
+    """One workload, or one trace, and the world that it is played in; a study names the regions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -371,5 +371,5 @@ class Scenario(BaseModel, ABC):
         try:
             self.rtt_table.check(known)
         except RttInvalid as error:
-            told = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
-            raise ValueError(f"{told}: {error}") from error
+            option = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
+            raise ValueError(f"{option}: {error}") from error

@@ -1,12 +1,12 @@
 """Requests in groups that share one prefix: Kthena's short prefixes, and Code 23.2.1.
 
-`short`: 256 groups of 32 requests; a group's requests share a system prompt of 256 tokens, and
-nobody else has it. A hit saves less than bad balance costs, so no prefix-aware router should claim
-a gain: in Kthena's own benchmark the best policy has 1% more throughput than random, and random
-the best time to first token; with 4,096 tokens the same groups give 2.7 times the throughput.
-Source: Kthena's (volcano-sh) router benchmark. Ours: 128 tokens of question and 256 of answer,
-because the published description gives no lengths but the prefix's; requests come in random order,
-open loop.
+`short`: 256 groups of 32 requests; a group's requests share a system prompt of 256 tokens, and no
+other request has it. A hit saves less than bad balance costs, so no prefix-aware router should
+claim a gain: in Kthena's own benchmark the best policy has 1% more throughput than random, and
+random the best time to first token; with 4,096 tokens the same groups give 2.7 times the
+throughput. Source: Kthena's (volcano-sh) router benchmark. Ours: 128 tokens of question and 256 of
+answer, because the published description gives no lengths but the prefix's; requests come in random
+order, open loop.
 
 `chapter`: 300 requests a second, each one step of an engine with one of 50 prefixes. On the profile
 `chapter-23.2` (agents.sim.profiles) a step costs 40 ms whatever is in it, up to eight requests,

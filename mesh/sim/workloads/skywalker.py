@@ -1,6 +1,6 @@
 """SkyWalker's workloads: multi-turn chat and trees of thoughts (Xia et al., EuroSys 2026).
 
-Chat (§3.2, Figure 5). A client stands for one user after another. A user has a few conversations;
+Chat (§3.2, Figure 5). A client plays one user after another. A user has a few conversations;
 a conversation begins with an *opening* (a template used worldwide, in the region or by this user,
 or none) and goes on for a few turns, each with the whole conversation before it as its prompt. So
 prompts share most within a conversation, some within a user, a little within a region and across
@@ -12,7 +12,7 @@ cut at 4,096 tokens, answers at 1,024 and 512. The shares of openings are fitted
 user have 7.60 (WildChat) and 2.47 (Arena) times the similarity, `common prefix / shorter prompt`,
 of two prompts of different users; a test checks these ratios. The next turn contains this answer as
 it was generated, so an endless cache hits four fifths of the tokens; SkyWalker reports 37 to 47% at
-most on its replicas, and doesn't say whether its clients sent recorded answers back.
+most on its replicas, and doesn't report whether its clients sent recorded answers back.
 
 Trees (§5.1). A question is planned, executed, reflected on and answered: four levels, each thought
 followed by as many as the tree has branches, which may run beside each other. Two branches make

@@ -12,7 +12,7 @@ every prompt of the session has whole or not at all: the same sharing as block b
 fiftieth of the segments (prompts of 120,000 tokens have 1,900 blocks).
 
 `speed` makes recorded time run faster, think times included. `scale` shrinks prompts and answers
-for small engines, each segment by itself, so the sharing stays as recorded. No trace says which of
+for small engines, each segment by itself, so the sharing stays as recorded. No trace names which of
 the next prompt's tokens were this answer's, so answers are content of their own.
 """
 
