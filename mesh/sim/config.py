@@ -123,17 +123,17 @@ class WorldConfig:
         """The settings, with the limits of lateness in proportion to the intervals."""
         known = self.settings
         digest_s = known.digest_s if self.gossip_s is None else max(self.gossip_s, AT_ONCE_S)
-        beats = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
-        digests = max(1.0, digest_s / known.digest_s)
+        heartbeat_factor = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
+        digest_factor = max(1.0, digest_s / known.digest_s)
         return replace(
             known,
             digest_s=digest_s,
             trie_s=known.trie_s * digest_s / known.digest_s,
-            heartbeat_late_s=known.heartbeat_late_s * beats,
-            heartbeat_lost_s=known.heartbeat_lost_s * beats,
-            handoff_s_max=known.handoff_s_max * beats,
-            digest_late_s=known.digest_late_s * digests,
-            digest_lost_s=known.digest_lost_s * digests,
+            heartbeat_late_s=known.heartbeat_late_s * heartbeat_factor,
+            heartbeat_lost_s=known.heartbeat_lost_s * heartbeat_factor,
+            handoff_s_max=known.handoff_s_max * heartbeat_factor,
+            digest_late_s=known.digest_late_s * digest_factor,
+            digest_lost_s=known.digest_lost_s * digest_factor,
         )
 
 

@@ -164,7 +164,7 @@ class ReplicaEngine:
 
 
 class MetricScrapes:
-    """An agent's scrapes of its engine. `begin` and `end` with the agent; `hurry` for one now.
+    """An agent's scrapes of its engine. `begin` and `end` with the agent; `scrape_now` for one now.
 
     The live cadence (agents.runtime): every `reading_s` while the agent holds answers, half as
     often while it holds none, and at once when an effect of its core demands it. A scrape is
@@ -197,7 +197,7 @@ class MetricScrapes:
     def end(self) -> None:
         self._number += 1
 
-    def hurry(self) -> None:
+    def scrape_now(self) -> None:
         """Scrape at once, the models too."""
         self._models_due_at = float("-inf")
         self._number += 1
@@ -209,7 +209,7 @@ class MetricScrapes:
         now = self._scraped_at = self._queue.now
         self._on_result(self._failed(now) if self._engine.is_down else self._read(now))
         every_s = self._reading_s if self._is_busy() else max(self._reading_s, IDLE_SCRAPE_EVERY_S)
-        if number == self._number:  # else `hurry` was called meanwhile
+        if number == self._number:  # else `scrape_now` was called meanwhile
             self._queue.at(now + every_s, self._scrape, number)
 
     def _read(self, now: float) -> EngineScraped:

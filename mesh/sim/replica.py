@@ -91,7 +91,7 @@ class SimReplica:
             fx.ResyncRouter: lambda effect: None,  # a cut drops messages here, see `network`
             fx.LogOwnerChange: lambda effect: None,  # for the log of a live agent
             fx.PublishHeartbeat: lambda effect: self._heartbeats.offer(effect.heartbeat),
-            fx.ScrapeNow: lambda effect: self._scrapes.hurry(),
+            fx.ScrapeNow: lambda effect: self._scrapes.scrape_now(),
             fx.ProbeEngine: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 

@@ -3,7 +3,7 @@
 `oracle` sees the engines' true state (`mesh.sim.oracle`). `mesh-everywhere` is the `mesh` policy
 with the replicas of all regions as candidates. Both run inside a `GlobalView`: every router sees
 what the router of every region sees at this moment, without delay, and names the replica that is to
-serve; a request for a far one is forwarded as any other, and the router there obeys. All routers
+serve; a request for a far one is forwarded as any other, and the router there uses it. All routers
 share one instance of the policy, so they share what it learned and placed. Nothing of this could be
 built: the difference to `mesh` is the price of federation.
 """
@@ -64,18 +64,18 @@ class GlobalView:
         """The replica that the inner policy picks, or the peer to forward to."""
         if request.hops:
             return self._as_decided(request, targets)
-        ways = {one.name: (one, way) for one, way in self._all(request, targets, now)}
-        if not ways:
+        routes = {one.name: (one, route) for one, route in self._all(request, targets, now)}
+        if not routes:
             return Choice(None, "no replica of any region is free")
-        candidates = [one for one, _ in ways.values()]
+        candidates = [one for one, _ in routes.values()]
         choice = self._inside.choose(_unique(request), candidates, now)
         if choice.target is None:
             return choice._replace(scores=())
-        _, way = ways[choice.target.name]
-        is_far = way.kind is CandidateKind.PEER
+        _, route = routes[choice.target.name]
+        is_far = route.kind is CandidateKind.PEER
         decision = GlobalDecision(choice, choice.target.name, request.prompt.tokens, is_far)
         self._decisions[request.request_id] = decision
-        return choice._replace(target=way, scores=())
+        return choice._replace(target=route, scores=())
 
     def hit_ratio(self, request: Request) -> float:
         return self._inside.hit_ratio(request)
@@ -115,13 +115,13 @@ class GlobalView:
         self, request: Request, targets: Sequence[Target], now: float
     ) -> Iterator[tuple[Target, Target]]:
         """Each replica of this and every peer region, and the target that leads to it."""
-        coming: dict[str, list[GlobalDecision]] = {}
+        on_the_way: dict[str, list[GlobalDecision]] = {}
         for decision in self._decisions.values():
             if decision.on_its_way:
-                coming.setdefault(decision.name, []).append(decision)
+                on_the_way.setdefault(decision.name, []).append(decision)
         for target in targets:
             if target.replica is not None:
-                yield _with(target, target.replica, coming.get(target.name, []), now), target
+                yield _with(target, target.replica, on_the_way.get(target.name, []), now), target
                 continue
             core = self._world.routers[RegionId(target.name)].core
             if core is None:
@@ -131,7 +131,7 @@ class GlobalView:
                 if core.replicas.unavailable_because(replica, request.model, now, busy_too=True):
                     continue
                 seen = Target(name, replica.load, CandidateKind.REPLICA, target.rtt_s, replica)
-                yield _with(seen, replica, coming.get(name, []), now), target
+                yield _with(seen, replica, on_the_way.get(name, []), now), target
 
     def _as_decided(self, request: Request, targets: Sequence[Target]) -> Choice:
         decision = self._decisions.get(request.request_id)
@@ -149,15 +149,17 @@ def _unique(request: Request) -> Request:
     return replace(request, key=number_of(request.request_id))
 
 
-def _with(target: Target, replica: Replica, coming: Sequence[GlobalDecision], now: float) -> Target:
+def _with(
+    target: Target, replica: Replica, on_the_way: Sequence[GlobalDecision], now: float
+) -> Target:
     """The target with the requests on their way to it added to its load."""
-    if not coming:
+    if not on_the_way:
         return target
     sent = deepcopy(replica.on_the_way)
-    for number, decision in enumerate(coming, 1):
+    for number, decision in enumerate(on_the_way, 1):
         held = decision.choice.held_tokens or 0
         sent.add(-number, decision.tokens, decision.tokens - held, now)
-    load = target.load + len(coming)
+    load = target.load + len(on_the_way)
     return target._replace(load=load, replica=replace(replica, on_the_way=sent))
 
 

@@ -58,8 +58,8 @@ class PlanTarget:
 
     def is_slow(self, report: RunReport) -> bool:
         """Whether there were too few answers a second, over all regions."""
-        wanted = self.throughput_per_s
-        return wanted is not None and throughput_per_s(report) < wanted
+        least_per_s = self.throughput_per_s
+        return least_per_s is not None and throughput_per_s(report) < least_per_s
 
     def _missed(self, figures: RunReport) -> str:
         requests, ok = figures["requests"], figures["ok"]

@@ -221,11 +221,11 @@ def _per_hour(settings: PlanSettings, replicas: int) -> float | None:
 
 
 def _target_line(settings: PlanSettings) -> str:
-    wanted = [f"TTFT p90 of every region at most {settings.ttft_p90:g} s"]
+    parts = [f"TTFT p90 of every region at most {settings.ttft_p90:g} s"]
     if settings.throughput is not None:
-        wanted.append(f"at least {settings.throughput:g} answers/s over all regions")
-    wanted.append(f"at most {100 * settings.lost_max:.3g}% of a region's requests lost")
-    return f"target: {', '.join(wanted)}"
+        parts.append(f"at least {settings.throughput:g} answers/s over all regions")
+    parts.append(f"at most {100 * settings.lost_max:.3g}% of a region's requests lost")
+    return f"target: {', '.join(parts)}"
 
 
 def _cells(settings: PlanSettings, plan: Plan) -> list[str]:
@@ -273,8 +273,8 @@ def _fewer_answers(
         f"{1 - ratio:.1%} fewer than {other}'s {_rate(per_s)}"
     )
     if settings.throughput is None:
-        asked = floor(1000 * per_s) / 1000  # rounded up, its own fleet would miss it
-        return [f"{line}; to plan for as many, add --throughput {asked:g}"]
+        suggested_per_s = floor(1000 * per_s) / 1000  # rounded up, its own fleet would miss it
+        return [f"{line}; to plan for as many, add --throughput {suggested_per_s:g}"]
     return [f"{line}; both reach the target of {settings.throughput:g}"]
 
 
