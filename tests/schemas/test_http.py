@@ -8,9 +8,9 @@ from schemas.http import ROUTES, Fault, error_body, error_event, error_headers
 
 @pytest.mark.parametrize("fault", Fault)
 def test_an_error_has_openais_shape(fault):
-    error = json.loads(error_body(fault, "say what to do", param="model"))["error"]
+    error = json.loads(error_body(fault, "name the remedy", param="model"))["error"]
     assert error == {
-        "message": "say what to do",
+        "message": "name the remedy",
         "type": fault.value.type,
         "param": "model",
         "code": fault.value.code,

@@ -20,8 +20,8 @@ def test_the_document_is_openapi_3_1():
 
 def test_every_route_is_there():
     paths = document()["paths"]
-    told = {(method.upper(), path) for path, row in paths.items() for method in row}
-    assert told == {(route.method, route.path) for route in ROUTES}
+    documented = {(method.upper(), path) for path, row in paths.items() for method in row}
+    assert documented == {(route.method, route.path) for route in ROUTES}
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -33,9 +33,9 @@ def test_an_error_is_what_is_told(fault):
 def test_every_fault_of_a_route_is_told_with_its_code(route):
     responses = document()["paths"][route.path][route.method.lower()]["responses"]
     for fault in route.faults:
-        told = responses[str(fault.value.status)]
-        assert f"`{fault.value.code}`" in told["description"]
-        assert ("retry-after" in told["headers"]) == any(
+        documented = responses[str(fault.value.status)]
+        assert f"`{fault.value.code}`" in documented["description"]
+        assert ("retry-after" in documented["headers"]) == any(
             other.value.retry_after for other in route.faults
             if other.value.status == fault.value.status
         )  # fmt: skip

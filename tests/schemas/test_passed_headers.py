@@ -79,8 +79,8 @@ def test_there_are_bounds_on_number_and_size():
 
 
 @given(st.lists(st.text(max_size=20)).map(tuple))
-def test_whatever_an_agent_says_only_what_may_pass_does(told):
-    assert all(may_pass(name) for name in as_mapping(told))
+def test_of_any_headers_from_an_agent_only_those_that_may_pass_do(sent):
+    assert all(may_pass(name) for name in as_mapping(sent))
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What is wrong with a value, in words for whoever gave it."""
+"""What is wrong with a value, in words for the person who gave it."""
 
 from typing import Annotated, Any
 

@@ -45,13 +45,13 @@ def test_spaces_and_repeats_change_nothing():
 
 
 @given(st.lists(LABELS, max_size=4))
-def test_all_that_is_said_narrows_and_nothing_widens(said):
-    found = narrowed(*said)
-    spoken = [labels for labels in said if labels]
-    if not spoken:
+def test_all_that_is_given_narrows_and_nothing_widens(given):
+    found = narrowed(*given)
+    labelled = [labels for labels in given if labels]
+    if not labelled:
         assert found is None
     else:
-        assert found == frozenset.intersection(*spoken)
+        assert found == frozenset.intersection(*labelled)
 
 
 def test_what_the_file_says_of_regions():

@@ -39,27 +39,27 @@ def agent_term():
     fence.claim("eu", 5, 0.0)
     fence.claim("ap", TERM_MAX, 0.1)
     over = 0.1 + ADOPTED_S + 0.01
-    tenure = LeaseState("us", seq=9, owner="eu", term=5)
-    tenure.saw_term(fence.term)
-    fence.claim("eu", tenure.next_term("eu"), over)
+    lease_state = LeaseState("us", seq=9, owner="eu", term=5)
+    lease_state.saw_term(fence.term)
+    fence.claim("eu", lease_state.next_term("eu"), over)
     return fence.owner(over) == "eu"
 
 
 def router_term():
-    tenure = LeaseState("us", seq=9, owner="eu", term=5)
-    tenure.saw_term(TERM_MAX)
-    return tenure.next_term("eu") <= 9 + HINT_STEP + 1
+    lease_state = LeaseState("us", seq=9, owner="eu", term=5)
+    lease_state.saw_term(TERM_MAX)
+    return lease_state.next_term("eu") <= 9 + HINT_STEP + 1
 
 
 def lease_write():
-    """At the highest term the next write is heard all the same, and an agent believes it."""
-    tenure, fence = LeaseState("us"), Fence("us")
-    tenure.hear(lease("ap", TERM_MAX), 10, 0.0)
+    """At the highest term the next write is taken all the same, by an agent too."""
+    lease_state, fence = LeaseState("us"), Fence("us")
+    lease_state.hear(lease("ap", TERM_MAX), 10, 0.0)
     fence.claim("ap", TERM_MAX, 0.0)
     over = ADOPTED_S + 0.01
-    heard = tenure.hear(lease("eu", tenure.next_term("eu")), 11, over)
-    fence.claim("eu", tenure.term, over)
-    return heard and tenure.owner == "eu" and fence.owner(over) == "eu"
+    taken = lease_state.hear(lease("eu", lease_state.next_term("eu")), 11, over)
+    fence.claim("eu", lease_state.term, over)
+    return taken and lease_state.owner == "eu" and fence.owner(over) == "eu"
 
 
 def heartbeats():
@@ -83,22 +83,22 @@ def digests():
 
 
 def prefix_gossip():
-    lies = ((1, HUGE), (HUGE, 1), (HUGE, HUGE))
-    return all(_gossip_outlives(*lie) for lie in lies)
+    claims = ((1, HUGE), (HUGE, 1), (HUGE, HUGE))
+    return all(_gossip_outlives(*claim) for claim in claims)
 
 
 def _gossip_outlives(epoch: int, seq: int) -> bool:
-    told, origin = RemotePrefixes(), Origin("eu", "r1")
-    mirror = StreamReceiver(origin, RemotePrefixSet(told, origin))
-    mirror.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
-    mirror.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
+    remote, origin = RemotePrefixes(), Origin("eu", "r1")
+    receiver = StreamReceiver(origin, RemotePrefixSet(remote, origin))
+    receiver.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
+    receiver.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
     for number in range(2, 20):  # deltas, two a second
-        mirror.hear(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
-        if (ask := mirror.wants(number / 2)) is not None and ask.epoch == 1:
-            for missing in range(ask.after + 1, number + 1):  # what the origin says again
-                mirror.hear(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
+        receiver.hear(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
+        if (ask := receiver.wants(number / 2)) is not None and ask.epoch == 1:
+            for missing in range(ask.after + 1, number + 1):  # what the origin repeats
+                receiver.hear(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
     assert number / 2 > SILENT_S
-    return mirror.is_whole
+    return receiver.is_whole
 
 
 def router_epoch():
@@ -155,8 +155,8 @@ def test_a_hostile_claim_locks_no_honest_one_out(name: str):
     assert CASES[name]()
 
 
-def test_chance_lies_do_not_last_either():
-    """Any mixture of lies about an origin's stream is over once nobody repeats them."""
+def test_random_false_claims_do_not_last_either():
+    """Any mixture of false claims about an origin's stream ends when they are not repeated."""
     dice = Random(7)
     for _ in range(50):
         assert _gossip_outlives(dice.choice((1, dice.randrange(2**63))), dice.randrange(1, 2**63))

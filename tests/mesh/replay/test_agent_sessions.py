@@ -45,7 +45,7 @@ def test_the_recorded_sessions_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "problem"),
     [
         (b"{", "not a JSON object"),
         (line({}, block_size=0), "block_size"),
@@ -63,6 +63,6 @@ def test_the_recorded_sessions_read_whole() -> None:
         (line({"hash_ranges": [[1, 3]]}), "hash_ranges name 3 blocks; the prompt has 2"),
     ],
 )
-def test_a_damaged_session_is_named(bad: bytes, says: str) -> None:
-    with pytest.raises(TraceError, match=f"line 2.*{says}"):
+def test_a_damaged_session_is_named(bad: bytes, problem: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2.*{problem}"):
         parse_kv_cache_tester([line({}), bad])

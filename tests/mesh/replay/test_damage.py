@@ -1,4 +1,4 @@
-"""Whatever is done to a file, a parser gives a sound trace or one error that says where."""
+"""A parser of any damaged file gives a sound trace or one error with its place."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

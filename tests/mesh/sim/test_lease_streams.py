@@ -53,8 +53,8 @@ def test_a_third_region_forwards_to_the_adopter():
     fleet = {US: 4, EU: 0, AP: 1}
     world = played(asked, config(fleet, faults=(GONE,), policy="skywalker", hold_s_max=10.0))
     assert owners(world, US) == [US, EU]
-    told = report(world, asked)
-    assert told["ok"] == 300 and told["forwarded"] > 50
+    result = report(world, asked)
+    assert result["ok"] == 300 and result["forwarded"] > 50
 
 
 def test_its_own_router_takes_it_back_at_once_and_what_runs_is_finished():
@@ -66,8 +66,8 @@ def test_its_own_router_takes_it_back_at_once_and_what_runs_is_finished():
     assert again[0] - 11.5 < 0.1 + 4 * BUS_S
     assert world.routers[EU].core.ownership.adopted == {}
     assert world.routers[EU].core.replicas.names_of(US) == []
-    told = report(world, asked)
-    assert (told["ok"], told["failures"]) == (300, {})
+    result = report(world, asked)
+    assert (result["ok"], result["failures"]) == (300, {})
     assert leftovers(world) == {}
 
 
@@ -163,6 +163,6 @@ def test_all_routers_of_a_region_take_it_back_and_nothing_is_left():
         [index] = router.core.gossip.siblings.indexes
         assert not [name for name in index.owners if name.startswith("us/")]
     assert all(set(router.core.ownership.owned) == {US} for router in world.region_routers[US])
-    told = report(world, asked)
-    assert (told["ok"], told["failures"]) == (300, {})
+    result = report(world, asked)
+    assert (result["ok"], result["failures"]) == (300, {})
     assert leftovers(world) == {}

@@ -27,7 +27,7 @@ class Remembering(Oracle):
         super().placed(request, spot, now)
 
 
-def judged(workload, told):
+def judged(workload, world_config):
     """Each request's number with what was expected of it and what came, in seconds."""
     inside = []
 
@@ -37,7 +37,7 @@ def judged(workload, told):
             inside.append(GlobalView(world, inside[0], Random(0)))
         return {**POLICIES, "oracle": lambda settings, dice: inside[1]}
 
-    world = World(workload, told, makers=makers)
+    world = World(workload, world_config, makers=makers)
     came_s = {}
     world.requests.watch = lambda sent, end, now: came_s.update(
         {sent.number: sent.first_at - sent.sent_at}

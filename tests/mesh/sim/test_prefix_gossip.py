@@ -12,36 +12,36 @@ from tests.mesh.sim.build import EU, US, arrivals, config, leftovers, node, play
 FLEET = {US: 1, EU: 1}
 
 
-def told(world, listener, speaker):
-    """What one router has of another's set, and that set."""
-    sets = world.routers[listener].core.gossip.remote.blocks(Origin(speaker, "r1"))
-    return set(sets), set(world.routers[speaker].core.gossip.outgoing.told)
+def known_and_published(world, receiver, origin):
+    """What one router has received of another's set, and that set."""
+    sets = world.routers[receiver].core.gossip.remote.blocks(Origin(origin, "r1"))
+    return set(sets), set(world.routers[origin].core.gossip.outgoing.told)
 
 
 def test_each_region_knows_what_the_other_served():
     world = played(steady(20, 0.2, US, EU, prompt=640), config(FLEET, policy="mesh"))
     for pair in ((US, EU), (EU, US)):
-        known, said = told(world, *pair)
-        assert len(known) > 20 and known <= said  # the last delta may be on its way
+        known, published = known_and_published(world, *pair)
+        assert len(known) > 20 and known <= published  # the last delta may be on its way
 
 
-@pytest.mark.parametrize(("gossip_s", "has_told_all"), [(0.0, True), (3600.0, False)])
-def test_prefixes_are_told_at_the_pace_of_gossip(gossip_s, has_told_all):
+@pytest.mark.parametrize(("gossip_s", "has_sent_all"), [(0.0, True), (3600.0, False)])
+def test_prefixes_are_published_at_the_pace_of_gossip(gossip_s, has_sent_all):
     pace = config(FLEET, policy="mesh", gossip_s=gossip_s)
     world = played(steady(20, 0.2, EU, prompt=640), pace)
-    known, said = told(world, US, EU)
-    assert known and known <= said
-    assert world.routers[EU].core.gossip.outgoing.is_quiet == has_told_all
+    known, published = known_and_published(world, US, EU)
+    assert known and known <= published
+    assert world.routers[EU].core.gossip.outgoing.is_quiet == has_sent_all
 
 
 @pytest.mark.parametrize(
-    "trouble", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
+    "fault", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
 )
-def test_losses_and_cuts_are_mended(trouble):
-    world = played(steady(60, 0.1, US, EU, prompt=640), config(FLEET, policy="mesh", **trouble))
-    known, said = told(world, US, EU)
+def test_losses_and_cuts_are_mended(fault):
+    world = played(steady(60, 0.1, US, EU, prompt=640), config(FLEET, policy="mesh", **fault))
+    known, published = known_and_published(world, US, EU)
     holes = world.routers[US].core.gossip.counts.holes
-    assert len(said & known) > 0.8 * len(said) and holes > 0
+    assert len(published & known) > 0.8 * len(published) and holes > 0
 
 
 def test_bytes_are_counted_for_each_direction_and_lie_within_the_budget():
@@ -55,7 +55,7 @@ def test_bytes_are_counted_for_each_direction_and_lie_within_the_budget():
     assert rates["us>eu"] == pytest.approx(sent[US, EU] / world.queue.now)
 
 
-def test_without_a_budget_nothing_is_said_and_regions_alone_have_nobody_to_tell():
+def test_without_a_budget_nothing_is_published_nor_by_regions_without_peers():
     workload = steady(10, 0.2, US, EU)
     silent = played(workload, config(FLEET, policy="mesh", trie_bytes_per_s=0))
     alone = played(workload, config(FLEET, policy="mesh", topology="region-local"))

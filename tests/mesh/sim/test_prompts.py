@@ -1,4 +1,4 @@
-"""Keys say of two prompts exactly how far they agree."""
+"""The keys of two prompts show exactly how far they agree."""
 
 from random import Random
 

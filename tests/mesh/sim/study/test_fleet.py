@@ -17,7 +17,7 @@ def test_a_pattern_is_spelled_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [
         ("l4", "unknown profile 'l4': use one of l4-llama3.1-8b"),
         (f"{L4}*", "write PROFILE\\*NUMBER"),
@@ -26,8 +26,8 @@ def test_a_pattern_is_spelled_out() -> None:
         (f"{L4}+", "unknown profile ''"),
     ],
 )
-def test_a_bad_pattern_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_bad_pattern_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         parse_pattern(text)
 
 

@@ -19,7 +19,7 @@ PEAK_GAP_S, QUIET_GAP_S = 1 / 5, 1 / 3
 
 
 def request(number: int) -> RequestNode:
-    """512 tokens that nobody shares: 0.3 s of an L4, alone in its iteration."""
+    """512 tokens that no other request shares: 0.3 s of an L4, alone in its iteration."""
     return RequestNode(prompt=(Segment(2 * number, 512),), answer=Segment(2 * number + 1, 1))
 
 
@@ -49,17 +49,17 @@ def planner(
     return Planner(simulations, target, demand, REGIONS, replicas_max=replicas_max)
 
 
-def simulated(limit: int = 100, heard: list[str] | None = None) -> Simulations:
+def simulated(limit: int = 100, shown: list[str] | None = None) -> Simulations:
     def show(number: int, what: str) -> None:
-        if heard is not None:
-            heard.append(what)
+        if shown is not None:
+            shown.append(what)
 
     return Simulations(shifted_peaks, play, limit=limit, show=show)
 
 
 def test_shifted_peaks_need_two_and_two_alone_and_three_together() -> None:
-    heard: list[str] = []
-    simulations = simulated(heard=heard)
+    shown: list[str] = []
+    simulations = simulated(shown=shown)
     target = PlanTarget(ttft_p90_s=2.0)
     planning = planner(simulations, target, shifted_peaks())
     local, mesh = planning.plan("region-local"), planning.plan("mesh")
@@ -68,7 +68,7 @@ def test_shifted_peaks_need_two_and_two_alone_and_three_together() -> None:
     assert (local.is_least, mesh.is_least) == (True, True)
     assert mesh.report is not None and target.met(mesh.report)
     assert mesh.report["forwarded"] > 0
-    assert len(heard) == len(set(heard)) == simulations.count, "no simulation twice"
+    assert len(shown) == len(set(shown)) == simulations.count, "no simulation twice"
 
 
 def test_a_target_that_nothing_meets_is_given_up_soon() -> None:

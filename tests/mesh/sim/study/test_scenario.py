@@ -1,4 +1,4 @@
-"""What every study is told: where its regions come from is each study's own."""
+"""What every study has; where its regions come from differs."""
 
 import pytest
 

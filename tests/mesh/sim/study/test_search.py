@@ -31,9 +31,9 @@ def test_least_finds_the_need_and_asks_little(need: int, guess: int) -> None:
     ("guess", "asked"), [(3, [3, 6, 512]), (300, [300, 512]), (256, [256, 512]), (512, [512])]
 )
 def test_least_says_soon_when_nothing_fits(guess: int, asked: list[int]) -> None:
-    heard: list[int] = []
-    assert least(lambda count: bool(heard.append(count)), guess=guess, most=MOST) is None
-    assert heard == asked
+    shown: list[int] = []
+    assert least(lambda count: bool(shown.append(count)), guess=guess, most=MOST) is None
+    assert shown == asked
 
 
 def test_a_replica_is_taken_where_the_order_says_first() -> None:

@@ -19,18 +19,18 @@ def test_what_is_no_text_is_left_to_the_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [("a,,b", "empty part"), ("", "empty part"), ("a,b,a", "a is named twice")],
 )
-def test_a_bad_list_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_bad_list_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         listed(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [("us", "write REGION=NUMBER"), ("us=", "write REGION=NUMBER"), ("us=1,us=2", "us is named")],
 )
-def test_bad_pairs_are_refused(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_bad_pairs_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         paired(text)
