@@ -1,9 +1,9 @@
-"""A scripted engine that costs little, so that what stands before it is what is measured.
+"""A scripted engine that costs little, so that what is before it is what is measured.
 
     python -m tests.programs.bench.engine PORT
 
 Raw HTTP/1.1 in one asyncio protocol: a web framework would spend more on each event than the
-routers do. How a request is answered stands in two fields that every OpenAI proxy passes on:
+routers do. How a request is answered is in two fields that every OpenAI proxy passes on:
 `max_tokens` events (some proxies rename it), and `seed` milliseconds before each. Headers leave at
 once, every event is a write of its own, as those of vLLM and SGLang are under uvicorn, and streams
 of one pace go in step, as a batch does. The pages are those that routers and agents ask engines
@@ -109,7 +109,7 @@ class Batch:
             self._loop.call_at(self._due_at, self._step)
 
     def _step(self) -> None:
-        self._streams = [stream for stream in self._streams if stream.say()]
+        self._streams = [stream for stream in self._streams if stream.send_event()]
         if self._streams:
             self._due_at += self._step_s
             self._loop.call_at(self._due_at, self._step)
@@ -186,10 +186,10 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(gap_ms / 1000, self._first, batch)
 
     def _first(self, batch: Batch) -> None:
-        if self.say():
+        if self.send_event():
             batch.join(self)
 
-    def say(self) -> bool:
+    def send_event(self) -> bool:
         """Write the next event; whether there are more."""
         if self._left > 1:
             self._transport.write(WORD)

@@ -22,7 +22,7 @@ Rounds = Callable[[Results], Sequence[float]]
 class Target:
     """A figure per round that should be at most `at_most`."""
 
-    says: str
+    text: str
     rounds: Rounds
     at_most: float
     unit: str
@@ -31,8 +31,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A target, and what a run says of it."""
+class TargetResult:
+    """A target, and its value in a run."""
 
     target: Target
     seen: Spread | None
@@ -57,12 +57,12 @@ def alone(cell: str, figure: str) -> Rounds:
     return lambda found: found.values(cell, OURS, figure)
 
 
-def _times(says: str, cell: str, figure: str, other: str, at_most: float) -> Target:
-    return Target(says, against(cell, figure, other), at_most, "×", cell, other)
+def _times(text: str, cell: str, figure: str, other: str, at_most: float) -> Target:
+    return Target(text, against(cell, figure, other), at_most, "×", cell, other)
 
 
-def _added(says: str, cell: str, figure: str, other: str, at_most_ms: float = 0.0) -> Target:
-    return Target(says, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
+def _added(text: str, cell: str, figure: str, other: str, at_most_ms: float = 0.0) -> Target:
+    return Target(text, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
 
 
 TARGETS = (
@@ -84,23 +84,23 @@ TARGETS = (
 )
 
 
-def standings(found: Results) -> list[Standing]:
+def target_results(found: Results) -> list[TargetResult]:
     """Every target, also those that could not be measured."""
-    return [_standing(target, found) for target in TARGETS]
+    return [_target_result(target, found) for target in TARGETS]
 
 
-def _standing(target: Target, found: Results) -> Standing:
+def _target_result(target: Target, found: Results) -> TargetResult:
     for system in (OURS, target.against):
         if system in found.absent:
-            return Standing(target, None, None, f"{system} is absent")
+            return TargetResult(target, None, None, f"{system} is absent")
         if not found.has(target.cell, system):
-            return Standing(target, None, None, f"{target.cell} was not played with {system}")
+            return TargetResult(target, None, None, f"{target.cell} was not played with {system}")
         if lost_share(found, target.cell, system) > LOST_SHARE_MAX:
-            return Standing(target, None, None, f"{system} failed requests of {target.cell}")
+            return TargetResult(target, None, None, f"{system} failed requests of {target.cell}")
     seen = spread(target.rounds(found))
     if seen is None:
-        return Standing(target, None, None, f"no round of {target.cell} has both")
-    return Standing(target, seen, seen.verdict(target.at_most))
+        return TargetResult(target, None, None, f"no round of {target.cell} has both")
+    return TargetResult(target, seen, seen.verdict(target.at_most))
 
 
 def lost_share(found: Results, cell: str, system: str) -> float:

@@ -20,8 +20,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import hit_ratio, throughput, ttft
 from tests.programs.studies.tables.markdown import share, table
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 REPLICAS, BATCH = 4, 8
 STEP_S, MISS_S = 0.040, 0.003

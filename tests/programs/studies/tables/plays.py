@@ -19,7 +19,7 @@ from mesh.sim.workload import RequestEnd, SentRequest, Workload
 from mesh.sim.world import SETTLE_S, run
 from tests.programs.studies.tables.ablation import with_ablations
 from tests.programs.studies.tables.case import Case
-from tests.programs.studies.tables.shelf import Result, Shelf
+from tests.programs.studies.tables.result_files import Result, ResultFiles
 
 COUNTED = 0.9  # of an open loop's tokens
 
@@ -69,13 +69,13 @@ def play(case: Case) -> Result:
     return report | measured
 
 
-def play_all(cases: Sequence[Case], shelf: Shelf, *, jobs: int, show: Show) -> list[Result]:
-    """Every case's result, in their order; from the shelf where it has been played."""
+def play_all(cases: Sequence[Case], files: ResultFiles, *, jobs: int, show: Show) -> list[Result]:
+    """Every case's result, in their order; from its file where it has been played."""
     keys = [case.key() for case in cases]
-    found = {key: shelf.get(key) for key in keys}
+    found = {key: files.get(key) for key in keys}
     missing = {key: case for key, case in zip(keys, cases, strict=True) if found[key] is None}
     for done, (key, result) in enumerate(_played(missing, jobs), 1):
-        shelf.put(key, result)
+        files.put(key, result)
         found[key] = result
         show(done, len(missing), missing[key], result["wall_s"])
     return [result for key in keys if (result := found[key]) is not None]

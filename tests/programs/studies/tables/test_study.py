@@ -8,11 +8,11 @@ from mesh.sim.workload import ClosedLoopClient, RequestEnd, RequestNode, Segment
 from mesh.sim.world import SETTLE_S
 from tests.programs.studies.tables.case import System, case, fleet
 from tests.programs.studies.tables.command import command
+from tests.programs.studies.tables.comparison import Target, compared
 from tests.programs.studies.tables.figures import geomean, throughput, ttft, unfairness
 from tests.programs.studies.tables.fingerprint import PLAYS, _closure, code_of
 from tests.programs.studies.tables.plays import Throughput
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.standings import Target, standings
 
 ROUND_ROBIN = System(name="rr", policy="round-robin")
 
@@ -45,7 +45,7 @@ def test_a_result_depends_on_its_own_policy_and_on_no_other():
     assert "agents.sim.engine" in base
     assert not any(name.startswith("mesh.core.policies.mesh") for name in base)
     assert "mesh.core.policies.mesh" in _closure("mesh.core.policies.mesh")
-    codes = {code_of(name) for name in ("mesh", "round-robin", "skywalker", "oracle")}
+    codes = {code_of(name) for name in ("mesh", "power-of-two", "skywalker", "oracle")}
     assert len(codes) == 4
     assert code_of("cache-aware") == code_of("cache-aware:0.3/64/1.5")
 
@@ -105,7 +105,7 @@ def result(mean_s, rate, region_means=(1.0, 2.0)):
     }
 
 
-def test_standings_take_the_best_rival_of_each_measure():
+def test_a_comparison_takes_the_best_rival_of_each_measure():
     by_name = {
         "quick": result(2.0, 80.0),
         "wide": result(4.0, 100.0),
@@ -116,7 +116,7 @@ def test_standings_take_the_best_rival_of_each_measure():
     cases = [
         case(("chat", "L4", 0.6, name), ROUND_ROBIN, fleet(2), workload="chat") for name in by_name
     ]
-    text = standings(
+    text = compared(
         Results(cases, list(by_name.values())),
         ours="mesh",
         rivals=["quick", "wide"],

@@ -18,7 +18,7 @@ _END = ' %s"}]}'
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RequestBody:
     """A request's body, but for its number between the two parts."""
 
     before: str
@@ -29,11 +29,13 @@ class Ask:
         return f"{self.before}{number:0{NUMBER_DIGITS}d}{self.after}".encode()
 
 
-def ask(prompt_tokens: int, events: int, gap_ms: int, *, model: str = MODEL) -> Ask:
+def request_body(
+    prompt_tokens: int, events: int, gap_ms: int, *, model: str = MODEL
+) -> RequestBody:
     """A chat of about that many tokens; `events` 0: a plain one, else streamed at that pace."""
     half = prompt_tokens * CHARS_PER_TOKEN // 2
     essence = _ESSENCE % (model, events or 1, gap_ms, "true" if events else "false")
-    return Ask(essence + _SYSTEM % _text(half) + _USER, _END % _text(half - NUMBER_DIGITS))
+    return RequestBody(essence + _SYSTEM % _text(half) + _USER, _END % _text(half - NUMBER_DIGITS))
 
 
 def _text(chars: int) -> str:

@@ -1,4 +1,4 @@
-"""How one policy stands against the best of several, cell by cell, and against its targets.
+"""One policy beside the best of several, cell by cell, and against its targets.
 
 Ratios are written so that more is better: of times theirs over ours, of rates ours over theirs.
 A ratio is rounded to two digits before it is compared with a target: the third is noise.
@@ -117,7 +117,7 @@ TARGETS = (
 )
 
 
-def standings(
+def compared(
     found: Results, *, ours: str, rivals: Sequence[str], skywalker: str, oracles: Sequence[str]
 ) -> str:
     """Targets, all policies by geometric mean, and every cell."""

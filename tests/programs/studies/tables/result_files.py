@@ -10,7 +10,7 @@ from mesh.replay.report import write_whole
 Result = dict[str, Any]
 
 
-class Shelf:
+class ResultFiles:
     """A folder of results."""
 
     def __init__(self, folder: Path) -> None:
