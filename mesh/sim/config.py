@@ -5,6 +5,9 @@ peers. `central:us`: one router, in region us, for all replicas and clients; req
 regions cross the wide area to it, its work crosses it again to far replicas, and every token passes
 through it. On the bus all replicas then belong to that one region; only the network knows where
 they are.
+
+Faults are a schedule, so that a run with faults is repeatable too. Their times are seconds after
+the first client may send; `until_s` may be infinite.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,9 +16,8 @@ from math import inf
 
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
-from mesh.sim.faults import SimFault
 from mesh.sim.rtt import RttTable
-from schemas.ids import RegionId
+from schemas.ids import RegionId, ReplicaId
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
@@ -55,6 +57,60 @@ def parse_topology(text: str) -> SimTopology:
     if kind != CENTRAL or not centre:
         raise TopologyInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
     return SimTopology(CENTRAL, RegionId(centre))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFault:
+    replica: ReplicaId
+    at_s: float
+    until_s: float = inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionFault:
+    region: RegionId
+    at_s: float
+    until_s: float = inf
+
+
+class ReplicaCrash(ReplicaFault):
+    """Engine and agent are gone without a message; they come back empty, with a new epoch."""
+
+
+class EngineCrash(ReplicaFault):
+    """The engine's process is gone and its agent is not; it comes back empty."""
+
+
+class EngineHang(ReplicaFault):
+    """No tokens any more, also in running answers; the metrics page still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlow(ReplicaFault):
+    """Everything takes `factor` times as long."""
+
+    factor: float
+
+
+class RouterCrash(RegionFault):
+    """A region's routers are gone, with their clients' connections; they come back empty."""
+
+
+class LeaseStreamDown(RegionFault):
+    """JetStream has stopped in a region; all else there goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Nothing passes between two regions."""
+
+    one: RegionId
+    other: RegionId
+    at_s: float
+    until_s: float = inf
+
+
+SimFault = ReplicaFault | RegionFault | Cut
 
 
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for

@@ -28,9 +28,17 @@ from mesh.core.model import effects as fx
 from mesh.core.policies import PolicyMakers
 from mesh.core.router import RouterCore
 from mesh.replay.report import RunReport
-from mesh.sim import faults as fault
 from mesh.sim.clients import OnRequestEnd, RequestLog, SimClients
-from mesh.sim.config import WorldConfig
+from mesh.sim.config import (
+    Cut,
+    EngineCrash,
+    EngineSlow,
+    RegionFault,
+    ReplicaCrash,
+    RouterCrash,
+    SimFault,
+    WorldConfig,
+)
 from mesh.sim.control_plane import LeaseStreams, PrefixGossip, RouterTimers
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
@@ -119,8 +127,8 @@ class World:
         for router in self.all_routers():
             self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, router)
         self.queue.at(SETTLE_S, self.clients.begin)
-        for each in self.config.faults:
-            self._schedule(each)
+        for fault in self.config.faults:
+            self._schedule(fault)
         if self.config.until_s < inf:
             self.queue.at(SETTLE_S + self.config.until_s, self._end)
         if progress is not None:
@@ -196,29 +204,31 @@ class World:
 
     # Faults.
 
-    def _schedule(self, each: fault.SimFault) -> None:
-        begin, end = self._actions(each)
-        self.queue.at(SETTLE_S + each.at_s, begin)
-        if each.until_s < inf:
-            self.queue.at(SETTLE_S + each.until_s, end)
+    def _schedule(self, fault: SimFault) -> None:
+        begin, end = self._actions(fault)
+        self.queue.at(SETTLE_S + fault.at_s, begin)
+        if fault.until_s < inf:
+            self.queue.at(SETTLE_S + fault.until_s, end)
 
-    def _actions(self, each: fault.SimFault) -> tuple[Action, Action]:
+    def _actions(self, fault: SimFault) -> tuple[Action, Action]:
         """The calls that begin and end a fault."""
-        if isinstance(each, fault.Cut):
-            ends = each.one, each.other
+        if isinstance(fault, Cut):
+            ends = fault.one, fault.other
             return partial(self.network.cut, *ends), partial(self.network.heal, *ends)
-        if isinstance(each, fault.RouterCrash):
-            return partial(self._crash_routers, each.region), partial(
-                self._open_routers, each.region
+        if isinstance(fault, RouterCrash):
+            return partial(self._crash_routers, fault.region), partial(
+                self._open_routers, fault.region
             )
-        if isinstance(each, fault.RegionFault):
-            return partial(self.leases.stop, each.region), partial(self.leases.resume, each.region)
-        replica = self.replicas[each.replica]
-        if isinstance(each, fault.ReplicaCrash):
+        if isinstance(fault, RegionFault):
+            return partial(self.leases.stop, fault.region), partial(
+                self.leases.resume, fault.region
+            )
+        replica = self.replicas[fault.replica]
+        if isinstance(fault, ReplicaCrash):
             return replica.crash, replica.restart
-        if isinstance(each, fault.EngineCrash):
+        if isinstance(fault, EngineCrash):
             return replica.crash_engine, replica.engine.restart
-        rate = 1.0 / each.factor if isinstance(each, fault.EngineSlow) else 0.0
+        rate = 1.0 / fault.factor if isinstance(fault, EngineSlow) else 0.0
         return partial(replica.set_rate, rate), partial(replica.set_rate, 1.0)
 
     def _crash_routers(self, region: RegionId) -> None:

@@ -176,6 +176,7 @@ OutFile = Annotated[Path, AfterValidator(checked_file)]
 RegionCounts = Annotated[
     dict[CheckedRegion, Annotated[int, Field(ge=0, le=REPLICAS_MAX)]], BeforeValidator(paired)
 ]
+From1 = Annotated[int, Field(ge=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
@@ -226,12 +227,11 @@ class Scenario(BaseModel, ABC):
         None
     )
     scale_lengths: Annotated[
-        Annotated[float, Field(gt=0, le=1)],
+        float,
+        Field(gt=0, le=1),
         Option("Factor on the lengths of a trace's prompts and answers, up to 1.", "X"),
     ] = 1.0
-    limit: Annotated[
-        Annotated[int, Field(ge=1)] | None, Option("Play only the first N requests.", "N")
-    ] = None
+    limit: Annotated[From1 | None, Option("Play only the first N requests.", "N")] = None
     seed: Annotated[int, Field(ge=0), Option("Seed of all random choices.", "N")] = 0
     hold_order: Annotated[
         HoldOrder,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from random import Random
 
-from mesh.sim.faults import (
+from mesh.sim.config import (
     Cut,
     EngineCrash,
     EngineHang,

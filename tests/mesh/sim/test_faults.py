@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mesh.sim.faults import Cut, EngineCrash, EngineHang, EngineSlow, ReplicaCrash, RouterCrash
+from mesh.sim.config import Cut, EngineCrash, EngineHang, EngineSlow, ReplicaCrash, RouterCrash
 from mesh.sim.world import report, run
 from schemas.ids import ReplicaId
 from tests.mesh.sim.build import AP, EU, US, arrivals, config, leftovers, node, played, steady

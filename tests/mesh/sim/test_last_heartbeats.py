@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.sim.faults import ReplicaCrash, RouterCrash
+from mesh.sim.config import ReplicaCrash, RouterCrash
 from mesh.sim.world import run
 from tests.mesh.sim.build import EU, US, arrivals, config, node, steady
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from mesh.sim.faults import Cut, LeaseStreamDown, RouterCrash
+from mesh.sim.config import Cut, LeaseStreamDown, RouterCrash
 from mesh.sim.network import BUS_S
 from mesh.sim.world import World, report, run
 from schemas.ids import ReplicaId

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mesh.core.gossip.remote_prefixes import Origin
-from mesh.sim.faults import Cut
+from mesh.sim.config import Cut
 from mesh.sim.world import World, report
 from tests.mesh.sim.build import EU, US, arrivals, config, leftovers, node, played, steady
 

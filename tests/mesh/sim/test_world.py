@@ -8,7 +8,7 @@ from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered, Target
 from mesh.session.answer import Held
-from mesh.sim.faults import ReplicaCrash
+from mesh.sim.config import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.workload import RequestNode, Segment, Workload
 from mesh.sim.world import World, report, run
