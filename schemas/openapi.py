@@ -107,19 +107,21 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components(_shapes()),
-            "parameters": {name: _parameter(name) for name in REQUEST_HEADERS},
-            "headers": {name: _header(name) for name in ANSWER_HEADERS},
+            "parameters": {
+                name: {"name": name, "in": "header", "description": about, "schema": schema}
+                for name, (about, schema) in REQUEST_HEADERS.items()
+            },
+            "headers": {
+                name: {"description": about, "schema": schema}
+                for name, (about, schema) in ANSWER_HEADERS.items()
+            },
         },
     }
 
 
-def _shapes() -> list[type[Any]]:
-    shapes: dict[type[Any], None] = {http.ErrorBody: None}
-    for route in ROUTES:
-        shapes |= {
-            shape: None for shape in (route.request, route.answer) if isinstance(shape, type)
-        }
-    return list(shapes)
+def _shapes() -> set[type[Any]]:
+    shapes = (shape for route in ROUTES for shape in (route.request, route.answer))
+    return {http.ErrorBody, *(shape for shape in shapes if isinstance(shape, type))}
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -184,16 +186,6 @@ def _error(faults: list[Fault]) -> dict[str, Any]:
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:
     return {name: _ref("headers", name) for name in names}
-
-
-def _parameter(name: str) -> dict[str, Any]:
-    about, schema = REQUEST_HEADERS[name]
-    return {"name": name, "in": "header", "description": about, "schema": schema}
-
-
-def _header(name: str) -> dict[str, Any]:
-    about, schema = ANSWER_HEADERS[name]
-    return {"description": about, "schema": schema}
 
 
 def _shape(cls: type[Any]) -> dict[str, str]:
