@@ -104,7 +104,7 @@ REQUEST = (
 )
 
 # Of requests that come from another region, and to it.
-WAY = (
+FORWARDED = (
     *_optional(
         Header(
             exchange.H_WAITED_MS,
@@ -132,7 +132,7 @@ WAY = (
 HEADERS: dict[str, tuple[Header, ...]] = {
     "work": (
         *REQUEST,
-        *_optional(*WAY),
+        *_optional(*FORWARDED),
         Header(exchange.H_FROM, NAME_PATTERN, "The router that handed off."),
         Header(
             exchange.H_HANDOFF,
@@ -165,7 +165,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
         ),
         *TRACE,
     ),
-    "ingress": (*REQUEST, *WAY, *TRACE),
+    "ingress": (*REQUEST, *FORWARDED, *TRACE),
     "body": (
         Header(exchange.H_BODY_INBOX, INBOX_PATTERN, "Answer inbox of the request it belongs to."),
         Header(exchange.H_BODY_OFFSET, COUNT_PATTERN, "Byte position of this part in the body."),

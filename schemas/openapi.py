@@ -119,9 +119,10 @@ def document() -> dict[str, Any]:
     }
 
 
-def _shapes() -> set[type[Any]]:
+def _shapes() -> list[type[Any]]:
     shapes = (shape for route in ROUTES for shape in (route.request, route.answer))
-    return {http.ErrorBody, *(shape for shape in shapes if isinstance(shape, type))}
+    named = (shape for shape in shapes if isinstance(shape, type))
+    return list(dict.fromkeys((http.ErrorBody, *named)))
 
 
 def _operation(route: Route) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
 from mesh.sim.rtt import RttTable
 from schemas.ids import RegionId, ReplicaId
+from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
 
-class TopologyInvalid(ValueError):
-    """An unknown topology, or one that doesn't fit the regions."""
+class WorldInvalid(ValueError):
+    """An invalid configuration; the message names the field and the valid values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +45,18 @@ class SimTopology:
         return tuple(other for other in regions if other != region)
 
     def check(self, regions: Collection[RegionId]) -> None:
-        """Raises TopologyInvalid if the centre is no region of this world."""
+        """Raises WorldInvalid if the centre is no region of this world."""
         if self.centre is not None and self.centre not in regions:
-            raise TopologyInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
+            raise WorldInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
 
 
 def parse_topology(text: str) -> SimTopology:
-    """The topology of that name. Raises TopologyInvalid and names the known ones."""
+    """The topology of that name. Raises WorldInvalid and names the known ones."""
     if text in (MESH, REGION_LOCAL):
         return SimTopology(text)
     kind, _, centre = text.partition(":")
     if kind != CENTRAL or not centre:
-        raise TopologyInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
+        raise WorldInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
     return SimTopology(CENTRAL, RegionId(centre))
 
 
@@ -118,13 +119,9 @@ ROUTERS_MAX = 16
 AT_ONCE_S = 1e-9  # an interval: every change is published at the core's next tick
 
 
-class WorldInvalid(ValueError):
-    """An invalid configuration; the message names the field and says what fits."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """One twin. Raises WorldInvalid, TopologyInvalid or RttInvalid at construction."""
+    """One twin. Raises ValueError at construction."""
 
     regions: Mapping[RegionId, Sequence[Profile | str]]  # one entry a replica: a profile
     rtt: RttTable = field(default_factory=RttTable)
@@ -133,7 +130,6 @@ class WorldConfig:
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
-    reading_s: float = 0.05  # the agents' default; an idle engine is scraped half as often
     # Interval of digests, and of prefixes in proportion; 0: at once. None: from the settings.
     gossip_s: float | None = None
     state_at_once: bool = True  # as live: a change of state is published before the next heartbeat
@@ -151,7 +147,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         if not self.regions or not any(self.regions.values()):
             raise WorldInvalid("regions: give at least one replica, as us=1")
-        for name in ("heartbeat_s", "reading_s", "timeout_s", "until_s"):
+        for name in ("heartbeat_s", "timeout_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
         for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):
@@ -170,9 +166,15 @@ class WorldConfig:
         return parse_topology(self.topology)
 
     def profiles(self) -> dict[RegionId, list[Profile]]:
-        """The engines of each region. Raises WorldInvalid for an unknown profile."""
+        """The engines of each region. Raises ValueError for an unknown profile."""
         return {
-            region: [_profile(named) for named in fleet] for region, fleet in self.regions.items()
+            region: [
+                one
+                if isinstance(one, Profile)
+                else PROFILES[checked_choice("profile", one, PROFILES)]
+                for one in fleet
+            ]
+            for region, fleet in self.regions.items()
         }
 
     def router_settings(self) -> RouterSettings:
@@ -191,11 +193,3 @@ class WorldConfig:
             digest_late_s=known.digest_late_s * digest_factor,
             digest_lost_s=known.digest_lost_s * digest_factor,
         )
-
-
-def _profile(named: Profile | str) -> Profile:
-    if isinstance(named, Profile):
-        return named
-    if named not in PROFILES:
-        raise WorldInvalid(f"unknown profile {named!r}; one of {', '.join(PROFILES)}")
-    return PROFILES[named]

@@ -16,6 +16,7 @@ from mesh.sim.event_queue import EventQueue
 from mesh.sim.router import MODEL
 
 SCRAPE_S = 0.002  # from its beginning to its reading
+SCRAPE_EVERY_S = 0.05  # of an engine whose agent holds answers: the agents' default
 IDLE_SCRAPE_EVERY_S = 0.1
 SCRAPE_GAP_S = 0.01
 MODELS_EVERY_S = 1.0
@@ -166,7 +167,7 @@ class ReplicaEngine:
 class MetricScrapes:
     """An agent's scrapes of its engine. `begin` and `end` with the agent; `scrape_now` for one now.
 
-    The live cadence (agents.runtime): every `reading_s` while the agent holds answers, half as
+    The live cadence (agents.runtime): every SCRAPE_EVERY_S while the agent holds answers, half as
     often while it holds none, and at once when an effect of its core demands it. A scrape is
     one event, at the moment of its reading; it carries the time when it began, because what was
     dispatched meanwhile may be missing in it.
@@ -176,14 +177,12 @@ class MetricScrapes:
         self,
         engine: ReplicaEngine,
         queue: EventQueue,
-        reading_s: float,
         on_result: Callable[[EngineScraped | ScrapeFailed], None],
         is_busy: Callable[[], bool],
     ) -> None:
         """`on_result` is called with each scrape's result; `is_busy`: the agent holds answers."""
         self._engine = engine
         self._queue = queue
-        self._reading_s = reading_s
         self._on_result = on_result
         self._is_busy = is_busy
         self._number = 0  # of the next scrape; a postponed one is dropped
@@ -208,7 +207,7 @@ class MetricScrapes:
             return
         now = self._scraped_at = self._queue.now
         self._on_result(self._failed(now) if self._engine.is_down else self._read(now))
-        every_s = self._reading_s if self._is_busy() else max(self._reading_s, IDLE_SCRAPE_EVERY_S)
+        every_s = SCRAPE_EVERY_S if self._is_busy() else IDLE_SCRAPE_EVERY_S
         if number == self._number:  # else `scrape_now` was called meanwhile
             self._queue.at(now + every_s, self._scrape, number)
 

@@ -66,11 +66,7 @@ class SimReplica:
         self._region = self._routers[0].site
         self._epoch = 0
         self._scrapes = MetricScrapes(
-            self.engine,
-            self._queue,
-            config.reading_s,
-            self._on_scrape,
-            lambda: self.outstanding > 0,
+            self.engine, self._queue, self._on_scrape, lambda: self.outstanding > 0
         )
         self._heartbeats: CoalescingSender[Heartbeat] = CoalescingSender(
             self._queue, 0.0 if config.state_at_once else config.heartbeat_s, self._publish

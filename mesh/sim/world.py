@@ -40,6 +40,7 @@ from mesh.sim.config import (
     WorldConfig,
 )
 from mesh.sim.control_plane import LeaseStreams, PrefixGossip, RouterTimers
+from mesh.sim.engine import SCRAPE_EVERY_S
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
 from mesh.sim.replica import SimReplica
@@ -123,7 +124,7 @@ class World:
         """Play to the end. `progress`: requests ended, virtual seconds."""
         phases = self.dice("phases")
         for replica in self.replicas.values():
-            self.queue.at(phases.uniform(0.0, self.config.reading_s), replica.start)
+            self.queue.at(phases.uniform(0.0, SCRAPE_EVERY_S), replica.start)
         for router in self.all_routers():
             self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, router)
         self.queue.at(SETTLE_S, self.clients.begin)
