@@ -25,12 +25,12 @@ def test_every_route_is_there():
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_an_error_is_what_is_told(fault):
+def test_an_error_is_as_documented(fault):
     validator("ErrorBody").validate(json.loads(error_body(fault, "why")))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_every_fault_of_a_route_is_told_with_its_code(route):
+def test_every_fault_of_a_route_is_documented_with_its_code(route):
     responses = document()["paths"][route.path][route.method.lower()]["responses"]
     for fault in route.faults:
         documented = responses[str(fault.value.status)]
@@ -53,7 +53,7 @@ def test_every_fault_of_a_route_is_told_with_its_code(route):
         ([], False),
     ],
 )
-def test_the_chat_request_tells_good_from_bad(body, good):
+def test_the_chat_request_accepts_the_good_and_refuses_the_bad(body, good):
     assert validator("ChatRequest").is_valid(body) is good
 
 
@@ -61,7 +61,7 @@ def test_the_chat_request_tells_good_from_bad(body, good):
     ("prompt", "good"),
     [("hi", True), (["a", "b"], True), ([1, 2, 3], True), ([[1, 2], [3]], True), (5, False)],
 )
-def test_the_completion_request_tells_good_from_bad(prompt, good):
+def test_the_completion_request_accepts_the_good_and_refuses_the_bad(prompt, good):
     body = {"model": "m", "prompt": prompt}
     assert validator("CompletionRequest").is_valid(body) is good
 

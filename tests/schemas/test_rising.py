@@ -122,7 +122,7 @@ def handoffs():
 
 
 def frames():
-    """A frame from far ahead is passed over, and asked for; the next one in order counts."""
+    """A frame from far ahead is ignored, and the gap requested; the next one in order counts."""
     sender = Sender(EVENTS)
     sender.send(Frame.DATA, b"data: forged\n\n", number=2**32 - 1)
     sender.data(b"data: 1\n\n")

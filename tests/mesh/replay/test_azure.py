@@ -51,7 +51,7 @@ def test_a_damaged_row_is_named(bad: bytes, problem: str) -> None:
         parse_azure([HEADER, ROW, bad])
 
 
-def test_a_file_without_its_header_says_so() -> None:
+def test_a_file_without_its_header_is_an_error_that_names_it() -> None:
     with pytest.raises(TraceError, match="line 1: the header lacks TIMESTAMP"):
         parse_azure([ROW])
     with pytest.raises(TraceError, match="the header lacks TIMESTAMP"):

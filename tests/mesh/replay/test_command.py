@@ -135,7 +135,7 @@ def scaled(requests: int) -> Sequence[TraceRequest]:
     return load_trace(Path(RECORDED), "mooncake").scaled(0.02).requests[:requests]
 
 
-async def test_shed_and_failed_requests_are_told_apart_per_region(tmp_path: Path) -> None:
+async def test_shed_and_failed_requests_are_counted_apart_per_region(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with serving(Endpoint()) as us, serving(Endpoint()) as eu:
         us.behave, eu.behave = scripts.status(429), scripts.body(scripts.WORD)
@@ -170,7 +170,7 @@ async def test_a_run_in_which_all_failed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_an_interrupted_run_says_what_happened_so_far(
+async def test_an_interrupted_run_reports_its_results_so_far(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "out.json"

@@ -36,7 +36,7 @@ def test_each_kind_of_way_takes_its_time():
     }
 
 
-def test_who_counts_messages_hears_of_those_between_regions_cut_or_not():
+def test_a_counter_of_messages_gets_those_between_regions_even_over_a_cut_link():
     queue, network = make()
     sent, seen = [], []
     network.on_send = lambda link, call, args: sent.append((link, call, args))

@@ -37,7 +37,7 @@ def test_prefixes_are_published_at_the_pace_of_gossip(gossip_s, has_sent_all):
 @pytest.mark.parametrize(
     "fault", [{"loss": 0.2}, {"faults": (Cut(one=US, other=EU, at_s=1.0, until_s=3.0),)}]
 )
-def test_losses_and_cuts_are_mended(fault):
+def test_gossip_recovers_from_losses_and_cuts(fault):
     world = played(steady(60, 0.1, US, EU, prompt=640), config(FLEET, policy="mesh", **fault))
     known, published = known_and_published(world, US, EU)
     holes = world.routers[US].core.gossip.counts.holes
@@ -63,7 +63,7 @@ def test_without_a_budget_nothing_is_published_nor_by_regions_without_peers():
 
 
 def test_routers_of_one_region_know_what_the_others_placed():
-    """Ten prompts asked for again and again through either of two routers, on two replicas."""
+    """Ten prompts requested again and again through either of two routers, on two replicas."""
     rows = [(0.4 * n, US, node(prompt=640, answer=5, name=1 + n % 10)) for n in range(60)]
     cached = {}
     for bytes_per_s in (0, 4_000_000):
@@ -90,7 +90,7 @@ def test_a_region_whose_routers_restart_one_after_the_other_forgets_nothing_of_i
 
 
 def test_a_long_prefix_that_only_the_peer_holds_is_worth_the_way():
-    """One second of prefill against 80 ms: us never asked for it before, eu holds it."""
+    """One second of prefill against 80 ms: us never requested it before, eu holds it."""
     long = node(prompt=1024, answer=5, name=1)
     rows = [(0.0, EU, long), (0.0, US, node(name=2)), (3.0, US, long)]
     cached = {}

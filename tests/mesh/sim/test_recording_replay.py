@@ -179,7 +179,7 @@ def test_a_setting_that_decides_nothing_changes_nothing(lines, file):
     assert "relayed_max 4000 instead of 4096" in str(verdict)
 
 
-def test_another_policy_that_would_have_done_the_same_is_said_in_words(lines, file):
+def test_the_text_for_another_policy_with_the_same_decisions(lines, file):
     """Without a replica and without a peer every policy holds, and that is all there is."""
     kept = [
         line

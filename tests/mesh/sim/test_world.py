@@ -111,7 +111,7 @@ def test_a_closed_loop_begins_nothing_after_its_time():
     assert result["ok"] == result["requests"] > 10
 
 
-def test_what_is_shed_takes_its_subtree_along_and_the_user_waits_as_told():
+def test_a_shed_request_ends_its_subtree_and_the_user_waits_for_retry_after():
     # A hold queue for one: most of the crowd is sent away with Retry-After.
     parent = node(800, 20, name=3, children=(node(10, 1, name=4),))
     result = run(
@@ -154,7 +154,7 @@ def test_requests_of_the_warm_up_are_played_and_not_reported():
     assert result["digest"] == run(workload, config())["digest"]
 
 
-def test_progress_is_told_in_virtual_time():
+def test_progress_is_reported_in_virtual_time():
     seen = []
     run(steady(10, 0.5, US), config(), progress=lambda ended, now_s: seen.append((ended, now_s)))
     assert [now_s for _, now_s in seen] == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0])
@@ -176,7 +176,7 @@ def test_blind_pushing_queues_in_the_engine_and_pending_in_the_router():
     assert last.refused_total == 0
 
 
-def test_slower_news_make_a_worse_mesh():
+def test_slower_state_messages_make_a_worse_mesh():
     fleet = {US: 2, EU: 2, AP: 2}
     workload = steady(400, 0.01, US)
     live = run(workload, config(fleet, policy="skywalker"))
@@ -210,7 +210,7 @@ def test_a_prefix_tree_finds_what_round_robin_scatters():
 
 
 class AllSeeing(Layered):
-    """A policy that only the twin can have: it asks the engines themselves."""
+    """A policy that only the twin can have: it reads the engines themselves."""
 
     def __init__(self, world: World) -> None:
         self.world = world

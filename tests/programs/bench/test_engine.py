@@ -50,7 +50,7 @@ async def test_a_plain_request_is_answered(tokens):
                 assert (await answer.json())["usage"]["total_tokens"] == 60
 
 
-async def test_a_stream_has_the_events_and_the_pace_that_were_asked_for():
+async def test_a_stream_has_the_requested_events_and_pace():
     """In one of a few tries: events that the machine lets wait are read together."""
     gaps_ms = []
     while not gaps_ms or gaps_ms[-1] != pytest.approx(20.0, abs=15.0):
@@ -97,7 +97,7 @@ async def test_who_hangs_up_is_not_counted_as_running():
         ("POST", "/v1/chat/completions/render", b'{"stream":true,"max_tokens":9}', 404),
     ],
 )
-async def test_what_it_can_not_do_it_says(method, path, body, status):
+async def test_unsupported_requests_are_errors(method, path, body, status):
     async with (
         engine() as url,
         aiohttp.ClientSession() as http,

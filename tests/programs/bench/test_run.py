@@ -43,7 +43,7 @@ async def test_who_stops_answering_is_absent_from_that_cell(tmp_path):
     assert "gone: small: **absent**" in markdown(found)
 
 
-async def test_who_takes_no_long_prompts_is_not_asked_for_them(tmp_path):
+async def test_a_system_without_long_prompts_gets_none(tmp_path):
     async def short(place):
         system = await direct(place)
         return System("short", system.urls, "", prompt_tokens_max=1_000, has_own_engines=True)

@@ -57,7 +57,7 @@ async def test_an_event_that_straddles_two_reads_counts_once(events, why):
         ((HEAD + EVENT, b"0\r\n\r\n"), "1 events instead of 2"),
     ],
 )
-async def test_what_goes_wrong_is_counted_and_said(pieces, why):
+async def test_failures_are_counted_with_their_reason(pieces, why):
     async with serving(*pieces) as port:
         seen = await play(plan(port, each=3))
     assert (seen.answered, seen.failed) == (0, 3)

@@ -42,7 +42,7 @@ def test_a_quick_run_plays_every_target():
     assert {target.cell for target in TARGETS} <= {cell.name for cell in CELLS if cell.is_quick}
 
 
-def test_a_router_like_the_others_meets_all_but_the_one_that_asks_for_less():
+def test_a_router_like_the_others_meets_all_targets_but_the_one_below_1():
     missed = [text for text, verdict in verdicts(played()).items() if verdict is not Verdict.HIT]
     assert missed == ["router CPU per 32-chunk stream to it"]
 
@@ -69,7 +69,7 @@ def test_a_cell_that_lost_requests_shows_nothing():
     assert lost_share(found, "plain", "mesh") == pytest.approx(2 / 102)
 
 
-def test_who_is_absent_is_said_to_be():
+def test_an_absent_system_is_named():
     found = played()
     found.absent["sglang-router"] = "no network"
     rows = [row for row in target_results(found) if row.target.against == "sglang-router"]
@@ -77,6 +77,6 @@ def test_who_is_absent_is_said_to_be():
     assert {(row.verdict, row.why) for row in rows} == {(None, "sglang-router is absent")}
 
 
-def test_what_was_not_played_is_said_to_be():
+def test_a_cell_that_was_not_played_is_named():
     whys = {row.why for row in target_results(Results())}
     assert all("was not played" in why for why in whys)

@@ -98,7 +98,7 @@ def test_a_plain_answer_is_whole_or_not():
         assert bad.violations
 
 
-def test_an_error_says_why():
+def test_an_error_has_its_reason():
     body = error_body(Fault.SATURATED, "too many")
     assert read_refusal(429, body) == (f"429 {Fault.SATURATED.value.code}", None)
     for unclear in (b"", b"<html>", b'{"error": 1}', error_body(Fault.SATURATED, "")):

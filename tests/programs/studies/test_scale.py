@@ -1,4 +1,4 @@
-"""The scale benchmark on a world that takes a blink."""
+"""The scale benchmark on a small world."""
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +16,7 @@ def test_a_small_world_is_played_to_its_end_and_measured() -> None:
     assert cost.peak_bytes > 10 * 2**20, "an interpreter alone has more"
 
 
-def test_regions_stand_in_a_ring_and_replicas_are_dealt_out() -> None:
+def test_regions_form_a_ring_and_replicas_are_spread() -> None:
     given = world("mesh", Size(1, 11, 4, 0))
     assert [len(fleet) for fleet in given.regions.values()] == [3, 3, 3, 2]
     names = list(given.regions)

@@ -1,4 +1,4 @@
-"""A study that takes a blink: a few requests of a recorded trace in two regions."""
+"""A study that takes less than a second: a few requests of a recorded trace in two regions."""
 
 from pathlib import Path
 from typing import Any

@@ -108,7 +108,7 @@ def test_a_limit_is_for_arrivals() -> None:
         workload_of(SimSettings.model_validate({"workload": "tot", "limit": 3}))
 
 
-def test_a_time_in_which_nobody_asks_is_refused() -> None:
+def test_a_time_without_any_request_is_refused() -> None:
     quiet = {"workload": "chat", "rate_per_s": 1e-6, "duration_s": 1}
     with pytest.raises(ValueError, match="raise --duration-s or --rate-per-s"):
         workload_of(SimSettings.model_validate(quiet))

@@ -31,7 +31,7 @@ def test_a_bad_pattern_is_refused(text: str, problem: str) -> None:
         parse_pattern(text)
 
 
-def test_a_pattern_is_dealt_out_in_turn_and_a_region_may_have_its_own() -> None:
+def test_a_pattern_is_assigned_in_turn_and_a_region_may_have_its_own() -> None:
     fleets = deal({EVERYWHERE: (L4, L4, A100), EU: (A100,)}, {US: 5, EU: 2})
     assert [engine.name for engine in fleets[US]] == [L4, L4, A100, L4, L4]
     assert [engine.name for engine in fleets[EU]] == [A100, A100]

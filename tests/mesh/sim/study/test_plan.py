@@ -80,14 +80,14 @@ def test_a_target_that_nothing_meets_is_given_up_soon() -> None:
     assert mesh.why_not.startswith("64 replicas can't meet the target: us TTFT p90 0.")
 
 
-def test_a_target_that_nothing_meets_is_said_to_be_so() -> None:
+def test_a_target_that_no_fleet_meets_gives_the_reason() -> None:
     planning = planner(simulated(), PlanTarget(ttft_p90_s=0.1), shifted_peaks(), replicas_max=2)
     plan = planning.plan("region-local")
     assert plan.replicas is None
     assert plan.why_not.startswith("2 replicas can't meet the target: us TTFT p90 0.")
 
 
-def test_a_search_that_may_not_go_on_gives_what_it_has_and_says_so() -> None:
+def test_a_search_out_of_simulations_gives_its_best_fleet_marked_as_no_minimum() -> None:
     target = PlanTarget(ttft_p90_s=2.0)
     whole = simulated()
     planner(whole, target, shifted_peaks()).plan("mesh")

@@ -23,7 +23,7 @@ def digests(given: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
     return {number: played.report["digest"] for number, played in runs}, shown
 
 
-def test_processes_give_the_same_results_and_tell_how_far_they_are() -> None:
+def test_processes_give_the_same_results_and_report_progress() -> None:
     given = settings(topology="mesh,central:us,central:eu")
     one, _ = digests(given, 1)
     beside, shown = digests(given, 2)
@@ -33,7 +33,7 @@ def test_processes_give_the_same_results_and_tell_how_far_they_are() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_what_a_child_can_not_play_is_said_here() -> None:
+def test_an_error_of_a_child_is_raised_in_the_parent() -> None:
     given = SimSettings.model_validate(
         {"workload": "tot", "load": "0.5,0.7", "regions": ("us=1,eu=1,ap=1",)}
     )

@@ -6,7 +6,7 @@ from mesh.sim.study.scenario import Scenario
 from mesh.sim.study.settings import PlanSettings, SimSettings
 
 
-def test_a_scenario_alone_is_no_study_and_says_what_it_lacks() -> None:
+def test_a_scenario_alone_is_no_study_and_the_error_names_what_it_lacks() -> None:
     with pytest.raises(TypeError, match="region_names"):
         Scenario(workload="chat")  # type: ignore[abstract]
 

@@ -60,7 +60,7 @@ def test_table_1(name, prompt, prompt_spread, answer, answer_spread, shared, key
 @pytest.mark.parametrize(
     ("name", "subject"), [("toolbench", TOOLS), ("video-qa", VIDEOS), ("loogle", DOCUMENTS)]
 )
-def test_content_is_as_popular_as_zipf_1_1_says(name, subject):
+def test_content_is_as_popular_as_in_zipf_1_1(name, subject):
     nodes = requests(name)
     ranked = Counter(node.prompt[1].id for node in nodes).most_common()
     zipf = Zipf(subject.contents, 1.1)

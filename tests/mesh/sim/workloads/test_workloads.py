@@ -100,7 +100,7 @@ def test_children_go_on_from_their_parent(name):
                 assert child.prompt[: len(node.prompt) + 1] == (*node.prompt, node.answer)
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_name_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown workload 'chatt': use one of chat, .*loogle"):
         make("chatt")
 

@@ -26,7 +26,7 @@ def clients_of_two_regions(**changes):
     return one(clients={"us": 1, "eu": 1}, **changes)
 
 
-def test_replicas_are_dealt_out_evenly():
+def test_replicas_are_spread_evenly():
     assert list(fleet(7).values()) == [3, 2, 2]
     assert list(fleet(12).values()) == [4, 4, 4]
 
