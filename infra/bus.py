@@ -128,7 +128,7 @@ async def close(client: Client) -> None:
     """Disconnect. Unsent messages are lost, with a line in the log; raises nothing."""
     try:
         await client.close()
-    except (OSError, nats.errors.Error) as problem:
+    except Exception as problem:  # must not hide the error that ends the process
         log.warning("disconnecting from the bus: %s", str(problem) or type(problem).__name__)
 
 
@@ -200,6 +200,14 @@ class _Client(Client):
     def __init__(self) -> None:
         super().__init__()
         self._transport: _Transport = _Transport()  # type: ignore[no-untyped-call]
+
+    async def _process_pong(self) -> None:
+        # A `flush` that times out leaves its cancelled future behind. The late answer to it would
+        # be an InvalidStateError, which ends nats-py's reading task [2.16.0]: no message arrives
+        # any more, until unanswered pings end the connection, after 10 to 15 s.
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def close(self) -> None:
         self._transport = _LeavingTransport(self._transport, is_connected=self.is_connected)

@@ -25,7 +25,7 @@ from agents.core.events import (
     CancelArrived,
     WorkArrived,
 )
-from infra.bus import answering_services, closed_for_good, flush
+from infra.bus import FLUSH_TIMEOUT_S, answering_services, closed_for_good, flush
 from infra.process import LimitedLog
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
@@ -68,7 +68,7 @@ class AgentBus:
     async def listen(self, feed: EventSink, credit: Callable[[Credit], None]) -> None:
         """Subscribe. Events go to `feed`, credits straight to the relay they belong to.
 
-        On return the server has accepted or refused every subscription.
+        On return the server has accepted or refused every subscription, unless it is away.
         """
 
         async def work(msg: Msg) -> None:
@@ -97,7 +97,7 @@ class AgentBus:
         await self._subscribe(subjects.body(*me), body)
         queue, most = subjects.QUEUE_AGENT, WORK_MESSAGES_MAX
         await self._subscribe(subjects.work(*me), work, queue=queue, messages=most)
-        await self.flush()
+        await self.flush(FLUSH_TIMEOUT_S)
 
     async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
         """Show this agent in `nats micro ls|info|stats`; again when its models change.
@@ -154,14 +154,14 @@ class AgentBus:
         except (TimeoutError, nats.errors.Error) as problem:
             log.warning("closing the subscriptions: %s", type(problem).__name__)
 
-    async def flush(self) -> None:
-        """Wait until the server has what was published, for CLOSE_TIMEOUT_S at most."""
+    async def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait until the server has what was sent to it, for `timeout_s` at most."""
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self.outbox.sent()
-                await flush(self._client, CLOSE_TIMEOUT_S)
+                await flush(self._client, timeout_s)
         except (TimeoutError, nats.errors.Error) as problem:
-            log.warning("the last messages may be lost: %s", type(problem).__name__)
+            log.warning("the bus did not confirm what was sent: %s", type(problem).__name__)
 
     async def _subscribe(
         self,

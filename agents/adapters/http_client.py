@@ -56,7 +56,6 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._is_busy = False
-        self._requests = 0
         self._body: list[bytes] = []  # came, and was not given out
         self.on_body = self._body.append  # the parser calls it for each chunk
         self._forget()
@@ -83,11 +82,9 @@ class Connection(asyncio.Protocol):
         return self._keeps and self.is_ended and not self._transport.get_write_buffer_size()
 
     @property
-    def had_closed(self) -> bool:
-        """Whether it was a kept one and was lost before any byte of this response."""
-        return (
-            self._requests > 1 and self.is_closing and self._head is None and not self._silent_bytes
-        )
+    def is_untouched(self) -> bool:
+        """Whether no byte of this response came."""
+        return self._head is None and not self._silent_bytes
 
     @property
     def is_closing(self) -> bool:
@@ -99,7 +96,6 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise HttpLost("the engine has closed the connection")
         self._is_busy = True
-        self._requests += 1
         self._transport.writelines(request)
 
     def reset(self) -> None:
@@ -330,8 +326,10 @@ class HttpClient:
         """Send a request and wait for the head of its response. Raises OSError (HttpLost among
         them), HttpBroken, and ValueError for headers with a line end.
 
-        An engine may close a kept connection while the request is on its way to it. So where a
-        kept one ends before any byte of a response, the request is sent once more, on a new one.
+        An engine may close a kept connection while a request is on its way to it: llama.cpp does so
+        right after each streamed response, though its headers promise to keep the connection. So
+        where a kept one ends before any byte of a response, the request is sent once more, on a
+        new one.
         """
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
         length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
@@ -341,7 +339,7 @@ class HttpClient:
             try:
                 return await self._exchange(kept, pieces)
             except HttpLost:
-                if not kept.had_closed:
+                if not kept.is_untouched:
                     raise
         return await self._exchange(await self._connected(), pieces)
 

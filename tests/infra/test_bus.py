@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import nats.errors
 import pytest
 import uvloop
 
@@ -16,6 +17,7 @@ from infra.topology import parse
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.stopped import stopped
 from tests.support.until import until
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -80,6 +82,32 @@ async def test_a_flush_asks_behind_all_that_was_said():
         await bus.flush(client)
         assert "PING" in heard[heard.index("SUB") :]
         await bus.close(client)
+
+
+async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server, caplog):
+    address = bus.BusAddress(nats_server.url)
+    client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
+    received = asyncio.Queue()
+    await client.subscribe("a", cb=received.put)
+    async with stopped(nats_server.pid):
+        with pytest.raises(nats.errors.FlushTimeoutError):
+            await bus.flush(client, 0.05)
+    await bus.flush(client)
+    await client.publish("a", b"1")
+    async with asyncio.timeout(20):
+        assert (await received.get()).data == b"1"
+    assert client.is_connected
+    assert [record for record in caplog.records if record.name.startswith("nats")] == []
+    await client.close()
+
+
+async def test_a_fault_of_the_client_while_closing_is_only_logged(caplog):
+    class Faulty:
+        async def close(self) -> None:
+            raise RuntimeError("of the library")
+
+    await bus.close(Faulty())
+    assert "disconnecting from the bus: of the library" in caplog.messages
 
 
 async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeypatch):

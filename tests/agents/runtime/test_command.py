@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 from click.testing import CliRunner
 
@@ -270,7 +271,7 @@ async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
 
 
 REFUSED, TAKEN, CLOSED = BusUnreachable("refused"), ReplicaNameTaken("taken"), OSError("closed")
-FAULT = RuntimeError("a bug of ours")
+FAULT, BUS = RuntimeError("a bug of ours"), nats.errors.ConnectionClosedError()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,8 @@ FAULT = RuntimeError("a bug of ours")
         (ExceptionGroup("", [REFUSED]), REFUSED),
         (ExceptionGroup("", [FAULT, CLOSED, ExceptionGroup("", [FAULT, TAKEN])]), TAKEN),
         (ExceptionGroup("", [FAULT, CLOSED]), CLOSED),
+        (ExceptionGroup("", [BUS, CLOSED, REFUSED]), REFUSED),
+        (BUS, BUS),
         (ExceptionGroup("", [FAULT]), None),
         (FAULT, None),
     ],

@@ -124,9 +124,9 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         await their_turn.wait()
         await send(self, posted)
 
-    async def flush_late(self) -> None:
+    async def flush_late(self, *timeout_s: float) -> None:
         their_turn.set()
-        await flush(self)
+        await flush(self, *timeout_s)
 
     monkeypatch.setattr(Outbox, "_publish_all", send_late)
     monkeypatch.setattr(AgentBus, "flush", flush_late)
