@@ -222,4 +222,4 @@ def port_of(mesh: NatsRegions, region: str) -> str:
 
 def remotes_of(mesh: NatsRegions, region: str) -> list[str]:
     text = mesh.files[region].config.read_text()
-    return [line.split('"')[1] for line in text.splitlines() if "nats-leaf://" in line]
+    return [line.split('"')[3] for line in text.splitlines() if "nats-leaf://" in line]
