@@ -71,11 +71,11 @@ class EngineClient:
         self._models_due_at = float("-inf")
         self.heard_at = float("-inf")  # when a good response last brought a byte; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
-        self.api = HttpClient(api_url, clock, key)
+        self.api = HttpClient(api_url, key)
         self._page: HttpClient | None = None
         if kind.has_metrics:
             page_key = key if origin(metrics_url) == origin(api_url) else None
-            self._page = HttpClient(metrics_url, clock, page_key)
+            self._page = HttpClient(metrics_url, page_key)
 
     def close(self) -> None:
         """Close the idle connections."""

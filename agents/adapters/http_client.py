@@ -305,7 +305,7 @@ class HttpClient:
     The name is resolved for each new connection, and its addresses are tried in turn.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float], key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         """`url`: http or https, with a user and a password if the engine requires them.
 
         `key`: sent with every request as a bearer token, instead of them.
@@ -316,9 +316,7 @@ class HttpClient:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
-        self._clock = clock
-        self._idle: list[tuple[float, Connection]] = []  # since when; used last at the end
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._idle: dict[Connection, asyncio.TimerHandle] = {}  # used last at the end
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
@@ -358,26 +356,26 @@ class HttpClient:
             connection.close()
             return
         connection.reset()
-        self._idle.append((self._clock(), connection))
-        if self._sweeping is None:
-            self._sweep_later()
+        expire = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, connection)
+        self._idle[connection] = expire
 
     def close(self) -> None:
         """Close the idle connections."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
-        while self._idle:
-            self._idle.pop()[1].close()
+        while (connection := self._kept()) is not None:
+            connection.close()
 
     def _kept(self) -> Connection | None:
-        now = self._clock()
         while self._idle:
-            since, connection = self._idle.pop()
-            if not connection.is_closing and now - since < KEEPALIVE_S:
+            connection, expire = self._idle.popitem()
+            expire.cancel()
+            if not connection.is_closing:
                 return connection
-            connection.close()
         return None
+
+    def _expire(self, connection: Connection) -> None:
+        """Engines would soon close it themselves."""
+        del self._idle[connection]
+        connection.close()
 
     async def _connected(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -397,20 +395,6 @@ class HttpClient:
     @property
     def _where(self) -> str:
         return f"{self._host}:{self._port}"
-
-    def _sweep_later(self) -> None:
-        self._sweeping = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
-
-    def _sweep(self) -> None:
-        """Close what was idle for long: engines would soon do it themselves."""
-        self._sweeping = None
-        before = self._clock() - KEEPALIVE_S
-        for since, connection in self._idle:
-            if since <= before:
-                connection.close()
-        self._idle = [idle for idle in self._idle if idle[0] > before]
-        if self._idle:
-            self._sweep_later()
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
