@@ -5,8 +5,11 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 DESCRIPTORS_MAX = 1 << 20  # Linux' own default for the hard limit; some containers give a billion
 # Containers made and not freed before a collection: some 500 open requests, 10 MB if all were
@@ -16,6 +19,13 @@ COLLECTIONS = (20, 20)
 CANCEL_AGAIN_S = 0.1
 LOG_S = 10.0  # between two lines of one kind
 KINDS_MAX = 64  # those beyond share one line
+
+
+def write_ready_file(path: Path, fields: Mapping[str, object]) -> None:
+    """Write what a program that waits for this one reads: at no moment a part of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(orjson.dumps(fields))
+    part.replace(path)
 
 
 def raise_limit() -> int:

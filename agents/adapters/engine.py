@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine_kinds import EngineDialect
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage
 from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
-from agents.adapters.metrics_page import MetricsPage
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
 from schemas.http import CHAT
@@ -150,7 +149,7 @@ class EngineClient:
         return known
 
     async def _reading(self) -> EngineReading:
-        if self._page is None:
+        if self._page is None or self._kind.read is None:
             return NOTHING_KNOWN
         page = await self._get(self._page, "")
         reading = self._kind.read(MetricsPage(page.decode("utf-8", "replace")))

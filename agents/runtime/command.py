@@ -13,7 +13,7 @@ import nats.errors
 import uvloop
 from pydantic import SecretStr, ValidationError
 
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import ReplicaNameTaken
 from agents.config import AgentConfig, EngineKeyInvalid, EngineKindName, engine_key
 from agents.runtime.process import Stop, run
 from infra import tracing

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.problems import problem_lines
+
 
 class Hang(StrEnum):
     """What stands still."""
@@ -49,7 +51,8 @@ class Faults(BaseModel):
         try:
             return Faults.model_validate(self.model_dump() | changes)
         except ValidationError as error:
-            raise FaultsInvalid(_reasons(error)) from None
+            lines = problem_lines(error, lambda _: Faults.model_fields)
+            raise FaultsInvalid("; ".join(lines)) from None
 
 
 class FaultsInvalid(ValueError):
@@ -65,15 +68,6 @@ def parse_switches(switches: tuple[str, ...]) -> Faults:
             raise FaultsInvalid(f"{switch!r}: write name=value, such as slow=3")
         changes[name] = value
     return Faults().changed(changes)
-
-
-def _reasons(error: ValidationError) -> str:
-    known = ", ".join(Faults.model_fields)
-    return "; ".join(
-        f"{'.'.join(map(str, reason['loc']))}: {reason['msg']}"
-        + (f" (known: {known})" if reason["type"] == "extra_forbidden" else "")
-        for reason in error.errors(include_url=False)
-    )
 
 
 class FaultSwitchboard:

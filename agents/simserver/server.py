@@ -29,6 +29,7 @@ from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Han
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import SseRenderer, send_stream, whole
+from infra.process import write_ready_file
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -274,7 +275,7 @@ async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], Non
         await web.SockSite(runner, bound).start()
         url = _url(bound)
         if listen.ready_file is not None:
-            _write_ready(listen.ready_file, url)
+            write_ready_file(listen.ready_file, {"url": url, "pid": os.getpid()})
         announce(url)
         await stop.wait()
     finally:
@@ -301,10 +302,3 @@ def _bind(listen: Listen) -> socket.socket:
 def _url(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write_ready(path: Path, url: str) -> None:
-    # Whoever waits for the file must never read half of it.
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(orjson.dumps({"url": url, "pid": os.getpid()}))
-    unfinished.replace(path)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agents.adapters.bus_identity import BusAuthorization
+from agents.adapters.bus import BusAuthorization
 from infra.bus import BusUnreachable
 
 

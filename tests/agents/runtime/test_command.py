@@ -13,7 +13,7 @@ import nats.errors
 import pytest
 from click.testing import CliRunner
 
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import ReplicaNameTaken
 from agents.runtime.command import command, expected_cause
 from infra.bus import BusUnreachable
 from infra.nats import permissions

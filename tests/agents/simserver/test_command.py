@@ -13,7 +13,7 @@ from agents.simserver.metrics import PageKind
         (["--profile", "h100"], "use l4-llama3.1-8b, a100-mistral-7b"),
         (["--time-scale", "0"], "time-scale"),
         (["--kv-tokens", "5"], "kv-tokens"),
-        (["--fault", "slow=0"], "greater than or equal to 1"),
+        (["--fault", "slow=0"], "at least 1"),
         (["--max-model-len", "5000000"], "exceeds the KV memory"),
         (["--metrics", "tgi"], "'vllm', 'sglang', 'none'"),
     ],
