@@ -38,8 +38,6 @@ class BusUnreachable(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """The server's URL and our login."""
-
     url: str
     user: str | None = None
     password: str | None = None
@@ -142,7 +140,6 @@ class _Transport(TcpTransport):
 
     @property
     def is_open(self) -> bool:
-        """Whether the socket is open."""
         return self._io_writer is not None and not self._io_writer.transport.is_closing()
 
     def write(self, payload: bytes) -> None:

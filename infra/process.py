@@ -84,7 +84,6 @@ class LimitedLog:
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: in seconds."""
         self._log = log
         self._clock = clock
         self._due_at: dict[tuple[str, str], float] = {}

@@ -236,7 +236,6 @@ class BusAuthorization:
         self._refused = asyncio.Event()
 
     def complained(self, problem: Exception) -> None:
-        """The server complained."""
         if any(subject in str(problem) for subject in self._own):
             self._refused.set()
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import orjson
 
 from agents.adapters.engine_kinds import EngineDialect, MetricsPage
-from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
+from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
 from schemas.http import CHAT
@@ -31,6 +31,7 @@ HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
 SUCCESS = range(200, 300)
+JSON_BODY = {"Content-Type": "application/json"}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
@@ -77,7 +78,6 @@ class EngineClient:
             self._page = HttpClient(metrics_url, page_key)
 
     def close(self) -> None:
-        """Close the idle connections."""
         self.api.close()
         if self._page is not None:
             self._page.close()
@@ -99,16 +99,8 @@ class EngineClient:
             text = {"messages": [{"role": "user", "content": "1"}]}
         body = orjson.dumps({"model": model, "max_tokens": 1, **text})
         try:
-            async with asyncio.timeout(timeout_s):
-                headers = {"Content-Type": "application/json"}
-                response = await self.api.request("POST", path, headers, body)
-                try:
-                    status = (await response.head()).status
-                    while await response.read():
-                        pass
-                finally:
-                    self.api.release(response)
-        except (OSError, HttpBroken):
+            status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
+        except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
 
@@ -168,33 +160,39 @@ class EngineClient:
         return None
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
-        async with asyncio.timeout(self._scrape_timeout_s):
-            response = await client.request("GET", path, {})
-            try:
-                return await _page(response, client.url + path, is_health=is_health)
-            finally:
-                client.release(response)
+        status, page = await _exchange(client, "GET", path, self._scrape_timeout_s)
+        url = client.url + path
+        if status == STATUS_UNAUTHORIZED:
+            raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
+        # A server without /health answers 404, which shows that it runs.
+        if status >= STATUS_SERVER_ERROR if is_health else status != STATUS_OK:
+            raise UnexpectedAnswer(f"{url} answers HTTP {status}")
+        return page
 
 
-async def _page(response: Connection, url: str, *, is_health: bool) -> bytes:
-    head = await response.head()
-    if head.status == STATUS_UNAUTHORIZED:
-        raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
-    # A server without /health answers 404, which shows that it runs.
-    if head.status >= STATUS_SERVER_ERROR if is_health else head.status != STATUS_OK:
-        raise UnexpectedAnswer(f"{url} answers HTTP {head.status}")
+async def _exchange(
+    client: HttpClient, method: str, path: str, timeout_s: float, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Status and body of a short response."""
     page = bytearray()
-    while chunk := await response.read():
-        page += chunk
-        if len(page) > PAGE_BYTES_MAX:
-            raise UnexpectedAnswer(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
-    return bytes(page)
+    async with asyncio.timeout(timeout_s):
+        response = await client.request(method, path, JSON_BODY if body else {}, body)
+        try:
+            status = (await response.head()).status
+            while chunk := await response.read():
+                page += chunk
+                if len(page) > PAGE_BYTES_MAX:
+                    url = client.url + path
+                    raise UnexpectedAnswer(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
+        finally:
+            client.release(response)
+    return status, bytes(page)
 
 
 def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
     """The names in a response of `/v1/models`, and the cards of the first of them.
 
-    Raises EngineOdd if it has no name.
+    Raises UnexpectedAnswer if it has no name.
     """
     try:
         rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]

@@ -52,8 +52,6 @@ class Series:
 
 
 class MetricsPage:
-    """One metrics page."""
-
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:

@@ -137,7 +137,6 @@ class Connection(asyncio.Protocol):
         self._steer()
 
     def resume(self) -> None:
-        """Undo `pause`."""
         self._is_held = False
         self._steer()
 
@@ -360,7 +359,6 @@ class HttpClient:
         self._idle[connection] = expire
 
     def close(self) -> None:
-        """Close the idle connections."""
         while (connection := self._kept()) is not None:
             connection.close()
 
@@ -406,7 +404,6 @@ def _lines(headers: Mapping[str, str]) -> bytes:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an http or https URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
 

@@ -96,7 +96,6 @@ class Relay:
         self._received: RelayResult | None = None  # once all of the response was received
 
     def credit(self, consumed_bytes: int) -> None:
-        """The client has consumed so many bytes."""
         self._window.credit(consumed_bytes)
         if self._window.open and self._response is not None:
             self._response.resume()
@@ -113,7 +112,6 @@ class Relay:
                 self._reading.cancel()
 
     async def run(self) -> RelayEnded:
-        """Relay the response to its END frame."""
         headers = self._headers
         context, passed_on = None, {}
         if "traceparent" in headers:

@@ -111,7 +111,6 @@ class AgentCore:
 
     @property
     def models(self) -> tuple[ModelId, ...]:
-        """The models that the engine serves."""
         return self._engine.models
 
     def down_because(self, now: float) -> str | None:

@@ -78,7 +78,6 @@ class ScrapeCounters:
         self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
 
     def sent(self, at: float) -> None:
-        """A request was sent to the engine."""
         self._count(at, 1)
 
     def settle(self, sent_at: float, at: float) -> None:
@@ -268,7 +267,6 @@ class EngineLoad:
         return self.reading.prefix_hit_ratio if ours is None else ours
 
     def scraped(self, event: EngineScraped) -> None:
-        """Take in a scrape."""
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)

@@ -59,8 +59,6 @@ class WorkArrived:
 
 @dataclass(frozen=True, slots=True)
 class BodyPartArrived:
-    """A part of a request body that the agent fetches in parts."""
-
     inbox: str
     offset: int
     data: bytes
@@ -68,15 +66,11 @@ class BodyPartArrived:
 
 @dataclass(frozen=True, slots=True)
 class CancelArrived:
-    """The router cancelled this request."""
-
     inbox: str
 
 
 @dataclass(frozen=True, slots=True)
 class AliveArrived:
-    """A router's keep-alive message."""
-
     region: RegionId
     router: RouterId
     epoch: int

@@ -32,7 +32,6 @@ class NameClaim:
         self._has_it = False
 
     def ask(self, now: float) -> None:
-        """The agent asks whether its name is in use."""
         self._asked_at = now
 
     def take(self) -> None:

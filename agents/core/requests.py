@@ -223,7 +223,6 @@ class RequestTable:
         self._due_at = inf  # no deadline passes before it
 
     def add(self, record: AgentRequest, now: float) -> None:
-        """A request is taken from the bus."""
         inbox = record.inbox
         self.by_inbox[inbox] = self._waiting[inbox] = record
         self.held_bytes += record.body_bytes
@@ -258,7 +257,6 @@ class RequestTable:
         return body
 
     def send(self, record: AgentRequest, now: float) -> None:
-        """It is sent to the engine."""
         self._enter(record, AgentRequestState.SENT)
         self._receiving.pop(record.inbox, None)
         record.sent_at = now
@@ -267,13 +265,11 @@ class RequestTable:
         self.counters.sent(now)
 
     def begin(self, record: AgentRequest, now: float) -> None:
-        """Its first byte came."""
         if record.state is AgentRequestState.SENT:
             record.began_at = now
             self._settle(record, AgentRequestState.ANSWERING, now)
 
     def settle(self, record: AgentRequest, now: float) -> None:
-        """Its relay has ended, with a first byte or without."""
         if record.state is AgentRequestState.SENT:
             self._settle(record, AgentRequestState.SETTLED, now)
 
@@ -302,7 +298,6 @@ class RequestTable:
             record.last_part_at = now
 
     def overdue(self, now: float) -> list[AgentRequest]:
-        """Those whose deadline has passed."""
         if now < self._due_at:
             return []
         due = {
@@ -347,7 +342,6 @@ class RequestTable:
         return total - min(front.work.prefill_tokens, max(0, round(done)))
 
     def _settle(self, record: AgentRequest, state: AgentRequestState, now: float) -> None:
-        """It no longer waits for the engine, and nobody needs its body."""
         self._enter(record, state)
         self._settled_at = now
         del self._waiting[record.inbox]

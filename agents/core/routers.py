@@ -65,7 +65,6 @@ class RouterLiveness:
     """Fed with keep-alives, with the begin and end of requests, and with losses of the bus."""
 
     def __init__(self, region: RegionId) -> None:
-        """`region`: the agent's own."""
         self._region = region
         self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
@@ -83,7 +82,6 @@ class RouterLiveness:
         self._routers[key].requests -= 1
 
     def alive(self, key: RouterKey, epoch: int, now: float) -> RouterChange:
-        """A keep-alive arrived."""
         router = self._routers.get(key)
         if router is None:
             self._enter(key, now, epoch)
@@ -94,12 +92,10 @@ class RouterLiveness:
         return RouterChange(restarted, resync)
 
     def bus_lost(self, now: float) -> None:
-        """No keep-alive can arrive."""
         if self._away_since is None:
             self._away_since = now
 
     def bus_returned(self, now: float) -> None:
-        """Keep-alives can arrive again."""
         self._away_since = None
         self.restart_clock(now)
 

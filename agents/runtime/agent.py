@@ -110,7 +110,6 @@ class Agent:
             self._bus.outbox.retransmit(credit.inbox, credit.missing_from)
 
     def heartbeat(self) -> Heartbeat:
-        """The replica as it is now."""
         return self._core.heartbeat(self._clock())
 
     async def keep_time(self) -> None:

@@ -80,7 +80,6 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Sequences in the batch."""
         return len(self.decoding) + len(self.prefilling)
 
     @property

@@ -190,7 +190,7 @@ class EngineSim:
         return StepResult(events, self.wake_at)
 
     def stats(self, now: float) -> EngineStats:
-        """The engine's numbers at `now`. What happened up to then stays for the next step."""
+        """The numbers at `now`; events up to then stay for the next step."""
         ahead, batch = self._ahead(now), self._batch
         used = self.cache.used + (batch.growth(ahead) if ahead else 0)
         return EngineStats(

@@ -39,7 +39,6 @@ class SimRequest:
 
     @property
     def total_tokens(self) -> int:
-        """Length of the finished sequence."""
         return self.prompt_tokens + self.output_tokens
 
 

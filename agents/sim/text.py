@@ -59,7 +59,6 @@ def chat_tokens(messages: Iterable[tuple[Role, str]]) -> bytes:
 
 
 def count(tokens: bytes) -> int:
-    """How many tokens these are."""
     return len(tokens) // TOKEN_BYTES
 
 

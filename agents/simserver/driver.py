@@ -36,7 +36,6 @@ class RateClock:
         self._anchor = 0.0
 
     def now(self) -> float:
-        """The engine's time."""
         return self._anchor + (self.wall() - self._wall_anchor) * self.rate
 
     def set_rate(self, rate: float) -> None:
@@ -70,13 +69,11 @@ class TokenStream:
             await self._waiter
 
     def add(self, tokens: int) -> None:
-        """More tokens came out."""
         self.tokens += tokens
         if not self.whole:
             self._wake()
 
     def finish(self) -> None:
-        """The answer is complete."""
         self.finished = True
         self._wake()
 
@@ -133,7 +130,6 @@ class Driver:
             self._arm()
 
     def stats(self) -> EngineStats:
-        """The engine's numbers now."""
         return self._engine.stats(self._clock.now())
 
     def set_slowdown(self, factor: float) -> None:

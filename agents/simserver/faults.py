@@ -89,11 +89,9 @@ class FaultSwitchboard:
         return self.now.slow if self.now.hang is Hang.OFF else float("inf")
 
     def request_fails(self) -> bool:
-        """Whether this request gets an error instead of an answer."""
         return self.now.error_rate > 0 and self._rng.random() < self.now.error_rate
 
     def stream_break(self) -> Break:
-        """How this stream will break, if it will."""
         if self.now.stream is not Break.NONE and self._rng.random() < self.now.stream_rate:
             return self.now.stream
         return Break.NONE

@@ -45,7 +45,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were seen."""
         return sum(self._counts)
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
@@ -173,7 +172,6 @@ _SGLANG: _Rows = {
 
 
 def vllm_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) -> str:
-    """vLLM V1's page."""
     page = _Page(f'engine="0",model_name="{_escaped(facts.model)}"', facts.started_at)
     for name, (about, field) in _VLLM.items():
         page.value(f"vllm:{name}", about, getattr(stats, field))
@@ -199,7 +197,6 @@ def vllm_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) 
 
 
 def sglang_page(stats: EngineStats, meters: Meters, facts: PageFacts, now: float) -> str:
-    """SGLang's page."""
     page = _Page(f'model_name="{_escaped(facts.model)}",tp_rank="0"', None)
     for name, (about, field) in _SGLANG.items():
         page.value(f"sglang:{name}", about, getattr(stats, field))

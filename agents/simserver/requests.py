@@ -45,7 +45,6 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> bytes:
-        """The JSON body."""
         return orjson.dumps(
             {
                 "error": {
@@ -59,7 +58,6 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400."""
     return ApiError(400, message, param, code)
 
 
@@ -77,7 +75,6 @@ class GenerationRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
         return tokens.count(self.prompt)
 
     def sequence(self) -> bytes:

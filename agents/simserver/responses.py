@@ -53,14 +53,12 @@ class AnswerText:
         return self._job.answer.shown(at, at + 1)
 
     def whole(self) -> str:
-        """What is seen of all."""
         if self._job.stamped:
             return "".join(map(self.token, range(self._job.answer.tokens)))
         return self._job.answer.text[: self._job.answer.visible]
 
 
 def usage(job: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object."""
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -99,8 +97,6 @@ def whole(
 
 
 class SseRenderer:
-    """The events of one streamed answer."""
-
     __slots__ = ("_after", "_answer", "_before", "_frame", "_job", "_words")
 
     def __init__(

@@ -122,24 +122,17 @@ def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
     )
 
 
-def observer() -> Permissions:
-    """Dashboards and people who watch: state, services and streams, nothing that clients send.
+def watcher(role: Role) -> Permissions:
+    """Observers (dashboards and people) read state, services and streams, nothing that clients send;
+    operators also prefix gossip, and events of altered streams.
 
     They have an account of their own (`region_config`), which imports nothing else.
     """
-    return _watching(Role.OBSERVER)
-
-
-def operator() -> Permissions:
-    """An observer who also receives prefix gossip, and events of altered streams."""
-    return _watching(Role.OPERATOR, STREAM_EVENTS)
-
-
-def _watching(role: Role, *more: str) -> Permissions:
     seen = [row.subject() for row in CHANNELS if role in row.subscribe]
+    events = [STREAM_EVENTS] if role is Role.OPERATOR else []
     return Permissions(
         publish=widest([*observer_reads(), *services()]),
-        subscribe=widest([*seen, *more, ALL_INBOXES]),
+        subscribe=widest([*seen, *events, ALL_INBOXES]),
     )
 
 

@@ -103,7 +103,6 @@ def link_account(peer: RegionId) -> str:
 
 
 def region_users(name: RegionId) -> tuple[User, ...]:
-    """All logins of a region but its agents'."""
     return tuple(User(name, each) for each in REGION_USERS)
 
 
@@ -155,8 +154,8 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
         ACCOUNT: [*_client_users(topology, name, site)],
         STATE_ACCOUNT: [_user(User(name, SETUP), permissions.setup(), site)],
         OBSERVE_ACCOUNT: [
-            _user(User(name, OBSERVER), permissions.observer(), site),
-            _user(User(name, OPERATOR), permissions.operator(), site),
+            _user(User(name, OBSERVER), permissions.watcher(Role.OBSERVER), site),
+            _user(User(name, OPERATOR), permissions.watcher(Role.OPERATOR), site),
         ],
     }
     for peer in topology.peers(name):

@@ -30,14 +30,17 @@ def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row:
     says = row.subject(**(NAMES | {"region": "eu"} if Role.PEER_ROUTER in row.publish else NAMES))
     subject = row.subject(**NAMES)
     agent, router = permissions.agent("us", "us-0"), permissions.router("us", EVERYWHERE)
-    operator = permissions.operator()
+    operator = permissions.watcher(Role.OPERATOR)
     assert may(agent.publish, subject) == bool(row.publish & {Role.AGENT, Role.PEER_AGENT})
-    operator = permissions.operator()
+    operator = permissions.watcher(Role.OPERATOR)
     heard = subject if row.queue is None else f"{subject} {row.queue}"
     assert may(agent.subscribe, heard) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
     assert may(router.publish, says) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
     assert may(router.subscribe, heard) == bool(row.subscribe & {Role.ROUTER, Role.PEER_ROUTER})
-    for role, allowed in ((Role.OBSERVER, permissions.observer()), (OPERATOR, operator)):
+    for role, allowed in (
+        (Role.OBSERVER, permissions.watcher(Role.OBSERVER)),
+        (OPERATOR, operator),
+    ):
         assert may(allowed.subscribe, subject) == (role in row.subscribe or row.name == "inbox")
         assert not may(allowed.publish, subject)
 
@@ -78,7 +81,9 @@ def test_a_router_may_read_streams_and_make_none():
     }
 
 
-@pytest.mark.parametrize("allowed", [permissions.observer(), permissions.operator()])
+@pytest.mark.parametrize(
+    "allowed", [permissions.watcher(Role.OBSERVER), permissions.watcher(Role.OPERATOR)]
+)
 def test_who_looks_on_says_nothing_of_the_mesh_and_hears_state_alone(allowed):
     assert not any(overlaps(a, b) for a in allowed.publish for b in ("mesh.>", "_INBOX.>"))
     writes = ("CREATE", "UPDATE", "DELETE", "PURGE", "NEXT", "RESTORE", "SNAPSHOT")
