@@ -123,8 +123,8 @@ def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
 
 
 def watcher(role: Role) -> Permissions:
-    """Observers (dashboards and people) read state, services and streams, nothing that clients send;
-    operators also prefix gossip, and events of altered streams.
+    """Observers (dashboards, people) read state, services and streams, nothing that clients send;
+    operators also read prefix gossip, and events of altered streams.
 
     They have an account of their own (`region_config`), which imports nothing else.
     """
