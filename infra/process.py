@@ -35,14 +35,14 @@ def raise_limit() -> int:
     here uses. Children inherit the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError):  # macOS names a hard limit that its kernel does not grant
             return soft
-        return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft
+        return limit
+    return limit if soft == resource.RLIM_INFINITY else soft
 
 
 def collect_seldom() -> None:
@@ -58,7 +58,7 @@ def collect_seldom() -> None:
 
 
 async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel until all have ended. What they raise is left to whoever awaits them.
+    """Cancel until all have ended. Who awaits them gets what they raise.
 
     One cancel is not enough. Python 3.11's `asyncio.wait_for`, with which nats-py awaits replies,
     loses a cancel that comes together with its result (python/cpython#86296, mended in 3.12), and

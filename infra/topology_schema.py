@@ -1,7 +1,7 @@
 """The JSON Schema of mesh.toml as people write it, for editors: `make schemas`.
 
 The model holds replicas by name, and a file may give their number. What spans tables (overlapping
-ports, unlinked regions) no JSON Schema can say; `topology.load` checks it.
+ports, unlinked regions) is beyond JSON Schema; `topology.load` checks it.
 """
 
 from pathlib import Path

@@ -243,7 +243,7 @@ class BusAuthorization:
         """Raise BusUnreachable if the server has refused one of our own subjects so far."""
         if self._refused.is_set():
             raise BusUnreachable(
-                f"the bus does not let this user speak for {self._who}: are these its credentials?"
+                f"the bus forbids this user the subjects of {self._who}: are these its credentials?"
             )
 
     async def watch(self) -> None:
@@ -260,8 +260,8 @@ class NameGuard:
     """Takes the agent's name on the bus and defends it (`agents.core.name_claim`).
 
     `take` it before listening for work, run `watch` while working, call `reconnected` after each
-    reconnect. The server reports at once that nobody listens to a question, so a restart waits for
-    nothing. If somebody listens and does not answer within CLAIM_S (an agent that is stopped or cut
+    reconnect. The server reports at once that a question has no subscriber, so a restart waits for
+    nothing. If there is one and no answer comes within CLAIM_S (an agent that is stopped or cut
     off, or a server whose older configuration forbids these subjects), the name is taken.
     """
 
@@ -275,7 +275,7 @@ class NameGuard:
         self._claim = NameClaim(epoch)
         self._clock = clock
         self._client: Client | None = None
-        self._answered = asyncio.Event()  # or nobody listens
+        self._answered = asyncio.Event()  # or there is no subscriber
         self._reconnected = asyncio.Event()
         self._must_leave = asyncio.Event()
 

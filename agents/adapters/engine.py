@@ -2,7 +2,7 @@
 use its `api` for requests.
 
 Connections are kept for less time than engines keep them: uvicorn, under vLLM and SGLang, closes
-an idle one after 5 s, and a POST that meets the closing can't be told from an engine that died.
+an idle one after 5 s, and a request may be on its way at that moment.
 """
 
 import asyncio
@@ -69,7 +69,9 @@ class EngineClient:
         self._scrape_timeout_s = scrape_timeout_s
         self._has_refused_key = False
         self._models_due_at = float("-inf")
-        self.heard_at = float("-inf")  # when a good response last brought a byte; relays write it
+        self.last_byte_at = float(
+            "-inf"
+        )  # when a good response last brought a byte; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
         self.api = HttpClient(api_url, key)
         self._page: HttpClient | None = None
@@ -117,7 +119,7 @@ class EngineClient:
             models, cards = await self._models() if is_due else (None, NO_CARDS)
             reading = await self._reading()
             return EngineScraped(
-                began_at, reading, models, cards, self.heard_at, frozenset(self.held)
+                began_at, reading, models, cards, self.last_byte_at, frozenset(self.held)
             )
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
@@ -126,7 +128,7 @@ class EngineClient:
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max = float("-inf"), None
         return ScrapeFailed(
-            began_at=began_at, heard_at=self.heard_at, timed_out=timed_out, detail=detail
+            began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
 
     async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:

@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._parser = parser = httptools.HttpResponseParser(self)
-        # These leniencies can mislead nobody: one client sends and one engine answers.
+        # These leniencies are safe: one client sends and one engine answers.
         parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_optional_cr_before_lf=True,
@@ -289,8 +289,8 @@ class Connection(asyncio.Protocol):
 
 
 def _described(error: Exception) -> str:
-    said = error.__context__ if isinstance(error.__context__, HttpBroken) else error
-    return str(said) or type(error).__name__
+    cause = error.__context__ if isinstance(error.__context__, HttpBroken) else error
+    return str(cause) or type(error).__name__
 
 
 KEEPALIVE_S = 2.0
@@ -344,7 +344,7 @@ class HttpClient:
         try:
             connection.send(pieces)
             await connection.head()
-        except BaseException:  # cancelled too: nobody else closes it
+        except BaseException:  # cancelled too: only this closes it
             connection.close()
             raise
         return connection

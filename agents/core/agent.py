@@ -45,7 +45,7 @@ class AgentCore:
     """Feed events with `handle`, perform the effects in order.
 
     Call `handle(TimerFired(), now)` at `wake_at` at the latest. An event that comes STOPPED_S later
-    shows that this process or its host was stopped: then nobody else's silence counts.
+    shows that this process or its host was stopped: then the silence of others does not count.
     """
 
     def __init__(self, replica: ReplicaConfig) -> None:
@@ -114,7 +114,7 @@ class AgentCore:
         return self._engine.models
 
     def down_because(self, now: float) -> str | None:
-        """For people: why it is down though its last scrape was good."""
+        """For the log: why it is down though its last scrape was good."""
         if not self._hangs.hung:
             return None
         silent_s = self._hangs.silent_s(now)
@@ -197,8 +197,8 @@ class AgentCore:
         if work.body_bytes is None:
             self._requests.send(record, now)
             return self._start_relay(record, event.body)
-        wanted = BodyWanted(self._replica.region, self._replica.replica)
-        return [effects.RequestBody(record.inbox, wanted)]
+        message = BodyWanted(self._replica.region, self._replica.replica)
+        return [effects.RequestBody(record.inbox, message)]
 
     def _reason_against(self, work: WorkRequest, size: int) -> Refusal | None:
         state = self.state
@@ -336,7 +336,7 @@ class AgentCore:
         at_engine = self._requests.at_engine - len(event.held)
         backlog = EngineBacklog(at_engine, self._requests.longest_prompt_tokens)
         line = self._engine.prefill.line
-        hangs = self._hangs.scraped(event.reading.progress, event.heard_at, backlog, line, now)
+        hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)
         return self._let_go(also_sent=True) if hangs else []
 
     def _on_scrape_failed(self, event: events.ScrapeFailed, now: float) -> list[AgentEffect]:

@@ -208,8 +208,8 @@ class PrefillEstimator:
 class AnswerStatistics:
     """Decode rate, prefix hits and size of recent answers.
 
-    A median for the rate, because one truncated answer says little; decayed sums for the ratios, so
-    that a changed working set shows soon.
+    A median for the rate, because of truncated answers; decayed sums for the ratios, so that a
+    changed working set shows soon.
     """
 
     def __init__(self) -> None:

@@ -113,17 +113,17 @@ class EngineScraped:
     reading: EngineReading
     models: tuple[ModelId, ...] | None
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
-    heard_at: float = float("-inf")  # when any good response last brought a byte
+    last_byte_at: float = float("-inf")  # when any good response last brought a byte
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeFailed:
-    """A scrape failed. `heard_at`: when any good response last brought a byte."""
+    """A scrape failed. `last_byte_at`: when any good response last brought a byte."""
 
     began_at: float
-    heard_at: float
+    last_byte_at: float
     timed_out: bool
     detail: str
 

@@ -30,11 +30,12 @@ class ReplicaConfig:
     residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region's
     counts_own: bool = False  # the engine shows no counts: it runs what this agent sent to it
 
-    def fits_residency(self, wanted: Labels) -> bool:
-        """Whether one of these labels holds here. Routers check it first, but may not know yet that
-        a label was taken away. Without labels of its own the agent vouches for all of its region's,
-        which only mesh.toml lists."""
-        return not wanted or self.residency is None or any(one in wanted for one in self.residency)
+    def fits_residency(self, requested: Labels) -> bool:
+        """Whether one of these labels holds here. Routers check it first, but a label may have
+        been removed since. Without labels of its own the agent has all of its region's, which only
+        mesh.toml lists."""
+        labels = self.residency
+        return not requested or labels is None or any(label in requested for label in labels)
 
 
 class HeartbeatFields(NamedTuple):

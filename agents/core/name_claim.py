@@ -12,7 +12,7 @@ so never do both leave.
 
 from enum import StrEnum
 
-CLAIM_S = 1.0  # to wait for an answer; where nobody listens, the server says so at once
+CLAIM_S = 1.0  # to wait for an answer; without a subscriber the server reports that at once
 
 
 class NameDecision(StrEnum):
@@ -35,7 +35,7 @@ class NameClaim:
         self._asked_at = now
 
     def take(self) -> None:
-        """Nobody answered: this agent holds the name from now on."""
+        """No answer came: this agent holds the name from now on."""
         self._has_it = True
 
     def question_arrived(self, epoch: int, now: float) -> NameDecision:

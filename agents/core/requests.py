@@ -1,14 +1,14 @@
 """One request's life at the agent: the headers of its work message, its record, and its states.
 
-The table is the only writer of records. Beside its state a record has `aborted`: its relay was told
-to stop, and ends soon.
+The table is the only writer of records. Beside its state a record has `aborted`: its relay is
+being stopped, and ends soon.
 
     state      entered by       then
     RECEIVING  `add`            its body comes in parts; `send`, or `remove` when one is missing
     ACCEPTED   `add`            its body is whole; `send`, or `remove` when no time is left
     SENT       `send`           the engine has it; `begin`, or `settle` when it ends without a byte
     ANSWERING  `begin`          its first byte came
-    SETTLED    `settle`         it no longer waits for the engine, and nobody needs its body
+    SETTLED    `settle`         it no longer waits for the engine, and its body is released
     (gone)     `remove`         its END or REFUSED frame is out
 
 Parts of a body come over one connection, so NATS keeps their order; a hole means that the bus
@@ -51,7 +51,7 @@ from schemas.residency import Labels, parse_labels
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
 DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
-BYTES_PER_TOKEN = 4  # of a prompt that nobody has counted
+BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 # Bodies of requests without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
@@ -274,7 +274,7 @@ class RequestTable:
             self._settle(record, AgentRequestState.SETTLED, now)
 
     def abort(self, record: AgentRequest) -> bool:
-        """Its relay is told to stop; False if it was already."""
+        """Its relay is to be stopped; False if it was already."""
         was, record.aborted = record.aborted, True
         return not was
 

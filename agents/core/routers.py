@@ -10,8 +10,8 @@ keep-alive after a gap means that the way to the router may have been cut, and f
 the agent's own bus is away no router counts as silent, for AWAY_S_MAX; when it is back, and after
 this process itself was stopped, every router gets its full time again.
 
-**Ownership.** A lease may change hands while its last owner does not know it yet (a stopped
-process, a slow link). So leases carry fencing *terms* that rise with every change of owner, routers
+**Ownership.** A lease may change hands before its last owner learns of it (a stopped process, a
+slow link). So leases carry fencing *terms* that rise with every change of owner, routers
 publish theirs with each keep-alive, and an agent takes work only from the region with the highest
 term. The bus can't check a header of a work message, but it holds each region to its keep-alive
 subjects, so only keep-alives claim ownership. An adopter's work carries its term too, so that work
@@ -19,7 +19,7 @@ under an old lease is refused even when another router of that region has taken 
 adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own routers are
 accepted again, and no term is required of their work, because their lease stream may have stopped.
 
-No single claim binds anybody for ever. While its region repeats it, it counts as published; what is
+No single claim holds for ever. While its region repeats it, it counts as published; what is
 remembered of it rises in steps (`schemas.rising`). So a peer that claims the highest possible term
 holds the replica only while it goes on claiming, and the next honest write is above what it leaves.
 """
@@ -50,7 +50,7 @@ class RouterChange(NamedTuple):
     """What a keep-alive shows."""
 
     restarted: bool  # since its last keep-alive
-    resync: bool  # frames sent to it lately may be lost
+    resync: bool  # its latest frames may be lost
 
 
 @dataclass(slots=True)

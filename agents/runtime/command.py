@@ -1,4 +1,4 @@
-"""`mesh-agent run`: parse, check, wire, and serve until told to stop."""
+"""`mesh-agent run`: parse, check, wire, and serve until a signal to stop."""
 
 import asyncio
 import logging
@@ -130,7 +130,7 @@ async def _main(config: AgentConfig) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.ask)
+        loop.add_signal_handler(number, stop.request)
     await run(config, time.monotonic, time.time_ns() // 1_000_000, stop)
 
 

@@ -24,12 +24,12 @@ from schemas import subjects
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a process is told to end: `drain` first, then `at_once`."""
+    """A request to end: `drain` first, then `at_once`."""
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """The first time: drain. The second time: at once."""
         (self.at_once if self.drain.is_set() else self.drain).set()
 

@@ -3,7 +3,7 @@
 Rules, as in vLLM's scheduler: sequences that run go before those that wait; prefill is cut
 into chunks so that decoding goes on beside it; a sequence is admitted only when its whole
 prompt fits and everyone running can still grow by a block; when memory runs out all the same,
-the newest sequence gives everything back and is computed again later (what it published may
+the newest sequence is preempted and computed again later (what it published may
 still be cached then). Time is not known here: `agents.sim.engine` has it.
 
 Rejected: taking memory chunk by chunk, which lets two half-done prefills starve each other.
@@ -40,7 +40,7 @@ class SequenceState:
         self.target = 0  # tokens to compute before the next one comes out
         self.computed = 0  # tokens whose KV is in memory
         self.blocks = 0  # blocks owned, shared ones included
-        self.filled = 0  # full blocks looked at for publishing
+        self.filled = 0  # full blocks published, or found as copies
         self.held: list[int] = []  # keys of the shared ones
         self.cached_tokens: int | None = None  # hits at its first admission
 
@@ -166,7 +166,7 @@ class Batch:
         )
 
     def newest(self) -> SequenceState:
-        """Who gives way when memory runs out."""
+        """The one to preempt when memory runs out."""
         return self.prefilling[-1] if self.prefilling else self.decoding[-1]
 
     def remove(self, seq: SequenceState) -> None:

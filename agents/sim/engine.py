@@ -208,7 +208,7 @@ class EngineSim:
         )
 
     def inside(self, now: float) -> EngineInternals:
-        """What only a simulation can know: who is in it and how far they are."""
+        """What only a simulation can read: the sequences and their progress."""
         ahead = self._ahead(now)
         stretch = self._stretch
         left_s = 0.0 if stretch is None else stretch.end_of(stretch.done + ahead + 1) - now
@@ -320,8 +320,8 @@ class EngineSim:
             self._stretch = self._decode_stretch(at)
 
     def _make_room(self, at: float) -> None:
-        # Who gives way here is not admitted again at once: a newcomer must leave everyone a
-        # block to grow, which is more than what giving way made free.
+        # A preempted sequence is not admitted again at once: admission leaves every sequence a
+        # block to grow, which is more than the preemption freed.
         while self._batch.rounds_that_fit(1) < 1:
             seq = self._batch.newest()
             self._leave(seq)

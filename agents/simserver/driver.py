@@ -1,8 +1,8 @@
 """Runs the pure engine on the event loop's clock and wakes the handlers that wait for its tokens.
 
 One timer is armed for the engine's next step and none while it is idle, so an idle engine
-costs nothing. The clock can run faster than the wall (`--time-scale`), slower (a fault) or
-stand still (another): the engine never knows.
+costs nothing. Its clock can run faster than the wall (`--time-scale`), slower (a fault) or not at
+all (another).
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class RateClock:
         return self._anchor + (self.wall() - self._wall_anchor) * self.rate
 
     def set_rate(self, rate: float) -> None:
-        """From now on, `rate` engine seconds pass in a wall second; 0 stands still."""
+        """From now on, `rate` engine seconds pass in a wall second; 0 stops it."""
         self._anchor, self._wall_anchor = self.now(), self.wall()
         self.rate = rate
 
@@ -56,7 +56,7 @@ class TokenStream:
     def __init__(self, request_id: int, opened_at: float, *, whole: bool) -> None:
         self.id = request_id
         self.opened_at = opened_at
-        self.whole = whole  # the reader wants nothing before the end
+        self.whole = whole  # the reader waits for the end alone
         self.tokens = 0
         self.cached_tokens = 0
         self.finished = False
@@ -92,7 +92,7 @@ class Driver:
         time_scale: float,
         on_tokens: Callable[[int], None],
     ) -> None:
-        """`on_tokens` is told of every batch of tokens that came out."""
+        """`on_tokens` gets the size of every batch of tokens that came out."""
         self._engine = engine
         self._meters = meters
         self._time_scale = time_scale
@@ -103,7 +103,7 @@ class Driver:
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = 0.0  # wall time of the last tick with news
+        self._last_events_at = 0.0  # wall time of the last tick with events
         self._handlers: dict[type[SimEvent], Callable[..., None]] = {
             PrefillFinished: self._on_first_token,
             Decoded: self._on_decoded,
@@ -133,7 +133,7 @@ class Driver:
         return self._engine.stats(self._clock.now())
 
     def set_slowdown(self, factor: float) -> None:
-        """Run that many times slower than asked for at the start; infinity stands still."""
+        """Run that many times slower than `time_scale`; infinity stops the clock."""
         self._clock.set_rate(self._time_scale / factor)
         self._arm()
 
@@ -144,7 +144,9 @@ class Driver:
         wake_at = self._engine.wake_at
         if wake_at is None or self._clock.rate == 0:
             return
-        delay_s = max(self._clock.wall_at(wake_at), self._told_at + TICK_S) - self._clock.wall()
+        delay_s = (
+            max(self._clock.wall_at(wake_at), self._last_events_at + TICK_S) - self._clock.wall()
+        )
         # Timers have whole milliseconds: rounded down, one would fire just before its step.
         self._timer = self._loop.call_later(math.ceil(max(delay_s, 0) * 1000) / 1000, self._tick)
 
@@ -152,7 +154,7 @@ class Driver:
         self._timer = None
         events = self._engine.step(self._clock.now()).events
         if events:
-            self._told_at = self._clock.wall()
+            self._last_events_at = self._clock.wall()
         for event in events:
             self._handlers[type(event)](event)
         self._arm()

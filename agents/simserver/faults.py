@@ -14,7 +14,7 @@ from schemas.problems import problem_lines
 
 
 class Hang(StrEnum):
-    """What stands still."""
+    """What hangs."""
 
     OFF = "off"
     ENGINE = "engine"  # no tokens any more, also mid-stream; /health and /metrics still answer

@@ -71,7 +71,7 @@ class GenerationRequest:
     answer: SimulatedAnswer
     stream: bool
     include_usage: bool
-    stamped: bool = False  # each token says of which prompt and attempt it is, and which one it is
+    stamped: bool = False  # each token names its prompt, its attempt and its own index
 
     @property
     def prompt_tokens(self) -> int:
@@ -138,11 +138,11 @@ class _Message(_Part):
 
 
 class _Body(_Part):
-    """What both paths read; null stands for an absent field."""
+    """What both paths read; null means an absent field."""
 
     model: Any = None
     n: Annotated[
-        Literal[1] | None, Advice("only n = 1 is simulated: ask again for each further choice")
+        Literal[1] | None, Advice("only n = 1 is simulated: send a request for each choice")
     ] = None
     best_of: Annotated[Literal[1] | None, Advice("only best_of = 1 is simulated")] = None
     logprobs: Annotated[
@@ -240,7 +240,7 @@ class RequestParser:
     def _room(self, prompt_tokens: int, limit: int | None) -> int:
         if prompt_tokens + (limit or 1) > self.max_model_len:
             raise invalid(
-                f"the prompt has {prompt_tokens} tokens and {limit or 1} more were asked for; "
+                f"the prompt has {prompt_tokens} tokens and {limit or 1} more are requested; "
                 f"this engine's context is {self.max_model_len} tokens: shorten the prompt or "
                 "lower max_tokens",
                 "messages",

@@ -258,7 +258,7 @@ class CannotListen(Exception):
 
 
 async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises CannotListen."""
+    """Serve until SIGTERM or SIGINT. `announce` gets the URL. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

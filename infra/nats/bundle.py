@@ -173,8 +173,8 @@ def write_private(path: Path, text: str) -> None:
 def make_private(folder: Path, *, tighten: bool = True) -> None:
     """Make the folder and those above it that are missing, with mode 0700.
 
-    `tighten`: take group and others out of one that was there. Not for folders that somebody else
-    may have made for more than this.
+    `tighten`: take group and others out of one that was there. Not for folders that may
+    serve more than this.
     """
     if folder.is_dir():
         mode = stat.S_IMODE(folder.stat().st_mode)

@@ -17,7 +17,7 @@ Rejected: permissions written by hand beside the table (the first subject added 
 the other is either a hole or an outage), and `allow_responses` (the sender of a request whose reply
 subject is no inbox would make the answerer publish there; answers go to inboxes only).
 Where a server answers by itself (JetStream), or for a tool, the request crosses from one account
-into another, and its answer can reach nobody but the account that asked.
+into another, and its answer reaches only the account of the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ SERVICE_VERBS = ("PING", "INFO", "STATS")
 SERVICES = (subjects.SERVICE_AGENT, subjects.SERVICE_ROUTER)
 
 # JetStream's API (docs.nats.io, "NATS API reference"), `{}` for a stream's name. `API_INFO` is
-# asked for by no process: an account that does not import it gets an API of its own, which knows
+# requested by no process: an account that does not import it gets an API of its own, which has
 # no stream and answers in this one's place [tried, 2.15.1].
 API_INFO = "$JS.API.INFO"
 STREAM_INFO = "$JS.API.STREAM.INFO.{}"
@@ -102,7 +102,7 @@ def router_reads() -> tuple[str, ...]:
     """What routers request of JetStream: the settings of both streams, and the last heartbeats.
 
     Not the lease itself. Its writer chooses the bytes, and its reader the subject that the answer
-    is published to: both together could publish anything as anybody.
+    is published to: both together could publish anything in any name.
     """
     last_heartbeats = LAST_BY_SUBJECT.format(subjects.STREAM_HEARTBEATS)
     return (*(STREAM_INFO.format(name) for name in STREAMS), last_heartbeats)
@@ -180,7 +180,7 @@ def _prompts(row: Channel, sender: RegionId, receiver: RegionId, ground: Ground)
 
 
 def _router_publishes(region: RegionId, ground: Ground) -> Iterator[str]:
-    """What a region's routers may publish: prompts of a confined one not to everybody."""
+    """What a region's routers may publish: prompts of a confined one only to some peers."""
     peers = [other for other, _ in ground.carried if other != region]
     for row in CHANNELS:
         if Role.ROUTER in row.publish:
@@ -224,7 +224,7 @@ def services() -> tuple[str, ...]:
 def covers(wide: str, narrow: str) -> bool:
     """Whether every subject that pattern `narrow` matches is matched by `wide` too.
 
-    `*` stands for one token, a last `>` for one or more. A pattern may have a queue group behind a
+    `*` matches one token, a last `>` one or more. A pattern may have a queue group behind a
     space, as in permissions to subscribe: without one it is any.
     """
     wide, _, wide_group = wide.partition(" ")

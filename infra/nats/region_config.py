@@ -11,9 +11,8 @@ Two more accounts keep answers of the server apart. JetStream answers to any rep
 request names, without a check of permissions: a request could make it publish where its sender may
 not. So the streams are in an account of their own, `STATE`, and people who watch are in `OBSERVE`.
 Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
-the answer back to the account that asked, and nowhere else. Peers write a lease this way too.
-Streams can be made, altered and removed inside `STATE` only, where nobody but the user `setup` logs
-in.
+the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
+Streams can be made, altered and removed inside `STATE` only, where only the user `setup` logs in.
 
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
@@ -80,7 +79,7 @@ class Site:
     """What a region's server needs besides the topology.
 
     `leaf_addresses`: (solicitor, acceptor) → where to dial instead of the acceptor's own address,
-    when something stands between (a delaying proxy, a tunnel).
+    when something is between (a delaying proxy, a tunnel).
     """
 
     passwords: Mapping[str, str]
@@ -284,7 +283,7 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Valu
         "leafnodes": {
             **(listener if len(acceptors) < len(links) else {}),
             # Accounts keep links apart already. This, and request_isolation, keeps one copy of a
-            # message one copy even where somebody binds two links to one account by hand.
+            # message one copy even where two links are bound to one account by hand.
             "isolate_leafnode_interest": True,
             "reconnect": LEAF_RECONNECT,
             "remotes": [_remote(topology, name, acceptor, site) for acceptor in acceptors],

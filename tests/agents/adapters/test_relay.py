@@ -245,7 +245,7 @@ async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, g
     async with calling(whole(response)) as (made, _):
         await made.relay.run()
         assert made.began == [RelayBegan(INBOX, good=good)]
-        assert (made.client.heard_at > 0.0) is good
+        assert (made.client.last_byte_at > 0.0) is good
 
 
 async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:

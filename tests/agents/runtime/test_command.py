@@ -177,7 +177,7 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
     lines = said.decode().splitlines()
     assert agent.returncode == 1
     assert lines[-1] == (
-        "Error: the bus does not let this user speak for us/us-1: are these its credentials?"
+        "Error: the bus forbids this user the subjects of us/us-1: are these its credentials?"
     ), said.decode()
     assert len(lines) < 12
     assert " is ready" not in said.decode()

@@ -80,7 +80,7 @@ async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nat
     async with scene(nats_server, gate) as on:
         inbox = await on.asker.ask(1)
         await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
+        on.stop.request()
         await on.asker.state(state=ReplicaState.DRAINING, outstanding=1)
         refused = await on.asker.refusal(await on.asker.ask(2))
         assert refused.reason == Refusal.DRAINING
@@ -97,10 +97,10 @@ async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatie
     async with scene(nats_server, gate, drain_timeout_s=patience_s) as on:
         inbox = await on.asker.ask(1)
         await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
+        on.stop.request()
         if impatient:
             await on.asker.state(state=ReplicaState.DRAINING)
-            on.stop.ask()
+            on.stop.request()
         assert (await on.asker.answer(inbox)).outcome == Outcome.ENGINE_LOST
         await gate.hung_up.wait()
         await on.task
@@ -142,10 +142,10 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         await on.asker.until(lambda: all(map(on.asker.text, inboxes)))
         await on.asker.client.subscribe(">", cb=hear)
         await flushed(on.asker.client)
-        on.stop.ask()
+        on.stop.request()
         await on.asker.state(state=ReplicaState.DRAINING)
         their_turn.clear()
-        gate.open.set() if finished else on.stop.ask()
+        gate.open.set() if finished else on.stop.request()
         async with asyncio.timeout(20):
             await gone.wait()
         assert said == ["end"] * len(numbers) + ["gone"]
@@ -202,7 +202,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
 ) -> None:
     monkeypatch.setattr(Agent, "keep_alive", stubborn)
     async with scene(nats_server, hello) as on:
-        on.stop.ask()
+        on.stop.request()
         async with asyncio.timeout(20):
             await on.task
 
