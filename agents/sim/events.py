@@ -82,7 +82,7 @@ SimEvent = PrefillFinished | Decoded | Preempted | Finished
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What happened since the last step, in order, and when to step next, if no call comes before."""
+    """What happened since the last step, in order, and when to step next without a call before."""
 
     events: list[SimEvent]
     wake_at: float | None
