@@ -31,7 +31,7 @@ async def test_connects_under_its_own_inbox_prefix(nats_server: NatsServer):
     await client.close()
 
 
-async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, caplog):
+async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, caplog):
     caplog.set_level("WARNING")  # as routers of `mesh up` have it
     lost, back = asyncio.Event(), asyncio.Event()
     client = await bus.connect(
@@ -60,7 +60,7 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, ca
     await client.close()
 
 
-async def test_a_flush_asks_behind_all_that_was_said():
+async def test_a_flush_pings_behind_all_messages():
     heard: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +110,7 @@ async def test_a_fault_of_the_client_while_closing_is_only_logged(caplog):
     assert "disconnecting from the bus: of the library" in caplog.messages
 
 
-async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeypatch):
+async def test_a_cancelled_connect_leaves_nothing_open(monkeypatch):
     """At every moment: at some of them nats-py loses a cancel, and would go on trying."""
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 600.0)
     there = set()
@@ -142,7 +142,7 @@ async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeyp
         await until(lambda: not there)
 
 
-async def test_what_has_no_words_is_logged_by_its_name(nats_server: NatsServer, caplog):
+async def test_an_error_without_a_text_is_logged_by_its_name(nats_server: NatsServer, caplog):
     address = bus.BusAddress(nats_server.url)
     client = await bus.connect(address, name="t", inbox_prefix="_INBOX.us.r1")
     await client._error_cb(TimeoutError())
@@ -164,7 +164,7 @@ async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
         ("router", "wrong", "refused user 'router': are NATS_USER"),
     ],
 )
-async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, user, password, says):
+async def test_a_refused_login_is_reported_at_once_and_once(tmp_path, caplog, user, password, says):
     regions = NatsRegions(parse(mesh_toml(("us", "eu"), replicas=1), "mesh.toml"), tmp_path)
     try:
         await regions.start()
@@ -177,7 +177,7 @@ async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, us
     assert not [record for record in caplog.records if record.name == "infra.bus"]
 
 
-async def test_a_server_that_is_not_there_yet_is_told_of_once(monkeypatch, caplog):
+async def test_a_server_that_is_not_there_yet_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
         await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
@@ -264,7 +264,7 @@ def test_leaving_at_any_moment_of_a_loss_is_no_cancel(loop):
 
 
 @LOOPS
-def test_a_server_that_resets_at_any_moment_is_asked_again(monkeypatch, loop):
+def test_a_server_that_resets_at_any_moment_is_connected_again(monkeypatch, loop):
     """While INFO is read and answered: a write after the loss must not end the reconnecting."""
     monkeypatch.setattr(bus, "RECONNECT_WAIT_S", 0.001)
     moments = 16

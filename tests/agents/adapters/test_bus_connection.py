@@ -45,7 +45,7 @@ async def until_there(link):
         await link.is_up.wait()
 
 
-async def test_frames_wait_until_the_core_has_heard(link, core):
+async def test_frames_wait_until_the_core_was_fed_the_return(link, core):
     assert link.is_up.is_set()
     link.lost()
     assert not link.is_up.is_set(), "at once, and not in a task"
@@ -55,7 +55,7 @@ async def test_frames_wait_until_the_core_has_heard(link, core):
     assert core.heard == [(BusDisconnected, False), (BusReconnected, False)]
 
 
-async def test_a_core_that_hears_late_lets_nothing_go_on_a_bus_lost_again(link, core):
+async def test_a_core_that_is_fed_late_lets_nothing_go_on_a_bus_lost_again(link, core):
     core.listens.clear()
     link.lost()
     link.returned()
@@ -69,7 +69,7 @@ async def test_a_core_that_hears_late_lets_nothing_go_on_a_bus_lost_again(link, 
     await until_there(link)
 
 
-async def test_its_clock_stands_still_while_the_bus_is_away(link, core):
+async def test_its_clock_stops_while_the_bus_is_away(link, core):
     before = link.connected_s()
     link.lost()
     gone = link.connected_s()

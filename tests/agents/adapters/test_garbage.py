@@ -92,7 +92,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             assert frames[-1] is Frame.END
 
 
-async def test_garbage_looks_are_failures_or_readings() -> None:
+async def test_scrapes_of_garbage_are_failures_or_readings() -> None:
     seed = time.time_ns()
     print("seed", seed)
     dice = random.Random(seed)

@@ -151,7 +151,7 @@ async def test_urgent_frames_take_along_what_waits(outbox, bus):
     assert said(bus) == ["1-1", "2-1", "3-1"]
 
 
-async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus):
+async def test_frames_that_wait_for_the_bus_go_with_their_routers_keepalive(outbox, bus):
     bus.link.lost()
     post(outbox, "1-1", "2-1")
     post(outbox, "3-1", urgent=True)
@@ -169,7 +169,9 @@ async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus)
     assert said(bus) == ["7-1", "1-1", "2-1", "3-1", "8-1"]
 
 
-async def test_who_is_not_heard_after_a_loss_is_waited_for_no_longer(outbox, bus, monkeypatch):
+async def test_a_router_without_a_keepalive_after_a_loss_is_waited_for_no_longer(
+    outbox, bus, monkeypatch
+):
     monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 0.01)
     bus.link.lost()
     post(outbox, "1-1", urgent=True)
@@ -239,7 +241,9 @@ async def test_what_is_sent_again_is_kept_as_it_was(outbox, bus):
     assert outbox._sent.kept_bytes == kept
 
 
-async def test_who_asks_for_what_is_kept_no_more_gets_nothing(outbox, bus, monkeypatch, caplog):
+async def test_a_request_for_frames_that_are_kept_no_more_gets_none(
+    outbox, bus, monkeypatch, caplog
+):
     monkeypatch.setattr("agents.adapters.outbox.KEPT_BYTES_MAX", 20)
     for number in range(3):
         send(outbox, "1-1", number)

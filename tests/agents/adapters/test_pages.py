@@ -82,7 +82,7 @@ def test_recorded_pages(read, name, expected) -> None:
 
 @pytest.mark.parametrize("read", [read_vllm, read_sglang, read_llamacpp])
 @pytest.mark.parametrize("text", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n"])
-def test_a_page_without_the_series_says_nothing_rather_than_zero(read, text) -> None:
+def test_a_page_without_the_series_gives_none_rather_than_zero(read, text) -> None:
     assert read(MetricsPage(text)) == NOTHING_KNOWN
 
 

@@ -137,7 +137,7 @@ async def test_a_stream_passes_untouched() -> None:
 
 
 @pytest.mark.parametrize(("flags", "names"), [("00", []), ("01", ["agent.answer", "engine.call"])])
-async def test_whether_a_trace_is_sampled_is_not_asked_again(
+async def test_whether_a_trace_is_sampled_is_not_decided_again(
     monkeypatch: pytest.MonkeyPatch, flags: str, names: list[str]
 ) -> None:
     exporter = InMemorySpanExporter()

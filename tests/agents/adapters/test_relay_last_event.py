@@ -12,7 +12,7 @@ from tests.agents.scripted_engine import CHUNKED, Conversation, chunk, plain
 
 
 @pytest.mark.parametrize("how", ["abort", "cut"])
-async def test_nothing_cuts_an_answer_that_has_said_all(how) -> None:
+async def test_nothing_cuts_an_answer_that_is_complete(how) -> None:
     """Its last event has come and the end of the connection's body has not."""
     go = asyncio.Event()
 

@@ -70,7 +70,7 @@ def test_one_that_works_never_hangs(usual) -> None:
     assert usual.run(60.0, one(100), every_s=2.0) is None
 
 
-def test_one_that_stands_still_hangs_after_little_more_than_the_floor(usual) -> None:
+def test_an_engine_without_progress_hangs_after_little_more_than_the_floor(usual) -> None:
     hung_s = usual.run(60.0, one(5))
     assert hung_s == pytest.approx(FLOOR_S + MARGIN * 0.1, abs=0.11)
     assert usual.watch.hung
@@ -104,7 +104,7 @@ def test_before_the_first_sign_it_has_more_time() -> None:
     assert tokens * S_PER_TOKEN == 40.0
 
 
-def test_short_answers_between_two_looks_teach_too() -> None:
+def test_short_answers_between_two_scrapes_teach_too() -> None:
     engine = Engine()
     engine.look(NOTHING)
     engine.watch.begun(20, sent_at=0.01, now=0.03)
@@ -131,7 +131,7 @@ def test_a_prompt_as_long_as_others_before_has_not(usual) -> None:
     assert usual.run(200.0, one(tokens)) == pytest.approx(FLOOR_S + MARGIN * 0.1, abs=0.11)
 
 
-def test_the_learned_line_is_asked_too(usual) -> None:
+def test_patience_uses_the_learned_line_too(usual) -> None:
     usual.line = PrefillLine(s_per_token=0.001, base_s=0.5)
     usual.watch.begun(10_000, usual.now, usual.now)
     assert usual.run(200.0, one(10_000)) == pytest.approx(FLOOR_S + MARGIN * 10.5, abs=0.11)
@@ -214,7 +214,7 @@ def test_a_standstill_of_this_process_is_not_the_engines(usual) -> None:
     assert usual.run(FLOOR_S, one()) is None
 
 
-def test_one_without_numbers_hangs_if_a_probe_says_so_too() -> None:
+def test_an_engine_without_metrics_hangs_if_its_probe_fails_too() -> None:
     """It may answer one request after the other, and show nothing of it until the end."""
     engine = Engine(blind=True)
     engine.look(NOTHING)

@@ -21,7 +21,7 @@ def test_an_engine_that_never_answered_is_starting() -> None:
     assert health.state is ReplicaState.READY
 
 
-def test_three_failures_in_a_row_are_down_and_one_good_look_is_up() -> None:
+def test_three_failures_in_a_row_are_down_and_one_good_scrape_is_up() -> None:
     health = EngineHealth()
     health.succeeded()
     fail(health, 1.0)

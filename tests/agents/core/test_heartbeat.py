@@ -50,7 +50,7 @@ def test_of_an_engine_well_known() -> None:
     assert (made.decode_tokens_per_s, made.prefix_hit_ratio) == (5.0, 0.5)
 
 
-def test_it_says_which_labels_hold_here() -> None:
+def test_the_heartbeat_has_the_labels_that_hold_here() -> None:
     view, answers = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False), RequestTable()
     labelled = replace(REPLICA, residency=("eu",))
     said = compose(

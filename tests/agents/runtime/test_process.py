@@ -45,7 +45,7 @@ async def test_a_hundred_at_once_do_not_wait_for_each_other(nats_server) -> None
         await on.asker.state(outstanding=0)
 
 
-async def test_a_full_agent_refuses_and_says_so_at_once(nats_server) -> None:
+async def test_a_full_agent_refuses_and_publishes_at_once(nats_server) -> None:
     gate = Gate()
     async with scene(nats_server, gate, outstanding_max=1, heartbeat_ms=1000) as on:
         first = await on.asker.ask(1)

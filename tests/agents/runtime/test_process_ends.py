@@ -75,7 +75,9 @@ async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
         assert re.fullmatch("HDW+DE", "".join(kinds[number] for number in sorted(kinds)))
 
 
-async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nats_server) -> None:
+async def test_draining_finishes_running_requests_refuses_others_and_publishes_gone(
+    nats_server,
+) -> None:
     gate = Gate()
     async with scene(nats_server, gate) as on:
         inbox = await on.asker.ask(1)

@@ -30,7 +30,7 @@ def test_an_address_that_is_none_is_one_clear_line():
     assert "no such host port 0 (no such address)" in result.output
 
 
-def test_help_says_what_the_time_scale_means_and_lists_every_page():
+def test_help_explains_the_time_scale_and_lists_every_page():
     text = CliRunner().invoke(command, ["--help"]).output
     assert "a prefill of 300 ms takes 30 ms" in " ".join(text.split())
     assert all(kind.value in text for kind in PageKind)

@@ -32,7 +32,7 @@ def test_switches_are_read_from_words():
         (("crash_after_tokens=-1",), "crash_after_tokens"),
     ],
 )
-def test_a_bad_switch_is_told_what_to_change(switches, message):
+def test_the_error_of_a_bad_switch_names_the_correction(switches, message):
     with pytest.raises(FaultsInvalid, match=message):
         parse_switches(switches)
 

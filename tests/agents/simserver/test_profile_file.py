@@ -40,7 +40,7 @@ def test_the_documented_example_is_a_profile(tmp_path):
         (("knots = [[0, 0.012]]", "knots = [[0, 0.012]"), "own.toml"),
     ],
 )
-def test_a_bad_file_is_told_what_to_change(tmp_path, change, message):
+def test_the_error_of_a_bad_file_names_the_correction(tmp_path, change, message):
     with pytest.raises(ProfileInvalid, match=message):
         find_profile(written(tmp_path, example().replace(*change, 1)))
 

@@ -53,7 +53,7 @@ BAD_CHATS = [
 
 
 @pytest.mark.parametrize(("body", "status", "message"), BAD_CHATS)
-def test_a_bad_chat_is_told_what_to_change(body, status, message):
+def test_the_error_of_a_bad_chat_names_the_correction(body, status, message):
     with pytest.raises(ApiError) as caught:
         chat(**body)
     assert caught.value.status == status
@@ -66,7 +66,7 @@ BAD_PROMPTS = [None, "", [], ["a", "b"], [1, "a"], [1.5], [True], [2**32], [-1],
 
 
 @pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=repr)
-def test_a_bad_prompt_is_told_what_to_change(prompt):
+def test_the_error_of_a_bad_prompt_names_the_field(prompt):
     with pytest.raises(ApiError) as caught:
         completion(prompt=prompt)
     assert caught.value.status == 400
@@ -108,7 +108,7 @@ def test_lengths():
     assert chat(min_tokens=900).answer.tokens == 900
 
 
-def test_usage_is_included_only_in_streams_that_ask_for_it():
+def test_usage_is_included_only_in_streams_that_request_it():
     options = {"include_usage": True}
     assert chat(stream=True, stream_options=options).include_usage
     assert not chat(stream_options=options).include_usage

@@ -92,7 +92,7 @@ def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topol
     assert password in files["us"].config.read_text()
 
 
-def test_all_routers_share_a_key_for_prefixes_and_nobody_else_has_it(tmp_path, demo: Topology):
+def test_all_routers_and_only_they_share_a_key_for_prefixes(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path)
     holders = {
         (region, user): path.read_text().split("MESH_PREFIX_KEY=")[1].split()[0]
@@ -121,7 +121,7 @@ def test_rendering_again_gives_the_same_bytes(tmp_path, demo: Topology):
     assert contents(tmp_path) == before
 
 
-def test_a_new_replica_changes_nobody_elses_file(tmp_path, demo: Topology):
+def test_a_new_replica_changes_no_other_file(tmp_path, demo: Topology):
     bundle.write(demo, tmp_path)
     before = contents(tmp_path)
     bundle.write(with_us_replicas(5), tmp_path)
@@ -138,7 +138,7 @@ def test_a_replica_that_is_gone_leaves_no_credentials(tmp_path, demo: Topology):
     assert "agent-us-3" not in (tmp_path / "us" / "nats.conf").read_text()
 
 
-def test_rotate_gives_everybody_a_new_password(tmp_path, demo: Topology):
+def test_rotate_gives_every_user_a_new_password(tmp_path, demo: Topology):
     bundle.write(demo, tmp_path)
     before = contents(tmp_path)
     bundle.write(demo, tmp_path, rotate=True)
@@ -157,7 +157,7 @@ def test_a_proxied_link_is_dialled_where_the_proxy_listens(tmp_path, demo: Topol
     assert '"listen": "127.0.0.1:4202"' in eu
 
 
-def test_state_is_kept_where_asked(tmp_path, demo: Topology):
+def test_state_is_kept_in_the_given_directory(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path / "out", state_directory=tmp_path / "state")
     assert f'"store_dir": "{tmp_path}/state/us"' in files["us"].config.read_text()
 
@@ -180,7 +180,7 @@ def test_limits_and_monitoring_are_those_of_the_file(tmp_path):
     assert "\nhttp:" not in files["eu"].config.read_text()
 
 
-def test_every_user_gets_a_long_password_of_his_own(tmp_path):
+def test_every_user_gets_a_long_password_of_its_own(tmp_path):
     kept = bundle.keep_passwords(tmp_path / "p.json", ["a", "b", "c"])
     assert len(set(kept.values())) == 3
     assert all(len(password) >= 32 for password in kept.values())
@@ -192,7 +192,7 @@ def test_two_meshes_share_none(tmp_path):
     assert one["a"] != two["a"]
 
 
-def test_a_new_user_changes_nobody_elses(tmp_path):
+def test_a_new_user_changes_no_other_password(tmp_path):
     before = bundle.keep_passwords(tmp_path / "p.json", ["a", "b"])
     after = bundle.keep_passwords(tmp_path / "p.json", ["a", "b", "c"])
     assert {user: after[user] for user in before} == before

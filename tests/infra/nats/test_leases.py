@@ -60,7 +60,9 @@ class Router:
                 await asyncio.sleep(0.05)
 
 
-async def test_of_regions_that_claim_at_once_one_gets_it_and_all_hear_of_it(regions: NatsRegions):
+async def test_of_regions_that_claim_at_once_one_gets_the_lease_and_all_receive_it(
+    regions: NatsRegions,
+):
     us, eu, ap = routers = [Router(region) for region in ("us", "eu", "ap")]
     for router in routers:
         await router.join(regions)
