@@ -61,13 +61,13 @@ async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, ca
 
 
 async def test_a_flush_pings_behind_all_messages():
-    heard: list[str] = []
+    received: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
         while line := await reader.readline():
-            heard.append(line.split()[0].decode())
-            if heard[-1] == "PING":
+            received.append(line.split()[0].decode())
+            if received[-1] == "PING":
                 writer.write(b"PONG\r\n")
         writer.close()
 
@@ -77,10 +77,10 @@ async def test_a_flush_pings_behind_all_messages():
         client = await bus.connect(
             bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
         )
-        heard.clear()
+        received.clear()
         await client.subscribe("a")
         await bus.flush(client)
-        assert "PING" in heard[heard.index("SUB") :]
+        assert "PING" in received[received.index("SUB") :]
         await bus.close(client)
 
 

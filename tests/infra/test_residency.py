@@ -93,13 +93,13 @@ def test_a_mistake_is_a_line_with_its_correction(parts, line):
 
 
 def test_a_key_written_by_mistake_is_not_repeated():
-    told = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
-    assert "write the key's SHA-256" in told
-    assert "sk-secret" not in told
+    problem = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
+    assert "write the key's SHA-256" in problem
+    assert "sk-secret" not in problem
 
 
 def test_a_list_of_wrong_items_is_not_reported_as_too_short():
-    [told] = problems_of("", CARRIES, tenant(keys='["6b4c"]'))
-    assert told.startswith("mesh.toml: tenants.acme.key_sha256.0: write the key's SHA-256")
-    [told] = problems_of("", CARRIES, tenant(keys="[]"))
-    assert told == "mesh.toml: tenants.acme.key_sha256: must have at least 1"
+    [problem] = problems_of("", CARRIES, tenant(keys='["6b4c"]'))
+    assert problem.startswith("mesh.toml: tenants.acme.key_sha256.0: write the key's SHA-256")
+    [problem] = problems_of("", CARRIES, tenant(keys="[]"))
+    assert problem == "mesh.toml: tenants.acme.key_sha256: must have at least 1"

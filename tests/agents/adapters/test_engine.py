@@ -212,7 +212,7 @@ async def test_models_that_are_given_are_not_read() -> None:
 )
 async def test_where_nothing_else_is_read_health_shows_whether_it_is_there(status, is_there):
     async with looking("openai", models=("mine",)) as (client, server):
-        server.odd_looks = lambda: plain(status, b"{}")
+        server.scrape_response = lambda: plain(status, b"{}")
         look = await client.scrape()
         assert [request.path for request in server.looks] == ["/health"]
     assert isinstance(look, EngineScraped) is is_there
@@ -232,9 +232,9 @@ async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() ->
         server.pages["/props"] = b"busy"  # what was known is not forgotten for it
         assert (await client.scrape()).reading.batch_max == 4
         assert [request.path for request in server.looks].count("/props") == 2
-        server.odd_looks = lambda: plain(503, b"loading")
+        server.scrape_response = lambda: plain(503, b"loading")
         assert isinstance(await client.scrape(), ScrapeFailed)
-        server.odd_looks, server.pages["/props"] = None, b'{"total_slots": 8}'
+        server.scrape_response, server.pages["/props"] = None, b'{"total_slots": 8}'
         assert (await client.scrape()).reading.batch_max == 8
 
 

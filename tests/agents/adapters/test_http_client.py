@@ -48,7 +48,7 @@ async def client_of(
 
 
 async def ask(client: HttpClient, body: bytes = b"{}", **headers: str) -> object:
-    """Ask, read it all, and release. The connection, to be told from others."""
+    """Ask, read it all, and release. The connection, to be compared with others."""
     connection = await client.request("POST", "/v1/completions", headers, body)
     try:
         while await connection.read():

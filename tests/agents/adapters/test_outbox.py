@@ -17,7 +17,7 @@ class Bus:
     """Takes messages, or refuses them."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, bytes]] = []
+        self.received: list[tuple[str, bytes]] = []
         self.away = False
         self.link = BusConnection()
         self._telling = asyncio.create_task(self.link.report(self._hear))
@@ -39,16 +39,16 @@ class Bus:
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.away:
             raise nats.errors.OutboundBufferLimitError
-        self.heard.append((subject, payload))
+        self.received.append((subject, payload))
 
     @property
     def subjects(self) -> list[str]:
-        return [subject for subject, _ in self.heard]
+        return [subject for subject, _ in self.received]
 
     def frames(self) -> list[tuple[str, str]]:
         """Every frame with its inbox, in order."""
         found = []
-        for subject, payload in self.heard:
+        for subject, payload in self.received:
             router, _, last = subject.rpartition(".")
             if last != PARCEL:
                 found.append((subject, text(payload)))
@@ -125,7 +125,7 @@ async def test_a_burst_waits_for_all_of_it_and_goes_out_in_one_message(outbox, b
     for number in range(30):
         post(outbox, f"{number}-1")
         await asyncio.sleep(0)
-    assert bus.heard == []
+    assert bus.received == []
     post(outbox, "30-1", urgent=True)
     await sent(outbox)
     assert bus.subjects == ["_INBOX.us.r1.parcel"]
@@ -158,7 +158,7 @@ async def test_frames_that_wait_for_the_bus_go_with_their_routers_keepalive(outb
     post(outbox, "7-1", router="eu.r1", urgent=True)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert bus.heard == []
+    assert bus.received == []
     await bus.back()
     outbox.resync("_INBOX.eu.r1")
     await until_said(bus, "7-1")
@@ -218,7 +218,7 @@ async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(out
         send(outbox, "1-1", number)
         send(outbox, "2-1", number)
         await sent(outbox)
-    bus.heard.clear()
+    bus.received.clear()
     inbox = f"_INBOX.us.r1.{parcelled('1-1')}"
     outbox.retransmit(inbox, 3)
     outbox.retransmit(inbox, 1)  # the later word counts
@@ -248,7 +248,7 @@ async def test_a_request_for_frames_that_are_kept_no_more_gets_none(
     for number in range(3):
         send(outbox, "1-1", number)
         await sent(outbox)
-    bus.heard.clear()
+    bus.received.clear()
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
     outbox.retransmit("no inbox", 0)

@@ -150,13 +150,13 @@ async def test_whether_a_trace_is_sampled_is_not_decided_again(
         await talk.send(chunk(b"data: [DONE]\n\n"))
         await talk.send(LAST_CHUNK)
 
-    told = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}", "tracestate": "vendor=1"}
-    _, _, engine = await call(script, **told)
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}", "tracestate": "vendor=1"}
+    _, _, engine = await call(script, **trace)
     assert sorted(span.name for span in exporter.get_finished_spans()) == names
     headers = engine.requests[0].headers
     assert headers["traceparent"].startswith(f"00-{'a' * 32}-")
     assert headers["tracestate"] == "vendor=1"
-    assert (headers["traceparent"] == told["traceparent"]) == (not names)
+    assert (headers["traceparent"] == trace["traceparent"]) == (not names)
 
 
 async def test_the_head_waits_for_the_first_byte() -> None:

@@ -25,7 +25,7 @@ async def test_nothing_cuts_an_answer_that_is_complete(how) -> None:
         relay = asyncio.create_task(made.relay.run())
         await made.until(lambda: b"[DONE]" in made.text)
         if how == "abort":
-            made.relay.abort(Outcome.CANCELLED, "nobody was heard")
+            made.relay.abort(Outcome.CANCELLED, "nobody was received")
         else:
             go.set()
         ended = await relay

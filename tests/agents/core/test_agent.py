@@ -363,14 +363,14 @@ def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
 
 
 def test_each_change_of_owner_by_a_claim_is_logged_once(bench) -> None:
-    def told(region: str, term: int | None) -> list[effects.AgentEffect]:
+    def claimed(region: str, term: int | None) -> list[effects.AgentEffect]:
         done = bench.feed(events.AliveArrived(region, "r1", 1, term))
         return [one for one in done if isinstance(one, effects.LogOwnerChange)]
 
-    assert told("us", 1) == told("us", None) == []
-    assert told("eu", 5) == [effects.LogOwnerChange(RouterKey("eu", "r1"), 5)]
-    assert told("eu", 5) == told("us", 4) == []
-    assert told("us", 6) == [effects.LogOwnerChange(RouterKey("us", "r1"), 6)]
+    assert claimed("us", 1) == claimed("us", None) == []
+    assert claimed("eu", 5) == [effects.LogOwnerChange(RouterKey("eu", "r1"), 5)]
+    assert claimed("eu", 5) == claimed("us", 4) == []
+    assert claimed("us", 6) == [effects.LogOwnerChange(RouterKey("us", "r1"), 6)]
 
 
 def test_hand_offs_of_an_adopter_are_kept_apart_from_those_at_home(bench) -> None:

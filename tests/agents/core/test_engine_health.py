@@ -30,12 +30,12 @@ class Engine:
         self.blind = blind
         self.line: PrefillLine | None = None
 
-    def look(self, owed: EngineBacklog) -> bool:
+    def look(self, backlog: EngineBacklog) -> bool:
         progress = () if self.blind else (float(self.steps), 7.0)
-        return self.watch.scraped(progress, self.last_byte_at, owed, self.line, self.now)
+        return self.watch.scraped(progress, self.last_byte_at, backlog, self.line, self.now)
 
     def run(
-        self, seconds: float, owed: EngineBacklog, *, every_s: float | None = None
+        self, seconds: float, backlog: EngineBacklog, *, every_s: float | None = None
     ) -> float | None:
         """Let time pass, with a step each `every_s`; when it counts as hung, if it does."""
         began, stepped = self.now, self.now
@@ -43,7 +43,7 @@ class Engine:
             self.now += 0.05
             if every_s is not None and self.now - stepped >= every_s - EPSILON:
                 stepped, self.steps, self.last_byte_at = self.now, self.steps + 1, self.now
-            if self.look(owed):
+            if self.look(backlog):
                 return self.now - began
         return None
 
@@ -63,7 +63,7 @@ def usual() -> Engine:
 
 def test_an_idle_engine_never_hangs(usual) -> None:
     assert usual.run(100.0, NOTHING) is None
-    assert usual.run(FLOOR_S, one()) is None, "what is owed now was not owed before"
+    assert usual.run(FLOOR_S, one()) is None, "the backlog is new"
 
 
 def test_one_that_works_never_hangs(usual) -> None:

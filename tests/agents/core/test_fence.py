@@ -1,4 +1,4 @@
-"""Whose work an agent takes, told as who says what and who is admitted then."""
+"""Whose work an agent takes, after which claims."""
 
 import pytest
 from hypothesis import given

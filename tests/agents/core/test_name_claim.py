@@ -58,14 +58,14 @@ def test_of_two_holders_the_lower_epoch_stays_in_any_order_of_messages(asks, now
             if not said[speaker]:
                 continue
             hearer, what = agents[15 - speaker], said[speaker].pop(0)
-            heard = (
+            decision = (
                 hearer.question_arrived(speaker, now)
                 if what == "question"
                 else hearer.answer_arrived(speaker)
             )
-            if heard is NameDecision.LEAVE:
+            if decision is NameDecision.LEAVE:
                 left.add(15 - speaker)
-            elif heard is NameDecision.ANSWER:
+            elif decision is NameDecision.ANSWER:
                 said[15 - speaker].append("answer")
         assert left == {8}
         assert said == {7: [], 8: []}

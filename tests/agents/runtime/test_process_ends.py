@@ -70,7 +70,7 @@ async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
         await on.asker.until(lambda: frames[-1].kind is Frame.WORKING)
         gate.open.set()
         assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
-        # When its router was heard it said again what it had said last, and that work goes on.
+        # With the keep-alive of its router it repeated its last frames, and work goes on.
         kinds = {frame.number: chr(frame.kind) for frame in on.asker.frames[inbox]}
         assert re.fullmatch("HDW+DE", "".join(kinds[number] for number in sorted(kinds)))
 
@@ -132,7 +132,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     monkeypatch.setattr(Outbox, "_publish_all", send_late)
     monkeypatch.setattr(AgentBus, "flush", flush_late)
 
-    async def hear(msg: Msg) -> None:  # by one subscription, or there would be no order to see
+    async def receive(msg: Msg) -> None:  # by one subscription, or there would be no order to see
         if msg.subject.startswith(subjects.INBOX_ROOT):
             said.extend("end" for _, frame in frames_of(msg) if frame.kind is Frame.END)
         elif msg.subject == heartbeats and decode_heartbeat(msg.data).state is ReplicaState.GONE:
@@ -142,7 +142,7 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     async with scene(nats_server, gate) as on:
         inboxes = [await on.asker.ask(number) for number in numbers]
         await on.asker.until(lambda: all(map(on.asker.text, inboxes)))
-        await on.asker.client.subscribe(">", cb=hear)
+        await on.asker.client.subscribe(">", cb=receive)
         await flushed(on.asker.client)
         on.stop.request()
         await on.asker.state(state=ReplicaState.DRAINING)

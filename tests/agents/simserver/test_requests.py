@@ -1,4 +1,4 @@
-"""Bodies: what is read, and what each bad one is told."""
+"""Bodies: what is read, and the error of each bad one."""
 
 import json
 import re

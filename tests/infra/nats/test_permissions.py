@@ -33,10 +33,12 @@ def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row:
     operator = permissions.watcher(Role.OPERATOR)
     assert may(agent.publish, subject) == bool(row.publish & {Role.AGENT, Role.PEER_AGENT})
     operator = permissions.watcher(Role.OPERATOR)
-    heard = subject if row.queue is None else f"{subject} {row.queue}"
-    assert may(agent.subscribe, heard) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
+    subscribed = subject if row.queue is None else f"{subject} {row.queue}"
+    assert may(agent.subscribe, subscribed) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
     assert may(router.publish, says) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
-    assert may(router.subscribe, heard) == bool(row.subscribe & {Role.ROUTER, Role.PEER_ROUTER})
+    assert may(router.subscribe, subscribed) == bool(
+        row.subscribe & {Role.ROUTER, Role.PEER_ROUTER}
+    )
     for role, allowed in (
         (Role.OBSERVER, permissions.watcher(Role.OBSERVER)),
         (OPERATOR, operator),

@@ -234,10 +234,10 @@ async def test_watchers_receive_state_and_nothing_else(us: NatsRegions, user: st
         logged_in(us, "agent-us-0") as agent,
         logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
     ):
-        heard = asyncio.Queue()
+        received = asyncio.Queue()
 
         async def note(msg: Msg) -> None:
-            heard.put_nowait(msg.subject)
+            received.put_nowait(msg.subject)
 
         await looking.client.subscribe("mesh.us.heartbeat.>", cb=note)
         await looking.client.subscribe("mesh.*.gossip.digest", cb=note)
@@ -248,8 +248,8 @@ async def test_watchers_receive_state_and_nothing_else(us: NatsRegions, user: st
         await agent.allowed()
         await router.client.publish(subjects.digest("us"), b"{}")
         async with asyncio.timeout(TIMEOUT_S):
-            assert await heard.get() == subjects.heartbeat("us", "us-0")
-            assert await heard.get() == subjects.digest("us")
+            assert await received.get() == subjects.heartbeat("us", "us-0")
+            assert await received.get() == subjects.digest("us")
         for subject in (*hidden, "mesh.>", ">"):
             await looking.refuses_subscribe(subject)
         for subject in (subjects.heartbeat("us", "us-0"), subjects.work("us", "us-0")):

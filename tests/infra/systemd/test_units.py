@@ -57,7 +57,7 @@ def test_systemd_finds_nothing_wrong(installed: dict[str, Path]):
 
 @pytest.mark.systemd
 def test_systemd_would_have_found_a_mistake(installed: dict[str, Path]):
-    """The check above can fail: an unknown setting is told."""
+    """The check above can fail: an unknown setting is reported."""
     broken = installed["mesh-nats@"]
     broken.write_text(broken.read_text().replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
     assert "NoNewPrivilege" in systemd_analyze("verify", "--man=no", broken).stderr
