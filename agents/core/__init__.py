@@ -5,8 +5,8 @@ requests that it took, reads the engine's load, and refuses beyond it with the f
 
 Floors; each module imports only from floors below it (a contract in pyproject.toml):
 
-    agent            AgentCore: every decision
-    heartbeat        composes heartbeats and times them
+    agent            AgentCore: every decision, and what a heartbeat holds
+    heartbeat        the replica's configuration, and when a heartbeat is due
     requests         one request's life: its headers, record, states and transitions
     engine_health    does the engine answer, and does it compute?
     engine_load      the engine's queue, speeds and cache, from scrapes and responses

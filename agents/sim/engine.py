@@ -20,6 +20,7 @@ that never runs backwards.
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
 from agents.sim.batch import Batch, Chunk, EngineInternals, SequenceState
 from agents.sim.events import (
@@ -39,18 +40,19 @@ from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
 from agents.sim.profiles import Profile
 
 
+@dataclass(slots=True)
 class Stretch:
     """`rounds` iterations from `start_s`; `done` of them are settled."""
 
-    __slots__ = ("done", "end_s", "first_s", "growth_s", "rounds", "start_s")
+    start_s: float
+    first_s: float
+    growth_s: float
+    rounds: int
+    done: int = 0
+    end_s: float = field(init=False)  # when the whole stretch is over
 
-    def __init__(self, start_s: float, first_s: float, growth_s: float, rounds: int) -> None:
-        self.start_s = start_s
-        self.first_s = first_s
-        self.growth_s = growth_s
-        self.rounds = rounds
-        self.done = 0
-        self.end_s = self.end_of(rounds)  # when the whole stretch is over
+    def __post_init__(self) -> None:
+        self.end_s = self.end_of(self.rounds)
 
     def end_of(self, rounds: int) -> float:
         """When the first `rounds` iterations are over."""

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agents.sim.engine import EngineSim
 from agents.sim.events import (
@@ -48,19 +49,17 @@ class RateClock:
         return self._wall_anchor + (at - self._anchor) / self.rate
 
 
+@dataclass(slots=True, eq=False)
 class TokenStream:
     """One request's answer as it comes out. One reader waits on it."""
 
-    __slots__ = ("_waiter", "cached_tokens", "finished", "id", "opened_at", "tokens", "whole")
-
-    def __init__(self, request_id: int, opened_at: float, *, whole: bool) -> None:
-        self.id = request_id
-        self.opened_at = opened_at
-        self.whole = whole  # the reader waits for the end alone
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.finished = False
-        self._waiter: asyncio.Future[None] | None = None
+    id: int
+    opened_at: float
+    whole: bool  # the reader waits for the end alone
+    tokens: int = 0
+    cached_tokens: int = 0
+    finished: bool = False
+    _waiter: asyncio.Future[None] | None = None
 
     async def wait(self, beyond: int) -> None:
         """Return when more than `beyond` tokens are out, or the answer is complete."""

@@ -39,8 +39,6 @@ def stamp(mark: str, attempt: str, index: int) -> str:
 class AnswerText:
     """The text of one answer as its client sees it."""
 
-    __slots__ = ("_attempt", "_job", "_mark")
-
     def __init__(self, job: GenerationRequest, attempt: str) -> None:
         self._job = job
         self._attempt = attempt
@@ -97,8 +95,6 @@ def whole(
 
 
 class SseRenderer:
-    __slots__ = ("_after", "_answer", "_before", "_frame", "_job", "_words")
-
     def __init__(
         self, job: GenerationRequest, response_id: str, created: int, attempt: str = ""
     ) -> None:
