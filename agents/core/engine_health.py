@@ -1,22 +1,21 @@
 """Does the engine answer, and does it compute?
 
-It is down after three failed scrapes in a row and up after one good scrape: between two scrapes a
-network hiccup is likelier than a death, and three at the usual interval still notice a dead engine
-in a fifth of a second. A scrape that *times out* while responses still bring bytes does not count:
+It is down after three failed scrapes in a row (at the usual interval, a fifth of a second) and up
+after one good scrape. A scrape that *times out* while responses still bring bytes does not count:
 engines serve their metrics from the loop that streams tokens. An engine may also refuse new
 connections and finish its streams, so its requests are given up after SILENCE_S without a byte.
 
 An engine *hangs* when its HTTP server answers scrapes while its engine process computes nothing.
-So the signs of work are watched: bytes of good responses, and metrics that rise only with a
-computed step (`EngineReading.progress`). While requests are at the engine and no sign comes for
-longer than its patience, it hangs.
+The signs of work are bytes of good responses, and metrics that rise only with a computed step
+(`EngineReading.progress`). While requests are at the engine and no sign comes for longer than its
+patience, it hangs.
 
-Patience starts from the longest time between two signs, of late, while requests were at the engine.
-A long prompt may be computed without a sign, so that time is stretched by how much longer the
-longest waiting prompt is than any that has begun, and is at least what the learned prefill line
-says; without a line, S_PER_TOKEN is used. An engine without such metrics, which may answer
-one request after the other, hangs only if a probe is not answered either; it gets no new work then,
-and has BLIND_GIVEN_UP times the patience for its requests.
+Patience starts from the longest recent time between two signs while requests were at the engine. A
+long prompt may be computed without a sign, so that time is stretched by how much longer the longest
+waiting prompt is than any that has begun, and is at least what the learned prefill line predicts;
+without a line, S_PER_TOKEN is used. An engine without such metrics, which may answer one request
+after the other, hangs only if a probe is not answered either; it gets no new work then, and has
+BLIND_GIVEN_UP times the patience for its requests.
 
 A false alarm costs little: requests without a byte are placed again and do not count as failed,
 running responses get as long once more, and the next alarm comes later. From the alarm on the

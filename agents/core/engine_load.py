@@ -9,7 +9,7 @@ KV cache is full now (SkyWalker, section 3.3).
             + what was sent to it since, has no first byte, and exceeds the room that it showed
 
 A scrape is up to 100 ms old, and an engine counts even a request that it is about to start as
-waiting. Uncorrected, one such count makes an idle replica refuse work until the next scrape. So
+waiting, so one such count would make an idle replica refuse work until the next scrape. Therefore
 requests without a first byte at the scrape that have one now (or have ended) no longer wait. Only
 requests of this agent are corrected; those of the engine's other clients stay counted.
 

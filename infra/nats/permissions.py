@@ -2,22 +2,21 @@
 
 There are permissions of a *role* on its own region's server (agent, router, observer, operator,
 setup), and those of region X over its leaf link into region Y (`allowed_across`). Into Y, X may
-publish requests to Y, answers to Y's inboxes, and its own state for its peers. With any other
-subject X would publish in another region's name.
+publish requests to Y, answers to Y's inboxes, and its own state for its peers.
 
-Residency is enforced here a second time, so that a router that is wrong or compromised can't send
-a prompt where it may not be. A server reads subjects and no bodies, so subjects hold what it
-enforces: the region and the label. Prompts of a confined region cross only to regions that carry
-one of its labels, and only under such a label; its prefixes are published to these regions alone.
-Prompts of other regions cross unlabelled, or under a label that the receiver carries. No server can
-see a router of a region that is *not* confined removing a label: a client that needs the guarantee
-sends its request to a confined region.
+Residency is enforced here a second time, so that a faulty or compromised router can't send a prompt
+where it may not be. A server reads subjects and no bodies, so subjects hold the region and the
+label. Prompts of a confined region cross only to regions that carry one of its labels, and only
+under such a label; its prefixes are published to these regions alone. Prompts of other regions
+cross unlabelled, or under a label that the receiver carries. No server can see a router of a region
+that is *not* confined removing a label: a client that needs the guarantee sends its request to a
+confined region.
 
-Rejected: permissions written by hand beside the table (the first subject added to one and not to
-the other is either a hole or an outage), and `allow_responses` (the sender of a request whose reply
-subject is no inbox would make the answerer publish there; answers go to inboxes only).
-Where a server answers by itself (JetStream), or for a tool, the request crosses from one account
-into another, and its answer reaches only the account of the request.
+Rejected: permissions written by hand beside the table (a subject added to one and not to the other
+is either a hole or an outage), and `allow_responses` (the sender of a request whose reply subject
+is no inbox would make the answerer publish there). Where a server answers by itself (JetStream), or
+for a tool, the request crosses from one account into another, and its answer reaches only the
+account of the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -3,22 +3,22 @@
 Regions are joined pairwise by leaf links, and each link ends, on both sides, in an account that
 holds nothing else (`LINK-<peer>`). What of it reaches the region's own account `MESH`, and what
 goes out, is listed there as stream exports and imports, one for each pattern that
-`permissions.allowed_across` gives. So each side has a list of what is allowed, whatever the other
-side sends or requests, and nothing can pass from one peer to the next. The accepting side gives the
-same as permissions of the peer's user: a peer that ignores them is cut off.
+`permissions.allowed_across` gives. So each side allows what it lists, whatever the other side
+sends, and nothing can pass from one peer to the next. The accepting side gives the same as
+permissions of the peer's user: a peer that ignores them is cut off.
 
 Two more accounts keep answers of the server apart. JetStream answers to any reply subject that a
 request names, without a check of permissions: a request could make it publish where its sender may
 not. So the streams are in an account of their own, `STATE`, and people who watch are in `OBSERVE`.
 Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
 the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
-Streams can be made, altered and removed inside `STATE` only, where only the user `setup` logs in.
+Only the user `setup`, who logs in to `STATE`, can make, alter and remove streams.
 
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
-  side has then only deny lists, and a subject that it denies to come in may not go out either:
-  once a wildcard subscription meets a `deny_imports`, the server applies that list to deliveries
-  *to* the peer too [tried, 2.15.1]. A region could forge its peers' own digests.
+  side has then only deny lists, and once a wildcard subscription meets a `deny_imports`, the server
+  applies that list to deliveries *to* the peer too [tried, 2.15.1]. A region could forge its peers'
+  own digests.
 - a hub that all regions join: its loss parts them all, and two hops cost two round trips.
 - gateways: one interest graph over all regions, and no permissions per region.
 """
