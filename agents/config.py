@@ -88,8 +88,6 @@ def _bus_url(value: str) -> str:
 
 
 class AgentConfig(BaseModel):
-    """One agent's configuration."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     region: Annotated[RegionId, AfterValidator(_name)]

@@ -21,14 +21,14 @@ FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 _PARENT, _STATE = "traceparent", "tracestate"
-STATE_CHARS_MAX = 512  # what W3C Trace Context asks everybody to pass on; a longer one is dropped
+STATE_CHARS_MAX = 512  # what W3C Trace Context requires to pass on; a longer one is dropped
 _UNSAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")  # W3C Trace Context
 _PLAIN = re.compile("[\t -~]*")
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was told where to send traces."""
+    """Whether an endpoint for traces is configured."""
     return any(environ.get(variable) for variable in ENDPOINT_VARIABLES)
 
 
@@ -80,7 +80,7 @@ def inject(carrier: MutableMapping[str, str], context: Context | None = None) ->
 def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> None:
     """The same for a span that records nothing, if it is in a trace at all.
 
-    That a trace is not sampled must travel too: who hears of no trace draws again. Nearly every
+    That a trace is not sampled must travel too, or the receiver samples anew. Nearly every
     request comes here where few are sampled, and a context made for the propagator and taken apart
     by it would be a third of what that costs.
     """
@@ -93,10 +93,10 @@ def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> No
 
 
 def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a trace that whoever asks has not sampled; none if it has, or without one.
+    """The headers of a trace that the sender has not sampled; none if it has, or without one.
 
-    They can be passed on as they are, without a span: samplers follow the one who asks, unless
-    somebody sets one that does not, and a trace with holes is of no use to anybody.
+    They can be passed on as they are, without a span: samplers follow the sender's decision by
+    default, and a trace with holes is of no use.
     """
     if not _UNSAMPLED.fullmatch(carrier.get("traceparent", "")):
         return {}

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
 from agents.simserver.metrics import PageKind
+from schemas.problems import problem_lines
 
 _KNOWN = [field.name for field in dataclasses.fields(Profile)]
 
@@ -49,10 +50,8 @@ def find_profile(name: str) -> Profile:
     try:
         return TypeAdapter(Profile).validate_python(given)
     except ValidationError as error:
-        reasons = (
-            f"{'.'.join(map(str, reason['loc']))}: {reason['msg']}" for reason in error.errors()
-        )
-        raise ProfileInvalid(f"{name}: {'; '.join(reasons)}") from None
+        lines = problem_lines(error, lambda _: _KNOWN)
+        raise ProfileInvalid(f"{name}: {'; '.join(lines)}") from None
 
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).

@@ -10,7 +10,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -29,6 +28,8 @@ from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Han
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import SseRenderer, send_stream, whole
+from infra.address import Address
+from infra.process import write_ready_file
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ class CannotListen(Exception):
 
 
 async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises CannotListen."""
+    """Serve until SIGTERM or SIGINT. `announce` gets the URL. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -270,24 +271,19 @@ async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], Non
     )
     await runner.setup()
     try:
-        bound = _bind(listen)
-        await web.SockSite(runner, bound).start()
-        url = _url(bound)
+        await _listen(runner, listen)
+        url = f"http://{Address(*runner.addresses[0][:2])}"
         if listen.ready_file is not None:
-            _write_ready(listen.ready_file, url)
+            write_ready_file(listen.ready_file, {"url": url, "pid": os.getpid()})
         announce(url)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-def _bind(listen: Listen) -> socket.socket:
+async def _listen(runner: web.AppRunner, listen: Listen) -> None:
     try:
-        return socket.create_server(
-            (listen.host, listen.port),
-            family=socket.AF_INET6 if ":" in listen.host else socket.AF_INET,
-            backlog=512,
-        )
+        await web.TCPSite(runner, listen.host, listen.port, backlog=512).start()
     except OSError as error:
         # A name that can't be resolved comes with a negative number of its own.
         code = error.errno or 0
@@ -296,15 +292,3 @@ def _bind(listen: Listen) -> socket.socket:
             f"can't listen on {listen.host} port {listen.port} ({reason}): "
             "choose another --port, or 0 for a free one"
         ) from None
-
-
-def _url(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write_ready(path: Path, url: str) -> None:
-    # Whoever waits for the file must never read half of it.
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(orjson.dumps({"url": url, "pid": os.getpid()}))
-    unfinished.replace(path)

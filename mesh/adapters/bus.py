@@ -21,6 +21,7 @@ from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
     BusAddress,
+    BusUnreachable,
     answering_services,
     close,
     closed_for_good,
@@ -140,8 +141,12 @@ class RouterBus:
             on_lost=listeners.lost,
             on_back=back,
         )
-        await self._subscribe(listeners)
-        await self._register()
+        try:
+            await self._subscribe(listeners)
+            await self._register()
+        except nats.errors.Error as error:  # it was lost again, or is too busy
+            why = str(error) or type(error).__name__
+            raise BusUnreachable(f"the bus did not confirm the subscriptions: {why}") from error
         self._sender = asyncio.create_task(self._send(), name="bus outbox")
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ import click
 from infra import topology
 from infra.bus import BusUnreachable
 from infra.nats import bundle, server
-from infra.nats.secret_files import PasswordsUnreadable
+from infra.nats.bundle import PasswordsUnreadable
 from mesh.adapters.streams import StreamsUnusable, set_up
 from mesh.cli.unusable import Unusable
 from mesh.doctor.connectivity import NoCredentials, read_logins

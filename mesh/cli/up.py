@@ -21,7 +21,7 @@ from agents.config import (
     engine_key,
 )
 from agents.sim.profiles import PROFILES
-from infra.nats.secret_files import PasswordsUnreadable
+from infra.nats.bundle import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.process import raise_limit
 from infra.topology import DEFAULT_FILE, TopologyError

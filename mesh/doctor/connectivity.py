@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from infra import bus
 from infra.bus import BusAddress
 from infra.nats.bundle import CREDENTIALS
-from infra.nats.region_config import operator_user, router_user, setup_user, system_user
+from infra.nats.region_config import OPERATOR, ROUTER, SETUP, SYSTEM, User
 from infra.topology import Topology
 from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
@@ -58,7 +58,7 @@ def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins
     found = {}
     for region in topology.regions:
         folder = directory / region / CREDENTIALS
-        users = (make(region) for make in (operator_user, router_user, system_user, setup_user))
+        users = (User(region, name) for name in (OPERATOR, ROUTER, SYSTEM, SETUP))
         logins = Logins(*(_read_credentials(folder / f"{user.name}.env") for user in users))
         if logins != Logins():
             found[region] = logins

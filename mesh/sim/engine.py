@@ -222,7 +222,7 @@ class MetricScrapes:
         self._models_due_at = float("-inf")
         return ScrapeFailed(
             began_at=now - SCRAPE_S,
-            heard_at=float("-inf"),
+            last_byte_at=float("-inf"),
             timed_out=False,
             detail=REFUSED_CONNECTION,
         )

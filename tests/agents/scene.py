@@ -53,8 +53,8 @@ async def scene(
             await asker.state(state=ReplicaState.READY)
             yield Scene(asker, engine, stop, task)
         finally:
-            stop.ask()
-            stop.ask()
+            stop.request()
+            stop.request()
             await task
 
 

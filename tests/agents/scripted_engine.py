@@ -78,7 +78,7 @@ class ScriptedEngine:
     port: int = 0
     hangs: bool = False  # takes looks and never answers them
     silent: frozenset[str] = frozenset()  # paths of looks that it never answers
-    odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
+    scrape_response: Callable[[], bytes] | None = None  # what a look gets instead, then a close
     _server: asyncio.Server | None = None
     _writers: set = field(default_factory=set)
 
@@ -118,8 +118,8 @@ class ScriptedEngine:
             await self.script(Conversation(request, reader, writer))
         elif self.hangs or request.path in self.silent:
             await reader.read()
-        elif self.odd_looks is not None:
-            writer.write(self.odd_looks())
+        elif self.scrape_response is not None:
+            writer.write(self.scrape_response())
             writer.close()
         elif request.path == "/v1/models":
             rows = [{"id": name} for name in self.models]

@@ -10,7 +10,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from infra import bus, topology
-from infra.nats import bundle, secret_files, server
+from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
@@ -143,7 +143,7 @@ def running_regions(
 
 
 def _edit_configs(mesh: Topology, directory: Path, files: bundle.Written, edit: Edit) -> None:
-    kept = secret_files.keep(
+    kept = bundle.keep_passwords(
         directory.absolute() / bundle.PASSWORDS, [user.key for user in users(mesh)]
     )
     for name, written in files.items():

@@ -39,7 +39,7 @@ async def looking(
             client.close()
 
 
-async def test_a_look_brings_models_and_metrics() -> None:
+async def test_a_scrape_has_models_and_metrics() -> None:
     async with looking() as (client, _):
         look = await client.scrape()
     assert isinstance(look, EngineScraped)
@@ -56,14 +56,14 @@ async def test_models_are_read_less_often_and_again_when_wanted() -> None:
         assert (await client.scrape()).models == ("other",)
 
 
-async def test_an_engine_without_metrics_is_never_asked_for_them() -> None:
+async def test_the_metrics_of_an_engine_without_them_are_never_requested() -> None:
     async with looking("openai") as (client, server):
         server.metrics = "never read"
         look = await client.scrape()
     assert look.reading is NOTHING_KNOWN
 
 
-async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
+async def test_the_models_of_an_engine_that_comes_back_are_read() -> None:
     async with looking() as (client, server):
         await client.scrape()
         await server.stop()
@@ -126,7 +126,7 @@ async def test_words_of_an_engine_hold_no_password() -> None:
     assert look.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
 
 
-async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
+async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_client, "KEEPALIVE_S", 60.0)
@@ -164,7 +164,7 @@ async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
 KEY = "sk-s3cret"
 
 
-async def test_every_look_brings_the_key() -> None:
+async def test_every_scrape_sends_the_key() -> None:
     async with looking("llamacpp", key=KEY) as (client, server):
         server.key, server.pages["/props"] = KEY, b'{"total_slots": 4}'
         server.metrics = "llamacpp:requests_deferred 0\n"
@@ -191,7 +191,7 @@ async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"key": "wrong-s3cret"}])
-async def test_an_engine_that_wants_a_key_says_which_option_to_give(known) -> None:
+async def test_the_error_of_an_engine_with_a_key_names_the_option(known) -> None:
     async with looking(**known) as (client, server):
         server.key = KEY
         look = await client.scrape()
@@ -200,7 +200,7 @@ async def test_an_engine_that_wants_a_key_says_which_option_to_give(known) -> No
     assert look.detail == f"{server.url}/v1/models {says}"
 
 
-async def test_models_that_are_given_are_not_asked_for() -> None:
+async def test_models_that_are_given_are_not_read() -> None:
     async with looking(models=("mine", "other")) as (client, server):
         server.models.clear()
         assert (await client.scrape()).models == ("mine", "other")
@@ -212,7 +212,7 @@ async def test_models_that_are_given_are_not_asked_for() -> None:
 )
 async def test_where_nothing_else_is_read_health_shows_whether_it_is_there(status, is_there):
     async with looking("openai", models=("mine",)) as (client, server):
-        server.odd_looks = lambda: plain(status, b"{}")
+        server.scrape_response = lambda: plain(status, b"{}")
         look = await client.scrape()
         assert [request.path for request in server.looks] == ["/health"]
     assert isinstance(look, EngineScraped) is is_there
@@ -232,14 +232,14 @@ async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() ->
         server.pages["/props"] = b"busy"  # what was known is not forgotten for it
         assert (await client.scrape()).reading.batch_max == 4
         assert [request.path for request in server.looks].count("/props") == 2
-        server.odd_looks = lambda: plain(503, b"loading")
+        server.scrape_response = lambda: plain(503, b"loading")
         assert isinstance(await client.scrape(), ScrapeFailed)
-        server.odd_looks, server.pages["/props"] = None, b'{"total_slots": 8}'
+        server.scrape_response, server.pages["/props"] = None, b'{"total_slots": 8}'
         assert (await client.scrape()).reading.batch_max == 8
 
 
 @pytest.mark.parametrize("page", [b"rubbish", b'{"total_slots": -1}', None])
-async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_the_same(page):
+async def test_an_engine_without_a_batch_size_is_read_all_the_same(page):
     async with looking("llamacpp") as (client, server):
         server.metrics = "llamacpp:requests_deferred 3\n"
         if page is not None:
@@ -248,7 +248,7 @@ async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_th
     assert (reading.waiting, reading.batch_max) == (3, None)
 
 
-async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked() -> None:
+async def test_sglangs_settings_have_two_paths_and_are_read_only_where_needed() -> None:
     page = b'{"internal_states": [{"effective_max_running_requests_per_dp": 32}]}'
     for asks, expected in ((True, 32), (False, None)):
         async with looking("sglang", reads_batch_max=asks) as (client, server):
@@ -258,7 +258,7 @@ async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked()
             assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
 
 
-async def test_settings_that_never_come_hold_up_a_look_once() -> None:
+async def test_settings_that_never_come_delay_one_scrape() -> None:
     """Not once for each of their names."""
     async with looking("sglang", scrape_timeout_s=2.0) as (client, server):
         server.silent = frozenset(("/get_server_info", "/server_info"))
@@ -286,7 +286,7 @@ def test_cards_keep_what_has_the_right_shape_of_the_first_models():
         ("openai", 500, False),
     ],
 )
-async def test_a_probe_is_answered_by_what_only_an_engine_that_computes_can_say(
+async def test_a_probe_counts_only_answers_of_an_engine_that_computes(
     kind, status, computes
 ) -> None:
     """An HTTP server in front of one that hangs refuses requests too: then its numbers decide."""

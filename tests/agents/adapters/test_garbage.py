@@ -92,7 +92,7 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             assert frames[-1] is Frame.END
 
 
-async def test_garbage_looks_are_failures_or_readings() -> None:
+async def test_scrapes_of_garbage_are_failures_or_readings() -> None:
     seed = time.time_ns()
     print("seed", seed)
     dice = random.Random(seed)
@@ -101,11 +101,11 @@ async def test_garbage_looks_are_failures_or_readings() -> None:
         raise AssertionError("nobody asks")
 
     async with running(script) as server, engine_at(server.url) as engine:
-        server.odd_looks = lambda: mutated(dice, LOOKS)
+        server.scrape_response = lambda: mutated(dice, LOOKS)
         looks = []
         for _ in range(ROUNDS):
             engine.refresh_models()
             looks.append(await engine.scrape())
-        server.odd_looks = None
+        server.scrape_response = None
         assert isinstance(await engine.scrape(), EngineScraped)
     assert {type(look) for look in looks} <= {EngineScraped, ScrapeFailed}

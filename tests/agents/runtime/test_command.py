@@ -9,10 +9,11 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 from click.testing import CliRunner
 
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import ReplicaNameTaken
 from agents.runtime.command import command, expected_cause
 from infra.bus import BusUnreachable
 from infra.nats import permissions
@@ -172,14 +173,14 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
             NATS_PASSWORD="s3cret",
         ) as agent,
     ):
-        _, said = await asyncio.wait_for(agent.communicate(), 30)
-    lines = said.decode().splitlines()
+        _, output = await asyncio.wait_for(agent.communicate(), 30)
+    lines = output.decode().splitlines()
     assert agent.returncode == 1
     assert lines[-1] == (
-        "Error: the bus does not let this user speak for us/us-1: are these its credentials?"
-    ), said.decode()
+        "Error: the bus forbids this user the subjects of us/us-1: are these its credentials?"
+    ), output.decode()
     assert len(lines) < 12
-    assert " is ready" not in said.decode()
+    assert " is ready" not in output.decode()
 
 
 async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> None:
@@ -194,16 +195,16 @@ async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> 
     ):
         await appeared(ready, agent)
         await nats_server.stop()
-        said = b""
-        while b"lost the bus" not in said:
-            said += await asyncio.wait_for(agent.stderr.readline(), 30)
+        output = b""
+        while b"lost the bus" not in output:
+            output += await asyncio.wait_for(agent.stderr.readline(), 30)
         agent.send_signal(signal.SIGTERM)
         _, rest = await asyncio.wait_for(agent.communicate(), 30)
-    said += rest
-    assert agent.returncode == 0, said.decode()
-    assert b"Traceback" not in said
-    assert said.count(b" is ready") == 1
-    assert said.count(b"unsent messages are lost") == 1
+    output += rest
+    assert agent.returncode == 0, output.decode()
+    assert b"Traceback" not in output
+    assert output.count(b" is ready") == 1
+    assert output.count(b"unsent messages are lost") == 1
 
 
 KEY = "sk-s3cret"
@@ -238,10 +239,10 @@ async def test_an_engine_with_a_key_is_served_and_its_key_is_shown_nowhere(
             await asker.state(state=ReplicaState.DOWN)
             command_line = Path(f"/proc/{agent.pid}/cmdline").read_bytes()
             agent.send_signal(signal.SIGTERM)
-            _, said = await asyncio.wait_for(agent.communicate(), 30)
-    assert KEY.encode() not in said + command_line
+            _, output = await asyncio.wait_for(agent.communicate(), 30)
+    assert KEY.encode() not in output + command_line
     why = f" is down: {engine.url}/v1/models answers HTTP 401: it requires an API key"
-    assert said.count(why.encode()) == 1, said.decode()
+    assert output.count(why.encode()) == 1, output.decode()
 
 
 async def test_a_reason_that_changes_is_logged_again(nats_server, tmp_path) -> None:
@@ -250,27 +251,27 @@ async def test_a_reason_that_changes_is_logged_again(nats_server, tmp_path) -> N
 
     arguments = ("run", "--region", "us", "--replica", "g0", "--nats-url", nats_server.url)
     async with running(script) as engine:
-        engine.odd_looks = lambda: plain(503, b"loading")
+        engine.scrape_response = lambda: plain(503, b"loading")
         async with process(*arguments, "--engine-url", engine.url) as agent:
-            said = await said_until(agent, b"HTTP 503")
-            engine.odd_looks = lambda: plain(401, b"{}")
-            said += await said_until(agent, b"HTTP 401")
-            engine.odd_looks = None
-            said += await said_until(agent, b" is ready")
-    assert said.count(b" is starting: ") == 2, said.decode()
+            output = await said_until(agent, b"HTTP 503")
+            engine.scrape_response = lambda: plain(401, b"{}")
+            output += await said_until(agent, b"HTTP 401")
+            engine.scrape_response = None
+            output += await said_until(agent, b" is ready")
+    assert output.count(b" is starting: ") == 2, output.decode()
 
 
 async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
-    said = b""
-    while word not in said:
+    output = b""
+    while word not in output:
         line = await asyncio.wait_for(agent.stderr.readline(), 30)
-        assert line, said.decode()
-        said += line
-    return said
+        assert line, output.decode()
+        output += line
+    return output
 
 
 REFUSED, TAKEN, CLOSED = BusUnreachable("refused"), ReplicaNameTaken("taken"), OSError("closed")
-FAULT = RuntimeError("a bug of ours")
+FAULT, BUS = RuntimeError("a bug of ours"), nats.errors.ConnectionClosedError()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,8 @@ FAULT = RuntimeError("a bug of ours")
         (ExceptionGroup("", [REFUSED]), REFUSED),
         (ExceptionGroup("", [FAULT, CLOSED, ExceptionGroup("", [FAULT, TAKEN])]), TAKEN),
         (ExceptionGroup("", [FAULT, CLOSED]), CLOSED),
+        (ExceptionGroup("", [BUS, CLOSED, REFUSED]), REFUSED),
+        (BUS, BUS),
         (ExceptionGroup("", [FAULT]), None),
         (FAULT, None),
     ],

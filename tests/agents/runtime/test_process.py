@@ -45,7 +45,7 @@ async def test_a_hundred_at_once_do_not_wait_for_each_other(nats_server) -> None
         await on.asker.state(outstanding=0)
 
 
-async def test_a_full_agent_refuses_and_says_so_at_once(nats_server) -> None:
+async def test_a_full_agent_refuses_and_publishes_at_once(nats_server) -> None:
     gate = Gate()
     async with scene(nats_server, gate, outstanding_max=1, heartbeat_ms=1000) as on:
         first = await on.asker.ask(1)
@@ -148,7 +148,7 @@ async def test_a_large_body_in_parts(nats_server) -> None:
 async def test_a_body_with_a_hole_is_lost(nats_server) -> None:
     async with scene(nats_server, hello) as on:
         inbox = await on.asker.ask(1, b"", **{"Mesh-Body-Bytes": "100"})
-        # Not before it is wanted: work and parts are heard by different tasks of the agent.
+        # Not before it is requested: work and parts are received by different tasks of the agent.
         await on.asker.until(lambda: on.asker.frames[inbox])
         await on.asker.part(inbox, 50, b"z" * 50)
         assert (await on.asker.answer(inbox)).outcome == Outcome.BODY_LOST

@@ -10,8 +10,7 @@ import orjson
 import pytest
 from nats.aio.msg import Msg
 
-from agents.adapters.bus import AgentBus
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import AgentBus, ReplicaNameTaken
 from agents.adapters.outbox import Outbox
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
@@ -71,17 +70,19 @@ async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
         await on.asker.until(lambda: frames[-1].kind is Frame.WORKING)
         gate.open.set()
         assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
-        # When its router was heard it said again what it had said last, and that work goes on.
+        # With the keep-alive of its router it repeated its last frames, and work goes on.
         kinds = {frame.number: chr(frame.kind) for frame in on.asker.frames[inbox]}
         assert re.fullmatch("HDW+DE", "".join(kinds[number] for number in sorted(kinds)))
 
 
-async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nats_server) -> None:
+async def test_draining_finishes_running_requests_refuses_others_and_publishes_gone(
+    nats_server,
+) -> None:
     gate = Gate()
     async with scene(nats_server, gate) as on:
         inbox = await on.asker.ask(1)
         await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
+        on.stop.request()
         await on.asker.state(state=ReplicaState.DRAINING, outstanding=1)
         refused = await on.asker.refusal(await on.asker.ask(2))
         assert refused.reason == Refusal.DRAINING
@@ -98,10 +99,10 @@ async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatie
     async with scene(nats_server, gate, drain_timeout_s=patience_s) as on:
         inbox = await on.asker.ask(1)
         await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
+        on.stop.request()
         if impatient:
             await on.asker.state(state=ReplicaState.DRAINING)
-            on.stop.ask()
+            on.stop.request()
         assert (await on.asker.answer(inbox)).outcome == Outcome.ENGINE_LOST
         await gate.hung_up.wait()
         await on.task
@@ -124,14 +125,14 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         await their_turn.wait()
         await send(self, posted)
 
-    async def flush_late(self) -> None:
+    async def flush_late(self, *timeout_s: float) -> None:
         their_turn.set()
-        await flush(self)
+        await flush(self, *timeout_s)
 
     monkeypatch.setattr(Outbox, "_publish_all", send_late)
     monkeypatch.setattr(AgentBus, "flush", flush_late)
 
-    async def hear(msg: Msg) -> None:  # by one subscription, or there would be no order to see
+    async def receive(msg: Msg) -> None:  # by one subscription, or there would be no order to see
         if msg.subject.startswith(subjects.INBOX_ROOT):
             said.extend("end" for _, frame in frames_of(msg) if frame.kind is Frame.END)
         elif msg.subject == heartbeats and decode_heartbeat(msg.data).state is ReplicaState.GONE:
@@ -141,12 +142,12 @@ async def test_every_answers_end_leaves_before_the_agents_own(
     async with scene(nats_server, gate) as on:
         inboxes = [await on.asker.ask(number) for number in numbers]
         await on.asker.until(lambda: all(map(on.asker.text, inboxes)))
-        await on.asker.client.subscribe(">", cb=hear)
+        await on.asker.client.subscribe(">", cb=receive)
         await flushed(on.asker.client)
-        on.stop.ask()
+        on.stop.request()
         await on.asker.state(state=ReplicaState.DRAINING)
         their_turn.clear()
-        gate.open.set() if finished else on.stop.ask()
+        gate.open.set() if finished else on.stop.request()
         async with asyncio.timeout(20):
             await gone.wait()
         assert said == ["end"] * len(numbers) + ["gone"]
@@ -203,7 +204,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
 ) -> None:
     monkeypatch.setattr(Agent, "keep_alive", stubborn)
     async with scene(nats_server, hello) as on:
-        on.stop.ask()
+        on.stop.request()
         async with asyncio.timeout(20):
             await on.task
 
@@ -298,7 +299,7 @@ async def test_without_a_bus_there_is_no_agent(monkeypatch) -> None:
 async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agents.adapters.bus_identity.CLAIM_S", 20.0)  # for the first one to answer
+    monkeypatch.setattr("agents.adapters.bus.CLAIM_S", 20.0)  # for the first one to answer
     async with scene(nats_server, hello) as on:
         config = AgentConfig(
             region=REGION,

@@ -39,8 +39,8 @@ async def beside(nats_server, kind: str, **engine) -> AsyncIterator[Asker]:
             await asker.state(state=ReplicaState.READY)
             yield asker
         finally:
-            stop.ask()
-            stop.ask()
+            stop.request()
+            stop.request()
             await task
 
 

@@ -51,7 +51,7 @@ def play(engine, requests, looks):
 
 
 @given(REQUESTS, st.lists(st.floats(0.0, 6.0), max_size=30))
-def test_looks_change_nothing_and_agree_with_an_engine_that_goes_token_by_token(requests, looks):
+def test_reading_stats_changes_nothing_and_agrees_with_stepping_by_token(requests, looks):
     ends, seen = play(EngineSim(TINY), requests, looks)
     alone, _ = play(EngineSim(TINY), requests, [])
     slowly, watched = play(EngineSim(TINY, watch_tokens=True), requests, looks)

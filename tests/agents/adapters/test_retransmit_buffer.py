@@ -1,4 +1,4 @@
-"""What was sent lately: for how long, how much of it, and which answers' frames."""
+"""The retransmit buffer: for how long, how much of it, and which answers' frames."""
 
 import pytest
 
@@ -14,14 +14,14 @@ class Sent:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lately = RetransmitBuffer()
+        self.buffer = RetransmitBuffer()
 
     def frame(self, stream, number, kind=Frame.DATA, router=US) -> None:
         frame = pack_frame(kind, number, b"word")
-        self.lately.keep({router: [(stream, frame)]}, len(frame), self.now)
+        self.buffer.keep({router: [(stream, frame)]}, len(frame), self.now)
 
     def since(self, router=US, **streams) -> tuple[dict[str, list[int]], int]:
-        posts, gone = self.lately.since(router, streams, self.now)
+        posts, gone = self.buffer.since(router, streams, self.now)
         numbers: dict[str, list[int]] = {}
         for stream, frame in posts:
             numbers.setdefault(stream, []).append(unpack_frame(frame).number)
@@ -51,16 +51,16 @@ def test_what_is_old_is_let_go(sent) -> None:
     sent.now = KEPT_S + 0.1
     assert sent.since(a=0) == ({}, 1)
     sent.now = 3 * KEPT_S
-    sent.lately.forget(sent.now)
-    assert sent.lately.kept_bytes == 0
+    sent.buffer.forget(sent.now)
+    assert sent.buffer.kept_bytes == 0
 
 
 def test_of_too_much_the_oldest_goes(sent) -> None:
     for number in range(3):
         frame = pack_frame(Frame.DATA, number, b"")
-        sent.lately.keep({US: [("a", frame)]}, KEPT_BYTES_MAX // 2, 0.0)
+        sent.buffer.keep({US: [("a", frame)]}, KEPT_BYTES_MAX // 2, 0.0)
     assert sent.since(a=1) == ({"a": [1, 2]}, 0)
-    assert sent.lately.kept_bytes <= KEPT_BYTES_MAX
+    assert sent.buffer.kept_bytes <= KEPT_BYTES_MAX
 
 
 def test_ends_of_one_routers_answers(sent) -> None:
@@ -68,7 +68,7 @@ def test_ends_of_one_routers_answers(sent) -> None:
     sent.frame("a", 1, Frame.END)
     sent.frame("b", 0)
     sent.frame("c", 5, Frame.END, router=EU)
-    assert [stream for stream, _ in sent.lately.ends(US, sent.now)] == ["a"]
+    assert [stream for stream, _ in sent.buffer.ends(US, sent.now)] == ["a"]
 
 
 def test_it_is_kept_for_longer_than_any_router_may_be_silent():

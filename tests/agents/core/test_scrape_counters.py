@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from agents.core.engine_load import SETTLED_MAX, ScrapeCounters
 
 
-def test_what_was_settled_between_two_looks() -> None:
+def test_requests_settled_between_two_scrapes() -> None:
     seen = ScrapeCounters()
     seen.sent(1.0)
     seen.sent(1.5)
@@ -47,7 +47,7 @@ def test_counting_as_they_change_is_counting_anew(acts) -> None:
         assert seen.settled == sum(at <= seen_at and end > began_at for at, end in settled)
 
 
-def test_a_long_time_without_a_look_keeps_no_more_than_it_may() -> None:
+def test_memory_is_bounded_without_a_scrape() -> None:
     seen = ScrapeCounters()
     for number in range(SETTLED_MAX + 100):
         seen.sent(float(number))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agents.adapters.bus_identity import BusAuthorization
+from agents.adapters.bus import BusAuthorization
 from infra.bus import BusUnreachable
 
 
@@ -21,7 +21,7 @@ async def test_a_subject_of_our_own_refused_is_the_end(complaint) -> None:
     holding = asyncio.create_task(standing.watch())
     standing.complained(Exception(complaint))
     async with asyncio.timeout(5):
-        with pytest.raises(BusUnreachable, match="speak for us/us-1: are these its credentials"):
+        with pytest.raises(BusUnreachable, match="subjects of us/us-1: are these its credentials"):
             await holding
     with pytest.raises(BusUnreachable):
         standing.check()
