@@ -1,5 +1,6 @@
 """Fixtures that every part of the suite shares."""
 
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -21,8 +22,11 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "T
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm"
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is. A property that is rarely broken has
+# more examples of its own.
+settings.register_profile(
+    "shared", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared")
 
 
@@ -33,6 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         longest_s[item.path] = max(longest_s.get(item.path, 0.0), marker.args[0] if marker else 0.0)
     items.sort(key=lambda item: -longest_s[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end; the garbage collector need not look at it again."""
+    gc.freeze()
 
 
 @pytest.fixture
