@@ -13,6 +13,8 @@ from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
+
 # Without compiled files, each process that a test starts would compile all of our modules anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -39,9 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -longest_s[item.path])
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """What was collected stays to the end; the garbage collector need not look at it again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
