@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,18 @@ class NatsRegions:
 
     async def start(self) -> None:
         """Start every server, make its streams, and return when every link is up."""
-        for process in self._servers.values():
-            await process.start()
+        for region in self._acceptors_first():
+            await self._servers[region].start()
         for region in self.topology.regions:
             await self.set_up(region)
         async with asyncio.timeout(LINK_TIMEOUT_S):
             for name in self.topology.regions:
                 await self._until_linked(name)
+
+    def _acceptors_first(self) -> list[str]:
+        """A link whose acceptor does not listen yet is dialled again a second later."""
+        solicited = Counter(link.solicitor for link in self.topology.links)
+        return sorted(self._servers, key=lambda region: solicited[region])
 
     async def set_up(self, region: str) -> dict[str, str]:
         """Make the region's streams, as `mesh infra streams` does."""

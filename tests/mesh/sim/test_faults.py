@@ -104,7 +104,7 @@ def test_a_cut_between_asker_and_answerer_ends_what_had_begun():
     assert 11.5 < result["gpu_busy_s"] < 13.0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_request_ends_whatever_is_drawn(seed):
     fleet = {US: 2, EU: 2, AP: 1}
     names = [
@@ -129,7 +129,7 @@ def test_every_request_ends_whatever_is_drawn(seed):
     assert result["requests"] == result["ok"] + result["shed"] + result["failed"] == 300
     assert result["ok"] > 50, schedule
     assert leftovers(world) == {}, schedule
-    if seed < 3:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
+    if seed < 2:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
         assert run(workload, world_config)["digest"] == result["digest"]
 
 

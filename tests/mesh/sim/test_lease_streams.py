@@ -114,7 +114,7 @@ def test_regions_without_peers_have_no_leases(topology):
     assert played(steady(10, 0.1, US), config(FLEET, topology=topology)).leases.writes == {}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_no_two_write_one_term_and_terms_rise(seed):
     names = [ReplicaId(f"{region}-{n}") for region, count in FLEET.items() for n in (1, count)]
     drawn = random_faults(
@@ -133,7 +133,7 @@ def test_no_two_write_one_term_and_terms_rise(seed):
         holders = {(w.lease.term, w.lease.owner) for w in writes}
         assert len(holders) == len({term for term, _ in holders}), "one owner a term"
     assert leftovers(world) == {}
-    if seed < 2:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
+    if seed < 1:  # the same again is dear; tests/mesh/sim/test_same_seed.py has more of it
         assert run(asked, settings)["digest"] == report(world, asked)["digest"]
 
 

@@ -19,7 +19,7 @@ from tests.mesh.core import build
 from tests.mesh.core.build import AP, EU, MODEL, US, beat, core, digest, foreign, request
 from tests.mesh.core.labelled_chaos import LabelledChaos
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 GROUND = ground({US: ("us",), EU: ("eu",), AP: ()})
 
 

@@ -1,6 +1,7 @@
 """Preble's Table 1, workload by workload: lengths, sharing, key portions, popularity."""
 
 from collections import Counter
+from functools import cache
 from statistics import mean, pstdev
 
 import pytest
@@ -15,6 +16,7 @@ from tests.mesh.sim.workloads.forest import asked, nodes_of, shared_with_another
 US = RegionId("us")
 
 
+@cache
 def requests(name: str) -> list[RequestNode]:
     """About as many requests as Preble's data sets have; Toolbench's is larger."""
     rate_per_s = 40.0 if name == "toolbench" else 8.0
