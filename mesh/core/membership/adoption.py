@@ -89,45 +89,32 @@ class Ownership:
         table: PeerTable,
         dice: Random,
         effects: list[fx.Effect],
-        hands: ReplicaControl,
+        control: ReplicaControl,
+        owned: dict[RegionId, int],
     ) -> None:
+        """`owned`: filled with the regions that this one owns by a lease, each with its term."""
         self._home, self._router = home, router
         self._lease_s = settings.lease_s
         self._ground = settings.ground
         self._table = table
         self._dice = dice
         self._effects = effects
-        self._hands = hands
+        self._control = control
         regions = (home, *peers) if peers and settings.lease_s else ()
         self._leases = {region: LeaseState(region) for region in regions}
         self._watched: dict[RegionId, Watched] = {}
-        self._adopted: set[RegionId] = set()
-        self._told: dict[RegionId, int] = {}  # what agents were last told that we own
+        # Peer regions whose replicas are this region's, each with its lease's term, by name. A new
+        # dict with every change.
+        self.adopted: dict[RegionId, int] = {}
+        self.owned = owned  # those and home; agents know these terms
+        self.release_at = inf  # when the first adopted region's lease expires
         self._accepting = True
         self._last_number = 0
         self.adoptions = self.hand_backs = 0  # since the start
 
-    @property
-    def adopted(self) -> dict[RegionId, int]:
-        """Peer regions whose replicas are ours, each with the term of the lease."""
-        if not self._adopted:  # nearly always, and asked at every heartbeat
-            return {}
-        return {region: self._leases[region].term for region in sorted(self._adopted)}
-
-    @property
-    def owned(self) -> dict[RegionId, int]:
-        """All regions that we own by a lease, each with its term."""
-        home = self._leases.get(self._home)
-        ours = {self._home: home.term} if home is not None and home.owner == self._home else {}
-        return ours | self.adopted
-
-    def term(self, region: RegionId) -> int | None:
-        """The term to hand work over under; None while there is no lease."""
-        return self.owned.get(region)
-
     def is_ours(self, region: RegionId, now: float) -> bool:
         """Whether an adopted region's replicas may be given work at this moment."""
-        return region in self._adopted and now < self._leases[region].ours_until
+        return region in self.adopted and now < self._leases[region].ours_until
 
     def adopted_by(self, now: float) -> RegionId | None:
         """Who owns our own replicas, if it is not us."""
@@ -144,12 +131,12 @@ class Ownership:
         """Who hears which event, for the router's table."""
         return {ev.LeaseHeard: self._on_heard, ev.LeaseAnswered: self._on_answered}
 
-    def hear_digest(self, digest: Digest, now: float) -> None:
+    def digest_seen(self, digest: Digest, now: float) -> None:
         """A peer's router speaks. One that drains is leaving: its region may be gone after it."""
         watched = self._watched.get(digest.region)
         if watched is not None and digest.accepting:
             watched.heard_at, watched.jitter_s = now, None
-            if digest.region in self._adopted:
+            if digest.region in self.adopted:
                 watched.back_since = min(watched.back_since, now)
 
     def saw_term(self, region: RegionId, term: int) -> None:
@@ -158,14 +145,13 @@ class Ownership:
             tenure.saw_term(term)
 
     def release_expired(self, now: float) -> None:
-        """Before anything else is decided: a process that stood still may own nothing any more."""
-        if not self._adopted:
-            return
-        lapsed = [region for region in self._adopted if not self.is_ours(region, now)]
-        for region in sorted(lapsed):
+        """Hand back regions whose lease has expired; due from `release_at` on.
+
+        The router calls it before it decides anything: its process may have been suspended.
+        """
+        for region in [region for region in self.adopted if not self.is_ours(region, now)]:
             self._let_go(self._leases[region], now)
-        if lapsed:
-            self._tell()
+        self._publish_changes()
 
     def tick(self, now: float, *, accepting: bool) -> None:
         """Claim, renew and let go, as time has it."""
@@ -175,11 +161,11 @@ class Ownership:
                 tenure.unanswered(now)
             if region == self._home:
                 self._keep_home(tenure, now)
-            elif region in self._adopted:
+            elif region in self.adopted:
                 self._keep_adopted(tenure, now)
             else:
                 self._watch(tenure, now)
-        self._tell()
+        self._publish_changes()
 
     # What the stream says.
 
@@ -190,9 +176,9 @@ class Ownership:
             return
         if lease.region == self._home:
             self._keep_home(tenure, now)
-        elif lease.region in self._adopted:
+        elif lease.region in self.adopted:
             self._keep_adopted(tenure, now)
-        self._tell()
+        self._publish_changes()
 
     def _on_answered(self, event: ev.LeaseAnswered, now: float) -> None:
         tenure = next((t for t in self._leases.values() if _is_asked(t, event.number)), None)
@@ -202,7 +188,7 @@ class Ownership:
             tenure.unanswered(now + self._lease_s * RENEW)
         elif event.granted:
             tenure.granted(self._home, event.seq, self._lease_s, now)
-            if tenure.region != self._home and tenure.region not in self._adopted:
+            if tenure.region != self._home and tenure.region not in self.adopted:
                 self._adopt(tenure, now)
         else:
             # Who has written may have been a sibling: the stream is about to say it. A router that
@@ -211,24 +197,30 @@ class Ownership:
             tenure.outdated(event.seq, now)
             if tenure.region == self._home and not knew:
                 self._keep_home(tenure, now)
-        self._tell()
+        self._publish_changes()
 
     def _adopt(self, tenure: LeaseState, now: float) -> None:
         late = now >= tenure.ours_until or tenure.owner != self._home
         if late or not self._accepting:
             return
         self._watched[tenure.region].back_since = inf
-        self._adopted.add(tenure.region)
+        self.adopted = dict(sorted({**self.adopted, tenure.region: tenure.term}.items()))
         self.adoptions += 1
-        self._hands.adopt(tenure.region, now)
+        self._control.adopt(tenure.region, now)
 
-    def _tell(self) -> None:
-        """Let agents know at once what has changed, not with the next sign of life."""
-        owned = self.owned
+    def _publish_changes(self) -> None:
+        """Publish to agents at once what has changed, not with the next keepalive."""
+        home = self._leases.get(self._home)
+        owned = {self._home: home.term} if home is not None and home.owner == self._home else {}
+        self.adopted = {region: self._leases[region].term for region in self.adopted}
+        owned |= self.adopted
         for region in self._leases:
-            if owned.get(region) != self._told.get(region):
+            if owned.get(region) != self.owned.get(region):
                 self._effects.append(fx.OwnershipChanged(region, region in owned))
-        self._told = owned
+        self.owned.clear()
+        self.owned.update(owned)
+        ends = (self._leases[region].ours_until for region in self.adopted)
+        self.release_at = min(ends, default=inf)
 
     # What time makes of it.
 
@@ -294,10 +286,10 @@ class Ownership:
         self._effects.append(fx.ClaimLease(asked.number, asked.expected, lease))
 
     def _let_go(self, tenure: LeaseState, now: float) -> None:
-        self._adopted.discard(tenure.region)
+        self.adopted = {region: t for region, t in self.adopted.items() if region != tenure.region}
         tenure.ours_until = -inf
         self.hand_backs += 1
-        self._hands.hand_back(tenure.region, now)
+        self._control.hand_back(tenure.region, now)
 
 
 def _is_asked(tenure: LeaseState, number: int) -> bool:

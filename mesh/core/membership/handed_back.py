@@ -15,9 +15,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from mesh.core.model.replica_names import replica_name_at
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.replica import ForwardedAnswer, Replica
+from mesh.core.view.replica import ForwardedAnswer, Replica, replica_name_at
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Heartbeat, ReplicaState
 

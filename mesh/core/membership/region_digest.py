@@ -35,14 +35,10 @@ class RegionalDigest:
         self._latest: Digest | None = None
         self._accepted = True
         self._last: tuple[object, ...] = ()
-        self._arrivals = EventRate(RATE_S)
+        self.arrivals = EventRate(RATE_S)  # of clients' requests
         self.warm_tokens: Callable[[float], int | None] = lambda now: None
         self._residency = Residency(region, settings.ground)
         self._labels = tuple(sorted(settings.ground.carried_by(region)))
-
-    def arrived(self, now: float) -> None:
-        """Count one client's request."""
-        self._arrivals.count(now)
 
     def due(
         self,
@@ -132,7 +128,7 @@ class RegionalDigest:
             replicas_free=_free(replicas, ready, now),
             queue=len(held),
             models=_capacities(replicas, counts, now),
-            requests_per_s=self._arrivals.per_s(now),
+            requests_per_s=self.arrivals.per_s(now),
             prefill_s_per_token=_known(
                 median, [replica.heartbeat.prefill_s_per_token for replica in ready]
             ),

@@ -25,7 +25,7 @@ class BusStatus:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._away_s_max = settings.heartbeat_blind_s
-        self._lost_at: float | None = None
+        self.lost_at: float | None = None
         self.returned_at = -inf  # what came until then may not have been all
         self._ticked_at = inf
         # When this process went on after it had stood still, and for how long it had: as many as
@@ -43,25 +43,25 @@ class BusStatus:
 
     def lost(self, now: float) -> None:
         """Nobody is heard from now on."""
-        if self._lost_at is None:
-            self._lost_at = now
+        if self.lost_at is None:
+            self.lost_at = now
 
     def returned(self, now: float) -> None:
         """Whoever is there can be heard again."""
-        self._lost_at, self.returned_at = None, now
+        self.lost_at, self.returned_at = None, now
 
     @property
     def is_there(self) -> bool:
         """Whether anybody can be heard."""
-        return self._lost_at is None
+        return self.lost_at is None
 
     def is_away(self, now: float) -> bool:
         """Whether it is, and not for so long that those behind it are as lost as they look."""
-        return self._lost_at is not None and now - self._lost_at <= self._away_s_max
+        return self.lost_at is not None and now - self.lost_at <= self._away_s_max
 
     def silent_s(self, heard_at: float, now: float) -> float:
         """How long somebody last heard at that time has said nothing that could be heard."""
-        until = self._lost_at if self._lost_at is not None and self.is_away(now) else now
+        until = self.lost_at if self.lost_at is not None and self.is_away(now) else now
         since = max(heard_at, self.returned_at)
         return max(0.0, until - since - self.paused_s(since))
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 
@@ -162,3 +162,32 @@ class Replica:
             return None
         old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
         return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens
+
+
+# Names are unique inside a region only. A router that has adopted a region knows that region's
+# replicas as `<region>/<replica>`; no name contains a slash.
+
+SLASH = "/"
+
+
+class RegionAndReplica(NamedTuple):
+    """A known name taken apart; `region` is None for a replica of this region."""
+
+    region: RegionId | None
+    replica: ReplicaId
+
+
+def replica_name_at(region: RegionId, replica: ReplicaId, home: RegionId) -> ReplicaId:
+    """The name in the tables of a router of `home`."""
+    return replica if region == home else ReplicaId(f"{region}{SLASH}{replica}")
+
+
+def is_adopted(name: ReplicaId) -> bool:
+    """Whether that is a replica of another region."""
+    return SLASH in name
+
+
+def split_replica_name(name: ReplicaId) -> RegionAndReplica:
+    """The name on the bus."""
+    region, slash, replica = name.rpartition(SLASH)
+    return RegionAndReplica(RegionId(region) if slash else None, ReplicaId(replica))

@@ -15,12 +15,11 @@ back: it may have been computed in part.
 from collections.abc import Sequence
 from statistics import median
 
-from mesh.core.model.replica_names import is_adopted
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.view.replica import Replica
+from mesh.core.view.replica import Replica, is_adopted
 from mesh.core.view.replica_table import REPLICAS_MAX, ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ReplicaId

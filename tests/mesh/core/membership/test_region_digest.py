@@ -97,7 +97,7 @@ def test_handed_off_work_makes_a_replica_full():
 def test_arrivals_have_a_rate():
     region = Region()
     for number in range(200):
-        region.digest.arrived(number / 10)
+        region.digest.arrivals.count(number / 10)
         region.due(number / 10)
     assert 8.0 < region.due(20.5).requests_per_s < 12.0
 

@@ -6,9 +6,9 @@ import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.replica_names import replica_name_at
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
+from mesh.core.view.replica import replica_name_at
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Refusal
 from schemas.ids import RegionId, ReplicaId, RouterId
