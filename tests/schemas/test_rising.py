@@ -71,7 +71,7 @@ def heartbeats():
 
 
 def digests():
-    table, honest = PeerTable(SETTINGS), digest("eu")
+    table, honest = PeerTable(SETTINGS, "us"), digest("eu")
     table.see(honest, 0.0)
     table.see(replace(honest, epoch=HUGE, seq=HUGE), 0.1)
     for tenth in range(2, 20):

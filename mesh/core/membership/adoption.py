@@ -261,7 +261,7 @@ class Ownership:
 
     def _nearer(self, lost: RegionId, now: float) -> int:
         """How many living regions are nearer to the lost one than we are."""
-        mine = (_or_inf(self._table.rtt_s(lost)), self._home)
+        mine = (self._table.rtt_s.get(lost, inf), self._home)
         others = [
             (min(told, default=inf), region)
             for region, peer in self._table
@@ -294,7 +294,3 @@ class Ownership:
 
 def _is_asked(tenure: LeaseState, number: int) -> bool:
     return tenure.asked is not None and tenure.asked.number == number
-
-
-def _or_inf(value: float | None) -> float:
-    return inf if value is None else value

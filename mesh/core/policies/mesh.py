@@ -168,7 +168,7 @@ class Prices:
                 ready = ready or _replicas_among(targets)
                 line_s = ahead * lessons.prefill_tokens * s_per_token / ready
                 stalled += ahead / ready
-            free_tokens = stands.kv_told_tokens - way.tokens
+            free_tokens = stands.kv_reported_tokens - way.tokens
             if free_tokens < needed_tokens and replica.load:
                 memory_s = self._memory_s(target, free_tokens, stands.running)
             if (over := replica.inside + way.count + 1 - stands.batch_max) > 0.0:
@@ -187,7 +187,7 @@ class Prices:
 
     def _stand(self, replica: Replica) -> ReplicaSpeeds:
         """What its last word comes to; kept, but where it doesn't tell how many run there."""
-        beat, kv_told_tokens = replica.heartbeat, replica.kv_told_tokens
+        beat, kv_reported_tokens = replica.heartbeat, replica.kv_reported_tokens
         running = replica.load if beat.running is None else beat.running
         base_s, s_per_token, s_per_decode = self._lessons.speed_to_stand(beat)
         standing = ReplicaSpeeds(
@@ -197,7 +197,7 @@ class Prices:
             base_s + s_per_decode * running,
             BATCH_WEIGHT * running * base_s,
             running * STALL_WEIGHT,
-            math.inf if kv_told_tokens is None else kv_told_tokens,
+            math.inf if kv_reported_tokens is None else kv_reported_tokens,
             beat.prefill_queued_tokens,
             beat.batch_max or math.inf,
         )

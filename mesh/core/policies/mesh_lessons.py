@@ -156,7 +156,7 @@ class ReplicaSpeeds:
     base_s: float
     batch_s: float  # what all that run there pay for one more
     stalled: float  # decodes that a prefill stalls, by their weight
-    kv_told_tokens: float  # infinite where nobody tells
+    kv_reported_tokens: float  # infinite where nobody tells
     queued_tokens: int | None  # told to be
     batch_max: float  # requests that run at once; infinite where nobody tells
 

@@ -28,7 +28,7 @@ class HeartbeatLossDetector:
         self._heard_at = self._returned_at = float("-inf")
         self.known = 0
 
-    def heard(self, now: float) -> None:
+    def seen(self, now: float) -> None:
         """Some replica of the region spoke."""
         if self.is_blind(now):
             self._returned_at = now

@@ -26,9 +26,9 @@ class Bench:
     def __init__(self):
         settings = RouterSettings(policy="skywalker")
         self.replicas = ReplicaTable(ROUTER, settings)
-        self.peers = PeerTable(settings)
+        self.peers = PeerTable(settings, US)
         self.effects = []
-        self.placer = Placer(settings, self.replicas, self.peers, Random(1))
+        self.placer = Placer(settings, self.replicas, self.peers, Random(1), None, US)
         self.attempts = Attempts(
             region=US,
             replicas=self.replicas,

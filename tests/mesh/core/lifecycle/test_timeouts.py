@@ -23,7 +23,7 @@ class View:
     def __init__(self, **fields):
         settings = RouterSettings(**fields)
         self.replicas = ReplicaTable(ROUTER, settings)
-        self.peers = PeerTable(settings)
+        self.peers = PeerTable(settings, US)
         self.outlook = Timeouts(self.replicas, self.peers, settings, Residency(US, settings.ground))
         self.replicas.see(beat("a", pending=5, full=True), 0.0)
         self.peers.see(digest("eu", free=0), 0.0)

@@ -263,7 +263,7 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
         }
         kind = dice.randrange(4)
         if kind == 0:
-            one.replica.hear(beat(one.name, seq, **(IDLE | told)), now)
+            one.replica.update(beat(one.name, seq, **(IDLE | told)), now)
         elif kind == 1:
             one.replica.on_the_way.add(seq, 700, 500, now)
         elif kind == 2:

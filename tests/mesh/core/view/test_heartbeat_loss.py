@@ -22,7 +22,7 @@ from tests.mesh.core.build import US, beat, core, request
 def test_the_silence_of_all_is_blindness_and_of_one_is_not(known, silent_s, blind):
     sight = HeartbeatLossDetector(RouterSettings())
     sight.known = known
-    sight.heard(0.0)
+    sight.seen(0.0)
     assert sight.is_blind(silent_s) is blind
 
 
