@@ -105,13 +105,17 @@ class RouterCore:
             gossip=self.gossip,
             terms=terms,
         )
+        self._finish(dice)
+
+    def _finish(self, dice: Random) -> None:
+        """Construct what needs cluster events: admission, completion and the event handlers."""
         self.ownership, self.warming = self._cluster_events.ownership, self._cluster_events.warming
         self._arrivals = self._cluster_events.arrivals
         self._admission = Admission(
-            self.held, self.inflight, settings, dice, self._timeouts.serving
+            self.held, self.inflight, self._settings, dice, self._timeouts.serving
         )
         self._forwarded_requests = ForwardedRequests(
-            settings,
+            self._settings,
             self.replicas,
             self._placer,
             self._scheduler,

@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
-from mesh.core.gossip.remote_prefixes import RemotePrefixes
-from mesh.core.gossip.siblings import Siblings
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
@@ -117,15 +114,6 @@ class GlobalView:
         """Every router ticks, so the inner policy expires as often."""
         if isinstance(self._inside, Expiring):
             self._inside.expire(now)
-
-    def tell(self, news: OutgoingPrefixes) -> None:
-        """No gossip is needed."""
-
-    def hear(self, told: RemotePrefixes) -> None:
-        """No gossip is needed."""
-
-    def share(self, siblings: Siblings) -> None:
-        """All routers share the inner policy."""
 
     def _all(
         self, request: Request, targets: Sequence[Target], now: float

@@ -88,13 +88,13 @@ def prefix_gossip():
 def _gossip_outlives(epoch: int, seq: int) -> bool:
     told, origin = RemotePrefixes(), Origin("eu", "r1")
     mirror = StreamReceiver(origin, RemotePrefixSet(told, origin))
-    mirror.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
-    mirror.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
+    mirror.receive(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
+    mirror.receive(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
     for number in range(2, 20):  # deltas, two a second
-        mirror.hear(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
-        if (ask := mirror.wants(number / 2)) is not None and ask.epoch == 1:
+        mirror.receive(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
+        if (ask := mirror.repair_request(number / 2)) is not None and ask.epoch == 1:
             for missing in range(ask.after + 1, number + 1):  # what the origin says again
-                mirror.hear(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
+                mirror.receive(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
     assert PREFIX_STREAM.for_s is not None and number / 2 > PREFIX_STREAM.for_s
     return mirror.is_whole
 

@@ -141,9 +141,7 @@ class CandidateCache:
                 return kept.layer
         layer = self._made(model, replicas, None, (), now, 0, busy_too=True)
         # A replica that doesn't report how much it takes may cease to with any hand-off.
-        if len(layer) and all(
-            one.heartbeat.outstanding_max is not None for one in replicas
-        ):
+        if len(layer) and all(one.heartbeat.outstanding_max is not None for one in replicas):
             silent_since = min([one.seen_at for one in replicas])
             if now - silent_since > self._late_s:  # it can't be kept
                 return layer

@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.candidates import CandidateCache, CandidateLayer

@@ -198,8 +198,7 @@ class ReplicaTable:
             replica.relayed.popleft()
 
     def expire(self, now: float) -> list[tuple[ReplicaId, tuple[str, ...]]]:
-        """Drop what is overdue. Returns the replicas lost now, with peers' inboxes.
-        """
+        """Drop what is overdue. Returns the replicas lost now, with peers' inboxes."""
         kept_s = self._settings.handoff_s_max
         kept_blind_s = max(kept_s, self._settings.heartbeat_blind_s)
         lost_s = self._settings.heartbeat_lost_s
