@@ -18,7 +18,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.membership.adoption import Ownership
-from mesh.core.membership.handed_back import AdoptedAttempt, HandedBack, HandedBackAttempt
+from mesh.core.membership.handed_back import AdoptedAttempt, HandedBack, LostWatch
 from mesh.core.membership.region_digest import RegionalDigest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -120,19 +120,22 @@ class ClusterEvents:
         self.arrivals = self._digest.arrivals  # clients' requests, counted by the router
         self._handed_back = HandedBack(home, settings)
         self._subscribed: set[RegionId] = set()  # regions whose heartbeats are received
-        self.warming = Warming(
-            region=home,
+        self.warming = self._make_warming(settings, gossip)
+        self._digest.warm_tokens = self.warming.wanted_tokens
+
+    def _make_warming(self, settings: RouterSettings, gossip: Gossip) -> Warming:
+        return Warming(
+            region=self._home,
             settings=settings,
-            replicas=replicas,
-            peers=peers,
-            held=held,
-            placer=placer,
-            attempts=attempts,
+            replicas=self._replicas,
+            peers=self._peers,
+            held=self._held,
+            placer=self._placer,
+            attempts=self._attempts,
             gossip=gossip,
-            effects=effects,
+            effects=self._effects,
             refuse=self._refuse,
         )
-        self._digest.warm_tokens = self.warming.wanted_tokens
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
         """Handlers of these events, for the router."""
@@ -237,7 +240,7 @@ class ClusterEvents:
             return False
         return record.attempt == attempt.attempt
 
-    def _replica_gone(self, gone: HandedBackAttempt, now: float) -> None:
+    def _replica_gone(self, gone: LostWatch, now: float) -> None:
         self._notify_lost(gone.name, gone.orphans)
         lost = [self._inflight[attempt.key] for attempt in gone.ours if self._is_awaited(attempt)]
         for record in lost:
@@ -245,8 +248,10 @@ class ClusterEvents:
         self._on_lost(lost, gone.why, now)
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
-        if (gone := self._handed_back.hear(event.heartbeat, now)) is not None:
-            self._replica_gone(gone, now)
+        if self._handed_back.watched:
+            gone = self._handed_back.seen(event.heartbeat, now)
+            if gone is not None:
+                self._replica_gone(gone, now)
         beat = self._as_known_here(event.heartbeat)
         if beat is None:
             return

@@ -73,15 +73,8 @@ class RouterCore:
         self._forwarded_queue = ForwardedQueue(self.held, self._effects)
         terms: dict[RegionId, int] = {}  # of owned regions' leases: `Ownership` fills it
         self._attempts = Attempts(
-            region=region,
-            replicas=self.replicas,
-            peers=self.peers,
-            placer=self._placer,
-            effects=self._effects,
-            terms=terms,
+            region, self.replicas, self.peers, self._placer, self._effects, terms
         )
-        self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
-        self.model_card = self._timeouts.model_card
         self.gossip = Gossip(
             Origin(region, router), epoch, settings, self._effects, self.replicas.remembers
         )
@@ -105,10 +98,11 @@ class RouterCore:
             gossip=self.gossip,
             terms=terms,
         )
-        self._finish(dice)
+        self._construct_ends(dice)
 
-    def _finish(self, dice: Random) -> None:
-        """Construct what needs cluster events: admission, completion and the event handlers."""
+    def _construct_ends(self, dice: Random) -> None:
+        self._timeouts = Timeouts(self.replicas, self.peers, self._settings, self._placer.residency)
+        self.model_card = self._timeouts.model_card
         self.ownership, self.warming = self._cluster_events.ownership, self._cluster_events.warming
         self._arrivals = self._cluster_events.arrivals
         self._admission = Admission(

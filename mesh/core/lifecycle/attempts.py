@@ -36,7 +36,6 @@ class Attempts:
 
     def __init__(
         self,
-        *,
         region: RegionId,
         replicas: ReplicaTable,
         peers: PeerTable,

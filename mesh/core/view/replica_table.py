@@ -15,8 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.bus_status import BusStatus
-from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
+from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
 from mesh.core.view.replica import ForwardedAnswer, Replica, is_adopted
 from mesh.core.view.replica_sampling import ReplicaSampler
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId

@@ -228,9 +228,7 @@ def test_a_snapshot_that_was_taken_in_part_is_asked_for_again():
     shelf = Choosy(RemotePrefixes(), EU)
     receiver = StreamReceiver(EU, shelf)
     receiver.request_all(0.0)
-    assert (
-        receiver.repair_request(GRACE_S) is None
-    )  # it may be silent
+    assert receiver.repair_request(GRACE_S) is None  # it may be silent
     receiver.receive(TrieDelta("eu", "r1", 1, 0, (), ()), 1.0)
     assert receiver.repair_request(1.0 + GRACE_S) is not None
     assert receiver.repair_request(1.0 + GRACE_S + RETRY_S) is not None

@@ -7,7 +7,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
+from mesh.core.view.bus_status import REST_S, HeartbeatLossDetector
 from mesh.core.view.replica import replica_name_at
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Refusal
