@@ -111,7 +111,7 @@ class ClusterEvents:
         self._held = held
         self._placer = placer
         self._scheduler = scheduler
-        self._digest = RegionalDigest(home, router, epoch, settings)
+        self._digest = RegionalDigest(home, router, epoch, settings, replicas, held)
         self._inflight = inflight
         self._attempts = attempts
         self._effects = effects
@@ -165,10 +165,8 @@ class ClusterEvents:
     def publish_digest_if_due(self, now: float) -> None:
         """Publish this region's digest, if it is due."""
         digest = self._digest.due(
-            self._replicas,
-            self._held,
-            not self.draining,
             now,
+            accepting=not self.draining,
             adopted=self.ownership.adopted,
             rtt_s=self._peers.round_trips,
         )
@@ -177,13 +175,8 @@ class ClusterEvents:
 
     def fresh(self, now: float) -> Digest:
         """This region's digest as of now, for a peer that is being refused."""
-        return self._digest.fresh(
-            self._replicas,
-            self._held,
-            not self.draining,
-            now,
-            adopted=self.ownership.adopted,
-        )
+        adopted = self.ownership.adopted
+        return self._digest.fresh(now, accepting=not self.draining, adopted=adopted)
 
     # Replica control of `Ownership`.
 

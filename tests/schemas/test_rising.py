@@ -52,10 +52,10 @@ def router_term():
 def lease_write():
     """At the highest term the next write is heard all the same, and an agent believes it."""
     tenure, fence = LeaseState("us"), Fence("us")
-    tenure.hear(lease("ap", TERM_MAX), 10, 0.0)
+    tenure.seen(lease("ap", TERM_MAX), 10, 0.0)
     fence.claim("ap", TERM_MAX, 0.0)
     over = ADOPTED_S + 0.01
-    heard = tenure.hear(lease("eu", tenure.next_term("eu")), 11, over)
+    heard = tenure.seen(lease("eu", tenure.next_term("eu")), 11, over)
     fence.claim("eu", tenure.term, over)
     return heard and tenure.owner == "eu" and fence.owner(over) == "eu"
 
