@@ -54,10 +54,10 @@ def router_term():
 def lease_write():
     """At the highest term the next write is taken all the same, by an agent too."""
     lease_state, fence = LeaseState("us"), Fence("us")
-    lease_state.hear(lease("ap", TERM_MAX), 10, 0.0)
+    lease_state.seen(lease("ap", TERM_MAX), 10, 0.0)
     fence.claim("ap", TERM_MAX, 0.0)
     over = ADOPTED_S + 0.01
-    taken = lease_state.hear(lease("eu", lease_state.next_term("eu")), 11, over)
+    taken = lease_state.seen(lease("eu", lease_state.next_term("eu")), 11, over)
     fence.claim("eu", lease_state.term, over)
     return taken and lease_state.owner == "eu" and fence.owner(over) == "eu"
 
@@ -73,7 +73,7 @@ def heartbeats():
 
 
 def digests():
-    table, honest = PeerTable(SETTINGS), digest("eu")
+    table, honest = PeerTable(SETTINGS, "us"), digest("eu")
     table.see(honest, 0.0)
     table.see(replace(honest, epoch=HUGE, seq=HUGE), 0.1)
     for tenth in range(2, 20):
@@ -90,13 +90,13 @@ def prefix_gossip():
 def _gossip_outlives(epoch: int, seq: int) -> bool:
     remote, origin = RemotePrefixes(), Origin("eu", "r1")
     receiver = StreamReceiver(origin, RemotePrefixSet(remote, origin))
-    receiver.hear(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
-    receiver.hear(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
+    receiver.receive(TrieDelta("eu", "r1", 1, 1, (7,), ()), 0.0)
+    receiver.receive(TrieDelta("eu", "r1", epoch, seq, (9,), ()), 0.1)
     for number in range(2, 20):  # deltas, two a second
-        receiver.hear(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
-        if (ask := receiver.wants(number / 2)) is not None and ask.epoch == 1:
+        receiver.receive(TrieDelta("eu", "r1", 1, number, (number,), ()), number / 2)
+        if (ask := receiver.repair_request(number / 2)) is not None and ask.epoch == 1:
             for missing in range(ask.after + 1, number + 1):  # what the origin repeats
-                receiver.hear(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
+                receiver.receive(TrieDelta("eu", "r1", 1, missing, (missing,), ()), number / 2)
     assert number / 2 > SILENT_S
     return receiver.is_whole
 

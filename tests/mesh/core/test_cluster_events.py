@@ -1,6 +1,6 @@
 """The fleet's part of a router, seen from outside: what heartbeats, digests and time change."""
 
-from mesh.core.gossip.common_index import STRANGER_S, SWEEP_S
+from mesh.core.gossip.siblings import SWEEP_S, UNKNOWN_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from schemas.gossip import TrieDelta
@@ -61,6 +61,6 @@ def test_a_siblings_word_of_a_replica_that_nobody_has_is_forgotten():
         core.handle(ev.SiblingSeen(TrieDelta("us", "r2", 1, seq, (1, 2), (), replica)), now)
     [index, *_] = core.gossip.siblings.indexes
     assert set(index.owners) == {"us-0", "eu/eu-0"}
-    for _ in range(int(STRANGER_S / SWEEP_S) + 2):
+    for _ in range(int(UNKNOWN_S / SWEEP_S) + 2):
         core.handle(ev.Tick(), now := now + SWEEP_S)
     assert index.owners == ("us-0",), "which is only lost, and may come back with its cache"

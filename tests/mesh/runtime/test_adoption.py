@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from mesh.adapters.streams import lease as lease_stream
-from mesh.core.model.replica_names import replica_name_at
+from mesh.core.view.replica import replica_name_at
 from schemas import exchange, subjects, wire
 from schemas.exchange import H_OWNER, SILENCE_S_MAX, Frame, unpack_frame
 from schemas.state import Lease, encode_state

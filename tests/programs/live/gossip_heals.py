@@ -96,7 +96,7 @@ def _equal(mesh: SmallMesh) -> bool:
             assert teller.gossip.outgoing is not None
             if not told.is_trusted(origin):
                 return False
-            if set(told.blocks(origin)) != set(teller.gossip.outgoing.told):
+            if set(told.blocks(origin)) != set(teller.gossip.outgoing.published):
                 return False
     indexes = [cores[place].gossip.siblings.indexes[0] for place in ("us", "us/r2")]
     one, other_index = ({block for block, _ in index.held("us-0")} for index in indexes)

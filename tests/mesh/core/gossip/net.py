@@ -165,7 +165,7 @@ class Net:
                 if other is node:
                     continue
                 told = node.gossip.remote
-                if set(told.blocks(other.origin)) != set(other.gossip.outgoing.told):
+                if set(told.blocks(other.origin)) != set(other.gossip.outgoing.published):
                     found.append(f"{node.origin}: set of {other.origin}")
                 if not told.is_trusted(other.origin):
                     found.append(f"{node.origin}: trust in {other.origin}")
@@ -243,7 +243,7 @@ class Net:
             elif isinstance(message, TriePart):
                 ear.receive_part(message, now)
             else:
-                ear.hear(message, now)
+                ear.receive(message, now)
 
         return arrive
 

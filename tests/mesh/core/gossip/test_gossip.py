@@ -86,7 +86,7 @@ def test_routers_of_one_region_tell_nothing_twice_and_are_heard_as_one():
         node.index.insert("us-0", chat[: 10 * turn], net.now)
         net.rest(0.5)
     net.rest(1.0)
-    told = [set(node.gossip.outgoing.told) for node in (one, other)]
+    told = [set(node.gossip.outgoing.published) for node in (one, other)]
     assert told[0] | told[1] == set(chat) and not told[0] & told[1]
     assert listener.gossip.remote.depths(chat, ("us",)) == {"us": 400}
     assert 50 < len(told[0]) < 350
@@ -102,7 +102,7 @@ def test_what_a_router_told_is_told_anew_by_its_siblings_when_it_is_gone():
     assert len(one.gossip.outgoing) == 400 and len(other.gossip.outgoing) == 0
     one.restart()
     net.rest(HEAL_S)
-    assert set(other.gossip.outgoing.told) == set(range(400))
+    assert set(other.gossip.outgoing.published) == set(range(400))
     assert listener.gossip.remote.depths(range(400), ("us",)) == {"us": 400}
     assert one.index.blocks("us-0") == 400  # its sibling told it
 
@@ -126,7 +126,7 @@ def test_who_tells_too_much_is_not_heard_then_doubted_and_asked_later():
     one, effects = gossip(trie_heard_bytes_per_s=1000)
     eu = Origin("eu", "r1")
     for seq in range(1, 12):
-        one.hear(TrieDelta("eu", "r1", 1, seq, tuple(range(100 * seq, 100 * seq + 50)), ()), 0.0)
+        one.receive(TrieDelta("eu", "r1", 1, seq, tuple(range(100 * seq, 100 * seq + 50)), ()), 0.0)
     assert one.counts.limited > 0 and not one.remote.is_trusted(eu)
     asked = [fx.AskTrie("eu", TrieAsk("r1", 1, 7))]
     for tick in (1, 2):
@@ -138,7 +138,7 @@ def test_who_tells_too_much_is_not_heard_then_doubted_and_asked_later():
 
 def test_with_a_budget_of_nothing_it_tells_nothing_and_hears_all_the_same():
     quiet, effects = gossip(trie_bytes_per_s=0, siblings_bytes_per_s=0)
-    quiet.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    quiet.receive(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
     quiet.asked(TrieAsk("r1", 1, 0), "eu", "inbox", 0.0)
     quiet.tick(0.1)
     assert effects == []
@@ -170,9 +170,9 @@ def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
 
 def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
     one, _ = gossip()
-    one.hear(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
+    one.receive(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
     for number in range(ORIGINS_MAX + 5):
-        one.hear(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
+        one.receive(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
     assert len(one.remote.origins) == ORIGINS_MAX
     assert all(origin.region.startswith("eu") for origin in one.remote.origins)
 
@@ -180,15 +180,15 @@ def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
 def test_a_region_that_invents_routers_shuts_nobody_out():
     one, _ = gossip()
     for number in range(ORIGINS_MAX + 5):
-        one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
+        one.receive(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
     assert len(one.remote.origins) == REGION_ROUTERS_MAX
-    one.hear(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
+    one.receive(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
     assert one.remote.is_trusted(Origin("ap", "r1"))
 
 
 def test_an_origin_that_is_gone_makes_room():
     one, _ = gossip()
-    one.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    one.receive(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
     one.tick(100.0)
     assert (len(one.remote), one.remote.origins) == (0, ())
 

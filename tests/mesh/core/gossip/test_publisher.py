@@ -1,7 +1,6 @@
 """One router's stream: when it speaks, how much, and what it says to those who missed some."""
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
-from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher
+from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
 from schemas.gossip import PART_BLOCKS_MAX, TrieAsk, TrieDelta, TriePart, size_bytes
 

@@ -35,7 +35,7 @@ def test_a_prompt_is_said_again_after_a_while_or_once_it_was_lost():
 
 def test_a_miss_is_told_by_its_age():
     stream, said = placed()
-    stream.tick(10.0)
+    stream.now = 10.0
     stream.missed("us-0", 8.5)
     assert (said[0].missed_ms, said[0].is_sign) == (1500, False)
 
@@ -59,6 +59,6 @@ def test_what_is_remembered_has_a_limit():
     stream, _ = placed()
     for number in range(RECENT_MAX + 10):
         stream.used("us-0", (number,), 0.0)
-    assert len(stream._announced_at["us-0"]) == RECENT_MAX
+    assert len(stream._used_at["us-0"]) == RECENT_MAX
     stream.gone("us-0")
-    assert not stream._announced_at
+    assert not stream._used_at

@@ -195,7 +195,7 @@ def test_the_survivors_of_one_who_died_keep_its_secrets(secret):
     one.is_away = True
     secret.rest(GONE_S + 2.0)
     assert placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
-    assert set(other.gossip.outgoing.told) == told(secret) == set(PATH)
+    assert set(other.gossip.outgoing.published) == told(secret) == set(PATH)
     assert secret.leaks == []
 
 

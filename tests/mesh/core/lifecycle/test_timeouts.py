@@ -23,7 +23,7 @@ class View:
     def __init__(self, **fields):
         settings = RouterSettings(**fields)
         self.replicas = ReplicaTable(ROUTER, settings)
-        self.peers = PeerTable(settings)
+        self.peers = PeerTable(settings, US)
         self.outlook = Timeouts(self.replicas, self.peers, settings, Residency(US, settings.ground))
         self.replicas.see(beat("a", pending=5, full=True), 0.0)
         self.peers.see(digest("eu", free=0), 0.0)
@@ -67,7 +67,7 @@ def test_a_replica_that_is_not_ready_serves_nobody(view):
 def test_silence_has_a_limit_everywhere(view, record):
     record.last_frame_at = 10.0
     assert view.outlook.lost_because(record, 10.0 + SILENCE_S_MAX) is None
-    assert "not been heard of" in view.outlook.lost_because(record, 10.1 + SILENCE_S_MAX)
+    assert "has been silent for" in view.outlook.lost_because(record, 10.1 + SILENCE_S_MAX)
 
 
 def test_an_answer_that_does_not_go_on_after_the_bus_came_back_is_lost(view):
@@ -96,7 +96,7 @@ def test_a_bus_that_stays_away_is_named(view):
     view.replicas.bus.lost(10.0)
     assert view.outlook.lost_because(record, 40.0) is None
     why = view.outlook.lost_because(record, 41.0)
-    assert why == "the bus can't be reached: the replica has not been heard of for 31 s"
+    assert why == "the bus can't be reached: the replica has been silent for 31 s"
     assert view.outlook.unserved_because(record) == "the bus can't be reached"
     view.replicas.bus.returned(42.0)
     assert view.outlook.unserved_because(record) is None
@@ -111,7 +111,7 @@ def test_a_replica_without_heartbeats_is_lost_unless_its_answer_comes(view):
 
 def test_a_peer_must_say_where_within_its_time_and_a_round_trip(view):
     assert view.outlook.lost_because(tried(None, EU), 2.5) is None
-    assert "did not say where" in view.outlook.lost_because(tried(None, EU), 2.6)
+    assert "did not report where" in view.outlook.lost_because(tried(None, EU), 2.6)
     assert view.outlook.lost_because(tried(None, EU, started=True), 2.6) is None
     assert view.outlook.lost_because(tried(ReplicaId("eu-0"), EU), 2.6) is None
 

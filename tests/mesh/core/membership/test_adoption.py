@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from mesh.core.lifecycle.record import RequestState
 from mesh.core.membership.adoption import START_LEASES
 from mesh.core.membership.lease import GUARD
 from mesh.core.model import effects as fx
@@ -213,7 +214,7 @@ def test_what_runs_there_goes_on_as_if_its_own_region_had_placed_it():
     stage.feed(ev.RequestArrived(build.request(1, arrived_at=stage.now)))
     stage.hear(EU, EU, 12, 10)
     record = stage.core.inflight[1]
-    assert (record.peer, record.replica, record.is_tried) == (EU, "eu-0", True)
+    assert (record.peer, record.replica, record.state) == (EU, "eu-0", RequestState.TRIED)
     stage.spend(1.5, EU, AP)
     assert 1 in stage.core.inflight, "nobody called it lost"
     effects = stage.feed(ev.ClientGone(1))

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 
-from mesh.core.model.replica_names import is_adopted, replica_name_at, split_replica_name
+from mesh.core.view.replica import is_adopted, replica_name_at, split_replica_name
 from tests.schemas.strategies import NAMES
 
 

@@ -43,7 +43,9 @@ class Region:
 
     def layer(self, model=MODEL, avoid=(), ahead=0, busy_too=True):
         asked = request(1, model=model)
-        return self.layers.layer(asked, avoid, self.now, ahead, sampling=None, busy_too=busy_too)
+        return self.layers.of_replicas(
+            asked, avoid, self.now, ahead, sampling=None, busy_too=busy_too
+        )
 
     def new(self, model=MODEL):
         """Made anew, as for everybody who has somewhere to avoid."""

@@ -1,7 +1,8 @@
 """Receipts: the chosen first, then by price, then the others with their reasons; all counted."""
 
 from mesh.core.model.prompt import Prompt
-from mesh.core.placement.receipt import CANDIDATES_MAX, CandidateLayer, receipt
+from mesh.core.placement.candidates import CandidateLayer
+from mesh.core.placement.receipt import CANDIDATES_MAX, receipt
 from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import CandidateKind
 

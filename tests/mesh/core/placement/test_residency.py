@@ -48,8 +48,8 @@ def test_no_request_is_placed_and_no_prefix_told_outside_its_labels(seed):
     chaos.run(300)
     chaos.heal()
     left = [case.request.key for case in chaos.ledger.cases.values() if case.ended_by is None]
-    assert left == [], "a request that may go nowhere hears so"
-    assert (len(chaos.core.held), chaos.core.held.kinds) == (0, 0)
+    assert left == [], "a request that may go nowhere is refused"
+    assert (len(chaos.core.held), len(chaos.core.held.held_kinds)) == (0, 0)
 
 
 @settings(FEW, max_examples=15)

@@ -13,7 +13,7 @@ from mesh.core.view.replica_sampling import ALL_MAX, HOLDERS_MAX, IDLE_MAX, OTHE
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
-from tests.mesh.core.build import MODEL, ROUTER, beat, request, spot
+from tests.mesh.core.build import MODEL, ROUTER, US, beat, request, spot
 
 LOOKED_AT_MAX = HOLDERS_MAX + IDLE_MAX + OTHERS_MAX
 BUSY = {"running": 4, "outstanding": 4, "prefill_queued_tokens": 1000}
@@ -26,7 +26,7 @@ class Fleet:
     def __init__(self, count, policy="mesh", seed=1, **said):
         known = RouterSettings(policy=policy)
         self.replicas = ReplicaTable(ROUTER, known)
-        self.placer = Placer(known, self.replicas, PeerTable(known), Random(seed))
+        self.placer = Placer(known, self.replicas, PeerTable(known, US), Random(seed), None, US)
         for number in range(count):
             self.replicas.see(beat(f"r{number}", **(BUSY | said)), 0.0)
 

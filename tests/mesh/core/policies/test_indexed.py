@@ -3,7 +3,7 @@
 from random import Random
 
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Target
@@ -49,11 +49,11 @@ def test_a_peer_whose_stream_has_a_hole_is_not_believed_until_it_is_mended():
     indexed, eu, hashes = Indexed(Random(1), 100), Target("eu", 0, PEER), request(1, "ABC")
     indexed.indexes[PEER].announced = gossip.remote
     blocks = hashes.prompt.hashes
-    gossip.hear(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
+    gossip.receive(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
     assert indexed._held_by(hashes, eu) == 2
-    gossip.hear(TrieDelta("eu", "r1", 1, 3, (77,), ()), 0.1)
+    gossip.receive(TrieDelta("eu", "r1", 1, 3, (77,), ()), 0.1)
     assert indexed._held_by(hashes, eu) == 0
-    gossip.hear(TrieDelta("eu", "r1", 1, 2, blocks[2:], ()), 0.2)
+    gossip.receive(TrieDelta("eu", "r1", 1, 2, blocks[2:], ()), 0.2)
     assert indexed._held_by(hashes, eu) == 3
 
 

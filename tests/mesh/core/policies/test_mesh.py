@@ -12,21 +12,15 @@ from mesh.core.model.request import Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh import (
+from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, MeshPolicy
+from mesh.core.policies.mesh_prices import (
     BATCH_WEIGHT,
-    QUEUE_S,
-    SCORES_MAX,
-    SLOT_START_S,
-    STALL_WEIGHT,
-    TIE_RATIO,
-    TIE_S,
-    MeshPolicy,
-)
-from mesh.core.policies.mesh_lessons import (
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
     RESIDENCE_START_S,
+    SLOT_START_S,
     SPEED_START,
+    STALL_WEIGHT,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica
@@ -151,6 +145,7 @@ def test_what_is_on_its_way_takes_slots_too():
     for key in range(2):
         assert place(policy, asked(key), almost).target is almost
         almost.replica.on_the_way.add(key, 10, 10, 0.0)
+        almost = almost._replace(load=almost.replica.load)
     assert policy.choose(asked(3), [almost], 0.0).target is None
 
 
@@ -317,7 +312,7 @@ def test_an_answer_is_held_with_its_prompt():
 
 
 def test_what_is_followed_is_limited(monkeypatch):
-    monkeypatch.setattr(module, "AWAITED_MAX", 3)
+    monkeypatch.setattr(module, "EXPECTED_MAX", 3)
     policy = mesh()
     for key in range(10):
         place(policy, asked(key), replica("a"))
@@ -367,7 +362,7 @@ def test_it_decides_what_the_plain_arithmetic_says(fleet, tokens):
         target = replica(f"r{number}", rtt_s, batch_max=batch_max, **said)
         for handoff, sent in enumerate(handoffs):
             target.replica.on_the_way.add(handoff, sent, sent, 0.0)
-        targets.append(target)
+        targets.append(target._replace(load=target.replica.load))
     choice = mesh().choose(request(1, prompt=Prompt(tokens, ())), targets, 0.0)
     plain = {target.name: plain_price(target, tokens) for target in targets}
     cheapest = sorted(seconds for seconds, _, _ in plain.values())[:SCORES_MAX]

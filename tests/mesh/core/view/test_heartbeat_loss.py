@@ -6,9 +6,9 @@ import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.replica_names import replica_name_at
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
+from mesh.core.view.bus_status import REST_S, HeartbeatLossDetector
+from mesh.core.view.replica import replica_name_at
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Refusal
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -22,7 +22,7 @@ from tests.mesh.core.build import US, beat, core, request
 def test_the_silence_of_all_is_blindness_and_of_one_is_not(known, silent_s, blind):
     sight = HeartbeatLossDetector(RouterSettings())
     sight.known = known
-    sight.heard(0.0)
+    sight.seen(0.0)
     assert sight.is_blind(silent_s) is blind
 
 

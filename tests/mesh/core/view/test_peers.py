@@ -7,12 +7,12 @@ from mesh.core.view import peers as module
 from mesh.core.view.peers import Peer, PeerTable
 from schemas.ids import ModelId, RouterId
 from schemas.state import Health, ModelCapacity
-from tests.mesh.core.build import AP, EU, MODEL, digest
+from tests.mesh.core.build import AP, EU, MODEL, US, digest
 
 
 @pytest.fixture
 def table():
-    return PeerTable(RouterSettings())
+    return PeerTable(RouterSettings(), US)
 
 
 def why(table, now=0.0, model=MODEL):

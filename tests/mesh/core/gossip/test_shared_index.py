@@ -1,7 +1,7 @@
 """One index of all routers of a region: entered, passed on, and merged in order of use."""
 
-from mesh.core.gossip.common_index import REPLICAS_MAX, STRANGER_S, SharedIndex
 from mesh.core.gossip.remote_prefixes import SetOutcome
+from mesh.core.gossip.siblings import REPLICAS_MAX, UNKNOWN_S, SharedIndex
 from mesh.core.prefixes.prefix_index import PrefixIndex
 from schemas.gossip import SIBLING_PARTS_MAX, TrieDelta, TriePart
 
@@ -109,10 +109,10 @@ def test_a_replica_that_stays_unknown_is_dropped():
     one = common(ours.__contains__)
     for replica in ("us-0", "eu/eu-0"):
         one.take(delta(replica, (1, 2)), 0.0)
-    for now in (0.0, STRANGER_S - 0.1):
+    for now in (0.0, UNKNOWN_S - 0.1):
         one.expire(now)
     assert set(one.indexes[0].owners) == {"us-0", "eu/eu-0"}, "its heartbeat may be on its way"
-    one.expire(STRANGER_S + 1.0)
+    one.expire(UNKNOWN_S + 1.0)
     assert one.indexes[0].owners == ("us-0",)
 
 
@@ -122,9 +122,9 @@ def test_one_that_is_heard_of_in_time_stays_and_its_time_starts_anew_when_it_goe
     one.take(delta("us-0", (1, 2)), 0.0)
     one.expire(0.0)
     ours.add("us-0")
-    one.expire(STRANGER_S + 1.0)
+    one.expire(UNKNOWN_S + 1.0)
     ours.clear()
-    one.expire(STRANGER_S + 3.0)
+    one.expire(UNKNOWN_S + 3.0)
     assert order(one, "us-0") == [2, 1]
-    one.expire(2 * STRANGER_S + 4.0)
+    one.expire(2 * UNKNOWN_S + 4.0)
     assert one.indexes[0].owners == ()
