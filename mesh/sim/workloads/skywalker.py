@@ -78,15 +78,15 @@ ARENA = ChatHabits(
 
 
 @workload_maker("chat", {"us": 40, "eu": 30, "ap": 30})
-def chat(load: LoadOptions, habits: ChatHabits = WILDCHAT) -> Workload:
+def chat(load: LoadOptions) -> Workload:
     """Chat as in WildChat; closed loop, or at `rate_per_s` requests (turns) a second."""
-    return conversations(load, habits)
+    return conversations(load, WILDCHAT)
 
 
 @workload_maker("arena", {"us": 80, "eu": 80, "ap": 80})
-def arena(load: LoadOptions, habits: ChatHabits = ARENA) -> Workload:
+def arena(load: LoadOptions) -> Workload:
     """Chat as in Chatbot Arena: shorter, mostly of one turn, more alike between users."""
-    return conversations(load, habits)
+    return conversations(load, ARENA)
 
 
 def conversations(
@@ -156,6 +156,7 @@ class ChatUsers:
 
 QUESTION = Lengths(60, 24, least=12, most=250)
 ANSWER = Lengths(180, 60, least=16, most=256)
+WIDE_BRANCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,25 +179,17 @@ class TreeShape:
 @workload_maker("tot", {"us": 40, "eu": 20, "ap": 20})
 def tot(load: LoadOptions, shape: TreeShape | None = None) -> Workload:
     """All trees are alike: two branches, 15 requests."""
-    return _forest(load, {}, shape or TreeShape())
+    return _forest(load, shape or TreeShape(), {})
 
 
 @workload_maker("mixed-tree", {"us": 2, "eu": 20, "ap": 20})
-def mixed_tree(
-    load: LoadOptions,
-    wide: RegionId | None = None,
-    wide_branches: int = 4,
-    shape: TreeShape | None = None,
-) -> Workload:
-    """One region, `wide` (by default the first), has wider trees: 85 requests of four branches."""
-    if wide is None:
-        wide = next(iter(load.clients), RegionId(""))
-    elif wide not in load.clients:
-        raise ValueError(f"wide={wide!r} has no clients: use one of {', '.join(load.clients)}")
-    return _forest(load, {wide: wide_branches}, shape or TreeShape())
+def mixed_tree(load: LoadOptions) -> Workload:
+    """The first region has wider trees: 85 requests of four branches."""
+    first = next(iter(load.clients), RegionId(""))
+    return _forest(load, TreeShape(), {first: WIDE_BRANCHES})
 
 
-def _forest(load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape) -> Workload:
+def _forest(load: LoadOptions, shape: TreeShape, branches: dict[RegionId, int]) -> Workload:
     shapes = {
         region: replace(shape, branches=branches.get(region, shape.branches))
         for region in load.clients
@@ -207,8 +200,7 @@ def _forest(load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape) 
     def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
         return _trees(shapes[region], load.seed, region, number)
 
-    facts = dict(branches) or None
-    return workload(load, trees, requests_per_tree=requests, branches=facts)
+    return workload(load, trees, requests_per_tree=requests, branches=branches or None)
 
 
 def _trees(shape: TreeShape, seed: int, region: RegionId, client: int) -> Iterator[RequestNode]:
