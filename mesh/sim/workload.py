@@ -65,7 +65,7 @@ class RequestNode:
 
 
 def chain(
-    turns: Sequence[tuple[tuple[Segment, ...], Segment]], session: int, pause_s: float
+    turns: Sequence[tuple[tuple[Segment, ...], Segment]], session: int, pause_s: float = 0.0
 ) -> RequestNode:
     """A conversation of these prompts and answers (one or more), each after the one before."""
     after: tuple[RequestNode, ...] = ()

@@ -154,11 +154,9 @@ def regions_over_time(name: str, played: CellResult) -> Figure:
     return figure
 
 
-def smoothed(
-    rates: Mapping[RegionId, list[float]], points: int = 64
-) -> dict[RegionId, list[float]]:
-    """Each slice as the mean of those around it: about `points` independent ones remain."""
-    return {name: _means(values, max(1, len(values) // points)) for name, values in rates.items()}
+def smoothed(rates: Mapping[RegionId, list[float]]) -> dict[RegionId, list[float]]:
+    """Each slice as the mean of those around it: about 64 independent ones remain."""
+    return {name: _means(values, max(1, len(values) // 64)) for name, values in rates.items()}
 
 
 def slug(name: str) -> str:

@@ -84,25 +84,25 @@ DOCUMENTS = QuestionSet(
 
 
 @workload_maker("toolbench", CLIENTS, rate_per_s=8.0)
-def toolbench(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+def toolbench(load: LoadOptions) -> Workload:
     """Tool use: a tool's manual, and a task for it. Open loop."""
-    return _questions(load, TOOLS, zipf)
+    return _questions(load, TOOLS)
 
 
 @workload_maker("video-qa", CLIENTS, rate_per_s=4.0)
-def video_qa(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+def video_qa(load: LoadOptions) -> Workload:
     """Multiple choice about videos: long prompts, four tokens of answer. Open loop."""
-    return _questions(load, VIDEOS, zipf)
+    return _questions(load, VIDEOS)
 
 
 @workload_maker("loogle", CLIENTS, rate_per_s=2.0)
-def loogle(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+def loogle(load: LoadOptions) -> Workload:
     """Questions about long documents. Open loop."""
-    return _questions(load, DOCUMENTS, zipf)
+    return _questions(load, DOCUMENTS)
 
 
-def _questions(load: LoadOptions, kind: QuestionSet, exponent: float) -> Workload:
-    name, popularity = load.name, Zipf(kind.contents, exponent)
+def _questions(load: LoadOptions, kind: QuestionSet) -> Workload:
+    name, popularity = load.name, Zipf(kind.contents, ZIPF)
     instruction = segment(kind.instruction, name, "instruction", kind.instruction)
 
     def node(rng: Random, request: int) -> Iterator[RequestNode]:
@@ -118,35 +118,30 @@ def _questions(load: LoadOptions, kind: QuestionSet, exponent: float) -> Workloa
             session=segment_id(name, "session", rank),
         )
 
-    return workload(load, endless(load, node), zipf=exponent)
+    return workload(load, endless(load, node), zipf=ZIPF)
 
 
 @workload_maker("programming", CLIENTS, rate_per_s=4.0)
-def programming(load: LoadOptions, candidates: int = CANDIDATES, zipf: float = ZIPF) -> Workload:
-    """Open loop: each arrival requests all `candidates` of a problem at the same moment."""
-    if candidates < 1:
-        raise ValueError(f"candidates must be 1 or more, got {candidates}")
-    popularity = Zipf(PROBLEMS, zipf)
+def programming(load: LoadOptions) -> Workload:
+    """Open loop: each arrival requests all CANDIDATES of a problem at the same moment."""
+    popularity = Zipf(PROBLEMS, ZIPF)
     demonstration = segment(DEMONSTRATION_TOKENS, "programming", "demonstration")
 
     def nodes(rng: Random, job: int) -> Iterator[RequestNode]:
         rank = popularity.draw(rng)
         tokens = PROBLEM.of_rank(rank)
         prompt = (demonstration, segment(tokens, "programming", "problem", rank, tokens))
-        for candidate in range(candidates):
+        for candidate in range(CANDIDATES):
             answer = segment(PROGRAM.draw(rng), job, "answer", candidate)
             yield RequestNode(prompt=prompt, answer=answer, session=job)
 
     trees = endless(load, nodes)
-    return workload(load, trees, trees_at_once=candidates, candidates=candidates, zipf=zipf)
+    return workload(load, trees, trees_at_once=CANDIDATES, candidates=CANDIDATES, zipf=ZIPF)
 
 
 @workload_maker("agent", CLIENTS, rate_per_s=8.0)
-def embodied_agent(load: LoadOptions, step_s: float = 0.0) -> Workload:
-    """Episodes that begin open loop, so that there are `rate_per_s` requests (steps) a second.
-
-    `step_s`: the environment's time for a step.
-    """
+def embodied_agent(load: LoadOptions) -> Workload:
+    """Episodes that begin open loop, so that there are `rate_per_s` requests (steps) a second."""
     common = segment(COMMON_TOKENS, "agent", "common")
 
     def tree(rng: Random, episode: int) -> Iterator[RequestNode]:
@@ -157,6 +152,6 @@ def embodied_agent(load: LoadOptions, step_s: float = 0.0) -> Workload:
             action = segment(ACTION.draw(rng), episode, "action", step)
             steps.append(((*prompt, seen), action))
             prompt = (*prompt, seen, action)
-        yield chain(steps, episode, step_s)
+        yield chain(steps, episode)
 
     return workload(load, endless(load, tree), requests_per_tree=STEPS_MEAN)

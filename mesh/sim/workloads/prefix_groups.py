@@ -25,6 +25,7 @@ from schemas.ids import RegionId
 
 GROUPS = 256
 GROUP_REQUESTS = 32
+QUESTION_TOKENS, ANSWER_TOKENS = 128, 256
 PREFIXES = 50
 PREFIX_TOKENS = 4096  # computed in 3 ms on `chapter-23.2`
 OWN_TOKENS = 16
@@ -33,12 +34,7 @@ OWN_TOKENS = 16
 @workload_maker(
     "short", {"us": 1, "eu": 1, "ap": 1}, rate_per_s=GROUPS * GROUP_REQUESTS / DURATION_S
 )
-def short(
-    load: LoadOptions,
-    prefix_tokens: int = 256,
-    question_tokens: int = 128,
-    answer_tokens: int = 256,
-) -> Workload:
+def short(load: LoadOptions, prefix_tokens: int = 256) -> Workload:
     """256 × 32 requests at most, or what `duration_s` at `rate_per_s` has room for. Open loop."""
     cards = [(group, member) for group in range(GROUPS) for member in range(GROUP_REQUESTS)]
     seeded(load.seed, "short", "deck").shuffle(cards)
@@ -50,9 +46,9 @@ def short(
             yield RequestNode(
                 prompt=(
                     segment(prefix_tokens, "short", "prefix", group, prefix_tokens),
-                    segment(question_tokens, request, "question"),
+                    segment(QUESTION_TOKENS, request, "question"),
                 ),
-                answer=segment(answer_tokens, request, "answer"),
+                answer=segment(ANSWER_TOKENS, request, "answer"),
                 session=segment_id("short", "session", group),
             )
 
@@ -60,11 +56,11 @@ def short(
 
 
 @workload_maker("chapter", {"us": 1}, rate_per_s=300.0, duration_s=60.0)
-def chapter(load: LoadOptions, prefixes: int = PREFIXES) -> Workload:
-    """One-step requests over `prefixes` sessions, all as popular. Open loop."""
+def chapter(load: LoadOptions) -> Workload:
+    """One-step requests over PREFIXES sessions, all as popular. Open loop."""
 
     def node(rng: Random, request: int) -> Iterator[RequestNode]:
-        prefix = rng.randrange(prefixes)
+        prefix = rng.randrange(PREFIXES)
         yield RequestNode(
             prompt=(
                 segment(PREFIX_TOKENS, "chapter", "prefix", prefix),
@@ -74,4 +70,4 @@ def chapter(load: LoadOptions, prefixes: int = PREFIXES) -> Workload:
             session=segment_id("chapter", "session", prefix),
         )
 
-    return workload(load, endless(load, node), prefixes=prefixes)
+    return workload(load, endless(load, node), prefixes=PREFIXES)

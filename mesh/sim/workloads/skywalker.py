@@ -2,7 +2,8 @@
 
 Chat (§3.2, Figure 5). A client plays one user after another. A user has a few conversations;
 a conversation begins with an *opening* (a template used worldwide, in the region or by this user,
-or none) and goes on for a few turns, each with the whole conversation before it as its prompt. So
+or none) and goes on for a few turns, each with the whole conversation before it as its prompt and
+at once after its answer. So
 prompts share most within a conversation, some within a user, a little within a region and across
 the world. Published figures are used as they are: turns, tokens of question and answer (WildChat,
 Zhao et al. 2024: 2.54, 296, 441; Chatbot Arena in LMSYS-Chat-1M, Zheng et al. 2024: 1.2, 52, 190),
@@ -27,7 +28,7 @@ limit.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from mesh.sim.workload import RequestNode, Segment, Workload, chain
@@ -36,6 +37,7 @@ from mesh.sim.workloads.content import Lengths, Zipf, geometric, seeded, segment
 from schemas.ids import RegionId
 
 TURNS_MAX = 40
+TEMPLATES = Zipf(10, 1.1)  # of the world, and of each region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,6 @@ class ChatHabits:
     world_share: float
     region_share: float
     own_share: float
-    templates: int = 10  # of the world, and of each region
-    zipf: float = 1.1
-    reading_s: float = 0.0  # from an answer to the next turn: SkyWalker's clients don't wait
 
 
 WILDCHAT = ChatHabits(
@@ -78,25 +77,24 @@ ARENA = ChatHabits(
 
 
 @workload_maker("chat", {"us": 40, "eu": 30, "ap": 30})
-def chat(load: LoadOptions, habits: ChatHabits = WILDCHAT) -> Workload:
+def chat(load: LoadOptions) -> Workload:
     """Chat as in WildChat; closed loop, or at `rate_per_s` requests (turns) a second."""
-    return conversations(load, habits)
+    return conversations(load, WILDCHAT)
 
 
 @workload_maker("arena", {"us": 80, "eu": 80, "ap": 80})
-def arena(load: LoadOptions, habits: ChatHabits = ARENA) -> Workload:
+def arena(load: LoadOptions) -> Workload:
     """Chat as in Chatbot Arena: shorter, mostly of one turn, more alike between users."""
-    return conversations(load, habits)
+    return conversations(load, ARENA)
 
 
 def conversations(
     load: LoadOptions, habits: ChatHabits, curve: RateCurve | None = None
 ) -> Workload:
     """A chat workload of any habits and load."""
-    zipf = Zipf(habits.templates, habits.zipf)
 
     def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
-        return ChatUsers(habits, zipf, load.seed, region, number).conversations()
+        return ChatUsers(habits, load.seed, region, number).conversations()
 
     return workload(load, trees, requests_per_tree=habits.turns, curve=curve)
 
@@ -104,11 +102,8 @@ def conversations(
 class ChatUsers:
     """The users of one client, one after another."""
 
-    def __init__(
-        self, habits: ChatHabits, zipf: Zipf, seed: int, region: RegionId, number: int
-    ) -> None:
+    def __init__(self, habits: ChatHabits, seed: int, region: RegionId, number: int) -> None:
         self._habits = habits
-        self._zipf = zipf
         self._region = region
         self._names = (seed, "chat", region, number)
 
@@ -135,7 +130,7 @@ class ChatUsers:
             answer = segment(habits.answer.draw(rng), session, "answer", turn)
             turns.append(((*prompt, question), answer))
             prompt = (*prompt, question, answer)
-        return chain(turns, session, habits.reading_s)
+        return chain(turns, session)
 
     def _opening(self, rng: random.Random, own: Segment) -> tuple[Segment, ...]:
         habits = self._habits
@@ -149,88 +144,60 @@ class ChatUsers:
         return ()
 
     def _template(self, rng: random.Random, where: str) -> Segment:
-        rank = self._zipf.draw(rng)
+        rank = TEMPLATES.draw(rng)
         tokens = self._habits.opening.of_rank(rank)
         return segment(tokens, "chat", "template", where, rank, tokens)
 
 
+BRANCHES, WIDE_BRANCHES = 2, 4
+LEVELS = 4
+QUESTIONS = 7473
+INSTRUCTION_TOKENS, STEP_TOKENS = 60, 45
 QUESTION = Lengths(60, 24, least=12, most=250)
 ANSWER = Lengths(180, 60, least=16, most=256)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """How a tree grows, and how long its texts are in tokens."""
-
-    branches: int = 2
-    levels: int = 4
-    questions: int = 7473
-    instruction: int = 60
-    question: Lengths = QUESTION
-    step: int = 45
-    answer: Lengths = ANSWER
-
-    @property
-    def requests(self) -> int:
-        return sum(self.branches**level for level in range(self.levels))
-
-
 @workload_maker("tot", {"us": 40, "eu": 20, "ap": 20})
-def tot(load: LoadOptions, shape: TreeShape | None = None) -> Workload:
+def tot(load: LoadOptions) -> Workload:
     """All trees are alike: two branches, 15 requests."""
-    return _forest(load, {}, shape or TreeShape())
+    return _forest(load, {})
 
 
 @workload_maker("mixed-tree", {"us": 2, "eu": 20, "ap": 20})
-def mixed_tree(
-    load: LoadOptions,
-    wide: RegionId | None = None,
-    wide_branches: int = 4,
-    shape: TreeShape | None = None,
-) -> Workload:
-    """One region, `wide` (by default the first), has wider trees: 85 requests of four branches."""
-    if wide is None:
-        wide = next(iter(load.clients), RegionId(""))
-    elif wide not in load.clients:
-        raise ValueError(f"wide={wide!r} has no clients: use one of {', '.join(load.clients)}")
-    return _forest(load, {wide: wide_branches}, shape or TreeShape())
+def mixed_tree(load: LoadOptions) -> Workload:
+    """The first region has wider trees: 85 requests of four branches."""
+    return _forest(load, dict.fromkeys(list(load.clients)[:1], WIDE_BRANCHES))
 
 
-def _forest(load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape) -> Workload:
-    shapes = {
-        region: replace(shape, branches=branches.get(region, shape.branches))
-        for region in load.clients
-    }
-    clients = sum(load.clients.values()) or 1
-    requests = sum(shapes[region].requests * n for region, n in load.clients.items()) / clients
+def _forest(load: LoadOptions, wide: dict[RegionId, int]) -> Workload:
+    """`wide`: the branches of regions that have not BRANCHES."""
+    branches = {region: wide.get(region, BRANCHES) for region in load.clients}
+    requests = sum(
+        users * sum(branches[region] ** level for level in range(LEVELS))
+        for region, users in load.clients.items()
+    )
 
-    def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
-        return _trees(shapes[region], load.seed, region, number)
+    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
+        rng = seeded(load.seed, "tot", region, client)
+        instruction = segment(INSTRUCTION_TOKENS, "tot", "instruction", INSTRUCTION_TOKENS)
+        for tree in count():
+            question = rng.randrange(QUESTIONS)
+            tokens = QUESTION.draw(seeded("tot", "question", question))
+            name = segment_id(load.seed, "tot", region, client, tree)
+            prompt = (instruction, segment(tokens, "tot", "question", question, tokens))
+            yield _thought(branches[region], name, prompt, "", 0)
 
-    facts = dict(branches) or None
-    return workload(load, trees, requests_per_tree=requests, branches=facts)
-
-
-def _trees(shape: TreeShape, seed: int, region: RegionId, client: int) -> Iterator[RequestNode]:
-    """A client's trees, without end: each on a random question of the set."""
-    rng = seeded(seed, "tot", region, client)
-    instruction = segment(shape.instruction, "tot", "instruction", shape.instruction)
-    for tree in count():
-        question = rng.randrange(shape.questions)
-        tokens = shape.question.draw(seeded("tot", "question", question))
-        name = segment_id(seed, "tot", region, client, tree)
-        prompt = (instruction, segment(tokens, "tot", "question", question, tokens))
-        yield _thought(shape, name, prompt, "", 0)
+    requests_per_tree = requests / (sum(load.clients.values()) or 1)
+    return workload(load, trees, requests_per_tree=requests_per_tree, branches=wide or None)
 
 
 def _thought(
-    shape: TreeShape, tree: int, before: tuple[Segment, ...], path: str, level: int
+    branches: int, tree: int, before: tuple[Segment, ...], path: str, level: int
 ) -> RequestNode:
-    prompt = (*before, segment(shape.step, "tot", "step", level, shape.step))
-    answer = segment(shape.answer.draw(seeded(tree, path)), tree, "answer", path)
-    branches = range(shape.branches if level + 1 < shape.levels else 0)
+    prompt = (*before, segment(STEP_TOKENS, "tot", "step", level, STEP_TOKENS))
+    answer = segment(ANSWER.draw(seeded(tree, path)), tree, "answer", path)
     children = tuple(
-        _thought(shape, tree, (*prompt, answer), f"{path}.{branch}", level + 1)
-        for branch in branches
+        _thought(branches, tree, (*prompt, answer), f"{path}.{branch}", level + 1)
+        for branch in range(branches if level + 1 < LEVELS else 0)
     )
     return RequestNode(prompt=prompt, answer=answer, children=children, session=tree)

@@ -53,7 +53,6 @@ def from_trace(
     speed: float = 1.0,
     scale: float = 1.0,
     assign: str = "hash",
-    think_max_s: float = THINK_MAX_S,
 ) -> Workload:
     """A trace file's workload. `regions`: each one's share; `limit`: requests at most.
 
@@ -72,8 +71,8 @@ def from_trace(
     weights = {str(region): share for region, share in regions.items()}
     if format_name == AGENT_SESSIONS:
         sessions = read_lines(path, parse_kv_cache_tester)
-        arrivals = session_arrivals(sessions, weights, rng, limit, scale, think_max_s)
-        facts["think_max_s"] = think_max_s
+        arrivals = session_arrivals(sessions, weights, rng, limit, scale)
+        facts["think_max_s"] = THINK_MAX_S
         return at_speed(Workload(name=path.stem, arrivals=arrivals, facts=facts), speed)
     trace = load_trace(path, format_name).scaled(scale)
     arrivals = _flat_arrivals(trace, weights, rng, limit, speed, assign)
@@ -130,7 +129,6 @@ def session_arrivals(
     rng: random.Random,
     limit: int | None,
     scale: float,
-    think_max_s: float,
 ) -> tuple[Arrival, ...]:
     """One arrival a session, the first sessions with `limit` requests in all."""
     starts = session_starts_s(len(sessions), rng)
@@ -142,15 +140,13 @@ def session_arrivals(
             break
         left = None if left is None else left - len(turns)
         name = f"{place}/{session.name}"
-        node = _session_tree(replace(session, turns=turns), name, scale, think_max_s)
+        node = _session_tree(replace(session, turns=turns), name, scale)
         region = RegionId(pick_region(f"session {name}", weights))
         arrivals.append(Arrival(start_s, region, node))
     return tuple(arrivals)
 
 
-def _session_tree(
-    session: AgentSession, name: str, scale: float, think_max_s: float
-) -> RequestNode:
+def _session_tree(session: AgentSession, name: str, scale: float) -> RequestNode:
     prompt_of = _session_prompts(session, name, scale)
     parents = _parents(session.turns)
     children: list[list[RequestNode]] = [[] for _ in session.turns]
@@ -160,7 +156,7 @@ def _session_tree(
         node = RequestNode(
             prompt=prompt_of(place),
             answer=segment(round(turn.output_tokens * scale), name, "answer", place),
-            pause_s=0.0 if parent is None else min(turn.think_s, think_max_s),
+            pause_s=0.0 if parent is None else min(turn.think_s, THINK_MAX_S),
             children=tuple(reversed(children[place])),
             session=number,
         )

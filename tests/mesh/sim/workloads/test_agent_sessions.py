@@ -19,9 +19,9 @@ US = RegionId("us")
 RECORDED = Path("tests/data/kv-cache-tester/four_sessions.jsonl")
 
 
-def tree(*turns: Turn, scale: float = 1.0, think_max_s: float = 60.0) -> RequestNode:
+def tree(*turns: Turn, scale: float = 1.0) -> RequestNode:
     sessions = (AgentSession("a", 64, turns),)
-    (arrival,) = session_arrivals(sessions, {"us": 1.0}, seeded(1), None, scale, think_max_s)
+    (arrival,) = session_arrivals(sessions, {"us": 1.0}, seeded(1), None, scale)
     return arrival.node
 
 

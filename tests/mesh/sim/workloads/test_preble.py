@@ -9,7 +9,7 @@ import pytest
 from mesh.sim.workload import RequestNode
 from mesh.sim.workloads import make
 from mesh.sim.workloads.content import Zipf
-from mesh.sim.workloads.preble import DOCUMENTS, TOOLS, VIDEOS, programming
+from mesh.sim.workloads.preble import CANDIDATES, DOCUMENTS, TOOLS, VIDEOS, programming
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import asked, nodes_of, shared_with_another
 
@@ -81,12 +81,10 @@ def test_an_episode_is_a_chain_of_about_48_steps():
 
 
 def test_a_problem_s_candidates_come_at_once_with_one_prompt():
-    workload = programming(clients={US: 2}, duration_s=100.0, rate_per_s=4.0, candidates=5)
+    workload = programming(clients={US: 2}, duration_s=100.0, rate_per_s=4.0)
     arrivals = workload.arrivals
-    assert len(arrivals) % 5 == 0
-    for start in range(0, len(arrivals), 5):
-        group = arrivals[start : start + 5]
+    assert len(arrivals) % CANDIDATES == 0
+    for start in range(0, len(arrivals), CANDIDATES):
+        group = arrivals[start : start + CANDIDATES]
         assert len({(arrival.at_s, arrival.node.prompt) for arrival in group}) == 1
-        assert len({arrival.node.answer.id for arrival in group}) == 5
-    with pytest.raises(ValueError, match="candidates must be 1 or more"):
-        programming(candidates=0)
+        assert len({arrival.node.answer.id for arrival in group}) == CANDIDATES
