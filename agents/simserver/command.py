@@ -145,7 +145,7 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
     """
     import uvloop
 
-    from agents.simserver.server import CannotListen, Listen, SimConfig, serve
+    from agents.simserver.server import CannotListen, SimConfig, serve
 
     profile, longest = options["profile"], options["max_model_len"]
     if longest and longest > (options["kv_tokens"] or profile.kv_tokens):
@@ -161,6 +161,6 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(config, Listen(host, port, ready_file), announce))
+            runner.run(serve(config, host, port, ready_file, announce))
     except CannotListen as error:
         raise click.ClickException(str(error)) from None

@@ -244,21 +244,19 @@ def _response_id(request: web.Request, job: GenerationRequest, attempt: str) -> 
 _GOODBYE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where to listen; port 0 is any free one. The ready file is written once it serves."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    ready_file: Path | None = None
-
-
 class CannotListen(Exception):
     """The address can't be bound; the message says which and what to do."""
 
 
-async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` gets the URL. Raises CannotListen."""
+async def serve(
+    config: SimConfig,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; port 0 is any free one. Once it serves, `announce` gets the
+    URL, and the ready file is written. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -271,24 +269,24 @@ async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], Non
     )
     await runner.setup()
     try:
-        await _listen(runner, listen)
+        await _listen(runner, host, port)
         url = f"http://{Address(*runner.addresses[0][:2])}"
-        if listen.ready_file is not None:
-            write_ready_file(listen.ready_file, {"url": url, "pid": os.getpid()})
+        if ready_file is not None:
+            write_ready_file(ready_file, {"url": url, "pid": os.getpid()})
         announce(url)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, listen: Listen) -> None:
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
     try:
-        await web.TCPSite(runner, listen.host, listen.port, backlog=512).start()
+        await web.TCPSite(runner, host, port, backlog=512).start()
     except OSError as error:
         # A name that can't be resolved comes with a negative number of its own.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else "no such address"
         raise CannotListen(
-            f"can't listen on {listen.host} port {listen.port} ({reason}): "
+            f"can't listen on {host} port {port} ({reason}): "
             "choose another --port, or 0 for a free one"
         ) from None
