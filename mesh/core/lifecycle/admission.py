@@ -34,7 +34,7 @@ first served (a conversation's next turn would overtake), DAGOR's threshold of c
 Retry-After (`RetryAfter`) is the wait until the queue may be joined, plus the clients refused
 before and not due yet, at the queue's pace: each refusal books one place, or a refused crowd would
 return together. Bookings lapse at the same pace. Up to a fifth is added at random. Rejected: the
-wait alone (a queue at its limit would send everybody away for one second), and exponential
+wait alone (a queue at its limit would send all clients away for one second), and exponential
 back-off.
 """
 

@@ -123,7 +123,7 @@ LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 
 
 def kind_of(request: Request) -> RequestKind:
-    """What decides where it can go, as far as it says itself; a peer's goes no further."""
+    """What the places for it depend on; a peer's request is not forwarded again."""
     return request.model, request.residency, request.answer_inbox is not None
 
 

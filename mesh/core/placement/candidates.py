@@ -102,8 +102,8 @@ class CandidateCache:
             if layer.free:
                 return layer
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
-            everybody = table.by_name.values()
-            return self._made(model, everybody, wanted, avoid, now, ahead, busy_too=busy_too)
+            replicas = table.by_name.values()
+            return self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         return self._of_all(model, now)
 
     def of_peers(

@@ -129,11 +129,11 @@ class HotPrefixes:
             self._forks[hashes[at]].uses.add(now, self._recent_s)
         if depth > first:
             self._part(hashes[depth - 1], now)
-        anew = None
+        new = None
         for at in dict.fromkeys([*passed, depth - 1]) if depth > first else {}:
-            if not self._narrow(hashes[at], request) and anew is None:
-                anew = self._want(request, at + 1, now)
-        return anew
+            if not self._narrow(hashes[at], request) and new is None:
+                new = self._want(request, at + 1, now)
+        return new
 
     def keep(self, name: int, body_bytes: int | None) -> bool:
         """The edge keeps it in so many bytes; None: it can't. Whether it is kept from now on."""
