@@ -90,7 +90,6 @@ def encode_raised(now: float, event: ev.Event, error: Exception) -> bytes:
 
 
 def encode_end(why: str) -> bytes:
-    """The last line."""
     return _line({"end": why})
 
 

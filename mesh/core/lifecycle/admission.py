@@ -218,7 +218,6 @@ class Admission:
         self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
 
     def waits(self, request: Request, now: float) -> None:
-        """It has joined the queue."""
         if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
             oldest = next(iter(self._paces))
             del self._paces[oldest]
@@ -237,13 +236,11 @@ class Admission:
         self.delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
-        """It has left the queue for an attempt."""
         if (pace := self._paces.get(request.model)) is not None:
             pace.released(now)
         self.left(request, now)
 
     def left(self, request: Request, now: float) -> None:
-        """It has left the queue, for whatever reason."""
         pace = self._paces.get(request.model)
         if pace is not None and not self._held.waiting(request.model):
             pace.nobody_waits(now)

@@ -129,12 +129,10 @@ class TokenRatio:
         self._bytes_per_token = BYTES_PER_TOKEN_START
 
     def tokens(self, text_bytes: int) -> int:
-        """The estimate for a text of that many bytes."""
         return max(1, round(text_bytes / self._bytes_per_token))
 
     @property
     def block_tokens(self) -> float:
-        """Tokens of a block of text."""
         return BLOCK_BYTES / self._bytes_per_token
 
     def observe(self, text_bytes: int, prompt_tokens: int) -> None:

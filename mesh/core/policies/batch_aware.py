@@ -68,7 +68,6 @@ class BatchAware(Indexed):
         return choice or self._of_two(request, pool, now)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it, and so is its batch."""
         super().forget(spot)
         if self._started is not None and self._started[0] == spot.name:
             self._started = None

@@ -54,7 +54,6 @@ class HashRing:
         return len(self._known)
 
     def learn(self, names: Sequence[str]) -> None:
-        """Put those names on the ring that are new to it."""
         new = dict.fromkeys(name for name in names if name not in self._known)
         if not new:
             return
@@ -127,7 +126,6 @@ class ConsistentHash(Layered):
         )
 
     def forget(self, spot: Destination) -> None:
-        """It leaves the ring; if it comes back, it comes back to its old place."""
         self._ring.forget(spot.name)
 
     def _allowed(self, targets: Sequence[Target]) -> Sequence[Target]:

@@ -177,12 +177,10 @@ class E2(Layered):
         return self._explore(request, free, match)
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes
         return self._tree.held_blocks(hashes) / len(hashes) if hashes else 0.0
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its load counts from the assignment on, and its prefix will be there."""
         self._expire(now)
         account = self._account(spot.name)
         leaf, held, shared = self._tree.insert(account, request.prompt.hashes)
@@ -194,7 +192,6 @@ class E2(Layered):
             self._under_way[request.key] = assignment
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Note how long it waited, for `PrefixScaling`."""
         assignment = self._under_way.get(request.key)
         if assignment is None or assignment.began:
             return
@@ -205,13 +202,11 @@ class E2(Layered):
             self._scaling.waited(assignment.shared, wait_s, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its length enters the average answer's."""
         assignment = self._under_way.get(request.key)
         if assignment is not None:
             self._window.answered(assignment, served)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """What never began to be answered was no load."""
         assignment = self._under_way.pop(request.key, None)
         if assignment is not None and not assignment.began and self._window.take_back(assignment):
             self._tree.count(assignment.account, assignment.leaf, -1)

@@ -270,7 +270,6 @@ class LoadAccount(Holder):
         return self.requests * average * self.speed.decode_s_per_token
 
     def reprice(self) -> None:
-        """To be called when anything that `load_s` adds up from has changed."""
         self.load_s = self.prefill_s + self.decode_s
 
 

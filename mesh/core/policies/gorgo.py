@@ -108,7 +108,6 @@ class TunedWeights:
 
     @property
     def present(self) -> Terms:
-        """The ones to weigh with now, each in its range."""
         return Terms(*self._fit[:3])
 
     @property
@@ -117,7 +116,6 @@ class TunedWeights:
         return self._fit[3]
 
     def learn(self, terms: Terms, ttft_s: float) -> None:
-        """One step of recursive least squares."""
         inputs = (*terms, 1.0)
         spread = [_dot(row, inputs) for row in self._covariance]
         scale = FORGETTING + _dot(inputs, spread)
@@ -203,29 +201,24 @@ class Gorgo(Layered):
         return Choice(best.target, reason, best.matched_blocks, scores)
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         return self._index.hit_ratio(request.prompt.hashes)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its prefill will leave the prompt's KV there."""
         self._index.insert(spot, request.prompt.hashes, now)
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[:2] == (request.key, spot) and not request.answer_inbox:
             self._under_way[request.key] = chosen[2], now
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """The cost that was expected meets the one that was paid."""
         expected = self._under_way.pop(request.key, None)
         if expected is not None:
             terms, placed_at = expected
             self._weights.learn(terms, now - placed_at)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """One that never began teaches nothing."""
         self._under_way.pop(request.key, None)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it."""
         self._index.forget(spot)
 
     def expire(self, now: float) -> None:

@@ -26,20 +26,16 @@ class Indexed(Layered):
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
-        """What was placed on replicas, and what on peers."""
         return self._index_of
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes
         return max(index.hit_ratio(hashes) for index in self._index_of.values())
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its prefill will leave the prompt's KV there."""
         self._index_of[spot.kind].insert(spot.name, request.prompt.hashes, now)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it."""
         self._index_of[spot.kind].forget(spot.name)
 
     def expire(self, now: float) -> None:

@@ -85,7 +85,6 @@ class SkyWalkerCH(Layered):
         return choose_on_ring(self._ring, request, self._blocks, targets, targets, self._dice)
 
     def forget(self, spot: Destination) -> None:
-        """It leaves the ring; if it comes back, it comes back to its old place."""
         self._ring.forget(spot.name)
 
 

@@ -115,7 +115,6 @@ class Warming:
 
     @property
     def is_on(self) -> bool:
-        """Whether it may do anything."""
         return self._settings.warm_idle_share > 0.0
 
     @property
