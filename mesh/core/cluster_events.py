@@ -45,7 +45,6 @@ class KnownModels:
         self.names: tuple[ModelId, ...] = ()  # in order
 
     def see(self, models: Iterable[ModelId], now: float) -> None:
-        """Some replica serves these."""
         known = len(self._seen_at)
         for model in models:
             if model in self._seen_at or len(self._seen_at) < MODELS_MAX:
@@ -138,7 +137,6 @@ class ClusterEvents:
         )
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Handlers of these events, for the router."""
         return {
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
@@ -163,7 +161,6 @@ class ClusterEvents:
         self._placer.expire(now)
 
     def publish_digest_if_due(self, now: float) -> None:
-        """Publish this region's digest, if it is due."""
         digest = self._digest.due(
             now,
             accepting=not self.draining,

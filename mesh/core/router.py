@@ -158,7 +158,6 @@ class RouterCore:
 
     @property
     def draining(self) -> bool:
-        """Whether it accepts no new requests."""
         return self._cluster_events.draining
 
     def models(self) -> tuple[ModelId, ...]:

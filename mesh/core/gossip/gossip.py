@@ -76,18 +76,15 @@ class SiblingPrefixSet(RemotePrefixSet):
         self._is_held = is_held
 
     def take(self, delta: TrieDelta, now: float) -> bool:
-        """What it gained and lost."""
         self._outgoing.published_by_sibling(delta.gained)
         return super().take(delta, now)
 
     def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
-        """Its whole set."""
         for part in parts:
             self._outgoing.published_by_sibling(part.blocks)
         return super().put(parts, asked_at, now)
 
     def forget(self) -> None:
-        """It is gone, or starts anew with nothing published."""
         left = [*self._remote.blocks(self._origin)]
         super().forget()
         if left:
@@ -132,7 +129,6 @@ class Gossip:
         return len(self._routers)
 
     def receive(self, delta: TrieDelta, now: float) -> None:
-        """An origin's delta."""
         stream = self._stream_of(delta.region, delta.router)
         if stream is not None:
             receiver = stream.receiver
@@ -140,7 +136,6 @@ class Gossip:
             take(delta, now)
 
     def receive_part(self, part: TriePart, now: float) -> None:
-        """A part of an origin's whole set."""
         stream = self._stream_of(part.region, part.router)
         if stream is not None and self._may_receive(stream, part, now):
             stream.receiver.receive_part(part, now)
@@ -164,7 +159,6 @@ class Gossip:
         return region == home or self._ground.may_send(home, region)
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Handlers of these events, for the router."""
         siblings = self.siblings
         return {
             ev.TrieSeen: lambda event, now: self.receive(event.delta, now),
@@ -175,7 +169,6 @@ class Gossip:
         }
 
     def tick(self, now: float) -> None:
-        """Publish what is due, and request what is missing."""
         self.siblings.tick(now)
         self._share(now)
         if self.outgoing is not None:

@@ -74,12 +74,10 @@ class OutgoingPrefixes:
 
     @property
     def waiting(self) -> int:
-        """Blocks that are still to be published."""
         return len(self._waiting)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to publish."""
         return not self._waiting and not self._lost
 
     def used(self, hashes: Sequence[int], now: float) -> None:
@@ -185,7 +183,6 @@ class DeltaLog:
         self._blocks = 0
 
     def keep(self, delta: TrieDelta) -> None:
-        """The next one, in order."""
         self._deltas.append(delta)
         self._blocks += _blocks(delta)
         while len(self._deltas) > self._deltas_max or self._blocks > self._blocks_max:

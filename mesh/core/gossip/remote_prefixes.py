@@ -71,15 +71,12 @@ class RemotePrefixes:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Origins that announced anything."""
         return tuple(self._bit_of)
 
     def blocks(self, origin: Origin) -> Collection[int]:
-        """Its set."""
         return self._blocks_of.get(origin, {}).keys()
 
     def is_trusted(self, origin: Origin) -> bool:
-        """Whether its set counts."""
         return bool(self._trusted.get(origin.region, 0) & self._bit_of.get(origin, 0))
 
     def not_announced(self, region: RegionId, blocks: Iterable[int]) -> list[int]:
@@ -100,14 +97,12 @@ class RemotePrefixes:
         self._trusted[origin.region] = trusted | bit if whole else trusted & ~bit
 
     def add(self, origin: Origin, blocks: Iterable[int]) -> None:
-        """It holds these too."""
         bit, known, origins_of = self._bit(origin), self._blocks_of[origin], self._origins_of
         for block in blocks:
             known[block] = None
             origins_of[block] = origins_of.get(block, 0) | bit
 
     def remove(self, origin: Origin, blocks: Iterable[int]) -> None:
-        """It holds these no longer."""
         bit, known, origins_of = self._bit(origin), self._blocks_of[origin], self._origins_of
         for block in blocks:
             if block not in known:
@@ -164,23 +159,19 @@ class RemotePrefixSet:
         self._origin = origin
 
     def take(self, delta: TrieDelta, now: float) -> bool:
-        """What it gained and lost; False if that is more than an origin may have."""
         self._remote.remove(self._origin, delta.lost)
         return self._add(delta.gained)
 
     def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
-        """Its whole set."""
         wanted = {block: None for part in parts for block in part.blocks}
         known = self._remote.blocks(self._origin)
         self._remote.remove(self._origin, [block for block in known if block not in wanted])
         return SetOutcome.TAKEN if self._add(tuple(wanted)) else SetOutcome.TOO_LARGE
 
     def trust(self, whole: bool) -> None:
-        """Let the set count, or not."""
         self._remote.trust(self._origin, whole)
 
     def forget(self) -> None:
-        """Drop the set."""
         self._remote.forget(self._origin)
 
     def _add(self, blocks: Sequence[int]) -> bool:

@@ -67,7 +67,6 @@ class SharedIndex:
                     index.forget(owner)
 
     def take(self, delta: TrieDelta, now: float) -> bool:
-        """A sibling placed a prompt, or found blocks missing."""
         for index in self.indexes:
             if not self._has_room(index, delta.replica):
                 continue
@@ -168,7 +167,6 @@ class StateSync:
             self.warm_at, self.source = now, router
 
     def end(self, now: float) -> None:
-        """There is no sibling to ask."""
         if self.warm_at is None:
             self.warm_at = now
 
@@ -238,7 +236,6 @@ class Siblings:
 
     @property
     def indexes(self) -> Sequence[PrefixIndex[str]]:
-        """Those kept in common, the published one first."""
         return self._common.indexes
 
     @property
@@ -251,7 +248,6 @@ class Siblings:
         return any(block in index for index in self._common.indexes[:1])
 
     def receive(self, delta: TrieDelta, now: float) -> None:
-        """A sibling's delta."""
         router = RouterId(delta.router)
         if router == self._origin.router:
             return
@@ -270,7 +266,6 @@ class Siblings:
             known.receiver.request_all(now)  # it learns again what it had published
 
     def receive_part(self, part: TriePart, now: float) -> None:
-        """A part of a sibling's whole index."""
         known = self._siblings.get(RouterId(part.router))
         if known is not None:
             self.received_bytes += size_bytes(part)

@@ -112,7 +112,6 @@ class Snapshot:
     there: dict[int, TriePart]
 
     def is_other(self, part: TriePart) -> bool:
-        """Whether the part belongs to another one."""
         return (self.seq, self.parts, self.is_all) != (part.seq, part.parts, part.is_all)
 
 
@@ -139,12 +138,10 @@ class StreamReceiver:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
         return not (self.has_gap or self._is_too_large or self._requests_all)
 
     @property
     def has_gap(self) -> bool:
-        """Whether a numbered delta is missing."""
         return self._seq != self._latest
 
     def join(self, delta: TrieDelta, now: float) -> None:
@@ -218,7 +215,6 @@ class StreamReceiver:
         return now - self._received_at > GONE_S
 
     def forget(self) -> None:
-        """It is gone, and its set with it."""
         self._prefixes.forget()
 
     def _is_current(self, epoch: int, now: float) -> bool:

@@ -34,7 +34,7 @@ first served (a conversation's next turn would overtake), DAGOR's threshold of c
 Retry-After (`RetryAfter`) is the wait until the queue may be joined, plus the clients refused
 before and not due yet, at the queue's pace: each refusal books one place, or a refused crowd would
 return together. Bookings lapse at the same pace. Up to a fifth is added at random. Rejected: the
-wait alone (a queue at its limit would send everybody away for one second), and exponential
+wait alone (a queue at its limit would send all clients away for one second), and exponential
 back-off.
 """
 
@@ -218,7 +218,6 @@ class Admission:
         self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
 
     def waits(self, request: Request, now: float) -> None:
-        """It has joined the queue."""
         if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
             oldest = next(iter(self._paces))
             del self._paces[oldest]
@@ -237,13 +236,11 @@ class Admission:
         self.delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
-        """It has left the queue for an attempt."""
         if (pace := self._paces.get(request.model)) is not None:
             pace.released(now)
         self.left(request, now)
 
     def left(self, request: Request, now: float) -> None:
-        """It has left the queue, for whatever reason."""
         pace = self._paces.get(request.model)
         if pace is not None and not self._held.waiting(request.model):
             pace.nobody_waits(now)

@@ -54,7 +54,6 @@ class Attempts:
     def decided(
         self, request: Request, place: PlacementResult, *, attempt: int = 1, held_s: float = 0.0
     ) -> None:
-        """Emit the receipt of a placement."""
         is_local = place.placement is Placement.LOCAL
         decision = Decision(
             request=request.request_id,
@@ -118,7 +117,6 @@ class Attempts:
         self._effects.append(fx.Forward(request.key, record.attempt, peer, held_s=record.held_s))
 
     def began(self, record: RequestRecord, now: float) -> None:
-        """The answer has begun: its hand-off is no longer waiting."""
         if record.handoff is not None and record.replica is not None:
             self._replicas.began(record.replica, record.handoff)
         if record.destination is not None:
@@ -144,7 +142,6 @@ class Attempts:
             self._replicas.refused(record.replica, now)
 
     def cancel(self, record: RequestRecord) -> None:
-        """Emit the cancellation of the attempt under way."""
         region, replica = record.peer, record.replica
         if region is None and replica is not None:
             region, replica = split_replica_name(replica)

@@ -50,7 +50,6 @@ class ForwardedQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be held."""
         return len(self._announced_at) >= HELD_MAX or self._held.is_full
 
     def check(self, request: Request, now: float) -> None:
@@ -59,11 +58,9 @@ class ForwardedQueue:
             self.notify(request, now)
 
     def leave(self, request: Request) -> None:
-        """It is held no more."""
         self._announced_at.pop(request.key, None)
 
     def notify(self, request: Request, now: float) -> None:
-        """Send its router HELD."""
         assert request.answer_inbox is not None
         self._announced_at[request.key] = now
         self._effects.append(fx.TellHeld(request.answer_inbox, request.hops))

@@ -123,7 +123,7 @@ LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 
 
 def kind_of(request: Request) -> RequestKind:
-    """What decides where it can go, as far as it says itself; a peer's goes no further."""
+    """What the places for it depend on; a peer's request is not forwarded again."""
     return request.model, request.residency, request.answer_inbox is not None
 
 
@@ -152,16 +152,13 @@ class HoldQueue:
         return len(self) >= self._length_max
 
     def waiting(self, model: ModelId) -> int:
-        """Requests held for one model."""
         return self._waiting.get(model, 0)
 
     def alike(self, kind: RequestKind) -> int:
-        """Requests of that kind that are held."""
         return len(self._alike.get(kind, ()))
 
     @property
     def held_kinds(self) -> Collection[RequestKind]:
-        """The kinds of requests that are held."""
         return self._alike.keys()
 
     def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
@@ -234,7 +231,6 @@ class HoldQueue:
         return True
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that requests are held for."""
         return tuple(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:

@@ -85,7 +85,6 @@ class RequestRecord:
 
     @property
     def has_started(self) -> bool:
-        """Whether its client has received a byte."""
         return self.state is RequestState.STARTED
 
     @property
@@ -95,7 +94,6 @@ class RequestRecord:
         return self.peer is not None and not placed and self.last_frame_at > self.attempted_at
 
     def waited_s(self, now: float) -> float:
-        """Seconds in the hold queue so far."""
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
 
     def avoided(self, now: float) -> frozenset[str]:
@@ -145,7 +143,6 @@ class RequestRecord:
             self.replica, self.peer = None, RegionId(destination.name)
 
     def start(self, now: float) -> None:
-        """Its client receives the first byte."""
         self._enter(Transition.START)
         self.last_frame_at = now
 
@@ -164,7 +161,6 @@ class RequestRecord:
         self.replica, self.last_frame_at = replica, now
 
     def progressed(self, now: float) -> None:
-        """A frame of this attempt arrived."""
         self.last_frame_at = now
 
     def refused(self, now: float) -> None:

@@ -124,7 +124,6 @@ class Ownership:
         return tuple(self._leases.values())
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Handlers of these events, for the router."""
         return {ev.LeaseHeard: self._on_lease_seen, ev.LeaseAnswered: self._on_answered}
 
     def digest_seen(self, digest: Digest, now: float) -> None:

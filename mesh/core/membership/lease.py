@@ -80,7 +80,7 @@ class LeaseState:
         assert asked is not None, "only what was asked is granted"
         self.asked = None
         self.ours_until = asked.sent_at + lease_s * GUARD
-        if (asked.term, seq) >= (self.term, self.seq):  # else somebody has written since
+        if (asked.term, seq) >= (self.term, self.seq):  # else there is a newer write
             self.seq, self.owner, self.term, self.seen_at = seq, me, asked.term, now
             self.floor = max(self.floor, asked.term)
 

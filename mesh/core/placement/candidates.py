@@ -102,8 +102,8 @@ class CandidateCache:
             if layer.free:
                 return layer
         if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
-            everybody = table.by_name.values()
-            return self._made(model, everybody, wanted, avoid, now, ahead, busy_too=busy_too)
+            replicas = table.by_name.values()
+            return self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         return self._of_all(model, now)
 
     def of_peers(
@@ -159,13 +159,13 @@ class CandidateCache:
             self._roll = table.roll
             self._kept.clear()
         for model, kept in list(self._kept.items()) if changed else ():
-            for name in changed:
-                place = kept.places.get(name)
-                if place is not None:
-                    [kept.layer.free[place]] = _targets([table.by_name[name]], kept.rtt_s, 0)
-                elif name in kept.busy:
-                    del self._kept[model]
-                    break
+            if not kept.busy.isdisjoint(changed):
+                del self._kept[model]
+                continue
+            free, places = kept.layer.free, kept.places
+            replicas = [table.by_name[name] for name in changed if name in places]
+            for target in _targets(replicas, kept.rtt_s, 0):
+                free[places[ReplicaId(target.name)]] = target
         changed.clear()
 
     def _made(

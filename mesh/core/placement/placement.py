@@ -176,7 +176,6 @@ class Placer:
 
     @property
     def policy_count(self) -> int:
-        """How many policies there are; each may find other places available."""
         return len(self._pairs)
 
     def policy_name(self, request: Request) -> str:
@@ -196,29 +195,33 @@ class Placer:
         )
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """The request goes there; all policies learn it, whichever chose."""
-        for policy in self._informed(spot, request):
+        """The request goes there; all policies learn it, whichever chose.
+
+        Its prefix is not noted for publication if some peer may not know of it: here, and not in
+        each policy, so that none can forget it.
+        """
+        if self._outgoing is not None:
+            is_labelled = request.residency or self.residency.is_confined
+            self._outgoing.is_paused = bool(is_labelled) and self.residency.is_secret(request)
+        for policy in self._of_layer(spot):
             policy.placed(request, spot, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Its first token has come from there."""
-        for policy in self._informed(spot, request):
+        for policy in self._of_layer(spot):
             policy.began(request, spot, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its whole answer has come from there."""
-        for policy in self._informed(spot, request):
+        for policy in self._of_layer(spot):
             policy.served(request, spot, served, now)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """The attempt there is over."""
-        for policy in self._informed(spot, request):
+        for policy in self._of_layer(spot):
             policy.left(request, spot, now)
 
     def forget_replica(self, replica: ReplicaId) -> None:
         """It is gone, or came back with an empty cache."""
         spot = Destination(CandidateKind.REPLICA, replica)
-        for policy in self._informed(spot):
+        for policy in self._local_policies:
             policy.forget(spot)
 
     def expire(self, now: float) -> None:
@@ -226,18 +229,7 @@ class Placer:
         for policy in self._expiring:
             policy.expire(now)
 
-    def _informed(self, spot: Destination, about: Request | None = None) -> list[Policy]:
-        """The policies that learn of an event there.
-
-        Meanwhile no prefix of a request that peers may not know of is noted for publication: here,
-        and not in each policy, so that none can forget it.
-        """
-        if self._outgoing is not None:
-            self._outgoing.is_paused = (
-                about is not None
-                and (bool(about.residency) or self.residency.is_confined)
-                and self.residency.is_secret(about)
-            )
+    def _of_layer(self, spot: Destination) -> list[Policy]:
         is_local = spot.kind is CandidateKind.REPLICA
         return self._local_policies if is_local else self._remote_policies
 

@@ -117,7 +117,6 @@ class LayerCache:
         return held
 
     def has_ended(self, blocks: Sequence[int]) -> bool:
-        """Whether a served prompt ended with one of them."""
         return not self._ends.keys().isdisjoint(blocks)
 
     def ended(self, name: str, last_block: int, tokens: int) -> None:
@@ -138,7 +137,6 @@ class CacheView:
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
-        """The replicas' prompts, and the peers'."""
         return {CandidateKind.REPLICA: self._replicas.index, CandidateKind.PEER: self._peers.index}
 
     def of(self, request: Request, targets: Sequence[Target]) -> PromptHolders:
@@ -175,7 +173,6 @@ class CacheView:
                 there[name] = HeldPrefix(depth, max(tokens, there.get(name, HELD_NOTHING).tokens))
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match of any replica here."""
         return self._replicas.index.hit_ratio(request.prompt.hashes)
 
     def placed(self, request: Request, spot: Destination, now: float) -> CacheEstimate:
@@ -225,12 +222,11 @@ class CacheView:
         self._replicas.index.bound(name, int(room * self.room_ratio.get(name, 1.0)))
 
     def expire(self, now: float) -> None:
-        """Drop some of what is too old."""
         self._replicas.index.expire(now)
         self._peers.index.expire(now)
 
     def forget(self, spot: Destination) -> None:
-        """All it held is gone. Where prompts ended counts only where their blocks are."""
+        # Where prompts ended counts only where their blocks are, so those stay.
         self._layer(spot).index.forget(spot.name)
         if spot.kind is CandidateKind.REPLICA:
             self.room_ratio.pop(spot.name, None)
@@ -275,8 +271,8 @@ class MeshPolicy:
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The cheapest of the targets; none if that one is not open."""
-        speeds = self._speeds(request)
-        rows = Prices(speeds, request, now).rows(targets, self._caches.of(request, targets))
+        speeds, holders = self._speeds(request), self._caches.of(request, targets)
+        rows = Prices(speeds, request, now).rows(targets, holders)
         cheapest = sorted(rows, key=itemgetter(0))[:SCORES_MAX]
         picked = cheapest[0]
         good_s = picked[0] + max(TIE_S, TIE_RATIO * picked[0])
@@ -285,7 +281,7 @@ class MeshPolicy:
             if all(row is not picked for row in cheapest):
                 cheapest[-1] = picked  # the receipt needs its price
         best = Price._make(picked)
-        scores = [score(row) for row in cheapest]
+        scores = list(map(score, cheapest))
         ttft_s, is_guess = best.seconds - best.others_s, not speeds.is_known(best.target)
         waited_s = now - request.arrived_at
         if best.target.peer is not None or _is_open(best) or _starves(best, waited_s):
@@ -298,7 +294,6 @@ class MeshPolicy:
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
-        """What replicas and peers are estimated to hold of prompts."""
         return self._caches.indexes
 
     def holders(self, request: Request, most: int) -> list[str]:
@@ -306,11 +301,9 @@ class MeshPolicy:
         return self._caches.deepest(request, most, self._dice)
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match of any replica here."""
         return self._caches.hit_ratio(request)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Keep what was expected, and what its prompt relied on."""
         estimate = self._caches.placed(request, spot, now)
         chosen, self._chosen = self._chosen, None
         if chosen is None or chosen[0] != request.key or chosen[1].target.name != spot.name:
@@ -332,7 +325,6 @@ class MeshPolicy:
             speeds.prompt(request.prompt.tokens - price.held.tokens, goes_on=goes_on)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Learn from how long its first token took."""
         estimate = self._estimates.get(request.key)
         if estimate is not None:
             self._estimates[request.key] = estimate._replace(is_computed=True)
@@ -344,7 +336,6 @@ class MeshPolicy:
         self._expected[request.key] = expected._replace(began_at=now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Learn from what the answer cost."""
         speeds, expected = self._speeds(request), self._expected.get(request.key)
         if expected is not None and expected.began_at is not None:
             speeds.resided(spot, now - expected.began_at)
@@ -353,20 +344,17 @@ class MeshPolicy:
         self._caches.served(request, spot, served, self._estimates.pop(request.key, None))
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """The attempt is over; if no token came, its prompt is not held there."""
         self._expected.pop(request.key, None)
         estimate = self._estimates.pop(request.key, None)
         if estimate is not None:
             self._caches.left(request, spot, estimate)
 
     def forget(self, spot: Destination) -> None:
-        """It is gone, or came back empty."""
         self._caches.forget(spot)
         for speeds in self._models.values():
             speeds.forget(spot)
 
     def expire(self, now: float) -> None:
-        """Drop prefixes that no request has used for long."""
         self._caches.expire(now)
 
     def _speeds(self, request: Request) -> SpeedModel:

@@ -265,7 +265,6 @@ class SpeedModel:
         own.slot_s = seconds if own.slot_s is None else 0.9 * own.slot_s + 0.1 * seconds
 
     def forget(self, spot: Destination) -> None:
-        """It is gone; one that comes back under its name is another."""
         self._layer(spot).pop(spot.name, None)
         self.kept.pop(spot.name, None)
         self._at_fleet_speed.discard(spot.name)

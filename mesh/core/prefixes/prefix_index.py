@@ -102,12 +102,10 @@ class PrefixIndex(Generic[OwnerT]):
 
     @property
     def owners(self) -> tuple[OwnerT, ...]:
-        """Owners that hold anything."""
         return tuple(self._blocks_of)
 
     @property
     def owner_count(self) -> int:
-        """How many owners hold anything."""
         return len(self._blocks_of)
 
     def held(self, owner: OwnerT) -> list[tuple[int, float]]:
@@ -115,7 +113,6 @@ class PrefixIndex(Generic[OwnerT]):
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
 
     def has(self, owner: OwnerT, block: int) -> bool:
-        """Whether it holds this block."""
         return block in self._blocks_of.get(owner, NO_BLOCKS)
 
     def missed_at(self, owner: OwnerT) -> float | None:
@@ -123,7 +120,6 @@ class PrefixIndex(Generic[OwnerT]):
         return self._missed_at.get(owner)
 
     def blocks(self, owner: OwnerT) -> int:
-        """How many blocks it holds."""
         return len(self._blocks_of.get(owner, ()))
 
     def bound(self, owner: OwnerT, blocks: int) -> None:

@@ -50,12 +50,10 @@ class BusStatus:
             self._suspended.append((now, paused_s))
 
     def lost(self, now: float) -> None:
-        """The connection is lost."""
         if self.lost_at is None:
             self.lost_at = now
 
     def returned(self, now: float) -> None:
-        """The connection is back."""
         self.lost_at, self.returned_at = None, now
 
     def is_away(self, now: float) -> bool:

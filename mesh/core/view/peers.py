@@ -48,7 +48,6 @@ class RoundTripEstimate:
         return 1.0 - sum(self._answered) / len(self._answered)
 
     def measured(self, rtt_s: float) -> None:
-        """A ping came back."""
         self._answered.append(True)
         if self._samples:
             change_s = abs(rtt_s - self._samples[-1])
@@ -61,7 +60,6 @@ class RoundTripEstimate:
         )
 
     def lost(self) -> None:
-        """No answer came before the next ping."""
         self._answered.append(False)
 
 
@@ -101,12 +99,10 @@ class Peer:
 
     @property
     def queue(self) -> int:
-        """Requests held in the region, over all its routers."""
         return sum([digest.queue for digest in self.digests.values()])
 
     @property
     def accepting(self) -> bool:
-        """Whether any of its routers takes requests."""
         return any(digest.accepting for digest in self.digests.values())
 
     def free(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
@@ -141,7 +137,6 @@ class Peer:
 
     @property
     def requests_per_s(self) -> float:
-        """Arrivals over all its routers."""
         return sum([digest.requests_per_s for digest in self.digests.values()])
 
     def ready(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
@@ -173,11 +168,9 @@ class PeerTable:
         return iter(self.by_region.items())
 
     def get(self, region: RegionId) -> Peer | None:
-        """The peer of that name, if it is known."""
         return self.by_region.get(region)
 
     def round_trips(self) -> dict[RegionId, float]:
-        """Seconds to every peer that was measured."""
         return {name: peer.rtt_s for name, peer in self if peer.rtt_s is not None}
 
     def remember(self, region: RegionId) -> None:
@@ -185,7 +178,6 @@ class PeerTable:
         self._known(region)
 
     def measured(self, region: RegionId, rtt_s: float | None) -> None:
-        """Take in one ping; None if it had no answer."""
         peer = self._known(region)
         if peer is None:
             return

@@ -50,7 +50,6 @@ class UnseenHandoffs:
         self.waiting += 1
 
     def began(self, number: int) -> None:
-        """Its answer has begun: it runs."""
         handoff = self._unseen.get(number)
         if handoff is not None and handoff.waits:
             handoff.waits = False
@@ -58,7 +57,6 @@ class UnseenHandoffs:
             self.prefill_tokens -= handoff.prefill_tokens
 
     def over(self, number: int) -> None:
-        """It ended, or was never taken."""
         handoff = self._unseen.pop(number, None)
         if handoff is not None:
             self.count -= 1

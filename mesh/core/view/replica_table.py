@@ -71,7 +71,6 @@ class ReplicaTable:
         return len(self.by_name)
 
     def get(self, name: ReplicaId) -> Replica | None:
-        """The replica of that name, if it is known."""
         return self.by_name.get(name)
 
     def remembers(self, name: str) -> bool:
@@ -154,7 +153,6 @@ class ReplicaTable:
         self._lost.pop(name, None)
 
     def names_of(self, region: RegionId) -> list[ReplicaId]:
-        """Replicas of that region."""
         found = self.by_name.items()
         return [name for name, replica in found if replica.heartbeat.region == region]
 
@@ -170,13 +168,11 @@ class ReplicaTable:
         return self._last_handoff
 
     def began(self, name: ReplicaId, number: int) -> None:
-        """The answer of a hand-off has begun: it no longer waits."""
         replica = self.by_name.get(name)
         if replica is not None:
             replica.on_the_way.began(number)
 
     def over(self, name: ReplicaId, number: int) -> None:
-        """A hand-off is over: it takes no room any more."""
         replica = self.by_name.get(name)
         if replica is not None:
             replica.on_the_way.over(number)
@@ -233,7 +229,6 @@ class ReplicaTable:
         return self.bus.is_away(now) or self.loss_detectors[replica.heartbeat.region].is_blind(now)
 
     def serves(self, replica: Replica, model: ModelId) -> bool:
-        """Whether it is ready and has this model."""
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 

@@ -33,12 +33,10 @@ class DemandTrend:
         self._short, self._long = EventRate(SHORT * trend_s), EventRate(trend_s)
 
     def arrived(self, now: float) -> None:
-        """Count one client's request."""
         self._short.count(now)
         self._long.count(now)
 
     def rises(self, now: float) -> bool:
-        """Whether demand rises."""
         short = self._short.per_s(now)
         return short > 0.0 and short >= RISE * self._long.per_s(now)
 
@@ -59,12 +57,10 @@ class Uses:
     at: float = 0.0
 
     def add(self, now: float, recent_s: float) -> None:
-        """One more."""
         self.count = self.faded(now, recent_s) + 1.0
         self.at = now
 
     def faded(self, now: float, recent_s: float) -> float:
-        """As of now."""
         return self.count * exp((self.at - now) / recent_s)
 
 
@@ -129,11 +125,11 @@ class HotPrefixes:
             self._forks[hashes[at]].uses.add(now, self._recent_s)
         if depth > first:
             self._part(hashes[depth - 1], now)
-        anew = None
+        new = None
         for at in dict.fromkeys([*passed, depth - 1]) if depth > first else {}:
-            if not self._narrow(hashes[at], request) and anew is None:
-                anew = self._want(request, at + 1, now)
-        return anew
+            if not self._narrow(hashes[at], request) and new is None:
+                new = self._want(request, at + 1, now)
+        return new
 
     def keep(self, name: int, body_bytes: int | None) -> bool:
         """The edge keeps it in so many bytes; None: it can't. Whether it is kept from now on."""

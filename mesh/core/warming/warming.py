@@ -31,7 +31,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.request import NOTHING_SAID, Request, Served
+from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.view.peers import Peer, PeerTable
@@ -115,7 +115,6 @@ class Warming:
 
     @property
     def is_on(self) -> bool:
-        """Whether it may do anything."""
         return self._settings.warm_idle_share > 0.0
 
     @property
@@ -231,7 +230,7 @@ class Warming:
         self._close(record, now)
 
     def _on_ended(self, event: ev.AnswerEnded, record: RequestRecord, now: float) -> None:
-        served = event.served or NOTHING_SAID
+        served = event.served or NOTHING_REPORTED
         self._attempts.began(record, now)
         # Answers of one token must not count for the usual length.
         self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)

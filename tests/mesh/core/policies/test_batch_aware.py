@@ -151,7 +151,7 @@ def test_an_idle_pick_is_waited_for_and_no_longer_than_said():
     asked = request(1, arrived_at=1.0)
     for now in (1.0, 1.0 + 0.9 * WAIT_S):
         choice = made.choose(asked, idle, now)
-        assert (choice.target, choice.reason) == (None, "waits for others: its pick stands idle")
+        assert (choice.target, choice.reason) == (None, "waits for others: its pick is idle")
     assert made.choose(asked, idle, 1.0 + 1.1 * WAIT_S).name in "ab"
 
 
