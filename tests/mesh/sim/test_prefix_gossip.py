@@ -15,7 +15,7 @@ FLEET = {US: 1, EU: 1}
 def known_and_published(world, receiver, origin):
     """What one router has received of another's set, and that set."""
     sets = world.routers[receiver].core.gossip.remote.blocks(Origin(origin, "r1"))
-    return set(sets), set(world.routers[origin].core.gossip.outgoing.told)
+    return set(sets), set(world.routers[origin].core.gossip.outgoing.published)
 
 
 def test_each_region_knows_what_the_other_served():
