@@ -31,7 +31,7 @@ def test_prefixes_are_published_at_the_pace_of_gossip(gossip_s, has_sent_all):
     world = played(steady(20, 0.2, EU, prompt=640), pace)
     known, published = known_and_published(world, US, EU)
     assert known and known <= published
-    assert world.routers[EU].core.gossip.outgoing.is_quiet == has_sent_all
+    assert world.routers[EU].core.gossip.outgoing.is_empty == has_sent_all
 
 
 @pytest.mark.parametrize(
