@@ -138,7 +138,7 @@ class Stream:
         if usage := chunk.get("usage"):
             reported = usage["completion_tokens"]
             if reported != self._stamps.count:
-                self.violations.append(f"usage says {reported} tokens of {self._stamps.count}")
+                self.violations.append(f"usage reports {reported} tokens of {self._stamps.count}")
 
 
 def read_plain(stamps: Stamps, body: bytes) -> End:
@@ -160,7 +160,7 @@ def read_refusal(status: int, body: bytes) -> tuple[str, str | None]:
         error: Any = orjson.loads(body)["error"]
         message, code = str(error["message"]), str(error.get("code") or error["type"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return str(status), f"an HTTP {status} that does not say why: {body[:120]!r}"
+        return str(status), f"an HTTP {status} without a reason: {body[:120]!r}"
     if not message:
         return str(status), f"an HTTP {status} with an empty message"
     return f"{status} {code}", None

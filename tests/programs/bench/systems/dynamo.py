@@ -6,7 +6,7 @@ tokenizes prompts and answers, which no other system here does.
 
 For `mesh-dynamo` each of as many such mockers has a frontend of its own, with nothing to choose,
 which makes an OpenAI engine of it: agents are beside those. Thus times of both can be compared,
-though a request of the mesh's passes one process more; and CPU as each row says, since those
+though a request of the mesh's passes one process more; and CPU as each row names it, since those
 frontends' work (HTTP, tokens) is in Dynamo's router and in none of the mesh's processes.
 """
 

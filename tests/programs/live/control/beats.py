@@ -84,8 +84,10 @@ async def publish_heartbeats(region: RegionId, files: Sequence[Path], ready_file
 async def _listening(
     gate: asyncio.Semaphore, region: RegionId, replica: ReplicaId, file: Path
 ) -> Client:
-    told = read_environment(file)
-    address = bus.BusAddress(told["NATS_URL"], told["NATS_USER"], told["NATS_PASSWORD"])
+    environment = read_environment(file)
+    address = bus.BusAddress(
+        environment["NATS_URL"], environment["NATS_USER"], environment["NATS_PASSWORD"]
+    )
 
     async def ignore(msg: Msg) -> None:
         """Nothing is asked of idle agents."""
