@@ -72,12 +72,12 @@ class ScriptedEngine:
         "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     )
     requests: list[Request] = field(default_factory=list)
-    looks: list[Request] = field(default_factory=list)  # what was not posted
+    scrapes: list[Request] = field(default_factory=list)  # what was not posted
     pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
-    hangs: bool = False  # takes looks and never answers them
-    silent: frozenset[str] = frozenset()  # paths of looks that it never answers
+    hangs: bool = False  # takes scrapes and never answers them
+    silent: frozenset[str] = frozenset()  # paths of scrapes that it never answers
     scrape_response: Callable[[], bytes] | None = None  # what a look gets instead, then a close
     _server: asyncio.Server | None = None
     _writers: set = field(default_factory=set)
@@ -111,7 +111,7 @@ class ScriptedEngine:
 
     async def _answer(self, request: Request, reader, writer) -> None:
         is_post = request.method == "POST"
-        (self.requests if is_post else self.looks).append(request)
+        (self.requests if is_post else self.scrapes).append(request)
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             writer.write(plain(401, b'{"error":"Unauthorized"}'))
         elif is_post:

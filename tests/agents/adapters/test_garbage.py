@@ -98,14 +98,14 @@ async def test_scrapes_of_garbage_are_failures_or_readings() -> None:
     dice = random.Random(seed)
 
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     async with running(script) as server, engine_at(server.url) as engine:
         server.scrape_response = lambda: mutated(dice, LOOKS)
-        looks = []
+        scrapes = []
         for _ in range(ROUNDS):
             engine.refresh_models()
-            looks.append(await engine.scrape())
+            scrapes.append(await engine.scrape())
         server.scrape_response = None
         assert isinstance(await engine.scrape(), EngineScraped)
-    assert {type(look) for look in looks} <= {EngineScraped, ScrapeFailed}
+    assert {type(scraped) for scraped in scrapes} <= {EngineScraped, ScrapeFailed}

@@ -1,4 +1,4 @@
-"""AgentCore and an engine that answers looks and computes nothing."""
+"""AgentCore and an engine that answers scrapes and computes nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Errors inside event streams: those that engines send, and what only looks like one."""
+"""Errors inside event streams: those that engines send, and what only resembles one."""
 
 import json
 

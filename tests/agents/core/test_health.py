@@ -54,6 +54,6 @@ def test_answers_are_given_up_after_silence_on_all_of_them() -> None:
     for now in (1.0, 1.1, 1.2):
         fail(health, now)
     assert not health.lost(1.2 + SILENCE_S - 0.01)
-    fail(health, 4.0, last_byte_at=3.9)  # refuses looks, but its streams still flow
+    fail(health, 4.0, last_byte_at=3.9)  # refuses scrapes, but its streams still flow
     assert not health.lost(6.8)
     assert health.lost(3.9 + SILENCE_S)

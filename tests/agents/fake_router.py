@@ -1,4 +1,4 @@
-"""A router's side of the exchange, over a real bus: asks, and reads what comes back."""
+"""A router's side of the exchange, over a real bus: sends work, and collects the frames."""
 
 import asyncio
 import contextlib
@@ -19,18 +19,18 @@ from tests.support.frames import frames_of
 REGION, REPLICA, ROUTER = "us", "g0", "r1"
 MODEL = "org/llama"
 WAIT_S = 20.0
-SIGN_S = 0.5  # between signs of life, as routers have it
+KEEPALIVE_S = 0.5  # between keep-alives, as routers have it
 
 
-class Asker:
-    """Its answers by inbox, and every heartbeat of the region."""
+class FakeRouter:
+    """Frames by inbox, and every heartbeat of the region."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.frames: dict[str, list[FrameView]] = defaultdict(list)
         self.beats: list[Heartbeat] = []
-        self.epoch: int | None = 1  # said with every sign of life; None: gives none
-        self._news = asyncio.Condition()
+        self.epoch: int | None = 1  # in every keep-alive; None: publishes none
+        self._received = asyncio.Condition()
 
     async def listen(self) -> None:
         await self.client.subscribe(subjects.inbox(REGION, ROUTER, "*"), cb=self._on_frame)
@@ -38,30 +38,30 @@ class Asker:
         await flushed(self.client)
 
     async def keep_alive(self) -> None:
-        """Say again and again that this router lives, or a slow test loses its answers.
+        """Publish keep-alives, or a slow test loses its answers.
 
         Runs for ever.
         """
         while True:
             if self.epoch is not None and self.client.is_connected:
-                await self.say_alive()
-            await asyncio.sleep(SIGN_S)
+                await self.publish_alive()
+            await asyncio.sleep(KEEPALIVE_S)
 
     async def _on_frame(self, msg: Msg) -> None:
-        async with self._news:
+        async with self._received:
             for inbox, frame in frames_of(msg):
                 self.frames[inbox].append(frame)
-            self._news.notify_all()
+            self._received.notify_all()
 
     async def _on_beat(self, msg: Msg) -> None:
-        async with self._news:
+        async with self._received:
             self.beats.append(decode_heartbeat(msg.data))
-            self._news.notify_all()
+            self._received.notify_all()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until the condition holds, looking again at every frame and heartbeat."""
-        async with asyncio.timeout(WAIT_S), self._news:
-            await self._news.wait_for(condition)
+        """Wait until the condition holds, checked at every frame and heartbeat."""
+        async with asyncio.timeout(WAIT_S), self._received:
+            await self._received.wait_for(condition)
 
     async def state(self, **fields: object) -> Heartbeat:
         """Wait for a heartbeat with these fields, published from now on."""
@@ -78,7 +78,7 @@ class Asker:
         assert beat is not None
         return beat
 
-    async def ask(self, number: int, body: bytes = b"{}", **headers: str) -> str:
+    async def send_work(self, number: int, body: bytes = b"{}", **headers: str) -> str:
         inbox = subjects.inbox(REGION, ROUTER, number)
         await self.client.publish(
             subjects.work(REGION, REPLICA),
@@ -110,7 +110,7 @@ class Asker:
         message = encode(exchange.Credit(inbox, consumed))
         await self.client.publish(subjects.credit(REGION, REPLICA), message)
 
-    async def say_alive(self) -> None:
+    async def publish_alive(self) -> None:
         assert self.epoch is not None
         message = encode(exchange.Alive(self.epoch))
         await self.client.publish(subjects.alive(REGION, ROUTER), message)
@@ -129,7 +129,7 @@ class Asker:
         return decode_as(Refused, frames[0].payload)
 
     def kinds(self, inbox: str) -> str:
-        """Without WORKING frames: how many there are, only the pace of the machine says."""
+        """Without WORKING frames, whose number depends on the machine's speed."""
         return self.all_kinds(inbox).replace(chr(Frame.WORKING), "")
 
     def all_kinds(self, inbox: str) -> str:
@@ -142,13 +142,13 @@ class Asker:
 
 
 @contextlib.asynccontextmanager
-async def asking(url: str) -> AsyncIterator[Asker]:
+async def fake_router(url: str) -> AsyncIterator[FakeRouter]:
     client = await nats.connect(url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
-    asker = Asker(client)
-    await asker.listen()
-    living = asyncio.create_task(asker.keep_alive())
+    router = FakeRouter(client)
+    await router.listen()
+    living = asyncio.create_task(router.keep_alive())
     try:
-        yield asker
+        yield router
     finally:
         living.cancel()
         await asyncio.gather(living, return_exceptions=True)
