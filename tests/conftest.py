@@ -19,6 +19,10 @@ gc.disable()  # until all tests are collected: nothing of that is garbage
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Each process that imports aiohttp reads all of the machine's certificates twice, a tenth of its
+# start. No test needs any; httpx wants one.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
+
 # What is printed depends on the terminal; a test that is about one says what it is like.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
