@@ -46,7 +46,7 @@ def test_every_request_ends_once_and_nothing_stays_behind(seed):
 
 @FEW
 @given(SEEDS)
-def test_after_every_tick_nobody_waits_for_room_that_is_there(seed):
+def test_after_every_tick_no_request_waits_while_there_is_room(seed):
     chaos = Chaos(seed, LAYERED)
     for _ in range(60):
         chaos.run(5)

@@ -59,14 +59,14 @@ def test_the_bytes_are_within_the_budget_whatever_there_is_to_tell():
     assert 80_000 < spent < 5 * 10_000 + 40_000 + 64
 
 
-def test_who_missed_little_is_told_that_again():
+def test_a_peer_that_missed_little_gets_that_again():
     stream = Stream()
     deltas = [stream.tell((n,), float(n))[0] for n in range(20)]
     assert stream.ask(17) == deltas[17:]
     assert stream.ask(20) == [TrieDelta("us", "r1", 7, 20, (), ())]
 
 
-def test_who_knows_nothing_of_this_epoch_is_told_all():
+def test_a_peer_of_another_epoch_gets_all():
     stream = Stream()
     stream.tell((1, 2), 0.0)
     for question in (stream.ask(0, epoch=6), stream.ask(9), stream.ask(-1)):

@@ -96,7 +96,7 @@ def test_parts_have_a_limit_however_much_there_is():
     assert sum(len(blocks) for _, _, blocks, _ in parts) == 2 * SIBLING_PARTS_MAX
 
 
-def test_whoever_invents_replicas_finds_an_end():
+def test_invented_replicas_are_limited():
     one = common()
     for number in range(REPLICAS_MAX + 5):
         one.take(delta(f"x-{number}", (number,)), 0.0)
@@ -116,7 +116,7 @@ def test_a_replica_that_stays_unknown_is_dropped():
     assert one.indexes[0].owners == ("us-0",)
 
 
-def test_one_that_is_heard_of_in_time_stays_and_its_time_starts_anew_when_it_goes():
+def test_one_that_is_known_in_time_stays_and_its_time_starts_anew_when_it_goes():
     ours = set()
     one = common(ours.__contains__)
     one.take(delta("us-0", (1, 2)), 0.0)

@@ -44,7 +44,7 @@ def test_idle_time_does_not_count():
     assert pace.per_s(end + KEPT_S) == known
 
 
-def test_what_was_learned_long_ago_says_nothing_of_now():
+def test_what_was_learned_long_ago_does_not_count():
     for asked_first in (False, True):
         pace = ReleasePace()
         end = moving(pace, 0.5, 30.0)
@@ -57,7 +57,7 @@ def test_what_was_learned_long_ago_says_nothing_of_now():
         assert pace.per_s(moving(pace, 10.0, 5.0, later)) == pytest.approx(10.0, rel=0.1)
 
 
-def test_a_line_that_stands_still_grows_slow_and_one_that_moves_recovers():
+def test_the_pace_falls_while_no_request_is_released_and_recovers():
     pace = ReleasePace()
     end = moving(pace, 10.0, 2 * WINDOW_S)
     assert pace.per_s(end + 2 * WINDOW_S) < 5.0

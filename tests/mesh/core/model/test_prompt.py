@@ -220,7 +220,7 @@ def test_the_token_ratio_learns():
 
 
 @given(st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))))
-def test_the_token_ratio_stays_in_bounds_whatever_it_is_told(observations):
+def test_the_token_ratio_stays_in_bounds_for_any_observation(observations):
     ratio = TokenRatio()
     for text_bytes, prompt_tokens in observations:
         ratio.observe(text_bytes, prompt_tokens)

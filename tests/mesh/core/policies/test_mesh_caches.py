@@ -70,7 +70,7 @@ def test_a_region_is_not_the_replica_of_its_name(caches):
     assert caches.hit_ratio(asked(2, "ABC")) == 0.0
 
 
-def test_an_answer_is_held_with_its_prompt_by_who_gave_it(caches):
+def test_an_answer_is_held_with_its_prompt_by_its_replica(caches):
     first = asked(1, "AB", 50)
     for name in "ab":
         caches.placed(first, spot(name), 0.0)

@@ -84,14 +84,14 @@ def test_what_it_holds_is_not_computed():
     assert score(one).matched_blocks == 6
 
 
-def test_the_queue_is_what_was_said_less_what_is_done_since_and_what_was_sent():
+def test_the_queue_is_the_reported_one_less_what_is_done_since_and_what_was_sent():
     one = price(replica(prefill_queued_tokens=3000, sent=(500, 200)), now=100.1)
     assert one.queue_s == pytest.approx((3000 + 700) * S_PER_TOKEN - 0.1)
     late = price(replica(prefill_queued_tokens=3000, sent=(500,)), now=200.0)
     assert late.queue_s == pytest.approx(500 * S_PER_TOKEN)
 
 
-def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
+def test_a_queue_that_is_not_reported_is_estimated_from_its_requests():
     speeds = SpeedModel()
     typical_s = speeds.prefill_tokens * S_PER_TOKEN
     said = {"prefill_queued_tokens": None, "running": 4, "outstanding": 6}
@@ -115,7 +115,7 @@ def given_back_per_s(speeds, running):
 
 
 @pytest.mark.parametrize("running", [1, 4])
-def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
+def test_missing_memory_is_waited_for_until_running_requests_release_it(running):
     speeds = SpeedModel()
     tokens = round(10_500 - speeds.output_tokens)  # 500 more than is free
     one = price(replica(kv_used_ratio=0.9, running=running), tokens)
@@ -123,7 +123,7 @@ def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(runnin
     assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
-def test_who_has_nothing_to_give_back_is_not_waited_for():
+def test_memory_that_no_request_will_release_is_not_waited_for():
     assert price(replica(kv_used_ratio=0.9), 50_000).memory_s == 0.0
     assert price(peer(kv_free_tokens=10, running=0.0), 50_000).memory_s == 0.0
 
@@ -144,14 +144,14 @@ def test_a_region_has_the_memory_of_its_emptiest_replica():
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_everyone_who_decodes_there_pays_for_the_stall_and_for_the_larger_batch():
+def test_all_that_decode_there_pay_for_the_stall_and_for_the_larger_batch():
     for target in (replica(running=10), peer(running=10.0)):
         one = price(target)
         each_s = STALL_WEIGHT * one.prefill_s + BATCH_WEIGHT * BASE_S
         assert one.others_s == pytest.approx(10 * each_s)
 
 
-def test_who_is_held_and_goes_first_is_waited_for():
+def test_held_requests_that_go_first_are_waited_for():
     """They are prompts like others, shared among the replicas that serve the model."""
     speeds = SpeedModel()
     for target in (replica()._replace(ahead=6), peer(queue=6)):
@@ -235,7 +235,7 @@ COUNTS = st.none() | st.integers(0, 2**31)
     st.integers(1, 2**20),
     st.floats(-1e6, 1e6),
 )
-def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used, tokens, now):
+def test_any_report_makes_a_price(queued, pending, running, capacity, used, tokens, now):
     said = {
         "prefill_queued_tokens": queued,
         "pending": pending,
@@ -250,7 +250,7 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**32))
-def test_what_is_kept_of_replicas_changes_no_price(seed):
+def test_kept_speeds_change_no_price(seed):
     """Whatever they say, are sent and teach between two prices."""
     dice, speeds, now = Random(seed), SpeedModel(), 100.0
     targets = [replica(name) for name in "abcd"]

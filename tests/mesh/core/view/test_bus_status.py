@@ -17,7 +17,7 @@ def test_while_it_is_there_all_silence_counts() -> None:
     assert not bus().is_away(10.0)
 
 
-def test_time_without_it_is_nobodys_silence() -> None:
+def test_time_without_the_bus_does_not_count_as_silence() -> None:
     ours = bus()
     ours.lost(10.0)
     ours.lost(20.0)  # it is gone already
@@ -39,7 +39,7 @@ def test_after_a_while_those_behind_it_are_as_lost_as_they_look() -> None:
     assert ours.silent_s(9.0, 50.5) == 0.5
 
 
-def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
+def test_time_in_which_this_process_was_suspended_does_not_count_as_silence() -> None:
     ours = bus()
     ours.tick(10.0)
     ours.tick(10.0 + STOOD_STILL_S)

@@ -33,7 +33,7 @@ def test_of_many_idle_ones_some_are_drawn():
     assert all(int(name[1:]) >= 500 for name in some[:10])
 
 
-def test_everybody_has_the_same_chance():
+def test_all_have_the_same_chance():
     crew, dice = roster(200).replicas_of(M), Random(1)
     seen = {name for _ in range(60) for name in crew.some([], dice)}
     assert seen == set(crew.members.values())
