@@ -119,7 +119,7 @@ def test_the_models_of_all_replicas_and_peers_are_known():
     fed(router, ev.HeartbeatSeen(beat("a", models=(small, ModelId("m")))))
     fed(router, ev.DigestSeen(digest("eu", models={far: ModelCapacity(ready=1, free=0)})))
     assert router.models() == ("far", "m", "small")
-    fed(router, ev.Tick(), now=NOW + 3.0)  # nobody is there any more, but they may come back
+    fed(router, ev.Tick(), now=NOW + 3.0)  # no replica is left, but they may come back
     assert router.models() == ()
     assert router.known_models() == ("far", "m", "small")
     fed(router, ev.Tick(), now=NOW + KEPT_S + 1.0)
@@ -175,7 +175,7 @@ def test_a_request_that_a_peer_holds_for_ever_is_placed_elsewhere():
         told = ev.DigestSeen(digest("eu", round(now * 10))), ev.AttemptProgressed(1, 1), ev.Tick()
         cancelled = of(fx.CancelAttempt, fed(router, *told, now=now))
     assert now == pytest.approx(NOW + 3.1), "its hold, its reply, and a tick"
-    assert router.inflight == {}, "nobody else serves it"
+    assert router.inflight == {}, "no other replica serves it"
 
     router, now = core(hold_s_max=1.0), NOW
     fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0, ready=0)))

@@ -72,7 +72,7 @@ def test_the_same_events_have_the_same_effects(seed):
 
 
 def test_the_order_of_hashes_changes_nothing():
-    """Strings hash differently in every process: whoever walks a set shows it here."""
+    """Strings hash differently in every process: iteration over a set shows here."""
     seen = {fingerprint(7)}
     for hash_seed in ("1", "2"):
         env = os.environ | {"PYTHONHASHSEED": hash_seed}

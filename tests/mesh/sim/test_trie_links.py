@@ -15,7 +15,7 @@ FLEET = {US: 1, EU: 1}
 def told(world, listener, speaker):
     """What one router has of another's set, and that set."""
     sets = world.routers[listener].core.gossip.remote.blocks(Origin(speaker, "r1"))
-    return set(sets), set(world.routers[speaker].core.gossip.outgoing.told)
+    return set(sets), set(world.routers[speaker].core.gossip.outgoing.published)
 
 
 def test_each_region_knows_what_the_other_served():
@@ -31,7 +31,7 @@ def test_prefixes_are_told_at_the_pace_of_gossip(gossip_s, has_told_all):
     world = played(steady(20, 0.2, EU, prompt=640), pace)
     known, said = told(world, US, EU)
     assert known and known <= said
-    assert world.routers[EU].core.gossip.outgoing.is_quiet == has_told_all
+    assert world.routers[EU].core.gossip.outgoing.is_empty == has_told_all
 
 
 @pytest.mark.parametrize(

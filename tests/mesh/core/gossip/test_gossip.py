@@ -1,4 +1,4 @@
-"""Whole meshes: sets that agree after any trouble, bytes that stay in bounds, and who is heard."""
+"""Whole meshes: sets that agree after any trouble, bytes in bounds, and limits of origins."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_what_a_router_published_its_siblings_publish_when_it_is_gone():
     net.rest(HEAL_S)
     assert set(other.gossip.outgoing.published) == set(range(400))
     assert listener.gossip.remote.depths(range(400), ("us",)) == {"us": 400}
-    assert one.index.blocks("us-0") == 400  # its sibling told it
+    assert one.index.blocks("us-0") == 400  # by its sibling
 
 
 def test_the_routers_of_a_region_share_the_budget_of_a_link():
@@ -157,7 +157,9 @@ def test_only_the_router_that_is_asked_answers():
 
 
 def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
-    one, effects = gossip(trie_bytes_per_s=1)  # whoever is not answered at once waits for long
+    one, effects = gossip(
+        trie_bytes_per_s=1
+    )  # an asker that is not answered at once waits for long
     one.outgoing.used(tuple(range(1000)), 0.0)
     for number in range(REGION_ROUTERS_MAX + 5):
         for _ in range(3):

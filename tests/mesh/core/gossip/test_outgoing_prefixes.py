@@ -1,4 +1,4 @@
-"""What is told next: the most used and latest paths, parents first, within a bound."""
+"""What is published next: the most used and latest paths, parents first, within a bound."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st

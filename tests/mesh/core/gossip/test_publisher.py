@@ -1,4 +1,4 @@
-"""One router's stream: when it speaks, how much, and what it says to those who missed some."""
+"""One router's stream: when it publishes, how much, and its answers to peers that missed some."""
 
 from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
@@ -8,7 +8,7 @@ ORIGIN = Origin("us", "r1")
 
 
 class Stream:
-    """A teller and its news."""
+    """A publisher and its set."""
 
     def __init__(self, bytes_per_s=1e6, trie_s=0.25, blocks_max=10_000):
         self.outgoing = OutgoingPrefixes(blocks_max)

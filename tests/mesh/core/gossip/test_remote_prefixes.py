@@ -1,4 +1,4 @@
-"""Which peer region holds how much of a prompt, as its routers told."""
+"""Which peer region holds how much of a prompt, as its routers announced."""
 
 from hypothesis import given
 from hypothesis import strategies as st

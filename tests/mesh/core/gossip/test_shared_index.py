@@ -66,18 +66,20 @@ def test_what_was_missed_does_not_come_back_with_an_old_snapshot():
     other.indexes[0].forget_until("us-0", 4.0)
     passed_on(one, other, 5.0)
     assert order(other, "us-0") == []
-    passed_on(other, one, 6.0)  # it has nothing of that replica to tell
+    passed_on(other, one, 6.0)  # it has nothing of that replica
     one.take(delta("us-0", missed_ms=2000), 6.0)
     assert order(one, "us-0") == []
 
 
 def test_a_replica_that_was_lost_while_a_snapshot_came_is_left_out_of_it():
-    """Its sender had not heard of that yet: only the next one says what is there since then."""
+    """Its sender did not know of that yet: only the next one has what is there since then."""
     one, other = common(), common()
     one.take(delta("us-0", (1, 2)), 0.9)
     one.take(delta("us-1", (3, 4)), 0.9)
     other.indexes[0].expire(1.4)
-    other.indexes[0].forget("us-0")  # asked at 1.0, heard at 1.5: as if it had been placed at 1.4
+    other.indexes[0].forget(
+        "us-0"
+    )  # asked at 1.0, answered at 1.5: as if it had been placed at 1.4
     assert passed_on(one, other, 1.5, asked_at=1.0) is SetOutcome.IN_PART
     assert other.indexes[0].owners == ("us-1",)
     one.indexes[0].forget("us-0")

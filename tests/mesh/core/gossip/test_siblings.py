@@ -173,7 +173,7 @@ def secret(net):
 
 
 def told(net):
-    """By us, to whom; all that any other region has heard."""
+    """All that any other region has received."""
     return {
         block
         for node in net.nodes
@@ -218,7 +218,7 @@ def test_a_secret_prefix_is_published_once_an_open_prompt_has_it(secret):
 
 
 def test_a_peer_that_asks_as_siblings_do_gets_no_answer(secret):
-    """Its link would not carry the question in our name; asked in its own, nobody answers."""
+    """Its link would not carry the request in our name; in its own, there is no answer."""
     one, other = us(secret)
     [asker] = [node for node in secret.nodes if node.origin == ("eu", "r1")]
     for after in (EVERYTHING, 0):

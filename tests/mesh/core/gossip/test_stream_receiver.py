@@ -1,4 +1,4 @@
-"""One origin's set as it is heard: holes, early and late deltas, snapshots, restarts, silence."""
+"""One origin's set as received: gaps, early and late deltas, snapshots, restarts, silence."""
 
 import pytest
 

@@ -97,7 +97,7 @@ def test_a_peers_request_is_answered_past_this_router(bench):
     receipt, dispatch = bench.effects
     assert dispatch == fx.Dispatch(1, 1, A, 1, "inbox-1")
     assert (receipt.decision.hops, receipt.decision.replica) == (1, "a")
-    assert [tuple(owed) for owed in bench.replicas.get(A).relayed] == [("inbox-1", 9.0)]
+    assert [tuple(answer) for answer in bench.replicas.get(A).relayed] == [("inbox-1", 9.0)]
 
 
 def test_a_place_that_did_not_take_it_rests(bench):

@@ -148,7 +148,7 @@ def test_the_limit_of_waiting_includes_a_peers_wait_at_home():
     region.hear(**BUSY)
     for key in (1, 2):
         assert of(fx.TellHeld, region.ask(foreign(key), 0.0))
-    now = 10.5  # nobody was let go: who came first stands for the line
+    now = 10.5  # none was released: the first one's wait counts for the queue
     region.hear(now, **BUSY)
     refused = of(fx.RefusePeer, region.ask(foreign(3, arrived_at=now), now))
     assert [(r.key, r.reason) for r in refused] == [(3, Refusal.NO_REPLICA)]

@@ -159,7 +159,7 @@ def test_while_no_replica_serves_all_wait_and_then_time_begins_anew():
     for key in range(5):
         line.held.remove(request(key))
     line.delay.look(60.0)
-    assert line.delay._unserved_at == {}, "of nobody who is held"
+    assert line.delay._unserved_at == {}, "of no held request"
 
 
 def test_it_knows_the_kinds_that_are_held():

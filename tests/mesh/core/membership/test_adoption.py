@@ -24,7 +24,7 @@ STEP_S = 0.05
 
 
 class Stage:
-    """The router of us, with peers eu and ap; what it claims, and what it tells of it.
+    """The router of us, with peers eu and ap; what it claims, and what it publishes.
 
     ap says that it is 50 ms from eu.
     """
@@ -111,7 +111,7 @@ def test_home_is_renewed_four_times_a_lease_by_one_of_its_routers():
 
 def test_a_region_whose_digests_or_whose_lease_goes_on_is_not_claimed():
     stage = Stage()
-    assert stage.spend(5.0, EU, AP) == []  # no lease was ever heard of, but digests are
+    assert stage.spend(5.0, EU, AP) == []  # no lease was ever seen, but digests are
     for seq in range(1, 100):
         stage.hear(EU, EU, 1, seq)
         assert stage.spend(0.25, AP) == []
@@ -216,7 +216,7 @@ def test_what_runs_there_goes_on_as_if_its_own_region_had_placed_it():
     record = stage.core.inflight[1]
     assert (record.peer, record.replica, record.state) == (EU, "eu-0", RequestState.TRIED)
     stage.spend(1.5, EU, AP)
-    assert 1 in stage.core.inflight, "nobody called it lost"
+    assert 1 in stage.core.inflight, "it was not reported lost"
     effects = stage.feed(ev.ClientGone(1))
     [cancel] = [effect for effect in effects if isinstance(effect, fx.CancelAttempt)]
     assert (cancel.region, cancel.replica) == (EU, "eu-0")

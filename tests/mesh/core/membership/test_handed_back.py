@@ -1,4 +1,4 @@
-"""Replicas that were handed back while somebody still waited for their answers."""
+"""Replicas that were handed back while their answers were awaited."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_a_silent_region_is_a_cut_link_and_no_loss():
     table = back()
     for tenth in range(1, 100):
         assert expire(table, BACK_AT + tenth / 10, living=False) == []
-    assert expire(table, BACK_AT + 11.8) == [], "the routers may be heard first"
+    assert expire(table, BACK_AT + 11.8) == [], "the routers may return first"
     assert len(expire(table, BACK_AT + 12.0)) == 1
 
 

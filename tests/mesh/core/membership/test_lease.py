@@ -1,4 +1,4 @@
-"""What a router makes of what it hears of one lease, in whatever order it hears it."""
+"""One lease as a router sees it, whatever the order of arrival."""
 
 from math import inf
 
@@ -47,7 +47,7 @@ def test_a_refusal_names_the_last_write_but_not_its_owner():
     tenure.ask(1, EU, 10.0)
     tenure.outdated(6, 10.1)
     assert (tenure.owner, tenure.seq, tenure.seen_at) == (None, 6, 10.1)
-    assert tenure.seen(lease(US, 3), 6, 10.2), "and then it is heard whose"
+    assert tenure.seen(lease(US, 3), 6, 10.2), "and then its owner is known"
     assert tenure.owner == US
 
 

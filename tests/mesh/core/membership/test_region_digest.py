@@ -154,7 +154,7 @@ def test_it_has_its_labels_and_counts_by_label_where_not_all_carry_it():
     digest = region.due(0.1)
     assert digest.residency == ("eu", "hospital")
     assert digest.models[MODEL].ready == 3
-    assert list(digest.models_by_label) == ["hospital"]  # everybody carries the other one
+    assert list(digest.models_by_label) == ["hospital"]  # all carry the other one
     apart = digest.models_by_label["hospital"][MODEL]
     assert (apart.ready, apart.free) == (2, 1)
 

@@ -1,4 +1,4 @@
-"""The pace of a line: what it was while somebody waited, and nothing before it is known."""
+"""The pace of a queue: while requests waited, and unknown at first."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from mesh.core.model.rates import BUSY_S_MIN, KEPT_S, RELEASES_MIN, WINDOW_S, Re
 
 
 def moving(pace, per_s, seconds, begin=0.0):
-    """Somebody waits all the time, and is released every 1 / per_s; returns the end."""
+    """Requests wait all the time, one is released every 1 / per_s; returns the end."""
     pace.waits(begin)
     for step in range(1, round(seconds * per_s) + 1):
         pace.released(begin + step / per_s)
@@ -49,7 +49,7 @@ def test_what_was_learned_long_ago_does_not_count():
         pace = ReleasePace()
         end = moving(pace, 0.5, 30.0)
         pace.nobody_waits(end)
-        pace.nobody_waits(end + KEPT_S)  # still nobody
+        pace.nobody_waits(end + KEPT_S)  # still empty
         later = end + KEPT_S + 0.1
         assert not asked_first or pace.per_s(later) is None
         pace.waits(later)

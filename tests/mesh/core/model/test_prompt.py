@@ -229,7 +229,7 @@ def test_the_token_ratio_stays_in_bounds_for_any_observation(observations):
 
 
 def test_a_hash_is_keyed_blake2b_of_the_model_and_all_text_so_far():
-    """As anyone may compute who has the secret, and nobody else."""
+    """As the secret alone allows to compute them."""
     text = b"a" * BLOCK_BYTES + b"b" * BLOCK_BYTES
     secret = hashlib.sha256(b"k").digest()
     whole = hashlib.blake2b(b"org/model\x00\x00" + text, key=secret, digest_size=8).digest()

@@ -48,7 +48,7 @@ class Region:
         )
 
     def new(self, model=MODEL):
-        """Made anew, as for everybody who has somewhere to avoid."""
+        """Made anew, as for a request with a place to avoid."""
         return self.layer(model, avoid=("nobody",))
 
 

@@ -261,7 +261,7 @@ def test_a_prefix_is_published_only_if_all_receivers_may_know():
 
 
 def test_a_confined_region_publishes_to_its_kind():
-    """Who is not of its kind does not hear it: the links see to that."""
+    """Regions not of its kind do not receive it, by the links' rules."""
     made = router(ground({US: ("us",), EU: (), AP: ("us",)}, {US: ("us",)}))
     arrive(made, text="AB")
     assert told(made, 2.0) == set(build.prompt("AB").hashes)

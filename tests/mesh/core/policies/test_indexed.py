@@ -62,7 +62,7 @@ def test_it_publishes_what_its_region_holds_and_when_the_last_replica_loses_it()
     indexed.indexes[CandidateKind.REPLICA].outgoing = news
     for name in ("x", "y"):
         indexed.placed(request(1, "ABC"), spot(name), 0.0)
-    indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not this region's to tell
+    indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not held in this region
     assert news.take(100) == (request(1, "ABC").prompt.hashes, ())
     indexed.placed(request(1, "DEF"), spot("x"), 0.0)
     assert news.take(100) == (request(1, "DEF").prompt.hashes, ())

@@ -1,4 +1,4 @@
-"""llm-d: three scores, their weights, and what happens when nobody says."""
+"""llm-d: three scores, their weights, and what happens without reports."""
 
 from random import Random
 
@@ -134,7 +134,7 @@ def test_no_better_known_target_scores_better(signals, seed):
     missing = [sum(one is None for one in pair) for pair in signals]
     chosen = targets.index(choice.target)
     assert missing[chosen] == min(missing)
-    for pending, kv in signals:  # nor is anybody better in everything
+    for pending, kv in signals:  # nor is any better in everything
         mine = signals[chosen]
         if None not in (*mine, pending, kv):
             assert not (pending < mine[0] and kv < mine[1])

@@ -66,7 +66,7 @@ def place(policy, one, *targets, now=0.0):
 
 
 def queued(seconds):
-    """Tokens that take so long at the speed everybody starts with."""
+    """Tokens that take so long at the start speed."""
     return round(seconds / S_PER_TOKEN)
 
 
@@ -241,7 +241,7 @@ def test_a_choice_that_was_not_followed_is_not_the_next_ones(follower):
     policy = mesh()
     before = taught(policy)
     policy.choose(asked(1, "ZZZZ"), [replica("a")], 0.0)
-    policy.placed(follower, spot("a"), 0.0)  # somebody else's choice
+    policy.placed(follower, spot("a"), 0.0)  # another policy's choice
     policy.began(follower, spot("a"), 40.0)
     policy.forget(spot("a"))
     assert taught(policy) == before

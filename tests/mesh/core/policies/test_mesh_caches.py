@@ -1,4 +1,4 @@
-"""What is believed to be held, against what was placed, answered, refused and evicted."""
+"""What is estimated to be held, against what was placed, answered, refused and evicted."""
 
 from random import Random
 
@@ -31,7 +31,7 @@ def held(caches, one, *names):
 
 
 def serve(caches, one, now, cached_blocks, name="a", **said):
-    """Place a prompt, let it be computed, and hear what of it was cached."""
+    """Place a prompt, let it be computed, and report what of it was cached."""
     estimate = caches.placed(one, spot(name), now)
     caches.fit(name, said.pop("room", 1000))
     known = {"prompt_tokens": one.prompt.tokens, "cached_tokens": cached_blocks * BLOCK}
@@ -213,7 +213,7 @@ class Engine:
 
 
 def beliefs(seed, room, *, reported):
-    """Blocks that were believed to be held and were, and that were not, once all is warm."""
+    """Blocks estimated to be held that were, and that were not, once all is warm."""
     dice, engine, caches = Random(seed), Engine(400), CacheView(10_000)
     true = false = 0
     for turn in range(3000):

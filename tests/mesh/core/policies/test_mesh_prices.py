@@ -35,7 +35,7 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 BASE_S, S_PER_TOKEN, _ = SPEED_START
 IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
 
-NOBODY = PromptHolders({}, {})  # holds anything
+NO_HOLDERS = PromptHolders({}, {})
 
 
 def replica(name="a", rtt_s=0.0, sent=(), **fields):
@@ -47,7 +47,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 
 
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
-    """A region of four idle replicas, heard of just now."""
+    """A region of four idle replicas, seen just now."""
     known = Peer(pings=RoundTripEstimate(rtt_s), seen_at=100.0)
     capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
@@ -202,12 +202,12 @@ def test_what_has_come_there_since_fills_the_free_and_then_waits():
     assert price(peer(free=2, forwarded=2)).queue_s == 0.0
     assert price(peer(free=2, forwarded=4)).queue_s == pytest.approx(2 / 4 * typical_s)
     strange = peer(free=0, requests_per_s=10.0, rtt_s=0.2)
-    later = price(strange, now=100.3)  # 0.3 s since it was heard, and it was half a trip old then
+    later = price(strange, now=100.3)  # 0.3 s since its digest, which was half a trip old
     assert later.queue_s == pytest.approx(10.0 * (0.3 + 0.1) / 4 * typical_s)
 
 
 def test_a_region_of_several_routers_is_one_region():
-    """Each tells of the same replicas; clients come to each."""
+    """Each reports the same replicas; clients come to each."""
     typical_s = SpeedModel().prefill_tokens * S_PER_TOKEN
     both = peer(queue=1, wait_s=0.4)
     other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
@@ -275,9 +275,9 @@ def test_kept_speeds_change_no_price(seed):
         ahead = dice.choice([0, 0, 5])
         shown = [one._replace(ahead=ahead, load=one.replica.load) for one in targets]
         asked = request(1, prompt=Prompt(1000, ()))
-        kept = Prices(speeds, asked, now).rows(shown, NOBODY)
+        kept = Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
         speeds.kept.clear()
-        assert kept == Prices(speeds, asked, now).rows(shown, NOBODY)
+        assert kept == Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
         for row in map(Price._make, kept):
             own = row.target.replica
             s_per_token = speeds.speed(row.target).s_per_token

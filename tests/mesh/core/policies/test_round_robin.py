@@ -1,4 +1,4 @@
-"""Round robin: everyone in turn, whoever comes and goes, whatever else is asked for."""
+"""Round robin: all in turn, whichever come and go, for each model."""
 
 from collections import Counter
 from random import Random

@@ -61,7 +61,7 @@ def test_work_goes_on_and_what_is_in_flight_takes_room():
     placed = [ask(router, key, 5.0) for key in range(1, 5)]
     assert sorted(placed) == ["a", "a", "b", "b"]
     assert ask(router, 5, 5.0) is None
-    ticked(router, 8.0, 5.0)  # hand-offs don't run out while nobody confirms them
+    ticked(router, 8.0, 5.0)  # hand-offs don't expire while none is confirmed
     assert len(router.held) == 1
     router.handle(ev.AnswerStarted(1, 1), 8.0)
     done = router.handle(ev.AnswerEnded(1, 1), 8.1)

@@ -84,7 +84,7 @@ def test_a_refusal_holds_until_the_next_digest(table):
     table.see(digest("eu"), 0.0)
     table.refused(EU, 0.0)
     assert why(table) == "refused"
-    table.see(digest("eu"), 0.0)  # the same again: not news
+    table.see(digest("eu"), 0.0)  # the same again
     assert why(table) == "refused"
     table.see(digest("eu", 2), 0.0)
     assert why(table) is None

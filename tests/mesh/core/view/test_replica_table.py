@@ -168,7 +168,7 @@ def test_peers_answers_are_dropped_when_nothing_can_come_any_more(table):
         table.relay(A, f"inbox-{number}", deadline=float(number))
     table.see(beat("a", 2, outstanding=3, taken={ROUTER: 3}), 1.0)
     table.expire(1.0)
-    assert [owed.inbox for owed in table.get(A).relayed] == ["inbox-2", "inbox-3"]
+    assert [answer.inbox for answer in table.get(A).relayed] == ["inbox-2", "inbox-3"]
     table.see(beat("a", 3, outstanding=0, taken={ROUTER: 3}), 1.0)
     assert not table.get(A).relayed
 
@@ -187,7 +187,7 @@ def test_the_tables_have_limits(monkeypatch):
     assert [table.see(beat(name), 0.0).changed for name in "abc"] == [True, True, False]
     for number in range(5):
         table.relay(A, f"inbox-{number}", deadline=9.0)
-    assert [owed.inbox for owed in table.get(A).relayed] == ["inbox-2", "inbox-3", "inbox-4"]
+    assert [answer.inbox for answer in table.get(A).relayed] == ["inbox-2", "inbox-3", "inbox-4"]
 
 
 def test_refusals_and_ends_of_a_lost_replica_change_nothing(table):

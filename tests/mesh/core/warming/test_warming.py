@@ -113,7 +113,7 @@ def test_no_request_waits_behind_it():
 
 
 def asked_by(world, region, told_by=None, **fields):
-    """A peer that says what it would take, and tells of other prefixes."""
+    """A peer that publishes what it would take, and other prefixes."""
     for _ in range(20):
         world.digest(region, warm_tokens=5000, residency=(ABROAD,), **fields)
         world.pass_time(0.1)
@@ -132,7 +132,7 @@ def test_a_peer_that_asks_is_sent_what_it_lacks_once_and_never_past_a_label():
         sent = world.sent(fx.Forward)
         sent = [effect for effect in sent if effect.key < 0]
         assert len(sent) == expected, labels
-        if labels == (ABROAD,):  # nobody at home carries it
+        if labels == (ABROAD,):  # no replica at home carries it
             assert not [e for e in world.sent(fx.Dispatch) if e.key < 0]
 
 
@@ -265,7 +265,7 @@ class Watch(World):
         assert warming.hot.kept_bytes <= sum(self.bodies.values())
         assert set(under_way(self)) == set(self.open)
         here = [one for one in under_way(self).values() if one.peer is None]
-        assert not (here and len(self.core.held)), "it gives way to whoever waits"
+        assert not (here and len(self.core.held)), "it gives way to held requests"
         for opened in (effect for effect in found if isinstance(effect, fx.OpenWarmUp)):
             assert not waited and not len(self.core.held)
             record = under_way(self).get(opened.request.key)
