@@ -27,8 +27,7 @@ to a replica (a system prompt that every request uses would look like the oldest
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
-from itertools import filterfalse, islice, repeat
-from operator import add
+from itertools import filterfalse, islice
 
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.rates import ByteBudget
@@ -97,8 +96,8 @@ class OutgoingPrefixes:
         if waiting.keys().isdisjoint(blocks):
             waiting.update(dict.fromkeys(blocks, weight))
         else:
-            values = map(add, map(waiting.pop, blocks, repeat(0.0)), repeat(weight))
-            waiting.update(zip(blocks, values, strict=True))
+            for block in blocks:
+                waiting[block] = waiting.pop(block, 0.0) + weight
         if len(waiting) > WAITING_MAX:
             oldest = _first(waiting, len(waiting) - WAITING_MAX)
             for block in oldest:

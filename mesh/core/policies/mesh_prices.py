@@ -378,8 +378,7 @@ class Prices:
                 stalled += ahead / replicas
             if load and (kv_tokens - sent.tokens < needed_tokens or load > room):
                 free_tokens, slots = kv_tokens - sent.tokens, load - room
-                memory_s = self._memory_s(target, free_tokens, running)
-                memory_s = max(memory_s, self._slot_s(target, slots, running))
+                memory_s = self._room_s(target, free_tokens, slots, running)
             if rtt_s is None:
                 rtt_s = RTT_START_S
             tokens = prompt_tokens - held[1]
@@ -392,20 +391,18 @@ class Prices:
             ))  # fmt: skip
         return rows
 
-    def _memory_s(self, target: Target, free_tokens: float | None, running: float) -> float:
-        """Until answers that run there have released the memory that this request lacks."""
-        if free_tokens is None or free_tokens >= self._needed_tokens:
-            return 0.0
-        speeds = self._speeds
-        released_per_s = max(1.0, running) * speeds.kv_tokens / speeds.of(target).residence_s
-        return (self._needed_tokens - free_tokens) / released_per_s
-
-    def _slot_s(self, target: Target, slots: float, running: float) -> float:
-        """Until so many of the answers that run there have ended, each of which frees a slot."""
+    def _room_s(self, target: Target, free_tokens: float, slots: float, running: float) -> float:
+        """Until answers that run there have released the memory that this request lacks, and so
+        many slots of the batch."""
+        speeds, lacking_tokens, memory_s = self._speeds, self._needed_tokens - free_tokens, 0.0
+        if lacking_tokens > 0.0:
+            released_per_s = max(1.0, running) * speeds.kv_tokens / speeds.of(target).residence_s
+            memory_s = lacking_tokens / released_per_s
         if slots <= 0.0:
-            return 0.0
-        answer_s = self._speeds.of(target).slot_s
-        return slots * (SLOT_START_S if answer_s is None else answer_s / max(1.0, running))
+            return memory_s
+        answer_s = speeds.of(target).slot_s
+        slot_s = SLOT_START_S if answer_s is None else answer_s / max(1.0, running)
+        return max(memory_s, slots * slot_s)
 
     def _of_peer(self, target: Target, peer: Peer, held: HeldPrefix) -> PriceRow:
         speeds, model = self._speeds, self._model
@@ -424,7 +421,8 @@ class Prices:
         others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s + batch_s
         others_s += speeds.returns * rtt_s
         # Where no request runs, none will release memory: waiting would not help.
-        memory_s = self._memory_s(target, peer.kv_free_tokens(model), running) if running else 0.0
+        free_tokens = peer.kv_free_tokens(model) if running else None
+        memory_s = 0.0 if free_tokens is None else self._room_s(target, free_tokens, 0.0, running)
         seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
         tokens = (line_s + queue_s + prefill_s) / s_per_token
         return (

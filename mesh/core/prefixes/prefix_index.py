@@ -16,7 +16,7 @@ anew; gone are the blocks of the same age (`forget_until`).
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from itertools import compress, filterfalse, islice, takewhile
+from itertools import compress, islice, takewhile
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -146,13 +146,12 @@ class PrefixIndex(Generic[OwnerT]):
         bit = self._bit(owner)
         blocks, owners_of = self._blocks_of[owner], self._owners_of
         bound = self._bounds.get(owner, self._blocks_max)
-        path = hashes[:bound]
-        for block in filterfalse(blocks.__contains__, path):
-            owners_of[block] = owners_of.get(block, 0) | bit
-        if not blocks.keys().isdisjoint(path):
-            for block in path:
-                blocks.pop(block, None)
-        blocks.update(dict.fromkeys(reversed(path), now))
+        for block in reversed(hashes[:bound]):
+            if block in blocks:
+                del blocks[block]
+            else:
+                owners_of[block] = owners_of.get(block, 0) | bit
+            blocks[block] = now
         if len(blocks) > bound:
             self._drop(owner, list(islice(blocks, len(blocks) - bound)))
         if now < self._oldest_at.get(owner, now):
@@ -183,11 +182,12 @@ class PrefixIndex(Generic[OwnerT]):
 
         Of no block it is minus infinity.
         """
-        blocks = self._blocks_of.get(owner, NO_BLOCKS)
-        inserted_at = [*map(blocks.get, hashes), None]
-        depth = inserted_at.index(None)
-        at = inserted_at[depth - 1] if depth else None
-        return depth, NEVER if at is None else at
+        blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, NEVER
+        for inserted_at in map(blocks.get, hashes):
+            if inserted_at is None:
+                break
+            depth, at = depth + 1, inserted_at
+        return depth, at
 
     def retract(self, owner: OwnerT, hashes: Sequence[int], at: float) -> None:
         """`owner` did not compute the blocks inserted at `at`; later insertions stay."""

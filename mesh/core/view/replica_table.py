@@ -61,7 +61,8 @@ class ReplicaTable:
         self.bus = BusStatus(settings)
         self.adopted_by_peer = False
         self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
-        self.changed: set[ReplicaId] = set()  # whose load may have; the candidate cache clears it
+        # Replicas whose load may have changed; the candidate cache clears it.
+        self.changed: dict[ReplicaId, None] = {}
         self._last_handoff = 0  # over all replicas, as it outlives each of them
 
     def __iter__(self) -> Iterator[Replica]:
@@ -130,13 +131,13 @@ class ReplicaTable:
         del self.by_name[beat.replica]
         self.loss_detectors[beat.region].known -= 1
         self._sampler.leave(beat.replica, beat.models)
-        self.changed.discard(beat.replica)
+        self.changed.pop(beat.replica, None)
         self.roll += 1
 
     def _settle(self, replica: Replica) -> None:
         """Note that its load, or whether it takes more, may have changed."""
         beat, on_the_way = replica.heartbeat, replica.on_the_way.count
-        self.changed.add(beat.replica)
+        self.changed[beat.replica] = None
         takes = on_the_way < replica.room and replica.refused_at is None
         if takes is not replica.takes:
             replica.takes = takes

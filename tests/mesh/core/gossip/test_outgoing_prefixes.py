@@ -1,4 +1,4 @@
-"""What is told next: the most used and latest paths, parents first, within a bound."""
+"""What is published next: the most used and latest paths, parents first, within a bound."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ def prefixes(blocks_max=ALL):
     return OutgoingPrefixes(blocks_max)
 
 
-def test_what_is_held_is_told_once_root_first():
+def test_what_is_held_is_published_once_root_first():
     outgoing = prefixes()
     outgoing.used((1, 2, 3), 0.0)
     assert outgoing.take(ALL) == ((1, 2, 3), ())
@@ -21,7 +21,7 @@ def test_what_is_held_is_told_once_root_first():
     assert outgoing.take(ALL) == ((4,), ())
 
 
-def test_what_is_lost_before_it_was_told_is_never_mentioned():
+def test_what_is_lost_before_it_was_published_is_never_published():
     outgoing = prefixes()
     outgoing.used((1, 2), 0.0)
     outgoing.lost([2])
@@ -30,7 +30,7 @@ def test_what_is_lost_before_it_was_told_is_never_mentioned():
     assert outgoing.is_empty
 
 
-def test_what_comes_back_before_its_loss_was_told_was_never_away():
+def test_what_comes_back_before_its_loss_was_published_was_never_lost():
     outgoing = prefixes()
     outgoing.used((1, 2), 0.0)
     outgoing.take(ALL)
@@ -71,7 +71,7 @@ def test_values_hold_for_as_long_as_a_router_runs():
     assert [outgoing.take(1)[0] for _ in range(3)] == [(3,), (2,), (1,)]
 
 
-def test_beyond_its_bound_the_longest_unused_is_untold():
+def test_beyond_its_bound_the_longest_unused_is_published_as_lost():
     outgoing = prefixes(blocks_max=4)
     outgoing.used((1, 2), 0.0)
     outgoing.used((3, 4), 1.0)
@@ -98,7 +98,7 @@ PATHS = st.lists(st.integers(0, 3), min_size=1, max_size=5).map(
 
 @example([((1, 2, 3), 1), ((1, 2), 2)])  # the parent's second use comes after the child's first
 @given(st.lists(st.tuples(PATHS, st.integers(1, 6)), max_size=40))
-def test_a_child_is_never_told_before_its_parent(steps):
+def test_a_child_is_never_published_before_its_parent(steps):
     outgoing, parents = prefixes(), {}
     for number, (path, count) in enumerate(steps):
         parents |= dict(zip(path[1:], path, strict=False))
@@ -110,7 +110,7 @@ def test_a_child_is_never_told_before_its_parent(steps):
 
 
 @given(st.lists(st.tuples(st.booleans(), PATHS, st.integers(0, 8)), max_size=40))
-def test_a_listener_has_what_was_told(steps):
+def test_a_receiver_has_what_was_published(steps):
     outgoing, listener = prefixes(blocks_max=12), set()
     for number, (is_use, path, count) in enumerate(steps):
         if is_use:

@@ -66,18 +66,20 @@ def test_what_was_missed_does_not_come_back_with_an_old_snapshot():
     other.indexes[0].forget_until("us-0", 4.0)
     passed_on(one, other, 5.0)
     assert order(other, "us-0") == []
-    passed_on(other, one, 6.0)  # it has nothing of that replica to tell
+    passed_on(other, one, 6.0)  # it has nothing of that replica
     one.take(delta("us-0", missed_ms=2000), 6.0)
     assert order(one, "us-0") == []
 
 
 def test_a_replica_that_was_lost_while_a_snapshot_came_is_left_out_of_it():
-    """Its sender had not heard of that yet: only the next one says what is there since then."""
+    """Its sender did not know of that yet: only the next one has what is there since then."""
     one, other = common(), common()
     one.take(delta("us-0", (1, 2)), 0.9)
     one.take(delta("us-1", (3, 4)), 0.9)
     other.indexes[0].expire(1.4)
-    other.indexes[0].forget("us-0")  # asked at 1.0, heard at 1.5: as if it had been placed at 1.4
+    other.indexes[0].forget(
+        "us-0"
+    )  # asked at 1.0, answered at 1.5: as if it had been placed at 1.4
     assert passed_on(one, other, 1.5, asked_at=1.0) is SetOutcome.IN_PART
     assert other.indexes[0].owners == ("us-1",)
     one.indexes[0].forget("us-0")
@@ -96,7 +98,7 @@ def test_parts_have_a_limit_however_much_there_is():
     assert sum(len(blocks) for _, _, blocks, _ in parts) == 2 * SIBLING_PARTS_MAX
 
 
-def test_whoever_invents_replicas_finds_an_end():
+def test_invented_replicas_are_limited():
     one = common()
     for number in range(REPLICAS_MAX + 5):
         one.take(delta(f"x-{number}", (number,)), 0.0)
@@ -116,7 +118,7 @@ def test_a_replica_that_stays_unknown_is_dropped():
     assert one.indexes[0].owners == ("us-0",)
 
 
-def test_one_that_is_heard_of_in_time_stays_and_its_time_starts_anew_when_it_goes():
+def test_one_that_is_known_in_time_stays_and_its_time_starts_anew_when_it_goes():
     ours = set()
     one = common(ours.__contains__)
     one.take(delta("us-0", (1, 2)), 0.0)

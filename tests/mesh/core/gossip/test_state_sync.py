@@ -10,7 +10,7 @@ def test_who_gets_no_answer_gives_up_and_is_warm():
     assert warmth.warm_at == GIVE_UP_S
 
 
-def test_who_is_told_all_is_warm_by_that_router():
+def test_a_router_that_got_all_is_warm_by_that_sibling():
     warmth = StateSync()
     assert warmth.tick({"r2": True}, 0.0) == "r2"
     warmth.synced_from("r2", 0.3)
@@ -18,7 +18,7 @@ def test_who_is_told_all_is_warm_by_that_router():
     assert (warmth.warm_at, warmth.source) == (0.3, "r2")
 
 
-def test_who_hears_of_nobody_warm_waits_a_little_and_is_warm():
+def test_without_a_warm_sibling_a_router_waits_a_little_and_is_warm():
     warmth = StateSync()
     assert warmth.tick({"r2": False}, 5.0) is None
     assert warmth.tick({"r2": False}, 5.0 + ALONE_S - 0.1) is None and warmth.warm_at is None

@@ -1,4 +1,4 @@
-"""One origin's set as it is heard: holes, early and late deltas, snapshots, restarts, silence."""
+"""One origin's set as received: gaps, early and late deltas, snapshots, restarts, silence."""
 
 import pytest
 
@@ -48,7 +48,7 @@ class Ear:
         return self.told.is_trusted(EU)
 
 
-def test_a_stream_without_a_hole_is_followed():
+def test_a_stream_without_a_gap_is_followed():
     stream = Ear()
     stream.receive(1, (1, 2))
     stream.receive(2, (3,), (2,))
@@ -74,7 +74,7 @@ def test_early_deltas_wait_for_the_missing_one():
     assert (stream.blocks, stream.is_whole) == ([1, 2, 3], True)
 
 
-def test_a_hole_is_asked_about_after_a_moment_and_again_while_nobody_answers():
+def test_a_gap_is_requested_after_a_moment_and_again_without_an_answer():
     stream = Ear()
     stream.receive(1, (1,), now=0.0)
     stream.receive(3, (3,), now=1.0)
@@ -132,7 +132,7 @@ def test_parts_of_two_snapshots_are_not_mixed():
     assert (stream.blocks, stream.is_whole) == ([2, 3], True)
 
 
-def test_while_parts_arrive_nobody_is_asked_again():
+def test_while_parts_arrive_no_request_is_repeated():
     stream = Ear()
     stream.receive(9)
     assert stream.receiver.repair_request(1.0) is not None
@@ -168,7 +168,7 @@ def test_a_silent_origin_is_not_trusted_nor_asked_and_forgotten_in_the_end():
     assert stream.receiver.is_gone(8.1 + GONE_S)
 
 
-def test_who_tells_more_than_he_may_is_believed_nothing():
+def test_an_origin_with_too_large_a_set_does_not_count():
     stream = Ear()
     starts = range(0, BLOCKS_MAX + 3 * DELTA_BLOCKS_MAX, DELTA_BLOCKS_MAX)
     for seq, start in enumerate(starts, 1):

@@ -97,10 +97,10 @@ def test_a_peers_request_is_answered_past_this_router(bench):
     receipt, dispatch = bench.effects
     assert dispatch == fx.Dispatch(1, 1, A, 1, "inbox-1")
     assert (receipt.decision.hops, receipt.decision.replica) == (1, "a")
-    assert [tuple(owed) for owed in bench.replicas.get(A).relayed] == [("inbox-1", 9.0)]
+    assert [tuple(answer) for answer in bench.replicas.get(A).relayed] == [("inbox-1", 9.0)]
 
 
-def test_who_did_not_do_it_rests(bench):
+def test_a_place_that_did_not_take_it_rests(bench):
     record = RequestRecord(request(1))
     bench.attempts.begin(record, LOCAL, 1.0)
     bench.attempts.rest(record, 1.0)
@@ -120,7 +120,7 @@ def test_who_did_not_do_it_rests(bench):
         (PEER, ReplicaId("eu-0"), fx.CancelAttempt(1, 1, EU, ReplicaId("eu-0"))),
     ],
 )
-def test_a_cancel_goes_to_whoever_works_on_it(bench, place, replica, expected):
+def test_a_cancel_goes_to_the_replica_or_peer(bench, place, replica, expected):
     record = RequestRecord(request(1))
     bench.attempts.begin(record, place, 1.0)
     record.replica = replica

@@ -1,4 +1,4 @@
-"""Replicas that were handed back while somebody still waited for their answers."""
+"""Replicas that were handed back while their answers were awaited."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def expire(table, now, *, living=True, waits=True):
     return table.expire(now, lambda region: living, lambda attempt: waits)
 
 
-def test_nobody_iswatched_for_whom_nobody_waits():
+def test_a_replica_without_awaited_answers_is_not_watched():
     assert not back(owed=False, ours=()).regions
     assert back(ours=()).regions == back(owed=False).regions == {EU}
 
@@ -68,7 +68,7 @@ def test_who_waits_since_an_earlier_time_still_does(epoch, orphans, ours):
     assert gone == LostWatch(NAME, orphans, ours, "the agent restarted or left")
 
 
-def test_of_too_many_who_wait_the_latest_are_kept():
+def test_of_too_many_awaited_answers_the_latest_are_kept():
     table = HandedBack(US, RouterSettings(relayed_max=2))
     for number in range(3):
         replica = Replica(beat(NAME, region=EU), BACK_AT)
@@ -94,11 +94,11 @@ def test_a_silent_region_is_a_cut_link_and_no_loss():
     table = back()
     for tenth in range(1, 100):
         assert expire(table, BACK_AT + tenth / 10, living=False) == []
-    assert expire(table, BACK_AT + 11.8) == [], "the routers may be heard first"
+    assert expire(table, BACK_AT + 11.8) == [], "the routers may return first"
     assert len(expire(table, BACK_AT + 12.0)) == 1
 
 
-def test_it_is_heard_until_nothing_is_left():
+def test_it_is_watched_until_nothing_is_left():
     table = back()
     table.seen(said(outstanding=0), BACK_AT + 0.5)
     assert table.regions == {EU}, "work may have been on its way"
@@ -106,7 +106,7 @@ def test_it_is_heard_until_nothing_is_left():
     assert not table.regions
 
 
-def test_it_is_heard_until_nobody_waits_any_more():
+def test_it_is_watched_until_no_answer_is_awaited():
     table = back(ours=())
     table.seen(said(), BACK_AT + 29.9)
     assert expire(table, BACK_AT + 29.9) == [] and table.regions
@@ -115,7 +115,7 @@ def test_it_is_heard_until_nobody_waits_any_more():
     assert expire(table, BACK_AT + 9.0, waits=False) == [] and not table.regions
 
 
-def test_it_is_not_heard_for_ever():
+def test_it_is_not_watched_for_ever():
     table = back(owed=False)
     table.seen(said(), BACK_AT + WATCH_S_MAX)
     assert expire(table, BACK_AT + WATCH_S_MAX) == [] and table.regions

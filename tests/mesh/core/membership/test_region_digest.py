@@ -118,7 +118,7 @@ def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
     assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
 
 
-def test_a_wait_that_no_replica_tells_is_not_zero():
+def test_a_wait_that_no_replica_reports_is_not_zero():
     region = Region()
     region.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
     region.replicas.see(beat("b", prefill_queued_tokens=10), 0.0)
@@ -146,7 +146,7 @@ def test_many_fresh_digests_at_once_are_one():
     assert later.seq == asked[0].seq + 1
 
 
-def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
+def test_it_has_its_labels_and_counts_by_label_where_not_all_carry_it():
     region = Region(ground({US: ("eu", "hospital")}))
     region.replicas.see(beat("a"), 0.0)
     region.replicas.see(beat("b", residency=("eu",)), 0.0)
@@ -154,12 +154,12 @@ def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
     digest = region.due(0.1)
     assert digest.residency == ("eu", "hospital")
     assert digest.models[MODEL].ready == 3
-    assert list(digest.models_by_label) == ["hospital"]  # everybody carries the other one
+    assert list(digest.models_by_label) == ["hospital"]  # all carry the other one
     apart = digest.models_by_label["hospital"][MODEL]
     assert (apart.ready, apart.free) == (2, 1)
 
 
-def test_without_labels_it_says_that_there_are_none():
+def test_without_labels_it_names_none():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
     digest = region.due(0.1)

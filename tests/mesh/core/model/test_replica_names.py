@@ -1,4 +1,4 @@
-"""Names of adopted replicas are told from those at home, whatever the names are."""
+"""Names of adopted replicas are distinct from those at home, whatever the names are."""
 
 from hypothesis import given
 

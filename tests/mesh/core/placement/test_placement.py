@@ -191,7 +191,7 @@ def test_room_in_a_busy_replica_is_for_policies_that_judge_load(policy, may):
     assert not fleet.placer.may_go(replica, [], 0.0)
 
 
-def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
+def test_tokens_that_the_policy_estimates_to_be_held_are_not_computed():
     """An answer of 100 tokens goes on in a block that was not full."""
     fleet = Fleet(policy="mesh")
     fleet.replicas.see(beat("a", prefill_queued_tokens=0), 0.0)

@@ -1,4 +1,4 @@
-"""Placement in fleets that are too large to look at everybody: a sample, and when it won't do."""
+"""Placement in fleets too large to examine all: a sample, and when it won't do."""
 
 from random import Random
 
@@ -110,7 +110,7 @@ def test_when_none_of_the_sample_is_available_all_are_looked_at():
 
 
 def test_a_line_is_shared_by_all_and_not_by_those_looked_at():
-    """What a hundred that wait cost a newcomer is the same in the sample as over everybody."""
+    """What a hundred that wait cost a newcomer is the same in the sample as over all."""
     some, ahead = Fleet(1000), 100
     one = some.place(ahead=ahead).candidates[0]
     fewer = Fleet(ALL_MAX).place(ahead=ahead * ALL_MAX / 1000).candidates[0]

@@ -1,4 +1,4 @@
-"""What is believed to be held, against what was placed, answered, refused and evicted."""
+"""What is estimated to be held, against what was placed, answered, refused and evicted."""
 
 from random import Random
 
@@ -31,7 +31,7 @@ def held(caches, one, *names):
 
 
 def serve(caches, one, now, cached_blocks, name="a", **said):
-    """Place a prompt, let it be computed, and hear what of it was cached."""
+    """Place a prompt, let it be computed, and report what of it was cached."""
     estimate = caches.placed(one, spot(name), now)
     caches.fit(name, said.pop("room", 1000))
     known = {"prompt_tokens": one.prompt.tokens, "cached_tokens": cached_blocks * BLOCK}
@@ -70,7 +70,7 @@ def test_a_region_is_not_the_replica_of_its_name(caches):
     assert caches.hit_ratio(asked(2, "ABC")) == 0.0
 
 
-def test_an_answer_is_held_with_its_prompt_by_who_gave_it(caches):
+def test_an_answer_is_held_with_its_prompt_by_its_replica(caches):
     first = asked(1, "AB", 50)
     for name in "ab":
         caches.placed(first, spot(name), 0.0)
@@ -213,7 +213,7 @@ class Engine:
 
 
 def beliefs(seed, room, *, reported):
-    """Blocks that were believed to be held and were, and that were not, once all is warm."""
+    """Blocks estimated to be held that were, and that were not, once all is warm."""
     dice, engine, caches = Random(seed), Engine(400), CacheView(10_000)
     true = false = 0
     for turn in range(3000):

@@ -35,7 +35,7 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 BASE_S, S_PER_TOKEN, _ = SPEED_START
 IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
 
-NOBODY = PromptHolders({}, {})  # holds anything
+NO_HOLDERS = PromptHolders({}, {})
 
 
 def replica(name="a", rtt_s=0.0, sent=(), **fields):
@@ -47,7 +47,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 
 
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
-    """A region of four idle replicas, heard of just now."""
+    """A region of four idle replicas, seen just now."""
     known = Peer(pings=RoundTripEstimate(rtt_s), seen_at=100.0)
     capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
@@ -84,14 +84,14 @@ def test_what_it_holds_is_not_computed():
     assert score(one).matched_blocks == 6
 
 
-def test_the_queue_is_what_was_said_less_what_is_done_since_and_what_was_sent():
+def test_the_queue_is_the_reported_one_less_what_is_done_since_and_what_was_sent():
     one = price(replica(prefill_queued_tokens=3000, sent=(500, 200)), now=100.1)
     assert one.queue_s == pytest.approx((3000 + 700) * S_PER_TOKEN - 0.1)
     late = price(replica(prefill_queued_tokens=3000, sent=(500,)), now=200.0)
     assert late.queue_s == pytest.approx(500 * S_PER_TOKEN)
 
 
-def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
+def test_a_queue_that_is_not_reported_is_estimated_from_its_requests():
     speeds = SpeedModel()
     typical_s = speeds.prefill_tokens * S_PER_TOKEN
     said = {"prefill_queued_tokens": None, "running": 4, "outstanding": 6}
@@ -115,7 +115,7 @@ def given_back_per_s(speeds, running):
 
 
 @pytest.mark.parametrize("running", [1, 4])
-def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
+def test_missing_memory_is_waited_for_until_running_requests_release_it(running):
     speeds = SpeedModel()
     tokens = round(10_500 - speeds.output_tokens)  # 500 more than is free
     one = price(replica(kv_used_ratio=0.9, running=running), tokens)
@@ -123,7 +123,7 @@ def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(runnin
     assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
-def test_who_has_nothing_to_give_back_is_not_waited_for():
+def test_memory_that_no_request_will_release_is_not_waited_for():
     assert price(replica(kv_used_ratio=0.9), 50_000).memory_s == 0.0
     assert price(peer(kv_free_tokens=10, running=0.0), 50_000).memory_s == 0.0
 
@@ -144,14 +144,14 @@ def test_a_region_has_the_memory_of_its_emptiest_replica():
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_everyone_who_decodes_there_pays_for_the_stall_and_for_the_larger_batch():
+def test_all_that_decode_there_pay_for_the_stall_and_for_the_larger_batch():
     for target in (replica(running=10), peer(running=10.0)):
         one = price(target)
         each_s = STALL_WEIGHT * one.prefill_s + BATCH_WEIGHT * BASE_S
         assert one.others_s == pytest.approx(10 * each_s)
 
 
-def test_who_is_held_and_goes_first_is_waited_for():
+def test_held_requests_that_go_first_are_waited_for():
     """They are prompts like others, shared among the replicas that serve the model."""
     speeds = SpeedModel()
     for target in (replica()._replace(ahead=6), peer(queue=6)):
@@ -202,12 +202,12 @@ def test_what_has_come_there_since_fills_the_free_and_then_waits():
     assert price(peer(free=2, forwarded=2)).queue_s == 0.0
     assert price(peer(free=2, forwarded=4)).queue_s == pytest.approx(2 / 4 * typical_s)
     strange = peer(free=0, requests_per_s=10.0, rtt_s=0.2)
-    later = price(strange, now=100.3)  # 0.3 s since it was heard, and it was half a trip old then
+    later = price(strange, now=100.3)  # 0.3 s since its digest, which was half a trip old
     assert later.queue_s == pytest.approx(10.0 * (0.3 + 0.1) / 4 * typical_s)
 
 
 def test_a_region_of_several_routers_is_one_region():
-    """Each tells of the same replicas; clients come to each."""
+    """Each reports the same replicas; clients come to each."""
     typical_s = SpeedModel().prefill_tokens * S_PER_TOKEN
     both = peer(queue=1, wait_s=0.4)
     other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
@@ -235,7 +235,7 @@ COUNTS = st.none() | st.integers(0, 2**31)
     st.integers(1, 2**20),
     st.floats(-1e6, 1e6),
 )
-def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used, tokens, now):
+def test_any_report_makes_a_price(queued, pending, running, capacity, used, tokens, now):
     said = {
         "prefill_queued_tokens": queued,
         "pending": pending,
@@ -250,7 +250,7 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**32))
-def test_what_is_kept_of_replicas_changes_no_price(seed):
+def test_kept_speeds_change_no_price(seed):
     """Whatever they say, are sent and teach between two prices."""
     dice, speeds, now = Random(seed), SpeedModel(), 100.0
     targets = [replica(name) for name in "abcd"]
@@ -275,9 +275,9 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
         ahead = dice.choice([0, 0, 5])
         shown = [one._replace(ahead=ahead, load=one.replica.load) for one in targets]
         asked = request(1, prompt=Prompt(1000, ()))
-        kept = Prices(speeds, asked, now).rows(shown, NOBODY)
+        kept = Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
         speeds.kept.clear()
-        assert kept == Prices(speeds, asked, now).rows(shown, NOBODY)
+        assert kept == Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
         for row in map(Price._make, kept):
             own = row.target.replica
             s_per_token = speeds.speed(row.target).s_per_token

@@ -8,7 +8,7 @@ from schemas.http import Fault
 from tests.mesh.core import build
 
 
-def test_a_request_that_fails_leaves_the_line_and_says_why():
+def test_a_request_that_fails_leaves_the_queue_with_its_reason():
     core = build.core()
     core.handle(ev.RequestArrived(build.request(1, arrived_at=10.0, deadline=11.0)), 10.0)
     assert len(core.held) == len(core.inflight) == 1

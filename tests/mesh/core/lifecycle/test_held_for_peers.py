@@ -48,7 +48,7 @@ def placed(effects):
     return [(effect.key, effect.answer_inbox) for effect in of(fx.Dispatch, effects)]
 
 
-def test_whoever_has_to_wait_is_told_so_until_it_is_placed(region):
+def test_a_held_request_sends_held_until_it_is_placed(region):
     assert of(fx.TellHeld, region.ask(foreign(1))) == [fx.TellHeld("inbox-1", 1)]
     assert not of(fx.TellHeld, region.tick(HELD_S / 2))
     region.hear(HELD_S, **BUSY)
@@ -58,11 +58,11 @@ def test_whoever_has_to_wait_is_told_so_until_it_is_placed(region):
     assert not of(fx.TellHeld, region.tick(3 * HELD_S))
 
 
-def test_its_router_is_told_how_many_regions_it_has_passed(region):
+def test_held_has_the_number_of_hops(region):
     assert of(fx.TellHeld, region.ask(foreign(1, hops=2))) == [fx.TellHeld("inbox-1", 2)]
 
 
-def test_it_stands_in_the_one_line_by_its_arrival(region):
+def test_it_is_held_in_the_one_queue_by_its_arrival(region):
     """Theirs came to its own router between ours."""
     region.ask(request(1, arrived_at=-3.0))
     region.ask(request(2, arrived_at=-1.0))
@@ -78,7 +78,7 @@ def test_it_is_refused_when_its_time_is_over(region):
     assert not len(region.core.held)
 
 
-def test_it_is_refused_when_it_has_waited_as_long_as_anybody_may():
+def test_it_is_refused_when_it_was_held_for_the_limit():
     region = Region(hold_s_max=0.5)
     region.hear(**BUSY)
     region.ask(foreign(1))
@@ -101,7 +101,7 @@ def test_it_goes_no_further_whatever_its_hops_say(region):
     assert not of(fx.Forward, region.tick(0.1))
 
 
-def test_whoever_waits_here_keeps_nobody_from_going_elsewhere(region):
+def test_a_peers_held_request_does_not_block_forwarding(region):
     region.ask(foreign(1))
     region.core.handle(ev.HeartbeatSeen(beat("us-0", 9, state=ReplicaState.DRAINING)), 0.1)
     region.ask(request(2), 0.1)
@@ -109,7 +109,7 @@ def test_whoever_waits_here_keeps_nobody_from_going_elsewhere(region):
     assert [effect.key for effect in of(fx.Forward, effects)] == [2]
 
 
-def test_whoever_waits_here_is_sent_away_when_the_router_drains(region):
+def test_peers_held_requests_are_refused_when_the_router_drains(region):
     region.ask(foreign(1))
     region.ask(request(2))
     refused = of(fx.RefusePeer, region.core.handle(ev.Drain(), 0.1))
@@ -123,32 +123,32 @@ def test_only_so_many_wait_here(region):
     assert [effect.key for effect in of(fx.RefusePeer, region.ask(foreign(999)))] == [999]
 
 
-def test_a_full_line_takes_no_guests():
+def test_a_full_queue_takes_no_peers_requests():
     region = Region(hold_max=1)
     region.hear(**BUSY)
     region.ask(request(1))
     assert of(fx.RefusePeer, region.ask(foreign(2)))
 
 
-def test_who_leaves_takes_no_guests(region):
+def test_a_draining_router_takes_no_peers_requests(region):
     region.core.handle(ev.Drain(), 0.0)
     assert [effect.reason for effect in of(fx.RefusePeer, region.ask(foreign(1)))] == [
         Refusal.DRAINING
     ]
 
 
-def test_a_guest_that_waits_when_the_bus_returns_goes_on_waiting(region):
+def test_a_peers_request_held_when_the_bus_returns_stays_held(region):
     region.ask(foreign(1))
     region.core.handle(ev.BusReturned(), 0.1)
     assert placed(region.hear(0.2, **IDLE)) == [(1, "inbox-1")]
 
 
-def test_the_limit_of_waiting_holds_for_guests_with_what_they_waited_at_home():
+def test_the_limit_of_waiting_includes_a_peers_wait_at_home():
     region = Region(queue_delay_s_max=10.0)
     region.hear(**BUSY)
     for key in (1, 2):
         assert of(fx.TellHeld, region.ask(foreign(key), 0.0))
-    now = 10.5  # nobody was let go: who came first stands for the line
+    now = 10.5  # none was released: the first one's wait counts for the queue
     region.hear(now, **BUSY)
     refused = of(fx.RefusePeer, region.ask(foreign(3, arrived_at=now), now))
     assert [(r.key, r.reason) for r in refused] == [(3, Refusal.NO_REPLICA)]
