@@ -26,7 +26,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
 from mesh.adapters.client_request import ClientRequest, FrontDoor
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import AnswerReceiver
 from schemas.decision import header_value, without_matches
 from schemas.http import (
@@ -140,7 +140,11 @@ class AnswerWriter:
                 self.leave()
             elif self._state is AnswerState.STREAMING:
                 self._send(request)
-            elif self._state is AnswerState.WAITING and request.is_startable:
+            elif self._state is AnswerState.WAITING and (
+                request.failure is not None
+                or request.pass_engine_error
+                or ((answer := request.answer) and answer.head and answer.is_startable)
+            ):
                 self._start(request)
         except Exception as error:
             self.fail(error)
@@ -208,8 +212,8 @@ class AnswerWriter:
             self._end()
 
     def _start(self, request: ClientRequest) -> None:
-        if request.ask.options.debug and (receipt := request.receipt) is not None:
-            shown = without_matches(receipt) if request.ask.tenant == "" else receipt
+        if request.wants_decision and (receipt := request.receipt) is not None:
+            shown = without_matches(receipt) if request.tenant == "" else receipt
             self._headers[H_DECISION] = header_value(shown)
         if request.failure is not None or request.pass_engine_error:
             self._start_failed(request)
@@ -226,7 +230,7 @@ class AnswerWriter:
             answer.take()
             self._transport.write(self._head(head.status, headers))
             self._flush()
-        elif answer.is_complete and not answer.is_event_stream:
+        elif answer.end is not None and not answer.is_event_stream:
             data = answer.take()
             headers["content-length"] = str(len(data))
             self._transport.write(self._head(head.status, headers) + data)
@@ -245,7 +249,7 @@ class AnswerWriter:
         else:
             self.keep_alive = False
         head, data = self._head(answer.head.status, headers), self._chunk(answer.take())
-        if answer.is_complete and request.failure is None:
+        if answer.end is not None and request.failure is None:
             self._transport.write(head + data + self._last_chunk)
             self._flush()
             return
@@ -262,7 +266,7 @@ class AnswerWriter:
         request.direct_writer = None
         while not self._socket.is_paused:
             data = answer.take()
-            if answer.is_complete and request.failure is None:
+            if answer.end is not None and request.failure is None:
                 self._transport.write(self._chunk(data) + self._last_chunk)
                 self._flush()
                 return

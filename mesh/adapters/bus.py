@@ -7,7 +7,7 @@ subscriptions by itself; what was published meanwhile is read from the heartbeat
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
     BusAddress,
+    BusClient,
     answering_services,
     close,
     closed_for_good,
@@ -29,11 +30,17 @@ from infra.bus import (
 )
 from infra.process import end_all
 from mesh.adapters import streams
-from schemas import subjects
-from schemas.ids import RegionId, RouterId
+from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.session.answer import Held
+from mesh.session.record import OpenRequest
+from schemas import exchange, subjects, wire
+from schemas.exchange import Frame
+from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.residency import OPEN_GROUND, Ground, Labels, labels_text
 
 log = logging.getLogger(__name__)
 
+SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
@@ -91,13 +98,15 @@ class RouterBus:
         address: BusAddress,
         *,
         keeps_lease: bool = True,
+        ground: Ground = OPEN_GROUND,
     ) -> None:
         """`keeps_lease`: whether the region has a lease, if it has peers."""
+        self._ground = ground
         self.region, self.router = region, router
         self._keeps_lease = keeps_lease and bool(peers)
         self._peers = peers
         self._address = address
-        self._client: Client | None = None
+        self._client: BusClient | None = None
         self._service: Service | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
         self._outbox_bytes = 0
@@ -105,7 +114,7 @@ class RouterBus:
         self._returned = asyncio.Event()
 
     @property
-    def client(self) -> Client:
+    def client(self) -> BusClient:
         """The open connection."""
         assert self._client is not None, "the bus is not open"
         return self._client
@@ -184,6 +193,61 @@ class RouterBus:
             return False
         return "".join(headers.values()).isascii()
 
+    # What sessions send: mesh.session.record.Bus.
+
+    def send_work(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        headers: dict[str, str],
+    ) -> bool:
+        """The request to an agent, which asks for a body too large for one message in parts."""
+        body = record.body
+        if len(body) > self.payload_bytes_max:
+            headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
+        return self.publish(subjects.work(region, replica), body, reply=inbox, headers=headers)
+
+    def send_ingress(
+        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
+    ) -> bool:
+        """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
+        body, request = record.body, record.request
+        if len(body) > LARGE_BYTES:
+            headers[exchange.H_BODY_BYTES] = str(len(body))
+            prompt = request.prompt
+            sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])
+            body = wire.encode(sketch)
+        subject = ingress_subject(self._ground, self.region, peer, request.residency)
+        return self.publish(subject, body, reply=inbox, headers=headers)
+
+    def send_body(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        """Its body in parts, to the agent that asked for them."""
+        subject = subjects.body(region, replica)
+        for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
+            self.publish(subject, payload, headers=headers)
+
+    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        """The answer to that inbox is not wanted any more."""
+        self.publish(subjects.cancel(region, replica), wire.encode(exchange.Cancel(inbox)))
+
+    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
+        """How far an answer's client has got, or from which frame on it is to be sent again."""
+        self.publish(subjects.credit(region, replica), wire.encode(credit))
+
+    def answer_peer(
+        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
+    ) -> None:
+        """What has become of a peer's request."""
+        if isinstance(message, Held):
+            frame = exchange.pack_frame(Frame.HELD, message.hops)
+        else:
+            frame = exchange.pack_frame(_KINDS[type(message)], 0, wire.encode(message))
+        self.publish(inbox, frame)
+
     async def _send(self) -> None:
         while True:
             message = await self._outbox.get()
@@ -202,22 +266,22 @@ class RouterBus:
     async def _subscribe(self, listeners: Listeners) -> None:
         region = self.region
         routers = subjects.QUEUE_ROUTERS
-        listen = self.client.subscribe
-        await listen(subjects.heartbeat(region, subjects.ANY), cb=_msg(listeners.heartbeat))
+        listen = self.client.listen
+        await listen(subjects.heartbeat(region, subjects.ANY), listeners.heartbeat)
         for peer in self._peers:
-            await listen(subjects.digest(peer), cb=_msg(listeners.digest))
-            await listen(subjects.leased(peer), cb=_msg(listeners.lease))
+            await listen(subjects.digest(peer), listeners.digest)
+            await listen(subjects.leased(peer), listeners.lease)
         if self._peers:
-            await listen(subjects.leased(region), cb=_msg(listeners.lease))
+            await listen(subjects.leased(region), listeners.lease)
         for origin in (region, *self._peers):
-            await listen(subjects.trie(origin), cb=_msg(listeners.trie))
-        await listen(subjects.siblings(region), cb=_msg(listeners.siblings))
-        await listen(subjects.snapshot(region, subjects.ANY), cb=_msg(listeners.trie_ask))
-        await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
-        await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
+            await listen(subjects.trie(origin), listeners.trie)
+        await listen(subjects.siblings(region), listeners.siblings)
+        await listen(subjects.snapshot(region, subjects.ANY), listeners.trie_ask)
+        await listen(subjects.inbox(region, self.router, subjects.ANY), listeners.answer)
+        await listen(subjects.ingress(region), listeners.ingress, routers)
         within = subjects.ingress_within(region, subjects.ANY)
-        await listen(within, queue=routers, cb=_msg(listeners.ingress))
-        await listen(subjects.ping(region), queue=routers, cb=_msg(listeners.ping))
+        await listen(within, listeners.ingress, routers)
+        await listen(subjects.ping(region), listeners.ping, routers)
         await flush(self.client)
 
     async def _register(self) -> None:
@@ -319,11 +383,31 @@ class AdoptedHeartbeats:
         self._heard(msg)
 
 
-def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
-    async def callback(msg: Msg) -> None:
-        listener(msg)
+_KINDS: Mapping[type, Frame] = {
+    exchange.Placed: Frame.PLACED,
+    exchange.Lost: Frame.LOST,
+    exchange.Refused: Frame.REFUSED,
+}
 
-    return callback
+
+def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
+    """Where a router of `home` asks a peer: under a label that it carries, if any is wanted.
+
+    Raises ValueError if there is none: the core chose somebody that it may not.
+    """
+    if not labels:
+        return subjects.ingress(peer)
+    carried = sorted(set(ground.sent(home, peer)).intersection(labels))
+    if not carried:
+        raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
+    return subjects.ingress_within(peer, carried[0])
+
+
+def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """The body cut into messages of at most `part_bytes`, each with its headers."""
+    for offset in range(0, len(body), part_bytes):
+        headers = {exchange.H_BODY_INBOX: inbox, exchange.H_BODY_OFFSET: str(offset)}
+        yield body[offset : offset + part_bytes], headers
 
 
 def has_headers(msg: Msg) -> bool:

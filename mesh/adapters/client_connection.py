@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from infra import tracing
 from mesh.adapters.answer_writer import AnswerWriter
 from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.adapters.read_request import RequestRefused, are_known, may_be_own, request_id
 from mesh.adapters.request_body import ChunkedBody, Upload, UploadRate, too_slow
-from mesh.adapters.request_options import RequestRefused, are_known, may_be_own, request_id
 from schemas.http import H_EXPECT, H_ORIGIN, H_REGION, H_REQUEST_ID, Fault
 from schemas.ids import RequestId
 
@@ -297,9 +296,8 @@ class ClientConnection(asyncio.Protocol):
         known_id = request_id(headers)
         writer = self._begin_answer(known_id, headers)
         try:
-            parsed, charged = routes.reader.parse(path, headers, body, known_id, charged)
-            parent = tracing.extract(headers)
-            writer.begin(routes.door.admit(parsed, charged, parent, writer.changed))
+            parsed = routes.reader.read(path, headers, body, known_id, charged)
+            writer.begin(routes.door.admit(parsed, headers, writer.changed))
         except RequestRefused as refused:
             writer.refuse(refused)
         except Exception as error:

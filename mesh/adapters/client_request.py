@@ -9,47 +9,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from opentelemetry.context import Context
-
-from mesh.adapters.request_body import BodyBudget
-from mesh.adapters.request_options import DEFAULT_OPTIONS, RequestOptions
+from mesh.adapters.read_request import BodyBudget, ParsedRequest
 from mesh.core.model.geo import GeoLocation
-from mesh.core.model.prompt import NO_PROMPT, PromptText, TextSize
+from mesh.core.model.prompt import NO_TEXT, TextSize
 from mesh.session.record import OpenRequest
 from schemas.decision import Decision
 from schemas.http import Fault, Readiness, Region
-from schemas.ids import ModelId, RequestId
+from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.state import ModelCard
-
-
-@dataclass(slots=True)
-class ParsedRequest:
-    """What a client sent, read and checked. It changes only until it is admitted, and by
-    `forget`."""
-
-    request_id: RequestId
-    model: ModelId
-    path: str
-    body: bytes
-    text: PromptText
-    timeout_s: float | None
-    options: RequestOptions = DEFAULT_OPTIONS
-    warm: bool = False  # nobody asks
-    residency: Labels = ()  # where one of these is carried; empty: anywhere
-    tenant: str | None = None  # whose it is; empty: nobody's; None: tenants are not told apart
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body, self.text = b"", NO_PROMPT
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest(OpenRequest):
     """See the module. Times are seconds on the event loop's clock."""
 
-    ask: ParsedRequest
-    size: TextSize  # of the prompt, also when the prompt itself is no longer kept
+    size: TextSize = NO_TEXT  # of the prompt
+    wants_decision: bool = False  # as a header of its answer
     first_byte_at: float | None = None
 
     @property
@@ -59,11 +35,6 @@ class ClientRequest(OpenRequest):
         if decision is None or decision.peer is None or self.answer is None:
             return decision
         return replace(decision, replica=self.answer.replica)
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body = b""
-        self.ask.forget()
 
 
 class FrontDoor(Protocol):
@@ -82,10 +53,6 @@ class FrontDoor(Protocol):
         """What an engine says of it."""
         ...
 
-    def known_models(self) -> tuple[ModelId, ...]:
-        """Models that can be requested, if only to wait for a replica's return."""
-        ...
-
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
         ...
@@ -102,20 +69,13 @@ class FrontDoor(Protocol):
         """Where a request that wants these may go. Raises RequestRefused if that is nowhere."""
         ...
 
-    def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
-        ...
-
     def admit(
-        self,
-        ask: ParsedRequest,
-        taken: int,
-        parent: Context | None,
-        changed: Callable[[], None],
+        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
     ) -> ClientRequest:
-        """Take a request in, with the bytes that `bodies` set aside; it is being placed.
+        """Take a request in and place it; `bodies` was charged for it.
 
-        `changed` becomes the request's, and may be called before this returns.
+        `changed` becomes the request's, and may be called before this returns. Raises
+        RequestRefused if its model, labels or key forbid it; then nothing stays charged.
         """
         ...
 

@@ -7,14 +7,14 @@ placement. A client that hangs up cancels its handler, whatever it is waiting fo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import cast
 
 import orjson
 from aiohttp import HttpVersion11, web
+from multidict import MultiMapping
 from prometheus_client import CollectorRegistry, generate_latest
 
-from infra import tracing
 from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
@@ -25,18 +25,20 @@ from mesh.adapters.http_server import (
     CompletionRoutes,
     ConnectionLimit,
 )
-from mesh.adapters.read_request import RequestReader
-from mesh.adapters.request_body import no_room
-from mesh.adapters.request_options import (
+from mesh.adapters.read_request import (
+    RequestReader,
     RequestRefused,
     check_given_once,
     check_header_names,
-    client_location,
+    no_room,
     request_id,
 )
+from mesh.adapters.request_body import BodyReader
+from mesh.core.model.geo import GeoLocation, parse_location
 from schemas import http
-from schemas.http import Fault
+from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
+from schemas.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class HttpApi:
         clients come. `count` is called with why a body is refused: the code of the fault."""
         self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
-        self._reader = RequestReader(door, count)
+        self._reader = RequestReader(door.bodies, count)
+        self._bodies = BodyReader(self._reader, door)
         self._region = region
         self._elsewhere = elsewhere
         self._with_model = http.MODEL in paths
@@ -100,7 +103,7 @@ class HttpApi:
 
     async def close(self) -> None:
         """End what it began."""
-        await self._reader.close()
+        await self._bodies.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is.
@@ -170,7 +173,7 @@ class HttpApi:
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         client = cast(AiohttpConnection, request.protocol).client
         headers = {name.lower(): request.headers[name] for name in request.headers}
-        parsed, charged = await self._reader.read(request, _path(request), headers, known_id)
+        parsed = await self._bodies.read(request, _path(request), headers, known_id)
         over = asyncio.Event()
         writer = AnswerWriter(
             client,
@@ -182,8 +185,7 @@ class HttpApi:
         )
         client.answer_by(writer)
         try:
-            parent = tracing.extract(headers)
-            writer.begin(self._door.admit(parsed, charged, parent, writer.changed))
+            writer.begin(self._door.admit(parsed, headers, writer.changed))
             await over.wait()
         finally:  # also where the client hung up
             writer.leave()
@@ -253,6 +255,30 @@ class HttpApi:
 
     def _json(self, request: web.BaseRequest, known_id: RequestId, value: object) -> web.Response:
         return _json(200, orjson.dumps(value), self._headers(request, known_id))
+
+
+def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> GeoLocation | None:
+    """Where the client is, by the query `near` or else by a header; None where neither says so.
+
+    Raises RequestRefused for what is no location, and for a query of another name: ignored, it
+    would make another region the nearest.
+    """
+    for name in query:
+        if name != NEAR:
+            words = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
+            raise RequestRefused(Fault.INVALID, words, name[:60])
+    if len(query.getall(NEAR, ())) > 1:
+        raise RequestRefused(Fault.INVALID, f"{NEAR} is given more than once", NEAR)
+    for given, name in (
+        (query.get(NEAR), NEAR),
+        (headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),
+    ):
+        if given is not None:
+            try:
+                return parse_location(given)
+            except ValueError as error:
+                raise RequestRefused(Fault.INVALID, f"{name}: {error}", name) from error
+    return None
 
 
 class AlreadyWritten(web.StreamResponse):

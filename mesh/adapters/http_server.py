@@ -25,8 +25,7 @@ from aiohttp.web_protocol import RequestHandler
 from mesh.adapters.client_connection import HEADER_BYTES_MAX, HEADERS_MAX, ClientConnection
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
-from mesh.adapters.read_request import RequestReader
-from mesh.adapters.request_options import REQUEST_ID_BYTES, RequestRefused
+from mesh.adapters.read_request import REQUEST_ID_BYTES, RequestReader, RequestRefused
 from schemas import http
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault

@@ -19,8 +19,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from mesh.adapters.large_body_process import ANSWERED, ASKED, too_complex, unpack
-from mesh.adapters.request_body import BodyFields, read_fields
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import BodyFields, RequestRefused, read_fields
 from schemas.http import Fault
 
 OLDEST_EVERY = 4

@@ -23,8 +23,7 @@ from typing import BinaryIO
 
 import msgpack
 
-from mesh.adapters.request_body import BodyFields, read_fields
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import BodyFields, RequestRefused, read_fields
 from mesh.core.model.prompt import PromptText
 from mesh.core.model.prompt_parts import Part, PartKind
 from schemas.http import Fault

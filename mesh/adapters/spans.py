@@ -89,7 +89,9 @@ _TRACER = tracing.tracer("mesh.router")
 
 
 class RequestSpans(Trace):
-    """The spans of one client's request. `end` must be called, once."""
+    """The spans of one client's request. `end` must be called, once, if it `is_recording`."""
+
+    is_traced = True
 
     def __init__(self, request_id: str, model: str, parent: Context | None) -> None:
         self._root = _TRACER.start_span(
@@ -160,6 +162,8 @@ class RequestSpans(Trace):
 
 class IngressSpan(Trace):
     """The peer's side of a forwarded request: placed or refused at once."""
+
+    is_traced = True
 
     def __init__(self, request_id: str, origin: str, parent: Context | None) -> None:
         self._span = _TRACER.start_span(

@@ -14,7 +14,7 @@ matched. Where no keys are listed all requests belong to one tenant.
 from collections.abc import Mapping
 
 from infra.topology import KeyHolder, key_hash
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId
 from schemas.residency import Ground, Label, Labels, labels_text, narrowed

@@ -142,6 +142,7 @@ class Router:
             config.peers,
             config.bus,
             keeps_lease=config.settings.lease_s > 0.0,
+            ground=config.settings.ground,
         )
         self.core = RouterCore(
             region=config.region,

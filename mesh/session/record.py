@@ -19,11 +19,12 @@ from schemas.ids import RegionId, ReplicaId
 
 
 class Trace:
-    """The spans of one request; this one records nothing.
+    """The spans of one request; this one is in no trace.
 
-    Where it `is_recording` nothing, only `dispatched` is called.
+    `dispatched` is called where it `is_traced`, the others where it `is_recording` too.
     """
 
+    is_traced = False
     is_recording = False
 
     def decided(self, effect: fx.Decided) -> None:
@@ -74,7 +75,7 @@ class OpenRequest:
     request: Request
     path: str = CHAT  # the HTTP path that is asked for at the engine
     body: bytes = b""
-    tenant: str = ""  # whose API key its client gave; empty for none
+    tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE
     received: Mapping[str, str] = field(default_factory=dict)
     kept_bytes: int = 0  # that its body takes of the memory for bodies
@@ -105,17 +106,6 @@ class OpenRequest:
     def decision(self) -> Decision | None:
         """The receipt of the last placement."""
         return None if self.decided is None else self.decided.decision
-
-    @property
-    def is_startable(self) -> bool:
-        """Whether the client may be told something: an answer, an error, anything."""
-        if self.failure is not None or self.pass_engine_error:
-            return True
-        return self.answer is not None and self.answer.is_startable
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body = b""
 
 
 class Bus(Protocol):

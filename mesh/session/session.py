@@ -14,12 +14,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
-from mesh.session.headers import (
-    deadline_header,
-    handoff_headers,
-    ingress_headers,
-    request_headers,
-)
+from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
@@ -54,14 +49,12 @@ class Session:
     ) -> None:
         """`secret` makes tokens that nobody can guess, `keys` numbers that no request has had.
 
-        `give_back` is told of bytes of bodies that are not kept any more. The host adds to
-        `performers` those of effects that are about no request (digests, gossip, leases).
+        `give_back` gets the size of bodies that are no longer kept. The host adds to `performers`
+        those of effects that concern no request (digests, gossip, leases).
         """
         self.region, self.router = region, router
-        self._decide = decide
-        self._clock = clock
-        self._bus = bus
-        self._prefixes = prefixes
+        self._decide, self._clock = decide, clock
+        self._bus, self._prefixes = bus, prefixes
         self._secret = secret
         self.keys = keys
         self._observer = observer or Observer()
@@ -69,6 +62,7 @@ class Session:
         self._records: dict[int, OpenRequest] = {}  # clients' and warm-ups, by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
+        self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
         self._events: deque[ev.Event] = deque()
         self._is_feeding = False
         self.answers = BusReceiver(
@@ -168,8 +162,7 @@ class Session:
     def _forget(self, record: OpenRequest) -> None:
         if record.kept_bytes:
             self._give_back(record.kept_bytes)
-            record.kept_bytes = 0
-            record.forget()
+            record.kept_bytes, record.body = 0, b""
 
     def _stop_listening(self, record: OpenRequest) -> None:
         if record.answer is not None:
@@ -224,9 +217,9 @@ class Session:
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
-        headers = request_headers(record.request, record.path, effect.attempt, now)
-        headers |= handoff_headers(self.region, self.router, effect)
-        record.spans.dispatched(effect.replica, effect.attempt, headers)
+        headers = work_headers(record.request, record.path, effect, self.region, self.router, now)
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.replica, effect.attempt, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
             self._not_sent(answer)
 
@@ -235,9 +228,9 @@ class Session:
     ) -> None:
         """Hand a peer's request to the replica and tell the asking router which one it is."""
         record = self._forwarded.pop(effect.key)
-        headers = {**record.received, **deadline_header(record.request, now)}
-        headers |= handoff_headers(self.region, self.router, effect)
-        record.spans.dispatched(effect.replica, effect.attempt, headers)
+        headers = passed_on_headers(record, effect, self.region, self.router, now)
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.replica, effect.attempt, headers)
         # First of all, so that the agent can send nothing that would pass for this router's.
         self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
@@ -249,10 +242,9 @@ class Session:
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.asked = effect.peer
-        request, now = record.request, self._clock()
-        headers = request_headers(request, record.path, effect.attempt, now)
-        headers |= ingress_headers(request, record.tenant, self.region, effect.held_s, now)
-        record.spans.dispatched(effect.peer, effect.attempt, headers)
+        headers = ingress_headers(record, effect, self.region, self._clock())
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.peer, effect.attempt, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
             self._not_sent(answer)
 
@@ -260,8 +252,7 @@ class Session:
         """A new attempt of an open request, with an inbox of its own."""
         self._stop_listening(record)
         # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
-        token = parcelled(f"{record.request.key:x}-{attempt}-{self._secret()}")
-        inbox = subjects.inbox(self.region, self.router, token)
+        inbox = f"{self._inboxes}{record.request.key:x}-{attempt}-{self._secret()}"
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
         self._streams[inbox] = record
         return answer

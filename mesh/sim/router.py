@@ -209,7 +209,7 @@ class SimRouter:
             self._end(record, Answered(RequestOutcome.FAILED, "engine_error"))
         elif answer is not None and answer.end is not None:
             self._end(record, _answered(record))
-        elif not record.began and record.is_startable:
+        elif not record.began and answer is not None and answer.is_startable:
             record.began = True
             self._http(record.ask, self._around.first_byte, record.ask)
             self._session.started(record)

@@ -58,6 +58,26 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, ca
     await client.close()
 
 
+async def test_a_listener_that_raises_is_reported_and_called_again(nats_server: NatsServer):
+    heard: list[bytes] = []
+    problems: list[Exception] = []
+
+    def listener(msg) -> None:
+        heard.append(msg.data)
+        if msg.data == b"1":
+            raise ValueError("one")
+
+    client = await bus.connect(
+        bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x", on_error=problems.append
+    )
+    await client.listen("a.*", listener)
+    for text in (b"1", b"2"):
+        await client.publish("a.b", text, headers={"X": "y"})
+    await bus.flush(client)
+    assert (heard, [str(problem) for problem in problems]) == ([b"1", b"2"], ["one"])
+    await client.close()
+
+
 async def test_a_flush_asks_behind_all_that_was_said():
     heard: list[str] = []
 

@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 
-from mesh.adapters.client_request import ClientRequest, ParsedRequest
-from mesh.adapters.spans import RequestSpans
-from mesh.core.model.prompt import NO_PROMPT, NO_TEXT
+from mesh.adapters.client_request import ClientRequest
 from mesh.session.answer import AnswerReceiver
 from mesh.session.record import Failure
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView, Outcome
-from schemas.http import CHAT, Fault
-from schemas.ids import ModelId, RequestId
+from schemas.http import Fault
 from tests.mesh.core.build import request
 
 EVENTS, JSON = "text/event-stream", "application/json"
@@ -18,10 +15,8 @@ LOST = Failure(Fault.ENGINE_FAILED, "the engine was lost")
 
 
 def ticket(*, deadline: float = float("inf")) -> ClientRequest:
-    ask = ParsedRequest(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", NO_PROMPT, None)
-    spans = RequestSpans(ask.request_id, ask.model, None)
     asked = replace(request(1), deadline=deadline, arrived_at=0.0)
-    return ClientRequest(request=asked, ask=ask, spans=spans, size=NO_TEXT)
+    return ClientRequest(request=asked, body=b"{}")
 
 
 class Feeder:

@@ -17,7 +17,7 @@ from mesh.adapters.answer_writer import DEADLINE_GRACE_S
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.read_request import BodyBudget
 from schemas.http import H_REGION
 from schemas.ids import RegionId
 from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, ticket
@@ -48,19 +48,11 @@ class House:
         api = HttpApi(RegionId("us"), self, CollectorRegistry())
         return HttpServer(api.handle, completions=api.completions)
 
-    def residency(self, wanted, headers):
-        return wanted
-
-    def tenant(self, headers):
-        return None
-
-    def known_models(self):
-        return ("tiny",)
-
-    def admit(self, ask, taken, parent, changed) -> ClientRequest:
-        self.bodies.give_back(taken)
+    def admit(self, parsed, headers, changed) -> ClientRequest:
+        self.bodies.give_back(parsed.kept_bytes)
         self.transport = changed.__self__._transport
-        self.ticket.ask, self.ticket.changed = ask, changed
+        self.ticket.changed = changed
+        self.ticket.wants_decision = parsed.options.debug
         return self.ticket
 
     def started(self, held: ClientRequest) -> None:

@@ -13,11 +13,14 @@ import pytest
 from aiohttp import web
 
 from mesh.adapters import request_body as upload
-from mesh.adapters.client_request import ParsedRequest
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.read_request import RequestReader
-from mesh.adapters.request_body import BodyBudget
-from mesh.adapters.request_options import RequestRefused, request_id
+from mesh.adapters.read_request import (
+    BodyBudget,
+    ParsedRequest,
+    RequestReader,
+    RequestRefused,
+    request_id,
+)
 from mesh.core.model.prompt import prompt_text
 from schemas.http import CHAT, COMPLETIONS, Fault
 
@@ -31,25 +34,19 @@ class Desk:
         self.read: list[ParsedRequest | RequestRefused] = []
         self.port = 0
         self.bodies = self.budget = BodyBudget()
-        self.reader = RequestReader(self)
+        self.reader = upload.BodyReader(RequestReader(self.bodies), self)
 
     def residency(self, wanted, headers):
         if "x-forbidden" in headers:
             raise RequestRefused(Fault.RESIDENCY, "forbidden")
         return wanted
 
-    def tenant(self, headers):
-        return None
-
-    def known_models(self):
-        return ("tiny",)
-
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             headers = {name.lower(): value for name, value in request.headers.items()}
             known_id = request_id(headers)
-            ask, taken = await self.reader.read(request, request.path, headers, known_id)
-            self.budget.give_back(taken)
+            ask = await self.reader.read(request, request.path, headers, known_id)
+            self.budget.give_back(ask.kept_bytes)
             self.read.append(ask)
         except RequestRefused as problem:
             self.read.append(problem)
@@ -116,7 +113,7 @@ async def test_a_body_of_unknown_length_is_read_in_pieces(desk):
 @pytest.mark.parametrize("announced", [True, False])
 async def test_a_body_over_the_limit_is_refused_announced_or_not(desk, monkeypatch, announced):
     monkeypatch.setattr(upload, "BODY_BYTES_MAX", 10_000)
-    monkeypatch.setattr("mesh.adapters.read_request.LARGE_BYTES", 5_000)
+    monkeypatch.setattr("mesh.adapters.request_body.LARGE_BYTES", 5_000)
     body = b"x" * 10_001
     problem = await post(desk, body if announced else in_pieces(body))
     assert isinstance(problem, RequestRefused)
