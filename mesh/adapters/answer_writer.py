@@ -57,7 +57,6 @@ class ClientSocket(Protocol):
 
     def wake_by(self, due_at: float) -> None:
         """Call the writer's `deadline_passed` at that time of the loop's clock."""
-        ...
 
 
 class AnswerState(Enum):

@@ -231,17 +231,14 @@ class RouterBus:
             self.publish(subject, payload, headers=headers)
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
-        """The answer to that inbox is not wanted any more."""
         self.publish(subjects.cancel(region, replica), wire.encode(exchange.Cancel(inbox)))
 
     def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
-        """How far an answer's client has got, or from which frame on it is to be sent again."""
         self.publish(subjects.credit(region, replica), wire.encode(credit))
 
     def answer_peer(
         self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
     ) -> None:
-        """What has become of a peer's request."""
         if isinstance(message, Held):
             frame = exchange.pack_frame(Frame.HELD, message.hops)
         else:

@@ -43,31 +43,24 @@ class FrontDoor(Protocol):
     @property
     def bodies(self) -> BodyBudget:
         """What requests may keep in memory together."""
-        ...
 
     def models(self) -> tuple[ModelId, ...]:
         """Models that some ready replica serves."""
-        ...
 
     def model_card(self, model: ModelId) -> ModelCard:
         """What an engine says of it."""
-        ...
 
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
-        ...
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         """Why requests can't be placed at present, or None if they can."""
-        ...
 
     def readiness(self) -> Readiness:
         """How well they can be placed."""
-        ...
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
         """Where a request that wants these may go. Raises RequestRefused if that is nowhere."""
-        ...
 
     def admit(
         self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
@@ -77,24 +70,18 @@ class FrontDoor(Protocol):
         `changed` becomes the request's, and may be called before this returns. Raises
         RequestRefused if its model, labels or key forbid it; then nothing stays charged.
         """
-        ...
 
     def started(self, request: ClientRequest) -> None:
         """The client is being sent the first byte."""
-        ...
 
     def passed(self, request: ClientRequest) -> None:
         """Bytes have left for the client."""
-        ...
 
     def finished(self, request: ClientRequest) -> None:
         """The whole answer has left for the client."""
-        ...
 
     def failed(self, request: ClientRequest) -> None:
         """The client is told of `request.failure`, or of the engine's own error."""
-        ...
 
     def leave(self, request: ClientRequest) -> None:
         """The client is gone; without effect after `finished` or `failed`."""
-        ...

@@ -106,7 +106,6 @@ class RequestSpans(Trace):
         self._dispatch: Span | None = None
 
     def decided(self, effect: fx.Decided) -> None:
-        """A placement was made: a point in time with its receipt."""
         if not self.is_recording:
             return
         decision = effect.decision
@@ -119,7 +118,6 @@ class RequestSpans(Trace):
             self._hold = _TRACER.start_span("mesh.hold", self._context)
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        """An attempt leaves for the bus: its context goes into the message's headers."""
         if not self.is_recording:
             tracing.inject_unrecorded(headers, self._root)
             return
@@ -133,11 +131,9 @@ class RequestSpans(Trace):
         tracing.inject(headers, trace.set_span_in_context(self._dispatch))
 
     def first_byte(self) -> None:
-        """The attempt under way has begun to answer."""
         self._end_dispatch(None)
 
     def end(self, status: int, error: str | None = None) -> None:
-        """The client has its answer or its error."""
         if not self.is_recording:
             return
         self._end_hold()
@@ -176,7 +172,6 @@ class IngressSpan(Trace):
         self._context = trace.set_span_in_context(self._span) if self.is_recording else None
 
     def decided(self, effect: fx.Decided) -> None:
-        """A replica was found."""
         if not self.is_recording:
             return
         decision = effect.decision
@@ -186,14 +181,12 @@ class IngressSpan(Trace):
         span.end()
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        """The request leaves for the agent."""
         if self.is_recording:
             tracing.inject(headers, self._context)
         else:
             tracing.inject_unrecorded(headers, self._span)
 
     def end(self, status: int, error: str | None = None) -> None:
-        """Placed, or refused for this reason."""
         if error is not None and self.is_recording:
             self._span.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
         self._span.end()

@@ -24,7 +24,7 @@ from mesh.adapters.spans import RequestSpans, receipt_line
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import BLOCK_BYTES, PromptReader
+from mesh.core.model.prompt import PromptReader
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
@@ -66,7 +66,6 @@ class RequestObserver(Observer):
         self._log = LimitedLog(log)
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        """A placement was made; its receipt is read only by the log."""
         if log.isEnabledFor(logging.INFO):
             log.info("%s", receipt_line(effect.decision))
         request = record.request
@@ -78,22 +77,18 @@ class RequestObserver(Observer):
             self._metrics.hold.observe(held_s)
 
     def placed_by_peer(self, region: RegionId) -> None:
-        """A peer found a place for a forwarded request."""
         self._metrics.forwards.labels(self._known(region), "placed").inc()
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
-        """An attempt was not taken."""
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
         if event.region != self._home:
             self._metrics.forwards.labels(self._known(event.region), "refused").inc()
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
-        """An attempt was lost, or failed."""
         self._metrics.failures.inc()
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
-        """An engine's whole answer is here: its counts teach how many tokens a text has."""
         if end.prompt_tokens < 0:
             return
         assert isinstance(record, ClientRequest)
@@ -102,15 +97,12 @@ class RequestObserver(Observer):
         self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
 
     def frames_missing(self) -> None:
-        """Frames of an answer were lost, and are asked for again."""
         self._metrics.frames_missing.inc()
 
     def residency_refused(self, asker: str) -> None:
-        """A request may not go where it would have to."""
         self._metrics.residency_refused.labels(asker).inc()
 
     def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        """A peer's request was placed here, or refused for this reason."""
         if record.request.warm:
             return
         result = "placed" if refusal is None else "refused"
@@ -119,44 +111,11 @@ class RequestObserver(Observer):
             self._metrics.ingress_refusals.labels(refusal).inc()
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
-        """Somebody sent what can't be read."""
         self._log.warning(what, "unreadable", text, *args)
 
     def _known(self, region: RegionId) -> str:
         """That region as a label: whoever sends frames may name any."""
         return region if region in self._regions else OTHER
-
-
-class KeptRequests:
-    """The session's store of prefixes: clients' requests, cut, to be computed again unasked."""
-
-    def __init__(self) -> None:
-        self._kept = KeptPrefixes()
-
-    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
-        """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
-        text_bytes = blocks * BLOCK_BYTES
-        try:
-            return self._kept.keep(prefix, record.path, record.body, text_bytes, record.tenant)
-        except Exception:  # whatever is wrong with the copy, the client's request goes on
-            log.exception("request %s can't be cut to be kept", record.request.request_id)
-            return None
-
-    def drop(self, prefix: int) -> None:
-        """Keep it no more."""
-        self._kept.drop(prefix)
-
-    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
-        """It goes the way of every request; but nobody reads its answer."""
-        kept = self._kept.get(prefix)
-        assert kept is not None, "the core warms only what it was told is kept"
-        return ClientRequest(
-            request=request,
-            path=kept.path,
-            body=kept.body,
-            tenant=kept.tenant,
-            spans=_spans(request.request_id, request.model, {}),
-        )
 
 
 class RequestManager:
@@ -202,7 +161,7 @@ class RequestManager:
             decide=decide,
             clock=clock,
             bus=bus,
-            prefixes=KeptRequests(),
+            prefixes=KeptPrefixes(),
             secret=partial(secrets.token_hex, INBOX_SECRET_BYTES),
             keys=count(1),
             observer=RequestObserver(config, metrics, self._prompts),
@@ -257,15 +216,12 @@ class RequestManager:
         return len(self.session)
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica serves."""
         return self._core.models()
 
     def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it."""
         return self._core.model_card(model)
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
-        """Why requests can't be placed at present."""
         if self._core.draining:
             return Fault.DRAINING, "this router is shutting down"
         if not self._bus.is_connected:
@@ -275,7 +231,6 @@ class RequestManager:
         return None
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """Where a client's request may go. Raises RequestRefused if that is nowhere."""
         try:
             return self._tenants.residency(wanted, headers)
         except RequestRefused as problem:
@@ -284,7 +239,6 @@ class RequestManager:
             raise
 
     def readiness(self) -> Readiness:
-        """Whether it is known what replicas hold, and since when."""
         warmth = self._core.gossip.siblings.sync
         if warmth.warm_at is None:
             return Readiness(warm=False)
@@ -346,7 +300,6 @@ class RequestManager:
         return self._config.record is not None or log.isEnabledFor(logging.INFO)
 
     def started(self, record: ClientRequest) -> None:
-        """Its client is being sent a first byte."""
         record.first_byte_at = self._clock()
         if record.spans.is_recording:
             record.spans.first_byte()
@@ -358,7 +311,6 @@ class RequestManager:
         self.session.started(record)
 
     def finished(self, record: ClientRequest) -> None:
-        """Its client has the whole answer, which may end with the engine's own error."""
         assert record.answer is not None and record.answer.head is not None
         failure = record.answer.engine_failure
         status = record.answer.head.status
@@ -368,7 +320,6 @@ class RequestManager:
             log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
     def failed(self, record: ClientRequest) -> None:
-        """Its client has been told of the failure."""
         if record.failure is None:
             assert record.engine_error is not None
             status, message = record.engine_error.status, "the engine's own error"
@@ -382,7 +333,6 @@ class RequestManager:
             log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 
     def leave(self, record: ClientRequest) -> None:
-        """Its client is gone, unless it had its answer already."""
         answer = record.answer
         if not self.session.is_open(record):
             return

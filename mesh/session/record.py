@@ -48,7 +48,6 @@ class DirectWriter(Protocol):
 
     def pass_on(self, frame: bytes, now: float) -> bool:
         """Write what a frame brings. False: feed it to the answer, and call `changed`."""
-        ...
 
 
 def _nobody_waits() -> None:
@@ -114,7 +113,6 @@ class Bus(Protocol):
     @property
     def is_connected(self) -> bool:
         """Whether the server can be reached at this moment."""
-        ...
 
     def send_work(
         self,
@@ -125,13 +123,11 @@ class Bus(Protocol):
         headers: dict[str, str],
     ) -> bool:
         """The request to an agent, which answers to `inbox`."""
-        ...
 
     def send_ingress(
         self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
     ) -> bool:
         """The request to a peer region, to be placed there."""
-        ...
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
@@ -186,14 +182,12 @@ class PrefixStore(Protocol):
 
     def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
         """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
-        ...
 
     def drop(self, prefix: int) -> None:
         """Keep it no more."""
 
     def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
         """A warm-up's record, with what is kept as its body."""
-        ...
 
 
 Decide = Callable[[ev.Event, float], list[fx.Effect]]

@@ -8,10 +8,10 @@ import pytest
 
 from infra.bus import BusAddress, connect
 from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import BLOCK_BYTES
-from mesh.runtime.request_manager import KeptRequests
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
@@ -82,7 +82,7 @@ async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(cap
         decide=decide,
         clock=lambda: 0.0,
         bus=None,
-        prefixes=KeptRequests(),
+        prefixes=KeptPrefixes(),
         secret=str,
         keys=count(1),
     )
