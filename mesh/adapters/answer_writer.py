@@ -151,12 +151,10 @@ class AnswerWriter:
     # What the connection, or the HTTP handler, calls.
 
     def begin(self, request: ClientRequest) -> None:
-        """It is admitted, and may already have an answer."""
         self._request = request
         self.changed()
 
     def refuse(self, refused: RequestRefused) -> None:
-        """Answer a request that was not admitted."""
         self._write_error(refused.fault, refused.message, refused.param, refused.headers)
 
     def fail(self, error: Exception) -> None:
@@ -174,12 +172,10 @@ class AnswerWriter:
             self._end()
 
     def paused(self) -> None:
-        """The client reads slowly."""
         if self._request is not None:
             self._request.direct_writer = None
 
     def resumed(self) -> None:
-        """It has read what was written."""
         request = self._request
         if request is None:
             return
@@ -252,7 +248,7 @@ class AnswerWriter:
             self._transport.write(head + data + self._last_chunk)
             self._flush()
             return
-        self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+        self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
         self._state = AnswerState.STREAMING
         self._transport.write(head + data)
         if not self._socket.is_paused:
@@ -317,7 +313,7 @@ class AnswerWriter:
         elif self._transport.get_write_buffer_size() == 0:
             self._flushed()
         else:  # the transport pauses us, and resumes us when all has left
-            self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+            self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
             self._transport.set_write_buffer_limits(high=0)
 
     def _flushed(self) -> None:

@@ -115,13 +115,11 @@ class RouterBus:
 
     @property
     def client(self) -> BusClient:
-        """The open connection."""
         assert self._client is not None, "the bus is not open"
         return self._client
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached at this moment."""
         return self._client is not None and self._client.is_connected
 
     @property

@@ -102,7 +102,6 @@ class HttpApi:
         return CompletionRoutes(paths, self._reader, self._door, self._region, self._cors)
 
     async def close(self) -> None:
-        """End what it began."""
         await self._bodies.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -247,7 +246,6 @@ class HttpApi:
         return web.Response(body=page, headers=headers)
 
     def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:
-        """Of every answer."""
         headers: dict[str, str] = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
         if self._cors is not None:
             headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))

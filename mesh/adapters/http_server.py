@@ -99,7 +99,6 @@ class ConnectionLimit:
         return ConnectionSlot.NONE
 
     def leave(self) -> None:
-        """A connection is closed."""
         self.open -= 1
         assert self.open >= 0, "more connections left than came"
 
@@ -117,7 +116,7 @@ class ConnectionLimit:
 class AiohttpConnection(RequestHandler):
     """Serves the requests that a `ClientConnection` passes to it."""
 
-    __slots__ = ("_client", "_server")
+    __slots__ = ("_server", "client")
 
     def __init__(self, server: "HttpServer", client: ClientConnection) -> None:
         super().__init__(
@@ -131,12 +130,7 @@ class AiohttpConnection(RequestHandler):
             read_bufsize=BODY_BYTES_READ,
             auto_decompress=False,  # without end, and without regard to others
         )
-        self._server, self._client = server, client
-
-    @property
-    def client(self) -> ClientConnection:
-        """The connection that owns the socket."""
-        return self._client
+        self._server, self.client = server, client
 
     @property
     def has_request(self) -> bool:
@@ -152,11 +146,11 @@ class AiohttpConnection(RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Write the answer, and say when that is done."""
-        if self._client.is_last:
+        if self.client.is_last:
             resp.force_close()
         response, is_gone = await super().finish_response(request, resp, start_time)
         if response.keep_alive and not is_gone:  # else it closes the connection
-            self._client.aiohttp_answered()
+            self.client.aiohttp_answered()
         return response, is_gone
 
     def _make_error_handler(self, err_info: Any) -> HttpHandler:
@@ -258,7 +252,6 @@ class HttpServer(web.Server):
         return ClientConnection(self) if self.places.has_probes else _Refusal(self)
 
     def aiohttp_connection(self, client: ClientConnection) -> AiohttpConnection:
-        """For the unusual requests of this connection."""
         return AiohttpConnection(self, client)
 
     def opened(self, client: ClientConnection, transport: asyncio.BaseTransport) -> ConnectionSlot:
@@ -273,14 +266,12 @@ class HttpServer(web.Server):
         return slot
 
     def closed(self, client: ClientConnection) -> None:
-        """A connection that had a slot is closed."""
         self.clients.remove(client)
         self.places.leave()
         if self._is_closing:
             self._answered.set()
 
     def pre_shutdown(self) -> None:
-        """Close what is idle."""
         self._is_closing = True
         for client in list(self.clients):
             client.close_after_answer()
@@ -323,7 +314,6 @@ class HttpServer(web.Server):
         return True
 
     def end_refusal(self) -> None:
-        """A refused connection is closed."""
         self._refusals -= 1
 
     def _request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202

@@ -84,7 +84,6 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     async def read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
@@ -105,7 +104,6 @@ class LargeBodies:
         return await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End the process."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

@@ -92,7 +92,6 @@ def too_complex() -> RequestRefused:
 
 
 def main() -> None:
-    """Serve on stdin and stdout."""
     gc.disable()  # what is parsed has no cycles, and many parts to look at
     with contextlib.suppress(OSError):
         OOM_SCORE.write_text("1000")

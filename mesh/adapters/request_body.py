@@ -202,7 +202,6 @@ class Upload:
         return self._chunks
 
     def release(self) -> None:
-        """It is not kept."""
         self._give_back(self.taken)
         self._chunks = []
         self._small.clear()
@@ -260,7 +259,6 @@ class BodyReader:
             raise
 
     async def close(self) -> None:
-        """End what reads large bodies."""
         await self._large.close()
 
     def _precheck(self, headers: LowerHeaders) -> None:

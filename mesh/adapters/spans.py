@@ -59,7 +59,6 @@ def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidat
 
 
 def receipt_line(decision: Decision) -> str:
-    """What the log says of one placement."""
     target = decision.replica or decision.peer or "-"
     free = sum(candidate.available for candidate in decision.candidates)
     chosen, runner_up = chosen_and_runner_up(decision)

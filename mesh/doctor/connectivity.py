@@ -45,7 +45,6 @@ class Logins:
 
     @property
     def url(self) -> str:
-        """Where the region's nats-server is."""
         users = self.operator, self.router, self.system, self.setup
         return next(user.url for user in users if user is not None)
 
@@ -131,7 +130,6 @@ class DoctorConnection:
         self._new_error = asyncio.Event()
 
     def on_error(self, problem: Exception) -> None:
-        """An error that nats-py received from the server."""
         self._errors.append(str(problem).lower())
         self._new_error.set()
 

@@ -151,19 +151,15 @@ class PrefixGossip:
             self._feed(DELTA_SEEN[source.stream](answer))
 
     def publish(self, effect: fx.PublishTrie) -> None:
-        """Tell the peers."""
         self._bus.publish(subjects.trie(self._config.region), wire.encode(effect.delta))
 
     def publish_to_siblings(self, effect: fx.PublishToSiblings) -> None:
-        """Tell the other routers of our region."""
         self._bus.publish(subjects.siblings(self._config.region), wire.encode(effect.delta))
 
     def answer(self, effect: fx.AnswerTrie) -> None:
-        """Say it again to one of them."""
         self._bus.publish(effect.inbox, wire.encode(effect.answer))
 
     def ask(self, effect: fx.AskTrie) -> None:
-        """Ask one of them."""
         origin = Origin(effect.region, RouterId(effect.ask.router))
         token = self._token(AskedStream(origin, effect.ask.stream))
         inbox = subjects.inbox(self._config.region, self._config.router, token)

@@ -35,7 +35,6 @@ class Regions:
         self._own: Digest | None = None
 
     def published(self, digest: Digest) -> None:
-        """This router's own word of its region."""
         self._own = digest
 
     def seen(self, near: GeoLocation | None) -> tuple[http.Region, ...]:

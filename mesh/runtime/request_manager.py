@@ -339,7 +339,7 @@ class RequestManager:
         if answer is None or not answer.has_said_all:
             self.feed(ev.ClientGone(record.request.key))
             self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
-        elif answer.is_complete or record.failure is not None:
+        elif answer.end is not None or record.failure is not None:
             self.finished(record)
         else:
             # OpenAI's clients hang up on [DONE]. The end of the answer, with its counts of tokens,

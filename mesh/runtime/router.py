@@ -237,7 +237,6 @@ class Router:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
-        """Leave at once."""
         for door in (self._http, self._page):
             if door is not None:
                 await door.cleanup()

@@ -105,12 +105,12 @@ class AnswerReceiver:
         self.is_event_stream = False  # so that an error event may end it; known with the head
         self._is_error = False
         self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0  # that wait for the client
         self.taken_bytes = 0  # given out
         self.credit_at_bytes = CREDIT_BYTES  # given out: then a credit is due
-        self._credited_bytes = 0
+        self.credited_bytes = 0  # as the agent was last granted
         self._credit_may_be_lost = False  # its replica waits for something
-        self._next_number = 0
+        self.next_number = 0  # of the frame that it waits for
         self._given_out_last = b""  # the end of what was given out
         self._progress_due_at = float("-inf")
         self._missing_from = -1
@@ -127,15 +127,10 @@ class AnswerReceiver:
         return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the engine's whole answer is here."""
-        return self.end is not None
-
-    @property
     def is_whole(self) -> bool:
         """Whether nothing of it is missing, though its end may be: its last event is here."""
-        if self.is_complete or not self.is_event_stream:
-            return self.is_complete
+        if self.end is not None or not self.is_event_stream:
+            return self.end is not None
         return b"".join((self._given_out_last, *self._chunks)).endswith(LAST_EVENTS)
 
     @property
@@ -145,20 +140,15 @@ class AnswerReceiver:
         return self.end.detail if failed and self.end is not None else None
 
     @property
-    def buffered_bytes(self) -> int:
-        """Bytes that wait for the client."""
-        return self._buffered_bytes
-
-    @property
     def is_startable(self) -> bool:
         """Whether the client may be sent its first byte."""
         if self.head is None or self._is_error:
             return False
-        if self.is_complete:
+        if self.end is not None:
             return True
         if self.is_event_stream:
             return self._whole_bytes(b"".join(self._chunks)) > 0
-        return self._buffered_bytes >= PLAIN_BYTES_MAX
+        return self.buffered_bytes >= PLAIN_BYTES_MAX
 
     def passing(self, frame: bytes, now: float) -> bytes:
         """What a frame brings, if it can be given out as it is; empty if it is to be fed instead.
@@ -172,12 +162,12 @@ class AnswerReceiver:
             kind, number = _frame_header(frame)
         except struct.error:
             return b""
-        if kind != _DATA or number != self._next_number:
+        if kind != _DATA or number != self.next_number:
             return b""
         data = frame[_HEADER_BYTES:]
         if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
             return b""
-        self._next_number = number + 1
+        self.next_number = number + 1
         self.taken_bytes += len(data)
         self._given_out_last = _SOME_EVENT
         return data
@@ -195,33 +185,28 @@ class AnswerReceiver:
                 data = data[:whole]
         if data:
             self.taken_bytes += len(data)
-            self._buffered_bytes -= len(data)
+            self.buffered_bytes -= len(data)
             self._given_out_last = data[-LAST_EVENT_BYTES:]
         return data
 
     def _whole_bytes(self, data: bytes) -> int:
         """How many of the buffered bytes end with a whole event; all of them in other answers."""
-        if not self.is_event_stream or self.is_complete or data.endswith(b"\n\n"):
+        if not self.is_event_stream or self.end is not None or data.endswith(b"\n\n"):
             return len(data)
         whole = _events_bytes(data)
         return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
-
-    @property
-    def credited_bytes(self) -> int:
-        """What the agent was told last."""
-        return self._credited_bytes
 
     def credit_due(self) -> exchange.Credit | None:
         """What to tell the agent once the taken bytes have left for the client, if it is time.
 
         Short answers never need it: half a window must have gone by.
         """
-        waiting = 0 if self.is_event_stream else self._buffered_bytes
+        waiting = 0 if self.is_event_stream else self.buffered_bytes
         passed = self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
         again, self._credit_may_be_lost = self._credit_may_be_lost, False
-        if self.is_complete or (passed - self._credited_bytes < CREDIT_BYTES and not again):
+        if self.end is not None or (passed - self.credited_bytes < CREDIT_BYTES and not again):
             return None
-        self._credited_bytes = passed
+        self.credited_bytes = passed
         self.credit_at_bytes = passed + CREDIT_BYTES
         return exchange.Credit(self.inbox, passed)
 
@@ -234,9 +219,9 @@ class AnswerReceiver:
         if kind is not _DATA and (message := _ABOUT_PLACE.get(kind)) is not None:
             decoded = Held(number) if message is Held else wire.decode_as(message, payload)
             return self._about_place(decoded)
-        if number != self._next_number:
+        if number != self.next_number:
             return self._out_of_order(number)
-        self._next_number = number + 1
+        self.next_number = number + 1
         if kind is _DATA:
             return self._data(payload, now)
         if kind is Frame.HEAD:
@@ -259,21 +244,12 @@ class AnswerReceiver:
 
     def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
         """Said again, or too early: what was lost will be sent again with all that came since."""
-        if number < self._next_number or self._missing_from == self._next_number:
+        if number < self.next_number or self._missing_from == self.next_number:
             return None
         if self.replica is None:  # nobody to ask
-            return self.lost(self._next_number)
-        self._missing_from = self._next_number
-        return FramesMissing(self._next_number)
-
-    @property
-    def next_number(self) -> int:
-        """Of the frame that it waits for."""
-        return self._next_number
-
-    def misses(self, number: int) -> bool:
-        """Whether it still waits for that frame."""
-        return self._next_number == number
+            return self.lost(self.next_number)
+        self._missing_from = self.next_number
+        return FramesMissing(self.next_number)
 
     def lost(self, number: int) -> ev.Event:
         """That frame was not sent again, whoever was asked."""
@@ -329,12 +305,12 @@ class AnswerReceiver:
         if self.head is None:
             return self._failed("the answer began without its head")
         if self._is_error:
-            kept = payload[: ERROR_BYTES_MAX - self._buffered_bytes]
+            kept = payload[: ERROR_BYTES_MAX - self.buffered_bytes]
             self.taken_bytes += len(payload) - len(kept)  # so that credit goes on
             payload = kept
         self._chunks.append(payload)
-        self._buffered_bytes += len(payload)
-        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+        self.buffered_bytes += len(payload)
+        if self.buffered_bytes > BUFFERED_BYTES_MAX:
             return self._failed("the replica sent more than flow control allows")
         return self._progressed(now)
 

@@ -192,7 +192,7 @@ class BusReceiver:
         """Ask for what was lost until it comes, or for too long."""
         record = self._streams.get(missing.inbox)
         answer = record.answer if record is not None else None
-        if record is None or answer is None or not answer.misses(missing.number):
+        if record is None or answer is None or answer.next_number != missing.number:
             self._missing.drop(missing)
         elif missing.is_lost:
             self._missing.drop(missing)

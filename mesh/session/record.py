@@ -87,21 +87,6 @@ class OpenRequest:
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
 
     @property
-    def key(self) -> int:
-        """Its number in this router."""
-        return self.request.key
-
-    @property
-    def arrived_at(self) -> float:
-        """When it came, on the router's clock."""
-        return self.request.arrived_at
-
-    @property
-    def deadline(self) -> float:
-        """When nobody has use for an answer any more, on the router's clock."""
-        return self.request.deadline
-
-    @property
     def decision(self) -> Decision | None:
         """The receipt of the last placement."""
         return None if self.decided is None else self.decided.decision

@@ -127,17 +127,14 @@ class Session:
     # Clients and peers.
 
     def admit(self, record: OpenRequest) -> None:
-        """A client's request is here: place it."""
         self._records[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
 
     def admit_forwarded(self, record: OpenRequest) -> None:
-        """A peer asks this region to place a request."""
         self._forwarded[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
 
     def is_open(self, record: OpenRequest) -> bool:
-        """Whether it has not ended."""
         return self._records.get(record.request.key) is record
 
     def started(self, record: OpenRequest) -> None:

@@ -192,7 +192,7 @@ class SimRouter:
     def hear_hang_up(self, ask: Ask) -> None:
         """A client is gone."""
         if (record := self._by_ask.get(ask.number)) is not None:
-            self.feed(ev.ClientGone(record.key))
+            self.feed(ev.ClientGone(record.request.key))
             self._close(record)
 
     def _changed(self, number: int) -> None:

@@ -26,7 +26,7 @@ class Feeder:
         self, ticket: ClientRequest, content_type: str = EVENTS, status: int = 200
     ) -> None:
         self.ticket = ticket
-        self.answer = ticket.answer = AnswerReceiver(ticket.key, 1, "_INBOX.us.r1.1")
+        self.answer = ticket.answer = AnswerReceiver(ticket.request.key, 1, "_INBOX.us.r1.1")
         self._number = 0
         head = exchange.Head(status, content_type, "eu", "g1")
         self._feed(Frame.HEAD, wire.encode(head))
