@@ -41,7 +41,7 @@ from schemas.http import (
 log = logging.getLogger(__name__)
 
 BEHIND_BYTES = 32 * 1024  # unsent, above the kernel's own buffer; half of asyncio's high water
-DEADLINE_GRACE_S = 5.0  # for the core's own word on the deadline to reach the client first
+DEADLINE_GRACE_S = 5.0  # for the core's own deadline error to reach the client first
 LAST_CHUNK = b"0\r\n\r\n"
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 JSON = "application/json"
@@ -65,7 +65,7 @@ class AnswerState(Enum):
     WAITING = "waiting"  # nothing is written
     STARTING = "starting"
     STREAMING = "streaming"
-    FLUSHING = "flushing"  # all is written, and some of it has not left this process
+    FLUSHING = "flushing"  # all is written, some is still in this process
     OVER = "over"
 
 
@@ -190,15 +190,15 @@ class AnswerWriter:
             self.fail(error)
 
     def deadline_passed(self) -> None:
-        """The client has stopped reading what is already here.
+        """The client has stopped reading an answer that is complete.
 
-        What an engine still sends at the deadline is ended by the core, before this.
+        An answer that is incomplete at the deadline was ended by the core before this.
         """
         self.leave()
         self._transport.abort()
 
     def leave(self) -> None:
-        """The client is gone; without effect when the answer is over."""
+        """The client is gone. Without effect when the answer is over."""
         request, self._request = self._request, None
         if request is not None:
             self.keep_alive = False
@@ -287,7 +287,7 @@ class AnswerWriter:
             event = error_event(request.failure.fault, request.failure.message)
             self._transport.write(self._chunk(gap + event) + self._last_chunk)
         else:
-            # A plain answer can't carry an error after its bytes: only the cut tells the client.
+            # A plain answer can't carry an error after its bytes: the connection is cut.
             self._request = None
             self._door.failed(request)
             self.keep_alive = False
@@ -342,7 +342,7 @@ class AnswerWriter:
             self._write_error(failure.fault, failure.message, retry_after_s=retry_after_s)
             return
         error = request.engine_error
-        assert error is not None, "told to pass on an error answer that never came"
+        assert error is not None, "the engine's error answer is here"
         headers = {**error.headers, **self._headers, "content-type": error.content_type}
         self._write_whole(error.status, headers, error.body)
 

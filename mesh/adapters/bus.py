@@ -1,4 +1,4 @@
-"""The router's side of the bus: what it listens to, what it says, and the outbox between.
+"""The router's connection to the bus: subscriptions, the outbox, and what sessions send.
 
 `publish` never waits: effects of the core are performed in order and at once, so messages go
 into a bounded outbox that one task empties into nats-py. After a reconnect nats-py restores the
@@ -40,14 +40,14 @@ from schemas.residency import OPEN_GROUND, Ground, Labels, labels_text
 
 log = logging.getLogger(__name__)
 
-SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
+SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to find its prefix
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
 SUBSCRIBE_RETRY_S = 0.1
-# A subscription that has ended: by an earlier try that failed half-way, or with its connection.
+# The subscription has ended already: in an earlier try that failed, or with its connection.
 OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
-SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
+SERVICE_VERSION = "0.1.0"  # semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
 # have together.
@@ -72,7 +72,7 @@ class _Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears what. Called on the event loop, one message after another; they never wait."""
+    """Callbacks by kind of message. Called on the event loop, one message after another."""
 
     heartbeat: Callable[[Msg], None]
     digest: Callable[[Msg], None]
@@ -152,7 +152,7 @@ class RouterBus:
         self._sender = asyncio.create_task(self._send(), name="bus outbox")
 
     async def close(self) -> None:
-        """Send what is in the outbox, then leave; a bus that is gone keeps nobody."""
+        """Send what is in the outbox, then disconnect; don't wait for a bus that is gone."""
         await _soon(self._send_the_rest())
         if self._sender is not None:
             await end_all([self._sender])
@@ -285,7 +285,7 @@ class RouterBus:
         config = ServiceConfig(
             name=subjects.SERVICE_ROUTER,
             version=SERVICE_VERSION,
-            description="A region's front door and brain",
+            description="Serves a region's HTTP and places its requests",
             metadata=metadata,
         )
         self._service = Service(answering_services(self.client), config)
@@ -294,11 +294,11 @@ class RouterBus:
     async def watch_streams(
         self, take: Callable[[str, bytes], None], found: Callable[[str, list[str]], None]
     ) -> None:
-        """Hand the last heartbeats to `take`, at the start and at every return of the bus, and look
-        every CHECK_S at the streams: `found` gets each one's name and what is otherwise with it.
+        """Pass the last heartbeats to `take`, at the start and at every return of the bus, and
+        check the streams every CHECK_S: `found` gets each one's name and its differences.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
-        until each replica's next heartbeat, and nobody can own its replicas but itself.
+        until each replica's next heartbeat, and no peer can adopt its region.
         """
         while True:
             self._returned.clear()
@@ -334,25 +334,25 @@ class RouterBus:
 class AdoptedHeartbeats:
     """Subscriptions to the heartbeats of regions that this one has adopted, and to no others.
 
-    Each asks the link for every heartbeat of that region. nats-py subscribes by awaiting, and
-    effects are performed without: so `want` notes what is wanted, and `keep`, in a task, does it.
+    Each brings every heartbeat of that region over the link. Subscribing awaits, and performing an
+    effect must not: so `want` notes the region, and `keep`, in a task, subscribes.
     """
 
-    def __init__(self, client: Callable[[], Client], heard: Callable[[Msg], None]) -> None:
+    def __init__(self, client: Callable[[], Client], listener: Callable[[Msg], None]) -> None:
         self._client = client
-        self._heard = heard
+        self._listener = listener
         self._wanted: set[RegionId] = set()
-        self._ears: dict[RegionId, Subscription] = {}
+        self._subscriptions: dict[RegionId, Subscription] = {}
         self._leaving: list[Subscription] = []  # not wanted any more, and not ended yet
         self._changed = asyncio.Event()
 
     def want(self, region: RegionId, *, wanted: bool) -> None:
-        """Listen to that region soon, or not any more."""
+        """Subscribe to that region soon, or unsubscribe."""
         (self._wanted.add if wanted else self._wanted.discard)(region)
         self._changed.set()
 
     async def keep(self) -> None:
-        """Listen to whom is wanted. Runs until cancelled."""
+        """Subscribe and unsubscribe as wanted. Runs until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -364,18 +364,18 @@ class AdoptedHeartbeats:
                 self._changed.set()
 
     async def _settle(self) -> None:
-        for region in sorted(self._ears.keys() - self._wanted):
-            self._leaving.append(self._ears.pop(region))
+        for region in sorted(self._subscriptions.keys() - self._wanted):
+            self._leaving.append(self._subscriptions.pop(region))
         while self._leaving:
             with suppress(*OVER):
                 await self._leaving[-1].unsubscribe()
             self._leaving.pop()
-        for region in sorted(self._wanted - self._ears.keys()):
+        for region in sorted(self._wanted - self._subscriptions.keys()):
             subject = subjects.heartbeat(region, subjects.ANY)
-            self._ears[region] = await self._client().subscribe(subject, cb=self._hear)
+            self._subscriptions[region] = await self._client().subscribe(subject, cb=self._receive)
 
-    async def _hear(self, msg: Msg) -> None:
-        self._heard(msg)
+    async def _receive(self, msg: Msg) -> None:
+        self._listener(msg)
 
 
 _KINDS: Mapping[type, Frame] = {
@@ -386,9 +386,9 @@ _KINDS: Mapping[type, Frame] = {
 
 
 def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
-    """Where a router of `home` asks a peer: under a label that it carries, if any is wanted.
+    """The subject of a request to a peer: under a label that the peer carries, if any is required.
 
-    Raises ValueError if there is none: the core chose somebody that it may not.
+    Raises ValueError if there is none: the core chose a peer that it may not.
     """
     if not labels:
         return subjects.ingress(peer)
@@ -408,14 +408,14 @@ def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes
 def has_headers(msg: Msg) -> bool:
     """Whether this is no state or gossip of a router or agent: theirs comes without headers.
 
-    What JetStream sends to a reply subject has some. Its request names any reply subject, and a
-    sender is believed by the subject: so a stored message could be passed off as another region's.
+    Messages that JetStream sends have headers, and a JetStream request may name any reply subject.
+    The subject alone proves the sender, so a stored message could pass for another region's.
     """
     return bool(msg.headers)
 
 
 def is_no_responders(headers: Mapping[str, str] | None) -> bool:
-    """Whether the server itself answers that nobody listens on the subject asked."""
+    """Whether the server itself answers that the subject has no subscriber."""
     return headers is not None and headers.get("Status") == "503"
 
 

@@ -30,7 +30,7 @@ class ClientRequest(OpenRequest):
 
     @property
     def receipt(self) -> Decision | None:
-        """The last decision; a peer says only afterwards which of its replicas answers."""
+        """The last decision, with the replica that a peer has chosen since."""
         decision = self.decision
         if decision is None or decision.peer is None or self.answer is None:
             return decision
@@ -45,10 +45,10 @@ class FrontDoor(Protocol):
         """What requests may keep in memory together."""
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica serves."""
+        """Models that a ready replica serves."""
 
     def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it."""
+        """The model as an engine describes it."""
 
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
@@ -57,10 +57,10 @@ class FrontDoor(Protocol):
         """Why requests can't be placed at present, or None if they can."""
 
     def readiness(self) -> Readiness:
-        """How well they can be placed."""
+        """Whether this router knows the replicas' caches, and since when."""
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """Where a request that wants these may go. Raises RequestRefused if that is nowhere."""
+        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
 
     def admit(
         self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
@@ -81,7 +81,7 @@ class FrontDoor(Protocol):
         """The whole answer has left for the client."""
 
     def failed(self, request: ClientRequest) -> None:
-        """The client is told of `request.failure`, or of the engine's own error."""
+        """The client was sent `request.failure`, or the engine's own error."""
 
     def leave(self, request: ClientRequest) -> None:
         """The client is gone; without effect after `finished` or `failed`."""

@@ -1,8 +1,8 @@
 """The OpenAI-compatible routes of a region, as aiohttp handlers.
 
 A request for work is read and checked here where it is unusual, and else by `ClientConnection`; in
-both cases the front door admits it and an `AnswerWriter` answers it. Nothing here decides about
-placement. A client that hangs up cancels its handler, whatever it is waiting for.
+both cases the front door admits it and an `AnswerWriter` answers it. A client that hangs up cancels
+its handler.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ class HttpApi:
         count: Callable[[str], None] = lambda why: None,
         cors_origins: Collection[str] = (),
     ) -> None:
-        """`elsewhere`: words about the paths that are left out. `connections`: of the port where
-        clients come. `count` is called with why a body is refused: the code of the fault."""
+        """`elsewhere`: where the paths are that are left out. `connections`: of the clients' port.
+        `count` is called with why a body is refused: the code of the fault."""
         self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
         self._reader = RequestReader(door.bodies, count)
@@ -108,7 +108,7 @@ class HttpApi:
         """Answer one request, whatever it is.
 
         Where the answer came before the body it is the connection's last: a client that had waited
-        for leave to send a body need not send it, and what comes next would be taken for it.
+        for "100 Continue" need not send the body, and its next request would be read as the body.
         """
         answer = await self._answered(request)
         if not request.content.is_eof():
@@ -140,8 +140,8 @@ class HttpApi:
         methods = self._methods(path)
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
-            words = f"no path {path}; there are {known}{self._elsewhere}"
-            raise RequestRefused(Fault.PATH_UNKNOWN, words)
+            message = f"no path {path}; there are {known}{self._elsewhere}"
+            raise RequestRefused(Fault.PATH_UNKNOWN, message)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None and request.method == "OPTIONS" and self._cors is not None:
             return self._preflight
@@ -161,13 +161,13 @@ class HttpApi:
         assert self._cors is not None
         methods = self._methods(_path(request)) or {}
         origin = request.headers.get(http.H_ORIGIN)
-        told = self._cors.preflight(origin, request.headers, methods)
-        if told is None:
+        allowed = self._cors.preflight(origin, request.headers, methods)
+        if allowed is None:
             message = "not a preflight request, or the page's origin is not in cors_origins"
             raise RequestRefused(
                 Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)}
             )
-        return web.Response(status=204, headers=self._headers(request, known_id) | dict(told))
+        return web.Response(status=204, headers=self._headers(request, known_id) | dict(allowed))
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         client = cast(AiohttpConnection, request.protocol).client
@@ -256,15 +256,15 @@ class HttpApi:
 
 
 def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> GeoLocation | None:
-    """Where the client is, by the query `near` or else by a header; None where neither says so.
+    """The client's location, by the query `near` or else by a header; None without both.
 
     Raises RequestRefused for what is no location, and for a query of another name: ignored, it
     would make another region the nearest.
     """
     for name in query:
         if name != NEAR:
-            words = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
-            raise RequestRefused(Fault.INVALID, words, name[:60])
+            message = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
+            raise RequestRefused(Fault.INVALID, message, name[:60])
     if len(query.getall(NEAR, ())) > 1:
         raise RequestRefused(Fault.INVALID, f"{NEAR} is given more than once", NEAR)
     for given, name in (
@@ -280,7 +280,7 @@ def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> Geo
 
 
 class AlreadyWritten(web.StreamResponse):
-    """What aiohttp is given for an answer that an `AnswerWriter` has written."""
+    """An answer that an `AnswerWriter` has already written, for aiohttp."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class AlreadyWritten(web.StreamResponse):
 
 
 def _path(request: web.BaseRequest) -> str:
-    """The path that is asked for; a slash at its end says nothing."""
+    """The path that is requested, without a slash at its end."""
     path = request.path
     return path[:-1] if path[-1:] == "/" and len(path) > 1 else path
 

@@ -5,9 +5,9 @@
 every error has the shape and the headers that one place gives it.
 
 A connection is a descriptor and up to some 20 KB. Without a limit, descriptors run out, and then a
-process can't even say that it is full: nobody's connection is accepted, and monitoring's neither. A
-client beyond the limit is told so and let go. The last places are for probes: who gets one may ask
-for `/health`, `/ready` and the like, and must do so at once.
+process can't even report that it is full: it accepts no connection, not even of monitoring. A
+client beyond the limit gets a 503. The last places are for probes: such a connection may request
+`/health`, `/ready` and the like, and must do so at once.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ DESCRIPTORS_KEPT = RESERVED + PROBES + REFUSALS + PAGE_CONNECTIONS
 BODY_BYTES_READ = 64 * 1024  # of a body; at twice that, unread, the socket is paused
 REFUSAL_S = 1.0  # for one that is refused to read why
 NO_IDLE_LIMIT_S = 365 * 86_400.0  # of aiohttp's: `ClientConnection` has its own
-UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # all that is to be said of a request
+UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # the error to answer with
 FULL = "this router has as many connections as it may; use another region, or try again"
 
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -68,7 +68,7 @@ class CompletionRoutes:
 
 
 class ConnectionSlot(Enum):
-    """What a new connection may do."""
+    """What a new connection may request."""
 
     ANY = "any"
     PROBE = "probe"
@@ -104,12 +104,12 @@ class ConnectionLimit:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next one may ask for probes at most."""
+        """Whether the next connection may request probes only."""
         return self.open >= self.most
 
     @property
     def has_probes(self) -> bool:
-        """Whether it may ask for those."""
+        """Whether there is a place for one more probe."""
         return self.open < self.most + self._probes
 
 
@@ -134,18 +134,18 @@ class AiohttpConnection(RequestHandler):
 
     @property
     def has_request(self) -> bool:
-        """Whether it has the head of a request that is not answered."""
+        """Whether it has the head of a request that is not answered yet."""
         return self._current_request is not None or bool(self._messages)
 
     @property
     def is_behind(self) -> bool:
-        """Whether it wants no more of a body at present."""
+        """Whether it has paused reading the body."""
         return self._reading_paused
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write the answer, and say when that is done."""
+        """Write the answer, and report when that is done."""
         if self.client.is_last:
             resp.force_close()
         response, is_gone = await super().finish_response(request, resp, start_time)
@@ -319,7 +319,7 @@ class HttpServer(web.Server):
     def _request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         is_probe = protocol.client.is_probe
         if is_probe:
-            message = message._replace(should_close=True)  # its place is wanted
+            message = message._replace(should_close=True)  # to free its place
         request = web.BaseRequest(
             message,
             payload,

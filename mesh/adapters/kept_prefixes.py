@@ -2,8 +2,8 @@
 
 What is kept is a request that a client made, cut after a number of bytes of its prompt and asking
 for one token: the model, the messages or the text up to there, and whatever else shapes the prompt
-(tools, a template's arguments, the tenant's `cache_salt`, so that what is computed is shared with
-whom the original was shared). What shapes the answer alone, or names its user, is left out.
+(tools, a template's arguments, the tenant's `cache_salt`, so that the computed prefix is shared as
+the original's is). Fields that shape only the answer, or name its user, are left out.
 """
 
 import logging

@@ -32,7 +32,7 @@ ASKED = struct.Struct(">IQ")
 ANSWERED = struct.Struct(">BBIQ")
 FIELDS, PROBLEM = 0, 1
 OOM_SCORE = Path("/proc/self/oom_score_adj")  # Linux
-KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and started anew
+KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and replaced
 
 
 def pack(fields: BodyFields) -> tuple[bytes, ...]:

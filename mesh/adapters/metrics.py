@@ -1,7 +1,7 @@
 """The router's Prometheus metrics: every name is here, and only here.
 
 Counters and histograms are raised where things happen; gauges of replicas and peers are read
-from the core when somebody scrapes, so a fleet of thousands costs nothing between scrapes.
+from the core at a scrape, so a fleet of thousands costs nothing between scrapes.
 """
 
 import time

@@ -1,15 +1,13 @@
 """One request's spans: client → router (hold, decide) → bus → agent → engine.
 
     mesh.request            this router, from the client's first byte to its last
-      mesh.hold             while nobody could take it
+      mesh.hold             while no replica was available
       mesh.decide           one a placement, with its receipt
       mesh.dispatch         one an attempt, until its first byte; its context travels on the bus
     mesh.ingress            the peer's router, under the asking router's mesh.dispatch
 
-With tracing off every span is the API's shared no-op. A request that is not sampled has nothing to
-tell, and one in no trace nothing to pass on either, so then only the first span is asked for.
-
-A decision's receipt as span attributes and as one log line.
+A request that is not sampled has only the first span, whose context it passes on. With tracing off,
+a request without a client's trace has no spans at all (`NO_TRACE`).
 
 The candidates are on a span twice: all of them as JSON, and the chosen one and its runner-up as
 plain numbers, because traces are searched and plotted by attributes and not by what is inside them.
@@ -32,7 +30,7 @@ CANDIDATES_MAX = 16  # on a span; the rest is counted
 
 
 def attributes(decision: Decision) -> dict[str, str | int | float]:
-    """What a trace says of one placement; what nobody knows is left out."""
+    """One placement as span attributes; unknown values are left out."""
     decision = rounded(replace(decision, candidates=decision.candidates[:CANDIDATES_MAX]))
     chosen, runner_up = chosen_and_runner_up(decision)
     return {
@@ -51,7 +49,7 @@ def attributes(decision: Decision) -> dict[str, str | int | float]:
 
 
 def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
-    """Who was chosen, and the best of the others who could have been; None where nobody was."""
+    """The chosen candidate, and the best of the other available ones; None if there is none."""
     target = decision.replica or decision.peer
     free = [one for one in decision.candidates if one.available]
     chosen = next((one for one in free if one.name == target), None)

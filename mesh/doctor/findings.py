@@ -16,7 +16,7 @@ class CheckResult(StrEnum):
     """The verdict of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and somebody should look
+    WARNING = "warning"  # it works, and should be looked into
     BAD = "bad"
     UNKNOWN = "unknown"  # not examined: credentials for it were not given
 

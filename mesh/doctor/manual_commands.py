@@ -134,8 +134,8 @@ def with_causes(
 def _regions_with_silent_routers(findings: Sequence[Finding]) -> set[str]:
     """Regions that have routers, none of which sends anything at home."""
     routers = [one for one in findings if one.check == "router"]
-    speaking = {one.region for one in routers if one.verdict is not CheckResult.BAD}
-    return {one.region for one in routers} - speaking
+    answering = {one.region for one in routers if one.verdict is not CheckResult.BAD}
+    return {one.region for one in routers} - answering
 
 
 def _server(

@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
-STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
+STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
-OTHER = "other"  # of labels that would name what no router of ours knows
+OTHER = "other"  # label of an unknown name
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
 class RequestObserver(Observer):
-    """Metrics, and lines in the log, of one router's requests. Warm-ups count for no client."""
+    """Metrics and log lines of one router's requests. Warm-ups are not counted as a client's."""
 
     def __init__(self, config: RouterConfig, metrics: RouterMetrics, prompts: PromptReader) -> None:
         self._home = config.region
@@ -114,7 +114,7 @@ class RequestObserver(Observer):
         self._log.warning(what, "unreadable", text, *args)
 
     def _known(self, region: RegionId) -> str:
-        """That region as a label: whoever sends frames may name any."""
+        """That region as a label; a frame may name any."""
         return region if region in self._regions else OTHER
 
 
@@ -183,7 +183,7 @@ class RequestManager:
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
 
     def _performers(self, regions: Regions) -> dict[type, Callable[[Any], None]]:
-        """Of the effects that are about no request."""
+        """Of the effects that concern no request."""
 
         def publish_digest(effect: fx.PublishDigest) -> None:
             regions.published(effect.digest)
@@ -336,7 +336,7 @@ class RequestManager:
         answer = record.answer
         if not self.session.is_open(record):
             return
-        if answer is None or not answer.has_said_all:
+        if answer is None or not answer.has_last_event:
             self.feed(ev.ClientGone(record.request.key))
             self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
         elif answer.end is not None or record.failure is not None:
@@ -344,9 +344,9 @@ class RequestManager:
         else:
             # OpenAI's clients hang up on [DONE]. The end of the answer, with its counts of tokens,
             # is still on its way, and a cancel would cost what is learned from it.
-            asyncio.get_running_loop().call_later(END_S, self._said_all, record)
+            asyncio.get_running_loop().call_later(END_S, self._end_after_last_event, record)
 
-    def _said_all(self, record: ClientRequest) -> None:
+    def _end_after_last_event(self, record: ClientRequest) -> None:
         self.feed(ev.ClientGone(record.request.key))  # without effect if the end came
         self.finished(record)
 

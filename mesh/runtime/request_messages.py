@@ -96,10 +96,10 @@ class RequestMessages:
         if msg.headers is None and self._receive_frame(subject, msg.data):
             return
         answers = self.session.answers
-        nobody = is_no_responders(msg.headers)
-        if answers.nobody_listens(subject) if nobody else answers.receive_frame(subject, msg.data):
+        unheard = is_no_responders(msg.headers)
+        if answers.no_subscriber(subject) if unheard else answers.receive_frame(subject, msg.data):
             return
-        if not self._on_control(subject.rpartition(".")[2], msg) and not nobody:
+        if not self._on_control(subject.rpartition(".")[2], msg) and not unheard:
             answers.receive_stray(subject, msg.data)
 
     def receive_heartbeat(self, msg: Msg) -> None:

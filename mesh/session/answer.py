@@ -25,7 +25,7 @@ from schemas.state import Digest, decode_digest
 
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
-PROGRESS_S = 0.5  # how often the core is told that frames keep coming
+PROGRESS_S = 0.5  # between two progress events to the core
 STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
@@ -50,7 +50,7 @@ class Held:
 
 
 class Working:
-    """Whoever answers lives, and has nothing to send yet."""
+    """The sender is alive, and has nothing to send yet."""
 
 
 WORKING = Working()
@@ -84,7 +84,7 @@ class EngineError:
 
 @dataclass(frozen=True, slots=True)
 class FramesMissing:
-    """Later frames came than this one, which is to be asked for."""
+    """Later frames came than this one, which is to be requested."""
 
     number: int
 
@@ -114,7 +114,7 @@ class AnswerReceiver:
         self._given_out_last = b""  # the end of what was given out
         self._progress_due_at = float("-inf")
         self._missing_from = -1
-        self.body_sent = False  # in parts, as the agent wanted it
+        self.body_sent = False  # in parts, as the agent requested
 
     @property
     def is_between_events(self) -> bool:
@@ -122,7 +122,7 @@ class AnswerReceiver:
         return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
 
     @property
-    def has_said_all(self) -> bool:
+    def has_last_event(self) -> bool:
         """Whether its last event was given out; clients may leave on it."""
         return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
 
@@ -197,7 +197,7 @@ class AnswerReceiver:
         return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
 
     def credit_due(self) -> exchange.Credit | None:
-        """What to tell the agent once the taken bytes have left for the client, if it is time.
+        """The credit that is due to the agent once the taken bytes have left for the client.
 
         Short answers never need it: half a window must have gone by.
         """
@@ -211,7 +211,7 @@ class AnswerReceiver:
         return exchange.Credit(self.inbox, passed)
 
     def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
-        """Take in one frame. Returns what the core must hear, or the agent, if anything.
+        """Take in one frame. Returns the core's event, or which frames are missing, if any.
 
         Raises WireError for frames that no sender of ours makes.
         """
@@ -243,16 +243,16 @@ class AnswerReceiver:
         return self._progressed(now) if message is WORKING else self._about_place(message)
 
     def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
-        """Said again, or too early: what was lost will be sent again with all that came since."""
+        """A duplicate, or too early: from a lost frame on, all frames are sent again."""
         if number < self.next_number or self._missing_from == self.next_number:
             return None
-        if self.replica is None:  # nobody to ask
+        if self.replica is None:  # no sender is known
             return self.lost(self.next_number)
         self._missing_from = self.next_number
         return FramesMissing(self.next_number)
 
     def lost(self, number: int) -> ev.Event:
-        """That frame was not sent again, whoever was asked."""
+        """That frame was requested again in vain."""
         return self._failed(f"frame {number} of the answer was lost")
 
     def _head(
@@ -274,7 +274,7 @@ class AnswerReceiver:
 
     def _about_place(self, message: object) -> ev.Event | None:
         if isinstance(message, Held):
-            if self.replica is not None:  # it waits no more: from here on its replica must speak
+            if self.replica is not None:  # it was placed: only its replica may answer
                 return None
             return ev.AttemptProgressed(self.key, self.attempt)
         if isinstance(message, exchange.Placed):
@@ -289,7 +289,7 @@ class AnswerReceiver:
     def _refused(self, refused: exchange.Refused) -> ev.AttemptRefused:
         region = region_named(refused.region)
         replica = place_named(region, refused.replica)[1] if refused.replica else None
-        if self.region is None:  # else it was passed to an agent, and that may be who refuses
+        if self.region is None:  # else it was passed to an agent, which may have refused it
             self.fresh = _digest(refused.digest)
         return ev.AttemptRefused(
             self.key,
@@ -316,7 +316,7 @@ class AnswerReceiver:
 
     def _end(self, end: exchange.End) -> ev.Event:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
-            self.end = end  # its client was told by the engine itself
+            self.end = end  # the engine's own error event has reached the client
             return ev.AnswerEnded(self.key, self.attempt, None)
         if end.outcome != Outcome.DONE:
             return self._failed(end.detail or end.outcome)
@@ -345,7 +345,7 @@ class AnswerReceiver:
 
 @lru_cache(HEADS_CACHED)
 def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId, Mapping[str, str]]:
-    """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
+    """A HEAD frame and its sender. Nearly all of a replica's are equal.
 
     Raises WireError.
     """
@@ -365,7 +365,7 @@ def _served(end: exchange.End) -> Served:
 
 
 def _digest(text: str) -> Digest | None:
-    """A refusal stands whatever its digest says; one that can't be read is none."""
+    """A refusal counts without its digest; one that can't be read is ignored."""
     try:
         return decode_digest(text.encode()) if text else None
     except wire.WireError:

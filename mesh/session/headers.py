@@ -1,7 +1,7 @@
 """The headers of the messages that carry a request, written and read.
 
-What a peer's message says is believed only as far as it concerns that request: its place in the
-hold queue, its deadline, its labels. What a hand-off costs and how it may queue is decided here.
+A peer's message is believed only as far as it concerns that request: its place in the hold queue,
+its deadline, its labels. This router decides what a hand-off costs and how it may queue.
 """
 
 import re
@@ -26,14 +26,14 @@ from schemas.ids import (
 )
 from schemas.residency import Labels, labels_text, parse_labels
 
-# What honest routers say is far below; what is beyond can't be reckoned with.
+# Honest routers send far lower numbers; higher ones are refused.
 DEADLINE_MS_MAX = 10**12
-WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
+WAITED_S_MAX = 60.0  # the longest hold; a higher claim gives no better place
 PASSED_ON = {header.name: header for header in HEADERS["ingress"]}
 
 
 class IngressInvalid(ValueError):
-    """A peer's message that asks for nothing we could do."""
+    """A peer's message that is no valid request."""
 
 
 # Written.
@@ -99,7 +99,7 @@ def _deadline_ms(request: Request, now: float) -> str:
 def _add_handoff(
     headers: dict[str, str], effect: Dispatch, home: RegionId, router: RouterId
 ) -> None:
-    """By these, heartbeats tell routers what was taken and what it costs; agents, whose it is."""
+    """Heartbeats report by these what was taken and what it costs; agents know the owner."""
     headers[exchange.H_FROM] = router
     headers[exchange.H_HANDOFF] = str(effect.handoff)
     headers[exchange.H_PREFILL_TOKENS] = str(effect.prefill_tokens)
@@ -239,10 +239,9 @@ def _session(headers: Mapping[str, str]) -> str | None:
 
 
 def _residency(headers: Mapping[str, str], label: str | None) -> Labels:
-    """The labels that it wants. One of them stands in its subject, where servers look for it.
+    """The labels that it requires. One of them is in its subject, where servers check it.
 
-    Only the two together count: a label in one place alone is somebody's mistake, and whose
-    prompt it is can't be known any more.
+    A label in only one of the two places is a mistake, and the request is refused.
     """
     text = headers.get(exchange.H_RESIDENCY, "")
     try:

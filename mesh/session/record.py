@@ -1,7 +1,7 @@
 """One request that is open at this router, and what the session needs of its host.
 
 A client's request, a peer's and a warm-up are the same record: a peer's has `answer_inbox` in its
-`request`, so that its answer goes straight to the asking router; nobody waits for a warm-up.
+`request`, so that its answer goes straight to the asking router; a warm-up has no client.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,7 +83,7 @@ class OpenRequest:
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False
-    changed: Callable[[], None] = _nobody_waits  # call it when the client may be told more
+    changed: Callable[[], None] = _nobody_waits  # call it when there may be more for the client
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
 
     @property
@@ -120,7 +120,7 @@ class Bus(Protocol):
         """Its body in parts, as the agent asked for them."""
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
-        """Nobody waits for the answer to that inbox any more."""
+        """The answer to that inbox is not wanted any more."""
 
     def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
         """How far an answer's client has got, or from which frame on it is to be sent again."""
@@ -159,17 +159,17 @@ class Observer:
         """A peer's request was placed here, or refused for this reason."""
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
-        """Somebody sent what can't be read."""
+        """A message can't be read."""
 
 
 class PrefixStore(Protocol):
-    """Keeps beginnings of clients' requests, to have them computed again unasked."""
+    """Keeps beginnings of clients' requests, to have them computed in advance."""
 
     def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
         """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
 
     def drop(self, prefix: int) -> None:
-        """Keep it no more."""
+        """Forget it."""
 
     def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
         """A warm-up's record, with what is kept as its body."""

@@ -223,12 +223,12 @@ class Session:
     def _dispatch_forwarded(
         self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
     ) -> None:
-        """Hand a peer's request to the replica and tell the asking router which one it is."""
+        """Hand a peer's request to the replica, and name the replica to the asking router."""
         record = self._forwarded.pop(effect.key)
         headers = passed_on_headers(record, effect, self.region, self.router, now)
         if record.spans.is_traced:
             record.spans.dispatched(effect.replica, effect.attempt, headers)
-        # First of all, so that the agent can send nothing that would pass for this router's.
+        # Before the work, so that no frame of the agent's can arrive first and pass for ours.
         self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
@@ -248,7 +248,7 @@ class Session:
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
         self._stop_listening(record)
-        # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
+        # A process that knows an inbox may answer there, cancel and credit: it must be secret.
         inbox = f"{self._inboxes}{record.request.key:x}-{attempt}-{self._secret()}"
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
         self._streams[inbox] = record
@@ -261,7 +261,7 @@ class Session:
         record = self._records.get(effect.key)
         if record is None or record.answer is None:
             return
-        # A replica that is not known yet is told when its first frame comes.
+        # A replica that is not known yet gets a cancel when its first frame comes.
         self._stop_listening(record)
         if effect.replica is not None:
             # A peer may have placed it on a replica of a region that it has adopted.
@@ -285,7 +285,7 @@ class Session:
     # Peers' requests.
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
-        """Tell the asking router to look elsewhere."""
+        """Refuse a peer's request; the asking router places it elsewhere."""
         record = self._forwarded.pop(effect.key)
         self._tell_refused(effect.answer_inbox, effect.reason, effect.fresh)
         if effect.reason is Refusal.RESIDENCY and not record.request.warm:
@@ -301,7 +301,7 @@ class Session:
     def _tell_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
         state = "" if fresh is None else encode_state(fresh).decode()
         if len(state) > DIGEST_CHARS_MAX:
-            state = ""  # the next digest tells
+            state = ""  # the next digest has it
         refused = exchange.Refused(reason, self.region, "", -1, -1, state)
         self._bus.answer_peer(inbox, refused)
 

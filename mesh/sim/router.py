@@ -260,7 +260,7 @@ class SimRouter:
 
     def hear_nobody(self, inbox: str) -> None:
         """Nothing was begun: whoever was asked rests until it speaks."""
-        self._session.answers.nobody_listens(inbox)
+        self._session.answers.no_subscriber(inbox)
 
     def hear_refused(self, inbox: str, refused: exchange.Refused) -> None:
         """A replica, or a peer for all of its region, does not take it."""

@@ -46,7 +46,7 @@ class WorkerControl:
         self._stops, self._ready = stops, ready
 
     def report_ready(self) -> None:
-        """Tell the parent that this worker serves."""
+        """Report to the parent that this worker serves."""
         os.write(self._ready, READY)
 
     def on_stop(self, callback: Callable[[int], None]) -> None:
