@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from mesh.core.model import effects as fx
 from schemas.decision import Decision, Placement
-from tests.mesh.adapters.build import Feeder, ticket
+from tests.mesh.adapters.build import Feeder, client_request
 
 
 def decision(placement: Placement, **fields: str) -> Decision:
@@ -14,7 +14,7 @@ def decision(placement: Placement, **fields: str) -> Decision:
 
 
 def test_the_receipt_names_the_replica_that_a_peer_chose():
-    held = ticket()
+    held = client_request()
     assert held.receipt is None
     held.decided = fx.Decided(1, decision(Placement.PEER, peer="eu"))
     assert held.receipt == held.decision
@@ -23,7 +23,7 @@ def test_the_receipt_names_the_replica_that_a_peer_chose():
 
 
 def test_the_receipt_of_a_local_placement_is_the_decision():
-    held = ticket()
+    held = client_request()
     held.decided = fx.Decided(1, decision(Placement.LOCAL, replica="us-0"))
     Feeder(held)
     assert held.receipt is held.decision

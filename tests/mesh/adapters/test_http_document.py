@@ -42,7 +42,7 @@ REGION = Region(
 )
 
 
-class House:
+class StubDoor:
     """A front door with one model behind it and nobody to answer for it."""
 
     bodies = BodyBudget()
@@ -70,7 +70,7 @@ class House:
 
 @pytest.fixture
 async def face():
-    api = HttpApi(RegionId("us"), House(), CollectorRegistry())
+    api = HttpApi(RegionId("us"), StubDoor(), CollectorRegistry())
     runner = web.ServerRunner(HttpServer(api.handle, completions=api.completions))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
