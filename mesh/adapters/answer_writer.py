@@ -106,11 +106,6 @@ class AnswerWriter:
         self._state = AnswerState.WAITING
         self._request: ClientRequest | None = None
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the client was sent anything."""
-        return self._state is not AnswerState.WAITING
-
     # What the session calls.
 
     def pass_on(self, frame: bytes, now: float) -> bool:

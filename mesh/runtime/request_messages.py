@@ -90,10 +90,10 @@ class RequestMessages:
     def receive_answer(self, msg: Msg) -> None:
         """Something for an inbox of this router: nearly always the bytes of some answer."""
         subject = msg.subject
+        if msg.headers is None and self._receive_frame(subject, msg.data):
+            return
         if subject == self._parcels:
             self.session.answers.receive_parcel(subject.removesuffix(PARCEL), msg.data)
-            return
-        if msg.headers is None and self._receive_frame(subject, msg.data):
             return
         answers = self.session.answers
         unheard = is_no_responders(msg.headers)

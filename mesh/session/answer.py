@@ -10,7 +10,6 @@ Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited
 which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,7 +37,7 @@ HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
 _HEADER_BYTES = FRAME_HEADER.size
 _SOME_EVENT = b"\n\n"  # in the place of one that is whole, and not the last
-_frame_header = FRAME_HEADER.unpack_from
+_frame_header = FRAME_HEADER.pack
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
 
@@ -158,16 +157,12 @@ class AnswerReceiver:
         """
         if self._chunks or now >= self._progress_due_at:
             return b""
-        try:
-            kind, number = _frame_header(frame)
-        except struct.error:
-            return b""
-        if kind != _DATA or number != self.next_number:
+        if not frame.startswith(_frame_header(_DATA, self.next_number)):
             return b""
         data = frame[_HEADER_BYTES:]
         if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
             return b""
-        self.next_number = number + 1
+        self.next_number += 1
         self.taken_bytes += len(data)
         self._given_out_last = _SOME_EVENT
         return data

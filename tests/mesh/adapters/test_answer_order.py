@@ -152,7 +152,7 @@ async def test_a_client_gets_what_the_engine_said(seed, kind):
         if client.socket.is_paused:
             if dice.random() < 0.3:
                 client.resume()
-        elif client.writer.is_begun and dice.random() < 0.1:
+        elif client.sent and dice.random() < 0.1:
             client.pause()
         if dice.random() < 0.05:  # said again
             at = max(0, at - dice.randrange(5))
