@@ -85,33 +85,38 @@ def _numbers(prefix: str, one: Candidate | None) -> Iterator[tuple[str, str | fl
 _TRACER = tracing.tracer("mesh.router")
 
 
-class RequestSpans(Trace):
-    """The spans of one client's request. `end` must be called, once, if it `is_recording`."""
+class _Spans(Trace):
+    """A root span; it has others below it only where it `is_recording`."""
 
     is_traced = True
 
+    def __init__(self, root: Span) -> None:
+        self._root = root
+        self.is_recording = root.is_recording()
+        self._context = trace.set_span_in_context(root) if self.is_recording else None
+
+    def decided(self, effect: fx.Decided) -> None:
+        span = _TRACER.start_span("mesh.decide", self._context)
+        if span.is_recording():
+            span.set_attributes(attributes(effect.decision))
+        span.end()
+
+
+class RequestSpans(_Spans):
+    """The spans of one client's request. `end` must be called, once, if it `is_recording`."""
+
     def __init__(self, request_id: str, model: str, parent: Context | None) -> None:
-        self._root = _TRACER.start_span(
-            "mesh.request",
-            parent,
-            kind=SpanKind.SERVER,
-            attributes={"mesh.request_id": request_id, "gen_ai.request.model": model},
+        about = {"mesh.request_id": request_id, "gen_ai.request.model": model}
+        super().__init__(
+            _TRACER.start_span("mesh.request", parent, kind=SpanKind.SERVER, attributes=about)
         )
-        self.is_recording = self._root.is_recording()
-        self._context = trace.set_span_in_context(self._root) if self.is_recording else None
         self._hold: Span | None = None
         self._dispatch: Span | None = None
 
     def decided(self, effect: fx.Decided) -> None:
-        if not self.is_recording:
-            return
-        decision = effect.decision
         self._end_hold()
-        span = _TRACER.start_span("mesh.decide", self._context)
-        if span.is_recording():
-            span.set_attributes(attributes(decision))
-        span.end()
-        if decision.placement is Placement.HOLD:
+        super().decided(effect)
+        if effect.decision.placement is Placement.HOLD:
             self._hold = _TRACER.start_span("mesh.hold", self._context)
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
@@ -131,8 +136,6 @@ class RequestSpans(Trace):
         self._end_dispatch(None)
 
     def end(self, status: int, error: str | None = None) -> None:
-        if not self.is_recording:
-            return
         self._end_hold()
         self._end_dispatch(error)
         self._root.set_attribute("http.response.status_code", status)
@@ -153,37 +156,22 @@ class RequestSpans(Trace):
             self._dispatch = None
 
 
-class IngressSpan(Trace):
+class IngressSpan(_Spans):
     """The peer's side of a forwarded request: placed or refused at once."""
 
-    is_traced = True
-
     def __init__(self, request_id: str, origin: str, parent: Context | None) -> None:
-        self._span = _TRACER.start_span(
-            "mesh.ingress",
-            parent,
-            kind=SpanKind.CONSUMER,
-            attributes={"mesh.request_id": request_id, "mesh.origin": origin},
+        about = {"mesh.request_id": request_id, "mesh.origin": origin}
+        super().__init__(
+            _TRACER.start_span("mesh.ingress", parent, kind=SpanKind.CONSUMER, attributes=about)
         )
-        self.is_recording = self._span.is_recording()
-        self._context = trace.set_span_in_context(self._span) if self.is_recording else None
-
-    def decided(self, effect: fx.Decided) -> None:
-        if not self.is_recording:
-            return
-        decision = effect.decision
-        span = _TRACER.start_span("mesh.decide", self._context)
-        if span.is_recording():
-            span.set_attributes(attributes(decision))
-        span.end()
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         if self.is_recording:
             tracing.inject(headers, self._context)
         else:
-            tracing.inject_unrecorded(headers, self._span)
+            tracing.inject_unrecorded(headers, self._root)
 
     def end(self, status: int, error: str | None = None) -> None:
-        if error is not None and self.is_recording:
-            self._span.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
-        self._span.end()
+        if error is not None:
+            self._root.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
+        self._root.end()
