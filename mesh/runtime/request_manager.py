@@ -5,9 +5,8 @@
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -162,7 +161,7 @@ class RequestManager:
             clock=clock,
             bus=bus,
             prefixes=KeptPrefixes(),
-            secret=partial(secrets.token_hex, INBOX_SECRET_BYTES),
+            secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
             observer=RequestObserver(config, metrics, self._prompts),
             ground=ground,
