@@ -186,7 +186,7 @@ class RouterBus:
         return True
 
     def _takes(self, payload: bytes, headers: dict[str, str]) -> bool:
-        """Whether a server takes such a message; nats-py itself looks at the payload alone."""
+        """Whether a server accepts such a message; nats-py checks the payload alone."""
         if len(payload) + header_bytes(headers) > self.client.max_payload:
             return False
         return "".join(headers.values()).isascii()
@@ -201,7 +201,7 @@ class RouterBus:
         inbox: str,
         headers: dict[str, str],
     ) -> bool:
-        """The request to an agent, which asks for a body too large for one message in parts."""
+        """The request to an agent, which requests a body too large for one message in parts."""
         body = record.body
         if len(body) > self.payload_bytes_max:
             headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
@@ -223,7 +223,7 @@ class RouterBus:
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
-        """Its body in parts, to the agent that asked for them."""
+        """Its body in parts, to the agent that requested them."""
         subject = subjects.body(region, replica)
         for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
             self.publish(subject, payload, headers=headers)
@@ -321,7 +321,7 @@ class RouterBus:
             info = await manager.stream_info(
                 subjects.STREAM_HEARTBEATS, subjects_filter=subjects.heartbeat(self.region, ">")
             )
-        except nats.js.errors.NotFoundError:  # it was never made: `streams.altered` says so
+        except nats.js.errors.NotFoundError:  # it was never made: `streams.altered` reports it
             return []
         beats = []
         for subject in info.state.subjects or {}:

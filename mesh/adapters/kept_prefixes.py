@@ -23,7 +23,7 @@ from schemas.http import CHAT
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
-# vLLM doesn't look into its prefix cache for a request that wants `prompt_logprobs`.
+# vLLM doesn't look into its prefix cache for a request with `prompt_logprobs`.
 ABOUT_THE_ANSWER = frozenset(
     (
         "best_of",

@@ -44,7 +44,7 @@ def pack(fields: BodyFields) -> tuple[bytes, ...]:
 
 
 def pack_problem(problem: RequestRefused) -> tuple[bytes, ...]:
-    """The same, of a body that can't be served."""
+    """The same, for a body that can't be served."""
     about = msgpack.packb(
         [problem.fault.name, problem.message, problem.param], unicode_errors="surrogatepass"
     )
@@ -86,7 +86,7 @@ def _has_grown() -> bool:
 
 
 def too_complex() -> RequestRefused:
-    """Of a body whose values take more memory or time than there is for one."""
+    """The error for a body whose values take too much memory or time."""
     message = "the body has too many values to be read; send less at once"
     return RequestRefused(Fault.BODY_TOO_LARGE, message)
 

@@ -243,7 +243,7 @@ def parsed_request(
 
 
 def no_room() -> RequestRefused:
-    """Of a body beyond the limit on all."""
+    """The error for a body beyond the limit on all."""
     return RequestRefused(Fault.SATURATED, "this router holds as many bytes of requests as it may")
 
 

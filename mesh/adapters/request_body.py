@@ -43,7 +43,7 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class UploadRate:
-    """When a body must have brought more. Times are seconds of the caller's clock."""
+    """The least rate of an upload. Times are seconds of the caller's clock."""
 
     __slots__ = ("_bytes", "_ends_at", "due_at")
 
@@ -329,20 +329,20 @@ class BodyReader:
 
 
 def encoding_not_taken() -> RequestRefused:
-    """Of a body that we can't decode."""
+    """The error for an unknown content-encoding."""
     message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
     return RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
 
 
 def too_large() -> RequestRefused:
-    """Of a body beyond the limit on each."""
+    """The error for a body beyond the limit on each."""
     return RequestRefused(
         Fault.BODY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at once"
     )
 
 
 def too_slow() -> RequestRefused:
-    """Of a body that does not arrive."""
+    """The error for a body that does not arrive."""
     message = (
         f"the body arrives too slowly: {WINDOW_BYTES} bytes are wanted in each {WINDOW_S:g} s, "
         f"and all of it within {UPLOAD_S_MAX:g} s"

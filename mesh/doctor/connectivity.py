@@ -27,11 +27,11 @@ REFUSALS_WITHIN_S = 1.0  # after the answer to a flush
 
 
 class NoCredentials(ValueError):
-    """Nothing to log in with; the message says where it was looked for."""
+    """There are no credentials; the message names the directory."""
 
 
 class NoServerRuns(ConnectionError):
-    """Nobody listens at any of the addresses; the message names them."""
+    """No server listens at any of the addresses; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class RequestMessages:
         self._log.warning(what, "headers", text, what, msg.subject)
 
     def receive_ingress(self, msg: Msg) -> None:
-        """A peer asks this region to place a request."""
+        """A request of a peer, to be placed in this region."""
         channel = "ingress" if subjects.ingress_label(msg.subject) is None else "ingress_within"
         asker = self._guard.inbox(channel, msg)
         if asker is None:

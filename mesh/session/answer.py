@@ -227,7 +227,7 @@ class AnswerReceiver:
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
     def receive(self, message: Message, now: float) -> ev.Event | None:
-        """Take in what a frame says, decoded and in its order: `feed` for a host without bytes."""
+        """Take in a decoded message, in its order: `feed` for a host without bytes."""
         if isinstance(message, bytes):
             return self._data(message, now)
         if isinstance(message, exchange.Head):

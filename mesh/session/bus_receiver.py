@@ -156,7 +156,7 @@ class BusReceiver:
         self._feed(event)
 
     def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> None:
-        """To an agent that asks for the body's parts, perhaps of a region that we did not ask.
+        """To an agent that requests the body's parts, perhaps of a region that we did not choose.
 
         Raises WireError where it may not go: then this attempt is over.
         """

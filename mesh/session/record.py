@@ -72,7 +72,7 @@ class OpenRequest:
     """
 
     request: Request
-    path: str = CHAT  # the HTTP path that is asked for at the engine
+    path: str = CHAT  # the HTTP path that is requested of the engine
     body: bytes = b""
     tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE
@@ -117,7 +117,7 @@ class Bus(Protocol):
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
-        """Its body in parts, as the agent asked for them."""
+        """Its body in parts, as the agent requested them."""
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
         """The answer to that inbox is not wanted any more."""
@@ -150,7 +150,7 @@ class Observer:
         """An engine's whole answer is here, with its counts of tokens."""
 
     def frames_missing(self) -> None:
-        """Frames of an answer were lost, and are asked for again."""
+        """Frames of an answer were lost, and are requested again."""
 
     def residency_refused(self, asker: str) -> None:
         """A request may not go where it would have to: of a `client`, a `peer`, or its `body`."""

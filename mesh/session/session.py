@@ -110,7 +110,7 @@ class Session:
         return sum(answer.buffered_bytes for answer in answers if answer is not None)
 
     def feed(self, event: ev.Event) -> None:
-        """Let the core decide about one event, and do what it says."""
+        """Let the core decide about one event, and perform its effects."""
         if self._is_feeding:
             self._events.append(event)
             return

@@ -58,7 +58,7 @@ class SupervisedProcess(ABC):
 
     @abstractmethod
     def _request_end(self) -> None:
-        """Ask the process that runs to end."""
+        """Request that the running process ends."""
 
     @property
     def is_stopping(self) -> bool:
@@ -82,7 +82,7 @@ class SupervisedProcess(ABC):
                         await self._stop_requested.wait()
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end, for good; it is due to be killed after `grace_s`."""
+        """End it for good; it is due to be killed after `grace_s`."""
         self.lifecycle.stop(asyncio.get_running_loop().time(), grace_s)
         self._stop_requested.set()
         if self.pid is not None:
