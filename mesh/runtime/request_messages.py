@@ -96,10 +96,14 @@ class RequestMessages:
             self.session.answers.receive_parcel(subject.removesuffix(PARCEL), msg.data)
             return
         answers = self.session.answers
-        unheard = is_no_responders(msg.headers)
-        if answers.no_subscriber(subject) if unheard else answers.receive_frame(subject, msg.data):
+        has_no_subscriber = is_no_responders(msg.headers)
+        if has_no_subscriber:
+            is_answer = answers.no_subscriber(subject)
+        else:
+            is_answer = answers.receive_frame(subject, msg.data)
+        if is_answer:
             return
-        if not self._on_control(subject.rpartition(".")[2], msg) and not unheard:
+        if not self._on_control(subject.rpartition(".")[2], msg) and not has_no_subscriber:
             answers.receive_stray(subject, msg.data)
 
     def receive_heartbeat(self, msg: Msg) -> None:
