@@ -27,11 +27,11 @@ REFUSALS_WITHIN_S = 1.0  # after the answer to a flush
 
 
 class NoCredentials(ValueError):
-    """Nothing to log in with; the message says where it was looked for."""
+    """There are no credentials; the message names the directory."""
 
 
 class NoServerRuns(ConnectionError):
-    """Nobody listens at any of the addresses; the message names them."""
+    """No server listens at any of the addresses; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Logins:
 
     @property
     def url(self) -> str:
-        """Where the region's nats-server is."""
         users = self.operator, self.router, self.system, self.setup
         return next(user.url for user in users if user is not None)
 
@@ -131,7 +130,6 @@ class DoctorConnection:
         self._new_error = asyncio.Event()
 
     def on_error(self, problem: Exception) -> None:
-        """An error that nats-py received from the server."""
         self._errors.append(str(problem).lower())
         self._new_error.set()
 

@@ -184,7 +184,7 @@ class SimRouter:
 
     def receive_hang_up(self, sent: SentRequest) -> None:
         if (record := self._by_number.get(sent.number)) is not None:
-            self.feed(ev.ClientGone(record.key))
+            self.feed(ev.ClientGone(record.request.key))
             self._close(record)
 
     def _changed(self, number: int) -> None:
@@ -201,7 +201,7 @@ class SimRouter:
             self._end(record, RequestEnd(RequestOutcome.FAILED, "engine_error"))
         elif answer is not None and answer.end is not None:
             self._end(record, _complete(record))
-        elif not record.began and record.is_startable:
+        elif not record.began and answer is not None and answer.is_startable:
             record.began = True
             self._http(record.sent, self._world.clients.first_byte, record.sent)
             self._session.started(record)
@@ -253,7 +253,7 @@ class SimRouter:
 
     def no_responders(self, inbox: str) -> None:
         """The bus itself: nothing subscribes to the subject to which a request was published."""
-        self._session.answers.nobody_listens(inbox)
+        self._session.answers.no_subscriber(inbox)
 
     def receive(self, inbox: str, message: Message, sender: "SimReplica | None" = None) -> bool:
         """Whether an attempt under way has this inbox; if none has, the sender gets a cancel."""

@@ -60,6 +60,26 @@ async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, ca
     await client.close()
 
 
+async def test_a_listener_that_raises_is_reported_and_called_again(nats_server: NatsServer):
+    received: list[bytes] = []
+    problems: list[Exception] = []
+
+    def listener(msg) -> None:
+        received.append(msg.data)
+        if msg.data == b"1":
+            raise ValueError("one")
+
+    client = await bus.connect(
+        bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x", on_error=problems.append
+    )
+    await client.listen("a.*", listener)
+    for text in (b"1", b"2"):
+        await client.publish("a.b", text, headers={"X": "y"})
+    await bus.flush(client)
+    assert (received, [str(problem) for problem in problems]) == ([b"1", b"2"], ["one"])
+    await client.close()
+
+
 async def test_a_flush_pings_behind_all_messages():
     received: list[str] = []
 

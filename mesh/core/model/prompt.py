@@ -49,6 +49,7 @@ PIECES_MAX = 65_536  # messages, and parts of them: millions would delay all ans
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
 INFINITE = float("inf")
+MODELS_MAX = 256  # whose estimates are kept; a mesh serves far fewer models
 
 
 class PromptInvalid(ValueError):
@@ -170,6 +171,31 @@ class TokenEstimate:
             self._parts.observe(size.parts, prompt_tokens - text_tokens, text_tokens)
         else:
             self._ratio.observe(size.text_bytes, prompt_tokens)
+
+
+class PromptReader:
+    """Hashes prompts and estimates their tokens, as learned per model."""
+
+    def __init__(self, hash_key: str) -> None:
+        self._hash_key = hash_key
+        self._estimates: dict[ModelId, TokenEstimate] = {}
+
+    def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
+        """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
+        return self._estimate(model).prompt(text, hashes)
+
+    def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
+        """What an engine counted for a text of that size."""
+        self._estimate(model).observe(size, prompt_tokens)
+
+    def _estimate(self, model: ModelId) -> TokenEstimate:
+        estimate = self._estimates.get(model)
+        if estimate is None:
+            if len(self._estimates) >= MODELS_MAX:
+                self._estimates.pop(next(iter(self._estimates)))
+            estimate = self._estimates[model] = TokenEstimate()
+        return estimate
 
 
 def prompt_text(body: Mapping[str, Any], *, chat: bool) -> PromptText:

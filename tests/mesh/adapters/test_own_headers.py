@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.request_options import RequestRefused, check_given_once, check_header_names
+from mesh.adapters.read_request import RequestRefused, check_given_once, check_header_names
 from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, ONCE_ONLY, Fault
 
 
