@@ -6,8 +6,8 @@ Raw HTTP/1.1 in one asyncio protocol: a web framework would spend more on each e
 routers do. How a request is answered is in two fields that every OpenAI proxy passes on:
 `max_tokens` events (some proxies rename it), and `seed` milliseconds before each. Headers leave at
 once, every event is a write of its own, as those of vLLM and SGLang are under uvicorn, and streams
-of one pace go in step, as a batch does. The pages are those that routers and agents ask engines
-for; the metrics have vLLM's names.
+of one pace go in step, as a batch does, unless a request's `user` is OUT_OF_STEP. The pages are
+those that routers and agents ask engines for; the metrics have vLLM's names.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import orjson
 import uvloop
 
 MODEL = "tiny"
+OUT_OF_STEP = "out-of-step"  # as a request's `user`: its events have a pace of their own
 BACKLOG = 4096
 _USAGE = {
     "prompt_tokens": 50,
@@ -81,6 +82,7 @@ METRICS = (
 CHAT = b"/v1/chat/completions"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
+_IS_APART = re.compile(rb'"user"\s*:\s*"%b"' % OUT_OF_STEP.encode())
 
 
 def number(body: bytes, *fields: bytes) -> int:
@@ -171,17 +173,19 @@ class Connection(asyncio.Protocol):
         elif re.search(rb'"stream"\s*:\s*true', body):
             events = number(body, b"max_tokens", b"max_completion_tokens")
             if events:
-                self._stream(events, number(body, b"seed"))
+                self._stream(events, number(body, b"seed"), _IS_APART.search(body) is None)
             else:  # a proxy lost it: what is measured then would be something else
                 self._transport.write(_response(b"{}", status=b"400 Bad Request"))
         else:
             self._transport.write(PLAIN)
 
-    def _stream(self, events: int, gap_ms: int) -> None:
+    def _stream(self, events: int, gap_ms: int, in_step: bool) -> None:
         self._transport.write(HEAD)
         Connection.running += 1
         self._left = events
-        batch = Connection.batches.setdefault(gap_ms, Batch(gap_ms / 1000))
+        batch = Batch(gap_ms / 1000)
+        if in_step:
+            batch = Connection.batches.setdefault(gap_ms, batch)
         # The first event takes as long as any: prefill is no step of the batch.
         asyncio.get_running_loop().call_later(gap_ms / 1000, self._first, batch)
 

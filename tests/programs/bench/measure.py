@@ -83,6 +83,7 @@ class Meter:
             each=cell.each,
             ramp_s=cell.ramp_s,
             acks_at_once=cell.acks_at_once,
+            in_step=cell.in_step,
             first=NUMBERS_PER_TURN * turn,
             within_s=WITHIN_S,
         )

@@ -44,6 +44,7 @@ class Plan(BaseModel):
     ramp_s: float = Field(ge=0)
     first: int = Field(ge=0)  # number of the first prompt
     acks_at_once: bool = False
+    in_step: bool = True  # see `cells.Cell`
     within_s: float = Field(gt=0)
 
 
@@ -150,7 +151,9 @@ class Stream(asyncio.Protocol):
 async def play(plan: Plan) -> Seen:
     """Play the plan. Streams that are not through in time have failed."""
     loop = asyncio.get_running_loop()
-    asked = request_body(plan.prompt_tokens, plan.events, plan.gap_ms, model=plan.model)
+    asked = request_body(
+        plan.prompt_tokens, plan.events, plan.gap_ms, model=plan.model, in_step=plan.in_step
+    )
     protocols: list[Stream] = []
     refused: list[str] = []
 

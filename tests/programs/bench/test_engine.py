@@ -63,6 +63,16 @@ async def test_a_stream_has_the_requested_events_and_pace():
         gaps_ms.append(seen.gap_p50_ms)
 
 
+async def test_streams_of_one_pace_share_steps_but_for_those_that_are_out_of_step():
+    for in_step, shared in ((True, {20: 1}), (False, {})):
+        async with engine() as url:
+            seen = await play(plan(url, in_step=in_step))
+            assert (seen.answered, seen.failed) == (6, 0)
+            assert dict.fromkeys(Connection.batches, 1) == shared
+            assert seen.ttft_p50_ms >= 19.0
+            assert seen.gap_p50_ms >= 5.0
+
+
 async def test_an_event_stream_is_one_to_others_too():
     body = request_body(50, 3, 0).body(1).replace(b"max_tokens", b"max_completion_tokens")
     async with (
