@@ -63,6 +63,7 @@ class RouterLiveness:
         self._region = region
         self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
+        self._was_away = False  # once: routers that are new since may have been cut off too
 
     def join(self, key: RouterKey, now: float) -> None:
         """One more request of this router. Pair with `leave`."""
@@ -79,8 +80,7 @@ class RouterLiveness:
     def alive(self, key: RouterKey, epoch: int, now: float) -> RouterChange:
         router = self._routers.get(key)
         if router is None:
-            self._enter(key, now, epoch)
-            return RouterChange(restarted=False, resync=False)
+            router = self._enter(key, now, epoch)
         restarted = router.epoch is not None and router.epoch != epoch
         resync = router.cut_off or now - router.seen_at >= MISSED_S
         router.seen_at, router.epoch, router.cut_off = now, epoch, False
@@ -96,6 +96,7 @@ class RouterLiveness:
 
     def restart_clock(self, now: float) -> None:
         """No keep-alive could arrive until now: silence counts from here on."""
+        self._was_away = True
         for router in self._routers.values():
             router.seen_at, router.cut_off = now, True
 
@@ -118,7 +119,7 @@ class RouterLiveness:
             idle = [(one.seen_at, key) for key, one in self._routers.items() if not one.requests]
             if idle:
                 del self._routers[min(idle)[1]]
-        router = self._routers[key] = _Router(now, epoch, 0)
+        router = self._routers[key] = _Router(now, epoch, 0, cut_off=self._was_away)
         return router
 
 

@@ -1,5 +1,7 @@
 """Which asking routers are gone."""
 
+import pytest
+
 from agents.core.routers import (
     AWAY_S_MAX,
     MISSED_S,
@@ -90,6 +92,19 @@ def test_no_router_is_silent_while_the_bus_is_away() -> None:
     assert watch.alive(EU, 1, 20.2) == RouterChange(restarted=False, resync=False)
     assert watch.silent(20.0 + SILENCE_S - 0.01) == []
     assert watch.silent(20.0 + SILENCE_S) == [US]
+
+
+@pytest.mark.parametrize("work_first", [False, True])
+def test_a_router_that_is_new_after_the_bus_was_away_gets_its_frames_at_its_first_keepalive(
+    work_first,
+) -> None:
+    watch = RouterLiveness(RegionId("us"))
+    watch.bus_lost(1.0)
+    watch.bus_returned(2.0)
+    if work_first:
+        watch.join(EU, 3.0)
+    assert watch.alive(EU, 1, 3.1) == RouterChange(restarted=False, resync=True)
+    assert watch.alive(EU, 1, 3.2) == RouterChange(restarted=False, resync=False)
 
 
 def test_routers_are_lost_when_the_bus_stays_away() -> None:
