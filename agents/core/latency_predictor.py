@@ -1,0 +1,245 @@
+"""How long an engine's next iteration will take, from what is in its batch.
+
+HyGen's predictor (Sun et al., 2025, §4.2, equation 1): a linear function of (1, Sp, Sd, Sp², Sd²,
+Np, Nd), fitted by least squares to a profiling run. Sp are the prefill tokens of the iteration, Np
+and Nd the numbers of requests in prefill and in decode. "Decode tokens", Sd, can be read in three
+ways: one per decoding request (then Sd = Nd, and contexts don't count), the contexts of the
+decoding requests, or the context that the whole iteration attends to, chunks of prefill included.
+We take the last: attention reads that many tokens of KV whoever asks, and a late chunk of a long
+prompt costs more than its first. `make study-hygen` measures all three.
+
+Three things are ours. There are two functions, one for iterations with prefill and one for those
+that only decode: an iteration that decodes few sequences takes the time of reading the weights,
+and one line through both kinds is wrong for both. Coefficients are 0 or more, so more work never
+takes less time, and the longest chunk that fits a budget has a closed form. Errors are relative:
+each sample weighs 1 / seconds², since a batch of 10 ms matters as much as one of 100.
+
+On line, samples enter normal equations that forget at a constant rate; those of the profiling run
+stay, with a small weight, so that a quiet day with equal batches doesn't leave the fit undefined.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+FEATURES = 7
+ROUNDS_MAX = 4 * FEATURES  # two rounds a feature are many
+TINY = 1e-300
+# Weight of the profiling run beside what was observed since, and how much of that counts: a
+# change of the hardware's speed is learned to 95 %, within some 2,000 iterations (a minute or two).
+PROFILED_WEIGHT = 100.0
+OBSERVED_WEIGHT = 2000.0
+OBSERVATIONS_PER_FIT = 64
+# One stalled iteration (a page fault, a pre-empted process) is no news about the GPU.
+SURPRISE_MAX = 4.0
+SECONDS_MAX = 3600.0
+RIDGE = 1e-9  # of a scaled feature's weight: equations that don't determine it choose the least
+
+
+class NoSamples(ValueError):
+    """Samples that nothing can be fitted to; the message says why."""
+
+
+class BatchLoad(NamedTuple):
+    """What one iteration computes. `context_tokens`: attended to, chunks with their own tokens."""
+
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    prefills: int = 0
+    decodes: int = 0
+
+    def with_decode(self, context_tokens: int) -> "BatchLoad":
+        """One more decoding sequence of that context."""
+        prefill_tokens, context, prefills, decodes = self
+        return BatchLoad(prefill_tokens, context + context_tokens, prefills, decodes + 1)
+
+    def with_prefill(self, tokens: int, computed_tokens: int) -> "BatchLoad":
+        """One more chunk of `tokens` after `computed_tokens` of the same prompt."""
+        prefill_tokens, context, prefills, decodes = self
+        return BatchLoad(
+            prefill_tokens + tokens, context + computed_tokens + tokens, prefills + 1, decodes
+        )
+
+
+class Sample(NamedTuple):
+    """One iteration that was timed."""
+
+    load: BatchLoad
+    seconds: float
+
+
+class LatencyPredictor:
+    """Predicts iterations after a profiling run, and learns from those that follow."""
+
+    def __init__(self, profiled: Iterable[Sample]) -> None:
+        """Fit a profiling run. Raises NoSamples for none, or for one that is no measurement."""
+        samples = list(profiled)
+        if not samples:
+            raise NoSamples("the profiling run has no sample")
+        for sample in samples:
+            _check(sample)
+        rows = np.array([_features(sample.load) for sample in samples])
+        seconds = np.array([sample.seconds for sample in samples])
+        scale = np.abs(rows).max(axis=0)
+        scale[scale == 0] = 1.0
+        mixed = rows[:, 5] > 0
+        self._with_prefill = _Regression(rows, seconds, scale, mixed)
+        self._decode_only = _Regression(rows, seconds, scale, ~mixed)
+
+    def predict_s(self, load: BatchLoad) -> float:
+        """Seconds of an iteration; 0 for an empty batch."""
+        prefill_tokens, context, prefills, decodes = load
+        if not prefills and not decodes:
+            return 0.0
+        c = (self._with_prefill if prefills else self._decode_only).coefficients
+        return (
+            c[0]
+            + prefill_tokens * (c[1] + c[3] * prefill_tokens)
+            + context * (c[2] + c[4] * context)
+            + c[5] * prefills
+            + c[6] * decodes
+        )
+
+    def decode_price_s(self, load: BatchLoad, context_tokens: int) -> float:
+        """Seconds that one more decoding sequence adds to an iteration."""
+        return self.predict_s(load.with_decode(context_tokens)) - self.predict_s(load)
+
+    def longest_prefill(
+        self, budget_s: float, tokens_max: int, load: BatchLoad, computed_tokens: int
+    ) -> int:
+        """The longest chunk beside `load` with which the whole iteration keeps to `budget_s`.
+
+        `computed_tokens` of the prompt are in memory. 0 if not even one token fits: HyGen's
+        `get_max_prefill`. The prediction is a quadratic of the chunk's length, which never falls.
+        """
+        if tokens_max < 1:
+            return 0
+        c = self._with_prefill.coefficients
+        context = load.context_tokens + computed_tokens
+        linear = c[1] + c[2] + 2 * (c[3] * load.prefill_tokens + c[4] * context)
+        left_s = budget_s - self.predict_s(load.with_prefill(0, computed_tokens))
+        tokens = min(_root(c[3] + c[4], linear, left_s), tokens_max)
+        # The last bits of the root and of the prediction may differ: the prediction is right.
+        while tokens and self.predict_s(load.with_prefill(tokens, computed_tokens)) > budget_s:
+            tokens -= 1
+        return tokens
+
+    def observe(self, sample: Sample) -> None:
+        """Learn from one iteration. Raises NoSamples if it is no measurement."""
+        _check(sample)
+        expected_s = self.predict_s(sample.load)
+        regression = self._with_prefill if sample.load.prefills else self._decode_only
+        regression.observe(_features(sample.load), sample.seconds, expected_s)
+
+    @property
+    def coefficients(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Of (1, Sp, Sd, Sp², Sd², Np, Nd): for iterations with prefill, and without."""
+        return self._with_prefill.coefficients, self._decode_only.coefficients
+
+
+class _Regression:
+    """Weighted normal equations of one kind of iteration: profiled and observed ones."""
+
+    def __init__(self, rows: Matrix, seconds: Matrix, scale: Matrix, chosen: Flags) -> None:
+        if not chosen.any():  # never profiled: the other kind is the best guess
+            chosen = np.ones(len(rows), dtype=np.bool_)
+        self._scale = scale
+        weights = 1.0 / seconds[chosen]
+        scaled = rows[chosen] / scale * weights[:, None]
+        share = PROFILED_WEIGHT / len(scaled)
+        self._profiled = share * (scaled.T @ scaled), share * scaled.sum(axis=0)
+        self._matrix: Matrix = np.zeros((FEATURES, FEATURES))
+        self._right: Matrix = np.zeros(FEATURES)
+        self._unfitted = 0
+        self._fit()
+
+    def observe(self, features: Sequence[float], seconds: float, expected_s: float) -> None:
+        if expected_s > 0:
+            seconds = min(max(seconds, expected_s / SURPRISE_MAX), expected_s * SURPRISE_MAX)
+        row = np.array(features) / self._scale / seconds
+        keep = 1.0 - 1.0 / OBSERVED_WEIGHT
+        self._matrix = keep * self._matrix + np.outer(row, row)
+        self._right = keep * self._right + row
+        self._unfitted += 1
+        if self._unfitted >= OBSERVATIONS_PER_FIT:
+            self._fit()
+
+    def _fit(self) -> None:
+        self._unfitted = 0
+        matrix, right = self._profiled[0] + self._matrix, self._profiled[1] + self._right
+        ridge = RIDGE * np.diag(matrix).max() * np.eye(FEATURES)
+        solved = non_negative_least_squares(matrix + ridge, right)
+        self.coefficients = tuple(float(value) for value in solved / self._scale)
+
+
+def non_negative_least_squares(matrix: Matrix, right: Matrix) -> Matrix:
+    """The x ≥ 0 that is least in x·matrix·x / 2 − right·x, for a positive definite matrix.
+
+    Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23, on normal equations;
+    it ends because each round's set of positive coefficients fits better than any before.
+    """
+    count = len(right)
+    x = np.zeros(count)
+    positive = np.zeros(count, dtype=np.bool_)
+    least = 1e-12 * float(np.abs(right).max())
+    for _ in range(ROUNDS_MAX):
+        gradient = np.where(positive, -np.inf, right - matrix @ x)
+        best = int(gradient.argmax())
+        if gradient[best] <= least:
+            break
+        positive[best] = True
+        z = _solved(matrix, right, positive)
+        while (z[positive] <= 0).any():  # go from x towards z until the first of them is 0
+            low = np.flatnonzero(positive & (z <= 0))
+            shares = x[low] / np.maximum(x[low] - z[low], TINY)
+            x = x + shares.min() * (z - x)
+            x[low[shares.argmin()]] = 0.0
+            positive &= x > 0
+            z = _solved(matrix, right, positive)
+        x = z
+    return x
+
+
+def _solved(matrix: Matrix, right: Matrix, chosen: Flags) -> Matrix:
+    z = np.zeros(len(right))
+    z[chosen] = np.linalg.solve(matrix[np.ix_(chosen, chosen)], right[chosen])
+    return z
+
+
+def mean_error(predictor: LatencyPredictor, samples: Sequence[Sample]) -> float:
+    """Mean absolute error relative to what was measured (MAPE), of 1."""
+    errors = [abs(predictor.predict_s(load) - seconds) / seconds for load, seconds in samples]
+    return math.fsum(errors) / len(errors)
+
+
+def _features(load: BatchLoad) -> tuple[float, ...]:
+    prefill_tokens, context, prefills, decodes = load
+    return (1.0, prefill_tokens, context, prefill_tokens**2, context**2, prefills, decodes)
+
+
+def _check(sample: Sample) -> None:
+    if not 0.0 < sample.seconds <= SECONDS_MAX:
+        raise NoSamples(f"{sample.seconds} seconds are no time of an iteration")
+    if min(sample.load) < 0 or sample.load.prefills + sample.load.decodes < 1:
+        raise NoSamples(f"{sample.load} is no batch")
+
+
+def _root(square: float, linear: float, left: float) -> int:
+    """The largest whole n ≥ 0 with square·n² + linear·n ≤ left, or so; very large if all do."""
+    if left < 0:
+        return 0
+    unbounded = 2**40
+    if square > 0:
+        # The form without a difference of nearly equal numbers.
+        root = 2 * left / (linear + math.sqrt(linear * linear + 4 * square * left) or math.inf)
+    elif linear > 0:
+        root = left / linear
+    else:
+        return unbounded
+    return int(min(root * (1 + 1e-12), unbounded))
