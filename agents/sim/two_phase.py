@@ -9,9 +9,11 @@ of that delays an online request by more than one iteration of `budget_s`, or of
 requests themselves take if that is longer.
 
 An offline sequence that doesn't fit an iteration pauses: it keeps its memory and computes nothing.
-If memory is short, offline sequences give theirs back, newest first, before any online one does;
-they go back to their place in the offline queue, and what they published may still be cached when
-they come again. While an online request waits for memory, no offline one is admitted.
+While one pauses, no new one is admitted (ours: else a small budget, which lets in a few tokens of
+prefill but no decode, fills the memory with sequences that can't go on). If memory is short,
+offline sequences give theirs back, newest first, before any online one does; they go back to their
+place in the offline queue, and what they published may still be cached when they come again. While
+an online request waits for memory, no offline one is admitted.
 
 Without a budget this is the paper's Sarathi++ (online first, blind to latency), and with offline
 requests submitted at a fixed rate its HyGen*. While there is no offline request, iterations are
@@ -34,9 +36,9 @@ from agents.sim.engine import QUEUE_LIMIT, EngineSim, Stretch
 from agents.sim.events import DuplicateId, NeverFits, Preempted, SimRequest
 from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiles import Profile
+from agents.sim.profiling_run import Composition
 
-# (tokens, context) of each chunk, decoding sequences, their context, seconds: an iteration
-Watch = Callable[[tuple[tuple[int, int], ...], int, int, float], None]
+Watch = Callable[[Composition, float], None]  # an iteration and its seconds
 
 
 class TwoPhaseEngine(EngineSim):
@@ -128,11 +130,8 @@ class TwoPhaseEngine(EngineSim):
 
     def _plan(self, at: float) -> None:
         super()._plan(at)
-        stretch = self._stretch
-        if self._watch is not None and stretch is not None:
-            batch = self._batch
-            chunks = tuple((tokens, seq.computed + tokens) for seq, tokens in self._chunks)
-            self._watch(chunks, len(batch.decoding), batch.context_tokens, stretch.first_s)
+        if self._watch is not None and self._stretch is not None:
+            self._watch(self._composition(), self._stretch.first_s)
 
     def _fill(self, at: float) -> int:
         if not self._held and not self._offline_queue:
@@ -140,9 +139,11 @@ class TwoPhaseEngine(EngineSim):
         self._decoding_ids = None
         self._batch.pause_offline()
         tokens_left = super()._fill(at)
-        load = self._load()
-        tokens_left, load = self._add_decodes(tokens_left, load, at)
+        online = self._batch.size
+        tokens_left, load = self._add_decodes(tokens_left, self._composition().load, at)
         tokens_left, load = self._add_prefills(tokens_left, load)
+        if self._batch.size - online < len(self._held):
+            return tokens_left
         return self._admit_offline(tokens_left, load)
 
     def _add_decodes(self, tokens: int, load: BatchLoad, at: float) -> tuple[int, BatchLoad]:
@@ -237,11 +238,10 @@ class TwoPhaseEngine(EngineSim):
             return Stretch(at, self._mixed_s(), 0.0, 1)
         return super()._decode_stretch(at)
 
-    def _load(self) -> BatchLoad:
-        batch, chunks = self._batch, self._chunks
-        prefill_tokens = sum(tokens for _, tokens in chunks)
-        context = batch.context_tokens + sum(seq.computed + tokens for seq, tokens in chunks)
-        return BatchLoad(prefill_tokens, context, len(chunks), len(batch.decoding))
+    def _composition(self) -> Composition:
+        batch = self._batch
+        chunks = tuple([(tokens, seq.computed + tokens) for seq, tokens in self._chunks])
+        return Composition(chunks, len(batch.decoding), batch.context_tokens)
 
     def _in_time(self, load: BatchLoad) -> bool:
         return self._predictor is None or self._predictor.predict_s(load) <= self._budget_s

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.core.latency_predictor import BatchLoad, LatencyPredictor, Sample
+from agents.core.latency_predictor import BatchLoad, LatencyPredictor
 from agents.core.offline_queue import OfflineQueue, OfflineQueueFull, UnknownOffline
 from agents.sim.engine import EngineSim
 from agents.sim.events import (
@@ -22,6 +22,7 @@ from agents.sim.events import (
     SimRequest,
 )
 from agents.sim.profiles import Profile
+from agents.sim.profiling_run import Composition, compositions, profiling_run
 from agents.sim.two_phase import TwoPhaseEngine
 
 # An iteration takes 10 ms, a token 1 ms, a decoding sequence nothing more: exactly predictable.
@@ -49,20 +50,7 @@ ROUGH = Profile(
 )
 
 
-def predictor(profile: Profile = EVEN) -> LatencyPredictor:
-    dice = random.Random(1)
-    samples = []
-    for _ in range(400):
-        decodes = dice.randrange(9)
-        tokens = dice.choice((0, dice.randint(1, 64))) if decodes else dice.randint(1, 64)
-        context = tokens + decodes * dice.randint(1, 200)
-        load = BatchLoad(tokens, context, int(tokens > 0), decodes)
-        chunks = ((tokens, tokens),) if tokens else ()
-        samples.append(Sample(load, profile.iteration_s(chunks, decodes, context - tokens)))
-    return LatencyPredictor(samples)
-
-
-PREDICTOR = predictor()
+PREDICTOR = LatencyPredictor(profiling_run(EVEN))
 
 
 def queue(utility_ratio: float = 1.0, **limits: int) -> OfflineQueue:
@@ -135,7 +123,12 @@ def test_without_offline_requests_it_is_the_engine_to_the_last_bit(arrivals, loo
 def test_everyone_ends_and_memory_is_whole(arrivals, budget_s, dense):
     profile = ROUGH if dense else EVEN
     offline_queue = queue(0.5)
-    engine = TwoPhaseEngine(profile, offline_queue, predictor=predictor(profile), budget_s=budget_s)
+    engine = TwoPhaseEngine(
+        profile,
+        offline_queue,
+        predictor=LatencyPredictor(profiling_run(profile)),
+        budget_s=budget_s,
+    )
     events: list[SimEvent] = []
     now = 0.0
     for number, (gap_s, (prompt, output), is_offline) in enumerate(arrivals):
@@ -155,12 +148,13 @@ def test_everyone_ends_and_memory_is_whole(arrivals, budget_s, dense):
 @settings(max_examples=40, deadline=None)
 @given(arrivals=arrivals, budget_s=st.floats(0.012, 0.09))
 def test_offline_work_keeps_every_iteration_to_the_budget(arrivals, budget_s):
-    def watch(chunks, decodes, context_tokens, seconds) -> None:
+    def watch(composition: Composition, seconds: float) -> None:
+        chunks, decodes, _ = composition
         batch = engine._batch
         offline_tokens = sum(seq.request.offline for seq in batch.decoding) + sum(
             tokens for seq, tokens in engine._chunks if seq.request.offline
         )
-        assert seconds == pytest.approx(EVEN.iteration_s(chunks, decodes, context_tokens))
+        assert seconds == pytest.approx(EVEN.iteration_s(*composition))
         if offline_tokens:
             assert seconds <= budget_s * 1.0001
         assert decodes + sum(tokens for tokens, _ in chunks) <= EVEN.batch_tokens
@@ -207,6 +201,20 @@ def test_what_does_not_fit_the_budget_pauses_with_its_memory_oldest_first():
     assert engine.offline_held == 4 and engine.cache.used >= used
     engine._budget_s = 0.05
     assert sorted(finished(drain(engine))) == [1, 2, 3, 4]
+
+
+def test_no_offline_request_is_admitted_while_another_pauses():
+    profile = replace(EVEN, token_s=0.0001, sequence_s=0.001)
+    predictor = LatencyPredictor(profiling_run(profile))
+    budget_s = 0.0127  # two decodes, and five tokens of prefill
+    engine = TwoPhaseEngine(profile, queue(), predictor=predictor, budget_s=budget_s)
+    for number in range(1, 9):
+        engine.submit(offline(number, 30, 100), 0.0)
+    held = []
+    while engine.wake_at is not None and engine.wake_at < 0.5:
+        engine.step(engine.wake_at)
+        held.append(engine.offline_held)
+    assert max(held) == 3, "two decode, and the one that had begun pauses"
 
 
 def test_online_requests_take_memory_from_offline_ones_newest_first():
@@ -259,14 +267,13 @@ def test_no_offline_request_is_admitted_while_an_online_one_waits_for_memory():
 
 
 def test_without_a_budget_offline_work_fills_every_token():
-    seen = []
-    engine = TwoPhaseEngine(EVEN, queue(), watch=lambda *told: seen.append(told))
+    seen: list[Composition] = []
+    engine = TwoPhaseEngine(EVEN, queue(), watch=lambda composition, _: seen.append(composition))
     engine.submit(online(1, 10, 5), 0.0)
     for number in range(2, 6):
         engine.submit(offline(number, 150, 3), 0.0)
     drain(engine)
-    full = [chunks for chunks, decodes, _, _ in seen[1:8]]
-    assert all(sum(tokens for tokens, _ in chunks) >= 60 for chunks in full)
+    assert all(composition.load.prefill_tokens >= 60 for composition in seen[1:8])
 
 
 def test_requests_that_share_a_prefix_run_together_and_hit_the_cache():
@@ -327,3 +334,18 @@ def test_a_budget_that_is_none_is_refused(budget_s):
         hygen(budget_s)
     with pytest.raises(ValueError, match="predictor"):
         TwoPhaseEngine(EVEN, queue(), budget_s=0.1)
+
+
+def test_the_profiling_run_keeps_to_the_profiles_limits_and_reaches_them():
+    grid = list(compositions(ROUGH))
+    tokens = [each.decodes + each.load.prefill_tokens for each in grid]
+    assert max(tokens) == ROUGH.batch_tokens and min(tokens) == 1
+    assert max(each.decodes for each in grid) <= ROUGH.max_seqs
+    assert max(each.context_tokens for each in grid) <= ROUGH.kv_tokens
+    assert len(set(grid)) > 200
+    assert {bool(each.chunks) for each in grid if each.decodes} == {True, False}
+
+
+def test_a_composition_is_a_batch_load_with_all_its_context():
+    composition = Composition(((10, 110), (5, 5)), 3, 700)
+    assert composition.load == BatchLoad(15, 815, 2, 3)
