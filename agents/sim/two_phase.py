@@ -9,11 +9,13 @@ of that delays an online request by more than one iteration of `budget_s`, or of
 requests themselves take if that is longer.
 
 An offline sequence that doesn't fit an iteration pauses: it keeps its memory and computes nothing.
-While one pauses, no new one is admitted (ours: else a small budget, which lets in a few tokens of
-prefill but no decode, fills the memory with sequences that can't go on). If memory is short,
-offline sequences give theirs back, newest first, before any online one does; they go back to their
-place in the offline queue, and what they published may still be cached when they come again. While
-an online request waits for memory, no offline one is admitted.
+New ones are admitted while those that pause hold a quarter of the memory at most (ours: else a
+small budget, which lets in a few tokens of prefill but not the decode of a long document, fills the
+memory with sequences that can't go on; with none allowed, one long document stops all offline work
+until the online load is low, and what a budget yields hangs on where such documents fall). If
+memory is short, offline sequences give theirs back, newest first, before any online one does; they
+go back to their place in the offline queue, and what they published may still be cached when they
+come again. While an online request waits for memory, no offline one is admitted.
 
 Without a budget this is the paper's Sarathi++ (online first, blind to latency), and with offline
 requests submitted at a fixed rate its HyGen*. While there is no offline request, iterations are
@@ -37,6 +39,8 @@ from agents.sim.events import DuplicateId, NeverFits, Preempted, SimRequest
 from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition
+
+PAUSED_SHARE_MAX = 0.25  # of the memory
 
 Watch = Callable[[Composition, float], None]  # an iteration and its seconds
 
@@ -139,12 +143,16 @@ class TwoPhaseEngine(EngineSim):
         self._decoding_ids = None
         self._batch.pause_offline()
         tokens_left = super()._fill(at)
-        online = self._batch.size
         tokens_left, load = self._add_decodes(tokens_left, self._composition().load, at)
         tokens_left, load = self._add_prefills(tokens_left, load)
-        if self._batch.size - online < len(self._held):
+        if self._paused_blocks() > PAUSED_SHARE_MAX * self.cache.capacity:
             return tokens_left
         return self._admit_offline(tokens_left, load)
+
+    def _paused_blocks(self) -> int:
+        computing = [*self._batch.decoding, *self._batch.prefilling]
+        held = sum([seq.blocks for seq in self._held])
+        return held - sum([seq.blocks for seq in computing if seq.request.offline])
 
     def _add_decodes(self, tokens: int, load: BatchLoad, at: float) -> tuple[int, BatchLoad]:
         batch, cache = self._batch, self.cache
