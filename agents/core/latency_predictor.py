@@ -2,11 +2,15 @@
 
 HyGen's predictor (Sun et al., 2025, §4.2, equation 1): a linear function of (1, Sp, Sd, Sp², Sd²,
 Np, Nd), fitted by least squares to a profiling run. Sp are the prefill tokens of the iteration, Np
-and Nd the numbers of requests in prefill and in decode. "Decode tokens", Sd, can be read in three
-ways: one per decoding request (then Sd = Nd, and contexts don't count), the contexts of the
-decoding requests, or the context that the whole iteration attends to, chunks of prefill included.
-We take the last: attention reads that many tokens of KV whoever asks, and a late chunk of a long
-prompt costs more than its first. `make study-hygen` measures all three.
+and Nd the numbers of requests in prefill and in decode. Two of these can be read in several ways.
+
+"Decode tokens", Sd: one per decoding request (then Sd = Nd, and contexts don't count), the contexts
+of the decoding requests, or the context that the whole iteration attends to, chunks of prefill
+included. We take the last: attention reads that many tokens of KV whoever asks.
+
+Sp² stands for prefill's attention, of each token to each before it: of a prompt computed at once
+that many pairs. A chunk's square would be the same at the prompt's beginning and at its end, so we
+take the pairs: a chunk's tokens times its context. `make study-hygen` measures every reading.
 
 Three things are ours. There are two functions, one for iterations with prefill and one for those
 that only decode: an iteration that decodes few sequences takes the time of reading the weights,
@@ -47,23 +51,29 @@ class NoSamples(ValueError):
 
 
 class BatchLoad(NamedTuple):
-    """What one iteration computes. `context_tokens`: attended to, chunks with their own tokens."""
+    """What one iteration computes.
+
+    `context_tokens` are attended to, a chunk's own included; `prefill_pairs` is the sum of each
+    chunk's tokens times its context.
+    """
 
     prefill_tokens: int = 0
     context_tokens: int = 0
     prefills: int = 0
     decodes: int = 0
+    prefill_pairs: int = 0
 
     def with_decode(self, context_tokens: int) -> "BatchLoad":
         """One more decoding sequence of that context."""
-        prefill_tokens, context, prefills, decodes = self
-        return BatchLoad(prefill_tokens, context + context_tokens, prefills, decodes + 1)
+        tokens, context, prefills, decodes, pairs = self
+        return BatchLoad(tokens, context + context_tokens, prefills, decodes + 1, pairs)
 
     def with_prefill(self, tokens: int, computed_tokens: int) -> "BatchLoad":
         """One more chunk of `tokens` after `computed_tokens` of the same prompt."""
-        prefill_tokens, context, prefills, decodes = self
+        own = computed_tokens + tokens
+        before, context, prefills, decodes, pairs = self
         return BatchLoad(
-            prefill_tokens + tokens, context + computed_tokens + tokens, prefills + 1, decodes
+            before + tokens, context + own, prefills + 1, decodes, pairs + tokens * own
         )
 
 
@@ -88,20 +98,21 @@ class LatencyPredictor:
         seconds = np.array([sample.seconds for sample in samples])
         scale = np.abs(rows).max(axis=0)
         scale[scale == 0] = 1.0
-        mixed = rows[:, 5] > 0
+        mixed = np.array([sample.load.prefills > 0 for sample in samples])
         self._with_prefill = _Regression(rows, seconds, scale, mixed)
         self._decode_only = _Regression(rows, seconds, scale, ~mixed)
 
     def predict_s(self, load: BatchLoad) -> float:
         """Seconds of an iteration; 0 for an empty batch."""
-        prefill_tokens, context, prefills, decodes = load
+        prefill_tokens, context, prefills, decodes, pairs = load
         if not prefills and not decodes:
             return 0.0
         c = (self._with_prefill if prefills else self._decode_only).coefficients
         return (
             c[0]
-            + prefill_tokens * (c[1] + c[3] * prefill_tokens)
+            + c[1] * prefill_tokens
             + context * (c[2] + c[4] * context)
+            + c[3] * pairs
             + c[5] * prefills
             + c[6] * decodes
         )
@@ -122,7 +133,7 @@ class LatencyPredictor:
             return 0
         c = self._with_prefill.coefficients
         context = load.context_tokens + computed_tokens
-        linear = c[1] + c[2] + 2 * (c[3] * load.prefill_tokens + c[4] * context)
+        linear = c[1] + c[2] + c[3] * computed_tokens + 2 * c[4] * context
         left_s = budget_s - self.predict_s(load.with_prefill(0, computed_tokens))
         tokens = min(_root(c[3] + c[4], linear, left_s), tokens_max)
         # The last bits of the root and of the prediction may differ: the prediction is right.
@@ -219,8 +230,8 @@ def mean_error(predictor: LatencyPredictor, samples: Sequence[Sample]) -> float:
 
 
 def _features(load: BatchLoad) -> tuple[float, ...]:
-    prefill_tokens, context, prefills, decodes = load
-    return (1.0, prefill_tokens, context, prefill_tokens**2, context**2, prefills, decodes)
+    prefill_tokens, context, prefills, decodes, pairs = load
+    return (1.0, prefill_tokens, context, pairs, context**2, prefills, decodes)
 
 
 def _check(sample: Sample) -> None:

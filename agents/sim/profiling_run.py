@@ -36,6 +36,7 @@ class Composition(NamedTuple):
             self.context_tokens + sum(context for _, context in self.chunks),
             len(self.chunks),
             self.decodes,
+            sum(tokens * context for tokens, context in self.chunks),
         )
 
 

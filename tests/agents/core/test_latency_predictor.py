@@ -24,6 +24,7 @@ loads = st.builds(
     context_tokens=st.integers(0, 400_000),
     prefills=st.integers(1, 8),
     decodes=st.integers(0, 256),
+    prefill_pairs=st.integers(0, 10**8),
 )
 decode_loads = st.builds(
     BatchLoad,
@@ -31,23 +32,23 @@ decode_loads = st.builds(
     context_tokens=st.integers(1, 400_000),
     prefills=st.just(0),
     decodes=st.integers(1, 256),
+    prefill_pairs=st.just(0),
 )
 
 
 def random_load(dice: random.Random) -> BatchLoad:
-    decodes = dice.randrange(128)
-    prefills = dice.randrange(3) if decodes else 1
-    prefill_tokens = dice.randint(prefills, 512) if prefills else 0
-    context = prefill_tokens + decodes * dice.randint(1, 2000) + prefills * dice.randrange(9000)
-    return BatchLoad(prefill_tokens, context, prefills, decodes)
+    load = BatchLoad()
+    for _ in range(dice.randrange(128)):
+        load = load.with_decode(dice.randint(1, 2000))
+    for _ in range(dice.randrange(3) if load.decodes else 1):
+        load = load.with_prefill(dice.randint(1, 512), dice.randrange(9000))
+    return load
 
 
 def linear_s(load: BatchLoad) -> float:
     """A GPU that is exactly what equation 1 can say."""
-    tokens, context, prefills, decodes = load
-    return (
-        0.011 + 9e-5 * tokens + 2e-7 * context + 3e-9 * tokens**2 + 1e-4 * prefills + 2e-5 * decodes
-    )
+    tokens, context, prefills, decodes, pairs = load
+    return 0.011 + 9e-5 * tokens + 2e-7 * context + 3e-9 * pairs + 1e-4 * prefills + 2e-5 * decodes
 
 
 def run_of(count: int, seed: int, seconds=linear_s) -> list[Sample]:

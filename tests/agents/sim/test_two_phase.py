@@ -350,4 +350,4 @@ def test_the_profiling_run_keeps_to_the_profiles_limits_and_reaches_them():
 
 def test_a_composition_is_a_batch_load_with_all_its_context():
     composition = Composition(((10, 110), (5, 5)), 3, 700)
-    assert composition.load == BatchLoad(15, 815, 2, 3)
+    assert composition.load == BatchLoad(15, 815, 2, 3, 10 * 110 + 5 * 5)
