@@ -12,11 +12,13 @@ Sp² stands for prefill's attention, of each token to each before it: of a promp
 that many pairs. A chunk's square would be the same at the prompt's beginning and at its end, so we
 take the pairs: a chunk's tokens times its context. `make study-hygen` measures every reading.
 
-Three things are ours. There are two functions, one for iterations with prefill and one for those
-that only decode: an iteration that decodes few sequences takes the time of reading the weights,
-and one line through both kinds is wrong for both. Coefficients are 0 or more, so more work never
-takes less time, and the longest chunk that fits a budget has a closed form. Errors are relative:
-each sample weighs 1 / seconds², since a batch of 10 ms matters as much as one of 100.
+Three things are ours. There are two functions, and an iteration takes the larger: one of its
+contexts and decodes, fitted to iterations that only decode, when the GPU waits for memory; one of
+everything, fitted to iterations with prefill that take longer than that, when it computes (the
+roofline of Williams et al., 2009). One line through both kinds is wrong for both. Coefficients are
+0 or more, so more work never takes less time, and the longest chunk that fits a budget has a closed
+form. Errors are relative: a sample weighs 1 / seconds², since a batch of 10 ms matters as much as
+one of 100.
 
 On line, samples enter normal equations that forget at a constant rate; those of the profiling run
 stay, with a small weight, so that a quiet day with equal batches doesn't leave the fit undefined.
@@ -24,6 +26,7 @@ stay, with a small weight, so that a quiet day with equal batches doesn't leave 
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +38,9 @@ Flags = NDArray[np.bool_]
 FEATURES = 7
 ROUNDS_MAX = 4 * FEATURES  # two rounds a feature are many
 TINY = 1e-300
+# Of (1, Sp, Sd, Sp², Sd², Np, Nd): what an iteration that waits for memory is priced by.
+MEMORY_BOUND: Matrix = np.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+SORTING_ROUNDS = 4
 # Weight of the profiling run beside what was observed since, and how much of that counts: a
 # change of the hardware's speed is learned to 95 %, within some 2,000 iterations (a minute or two).
 PROFILED_WEIGHT = 100.0
@@ -98,17 +104,29 @@ class LatencyPredictor:
         seconds = np.array([sample.seconds for sample in samples])
         scale = np.abs(rows).max(axis=0)
         scale[scale == 0] = 1.0
-        mixed = np.array([sample.load.prefills > 0 for sample in samples])
-        self._with_prefill = _Regression(rows, seconds, scale, mixed)
-        self._decode_only = _Regression(rows, seconds, scale, ~mixed)
+        with_prefill = np.array([sample.load.prefills > 0 for sample in samples])
+        # A kind that was not profiled is guessed from the other.
+        memory = ~with_prefill if not with_prefill.all() else with_prefill
+        computing = with_prefill if with_prefill.any() else memory
+        self._memory_bound = _Regression(rows, seconds, scale, memory)
+        waiting_s = (rows * MEMORY_BOUND) @ np.array(self._memory_bound.coefficients)
+        for _ in range(SORTING_ROUNDS):  # who waits for memory depends on the fit, and it on them
+            self._compute_bound = _Regression(rows, seconds, scale, computing)
+            slower = rows @ np.array(self._compute_bound.coefficients) >= waiting_s
+            if not (with_prefill & slower).any():
+                break
+            computing = with_prefill & slower
 
     def predict_s(self, load: BatchLoad) -> float:
         """Seconds of an iteration; 0 for an empty batch."""
         prefill_tokens, context, prefills, decodes, pairs = load
         if not prefills and not decodes:
             return 0.0
-        c = (self._with_prefill if prefills else self._decode_only).coefficients
-        return (
+        waiting_s = self._waiting_s(context, decodes)
+        if not prefills:
+            return waiting_s
+        c = self._compute_bound.coefficients
+        computing_s = (
             c[0]
             + c[1] * prefill_tokens
             + context * (c[2] + c[4] * context)
@@ -116,6 +134,7 @@ class LatencyPredictor:
             + c[5] * prefills
             + c[6] * decodes
         )
+        return max(waiting_s, computing_s)
 
     def decode_price_s(self, load: BatchLoad, context_tokens: int) -> float:
         """Seconds that one more decoding sequence adds to an iteration."""
@@ -131,11 +150,20 @@ class LatencyPredictor:
         """
         if tokens_max < 1:
             return 0
-        c = self._with_prefill.coefficients
-        context = load.context_tokens + computed_tokens
-        linear = c[1] + c[2] + c[3] * computed_tokens + 2 * c[4] * context
-        left_s = budget_s - self.predict_s(load.with_prefill(0, computed_tokens))
-        tokens = min(_root(c[3] + c[4], linear, left_s), tokens_max)
+        m, c = self._memory_bound.coefficients, self._compute_bound.coefficients
+        none = load.with_prefill(0, computed_tokens)
+        context = none.context_tokens
+        waiting_s = self._waiting_s(context, load.decodes)
+        computing_s = sum(map(mul, c, _features(none)))
+        tokens = min(
+            _root(m[4], m[2] + 2 * m[4] * context, budget_s - waiting_s),
+            _root(
+                c[3] + c[4],
+                c[1] + c[2] + c[3] * computed_tokens + 2 * c[4] * context,
+                budget_s - computing_s,
+            ),
+            tokens_max,
+        )
         # The last bits of the root and of the prediction may differ: the prediction is right.
         while tokens and self.predict_s(load.with_prefill(tokens, computed_tokens)) > budget_s:
             tokens -= 1
@@ -144,22 +172,27 @@ class LatencyPredictor:
     def observe(self, sample: Sample) -> None:
         """Learn from one iteration. Raises NoSamples if it is no measurement."""
         _check(sample)
-        expected_s = self.predict_s(sample.load)
-        regression = self._with_prefill if sample.load.prefills else self._decode_only
-        regression.observe(_features(sample.load), sample.seconds, expected_s)
+        load, seconds = sample
+        expected_s, features = self.predict_s(load), np.array(_features(load))
+        if not load.prefills or expected_s <= self._waiting_s(load.context_tokens, load.decodes):
+            self._memory_bound.observe(features * MEMORY_BOUND, seconds, expected_s)
+        else:
+            self._compute_bound.observe(features, seconds, expected_s)
+
+    def _waiting_s(self, context: int, decodes: int) -> float:
+        m = self._memory_bound.coefficients
+        return m[0] + context * (m[2] + m[4] * context) + m[6] * decodes
 
     @property
     def coefficients(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Of (1, Sp, Sd, Sp², Sd², Np, Nd): for iterations with prefill, and without."""
-        return self._with_prefill.coefficients, self._decode_only.coefficients
+        """Of (1, Sp, Sd, Sp², Sd², Np, Nd): while computing, and while waiting for memory."""
+        return self._compute_bound.coefficients, self._memory_bound.coefficients
 
 
 class _Regression:
-    """Weighted normal equations of one kind of iteration: profiled and observed ones."""
+    """Weighted normal equations of some of the samples: profiled and observed ones."""
 
     def __init__(self, rows: Matrix, seconds: Matrix, scale: Matrix, chosen: Flags) -> None:
-        if not chosen.any():  # never profiled: the other kind is the best guess
-            chosen = np.ones(len(rows), dtype=np.bool_)
         self._scale = scale
         weights = 1.0 / seconds[chosen]
         scaled = rows[chosen] / scale * weights[:, None]
@@ -170,10 +203,10 @@ class _Regression:
         self._unfitted = 0
         self._fit()
 
-    def observe(self, features: Sequence[float], seconds: float, expected_s: float) -> None:
+    def observe(self, features: Matrix, seconds: float, expected_s: float) -> None:
         if expected_s > 0:
             seconds = min(max(seconds, expected_s / SURPRISE_MAX), expected_s * SURPRISE_MAX)
-        row = np.array(features) / self._scale / seconds
+        row = features / self._scale / seconds
         keep = 1.0 - 1.0 / OBSERVED_WEIGHT
         self._matrix = keep * self._matrix + np.outer(row, row)
         self._right = keep * self._right + row

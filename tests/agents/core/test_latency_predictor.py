@@ -63,6 +63,24 @@ def test_a_linear_gpu_is_predicted_exactly():
     assert mean_error(TRAINED, run_of(500, seed=2)) < 1e-4
 
 
+def roofline_s(load: BatchLoad) -> float:
+    """Weights and KV are read, or tokens computed, whichever takes longer."""
+    waiting_s = 0.011 + 3e-7 * load.context_tokens
+    tokens = load.prefill_tokens + load.decodes
+    return max(waiting_s, 0.003 + 9e-5 * tokens + 2e-9 * load.prefill_pairs)
+
+
+def test_a_gpu_that_waits_for_memory_or_computes_is_predicted():
+    predictor = LatencyPredictor(run_of(2000, seed=1, seconds=roofline_s))
+    assert mean_error(predictor, run_of(500, seed=2, seconds=roofline_s)) < 0.01
+    few = [Sample(s, roofline_s(s)) for s in (BatchLoad(n, 20 + n, 1, 1) for n in range(1, 60))]
+    assert mean_error(predictor, few) < 0.02, "a few tokens of prefill beside a decode are free"
+    slower = run_of(6000, seed=6, seconds=lambda load: 1.3 * roofline_s(load))
+    for sample in slower:
+        predictor.observe(sample)
+    assert mean_error(predictor, slower) < 0.03
+
+
 def test_noise_averages_out():
     dice = random.Random(3)
     noisy = [Sample(s.load, s.seconds * dice.gauss(1.0, 0.05)) for s in run_of(4000, seed=3)]
