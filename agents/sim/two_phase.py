@@ -19,9 +19,9 @@ come again. While an online request waits for memory, no offline one is admitted
 
 Without a budget this is the paper's Sarathi++ (online first, blind to latency), and with offline
 requests submitted at a fixed rate its HyGen*. While there is no offline request, iterations are
-those of `EngineSim` to the last bit, in stretches; otherwise they are planned one by one. An engine
-whose budget is below the time of a single decode leaves its offline requests waiting for ever:
-`agents.core.slo_profile` finds the budget.
+those of `EngineSim` to the last bit, in stretches; otherwise they are planned one by one. An offline
+request whose decode alone takes longer than the budget waits until the budget is larger;
+`agents.core.slo_profile` finds budgets.
 
 Other than in the paper, the budget never shortens an online request's chunk (algorithm 1 passes it
 to both phases): online requests are served as without HyGen. And offline requests are scheduled at
@@ -179,9 +179,11 @@ class TwoPhaseEngine(EngineSim):
         for seq in self._held:
             if seq.computed >= seq.target:
                 continue
-            chunk = self._longest_chunk(tokens, load, seq.computed)
-            if chunk < 1 or self._batch.size >= self._max_seqs:
+            if tokens < 1 or self._batch.size >= self._max_seqs:
                 break
+            chunk = self._longest_chunk(tokens, load, seq.computed)
+            if chunk < 1:  # one that is less far may fit
+                continue
             self._batch.resume(seq)
             tokens, load = self._add_offline_chunk(seq, chunk, tokens, load)
         return tokens, load

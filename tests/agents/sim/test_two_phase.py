@@ -219,6 +219,21 @@ def test_paused_sequences_hold_a_quarter_of_the_memory():
     assert max(held) == 2 + 8 + 2
 
 
+def test_a_long_prefill_that_does_not_fit_lets_shorter_ones_go_on():
+    profile = replace(EVEN, context_s=0.0001)
+    predictor = LatencyPredictor(profiling_run(profile))
+    budget_s = 0.030  # 10 ms and 20 ms: of 200 tokens of context, or 18 tokens of a new prompt
+    engine = TwoPhaseEngine(profile, queue(), predictor=predictor, budget_s=budget_s)
+    engine.submit(offline(1, 240, 2), 0.0)
+    for number in (2, 3):
+        engine.submit(offline(number, 30, 2), 0.0)
+    assert finished(drain(engine)) == [2, 3]
+    assert engine.offline_held == 1, "the long one waits for a larger budget"
+    engine._budget_s = 1.0
+    engine.submit(offline(4, 30, 2), 99.0)
+    assert finished(drain(engine)) == [1, 4]
+
+
 def test_online_requests_take_memory_from_offline_ones_newest_first():
     engine = hygen(1.0)
     for number in range(1, 4):
