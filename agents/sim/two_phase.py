@@ -19,7 +19,7 @@ come again. While an online request waits for memory, no offline one is admitted
 
 Without a budget this is the paper's Sarathi++ (online first, blind to latency), and with offline
 requests submitted at a fixed rate its HyGen*. While there is no offline request, iterations are
-those of `EngineSim` to the last bit, in stretches; otherwise they are planned one by one. An offline
+those of `EngineSim` to the last bit, in stretches; otherwise they are planned one by one. A
 request whose decode alone takes longer than the budget waits until the budget is larger;
 `agents.core.slo_profile` finds budgets.
 

@@ -21,6 +21,7 @@ from tests.programs.studies.hygen import predictor, prefixes
 from tests.programs.studies.hygen.grid import (
     HEADROOM,
     JUDGED,
+    PROFILED,
     TOLERANCES,
     Bench,
     Cell,
@@ -148,8 +149,9 @@ def _baselines(runs: Bench) -> str:
     source = "recorded" if runs.trace else "generated"
     title = (
         f"**{setting.kind.name}** ({source}), {setting.rate_per_s:g} requests/s for "
-        f"{setting.duration_s:.0f} s, {len(runs.arrivals(JUDGED))} requests; budgets profiled on "
-        f"{setting.samples} sample(s) of another part, for {HEADROOM:.0%} of the tolerance."
+        f"{setting.judged_s:.0f} s, {len(runs.arrivals(JUDGED))} requests. Budgets and rates are "
+        f"profiled on {len(PROFILED)} stretches of {setting.profiled_s:.0f} s of the trace's other "
+        f"half, for {HEADROOM:.0%} of the tolerance."
     )
     return f"{title}\n\n{table(['system', *MEASURES, 'tokens/s'], rows)}"
 
@@ -181,9 +183,9 @@ def _misses(compared: Sequence[Compared]) -> Iterator[str]:
     ]
     if missed:
         yield (
-            f"Misses: {'; '.join(missed)}. The same budget does more harm on the judged part, whose"
-            " online requests and documents are others: a budget is as good as the likeness of the "
-            "load that it was profiled on."
+            f"Misses: {'; '.join(missed)}. The same budget does more harm there than in any stretch"
+            " that was profiled: requests and documents are others, and where online requests take "
+            "less time alone, the same budget is more beside it."
         )
 
 
@@ -203,7 +205,7 @@ def _rate(tokens_s: float) -> str:
 @result_page("hygen", "HyGen: offline work within the online objectives")
 @click.command()
 @click.option("--quick", is_flag=True, help="A short form: fewer, shorter runs.")
-@click.option("--full", is_flag=True, help="A long form: longer runs, two samples profiled.")
+@click.option("--full", is_flag=True, help="A long form: longer runs are judged.")
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -214,10 +216,11 @@ def main(quick: bool, full: bool, traces: Path | None) -> None:
     """Play the paper's grid and print its tables."""
     began_s = time.monotonic()
     duration_s = 60.0 if quick else 850.0 if full else 600.0
+    profiled_s = 30.0 if quick else 300.0
     tolerances = TOLERANCES[1::2] if quick else TOLERANCES
 
     def runs_of(kind: TraceKind, rate_per_s: float) -> Bench:
-        return bench(Setting(kind, rate_per_s, duration_s, 2 if full else 1), traces)
+        return bench(Setting(kind, rate_per_s, profiled_s, duration_s), traces)
 
     azure = runs_of(AZURE, AZURE_RATE_PER_S)
     click.echo(grid(azure, tolerances))

@@ -25,7 +25,7 @@ from agents.sim.two_phase import TwoPhaseEngine
 from mesh.replay.trace import Trace
 from tests.programs.studies.hygen.grid import PROFILE, queue
 from tests.programs.studies.hygen.runs import Supply, play
-from tests.programs.studies.hygen.workloads import AZURE, documents, online
+from tests.programs.studies.hygen.workloads import AZURE, Stretch, documents, online
 from tests.programs.studies.tables.markdown import mark, share, table
 
 WANTED = 0.02
@@ -139,7 +139,7 @@ def run_of(profile: Profile, trace: Trace | None, duration_s: float) -> list[Tim
         budget_s=2.0 * profile.decode_s(1, 1),
         watch=lambda composition, seconds: seen.append((composition, seconds)),
     )
-    arrivals = online(AZURE, trace, 0, duration_s, rate_per_s, 0)
+    arrivals = online(AZURE, trace, Stretch(0.0, duration_s), rate_per_s)
     play(engine, arrivals, Supply(documents(0)), duration_s)
     return seen
 

@@ -24,7 +24,14 @@ from agents.sim.two_phase import TwoPhaseEngine
 from mesh.replay.trace import Trace
 from tests.programs.studies.hygen.grid import PROFILE, queue
 from tests.programs.studies.hygen.runs import Outcome, Supply, play
-from tests.programs.studies.hygen.workloads import AZURE, online, prefix_key, questions, subjects
+from tests.programs.studies.hygen.workloads import (
+    AZURE,
+    Stretch,
+    online,
+    prefix_key,
+    questions,
+    subjects,
+)
 from tests.programs.studies.tables.markdown import share, table, times
 
 SEED = 7
@@ -60,7 +67,8 @@ def _beside(
         budget_s=BUDGET_S,
         kv_tokens=kv_tokens,
     )
-    return play(engine, online(AZURE, trace, 1, duration_s, RATE_PER_S, 0), supply, duration_s)
+    asked = online(AZURE, trace, Stretch(AZURE.span_s / 2, duration_s), RATE_PER_S)
+    return play(engine, asked, supply, duration_s)
 
 
 def consecutive_gain(ratio: float) -> float:

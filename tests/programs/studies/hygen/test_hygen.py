@@ -12,7 +12,7 @@ from agents.sim.events import SimRequest
 from agents.sim.two_phase import TwoPhaseEngine
 from tests.programs.studies.hygen import __main__ as study
 from tests.programs.studies.hygen import predictor
-from tests.programs.studies.hygen.grid import JUDGED, PROFILE, PROFILED, Setting, bench, queue
+from tests.programs.studies.hygen.grid import JUDGED, PROFILE, Setting, bench, queue
 from tests.programs.studies.hygen.prefixes import consecutive_gain
 from tests.programs.studies.hygen.runs import Supply, play
 from tests.programs.studies.hygen.workloads import (
@@ -20,6 +20,7 @@ from tests.programs.studies.hygen.workloads import (
     MOONCAKE,
     OFFLINE_IDS,
     Arrival,
+    Stretch,
     documents,
     online,
     questions,
@@ -27,27 +28,28 @@ from tests.programs.studies.hygen.workloads import (
     subjects,
 )
 
-SMALL = Setting(AZURE, 2.0, 20.0, 1)
+SMALL = Setting(AZURE, 2.0, 10.0, 20.0)
+SHORT, OTHER = Stretch(0.0, 9.0), Stretch(10.0, 9.0)
 
 
 @pytest.mark.parametrize("kind", [AZURE, MOONCAKE])
 def test_online_requests_are_generated_after_the_quantiles_of_the_trace(kind):
-    arrivals = online(kind, None, 0, 4000.0, 2.0, 1)
+    arrivals = online(kind, None, Stretch(0.0, 4000.0), 2.0)
     assert len(arrivals) == pytest.approx(8000, rel=0.15)
     prompts = [arrival.request.prompt_tokens for arrival in arrivals]
     middle = kind.prompt_tokens[4] * kind.scale
     assert statistics.median(prompts) == pytest.approx(middle, rel=0.1)
-    assert online(kind, None, 0, 9.0, 2.0, 1) == online(kind, None, 0, 9.0, 2.0, 1)
-    assert online(kind, None, 1, 9.0, 2.0, 1) != online(kind, None, 0, 9.0, 2.0, 1)
+    assert online(kind, None, SHORT, 2.0) == online(kind, None, SHORT, 2.0)
+    assert online(kind, None, SHORT, 2.0) != online(kind, None, OTHER, 2.0)
 
 
-def test_a_recorded_trace_is_sampled_to_a_rate_in_each_half(tmp_path):
+def test_a_stretch_of_a_recorded_trace_is_sampled_to_a_rate(tmp_path):
     folder = tmp_path / "azure"
     folder.mkdir()
     rows = [f"2023-11-16 18:{s // 60:02}:{s % 60:02},{100 + s},10" for s in range(3500)]
     (folder / "conv.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
     trace = recorded(AZURE, tmp_path)
-    first, second = (online(AZURE, trace, part, 400.0, 0.25, 1) for part in (0, 1))
+    first, second = (online(AZURE, trace, Stretch(at, 400.0), 0.25) for at in (0.0, 1750.0))
     assert len(first) == len(second) == 100
     assert all(100 <= arrival.request.prompt_tokens <= 500 for arrival in first)
     assert all(1850 <= arrival.request.prompt_tokens <= 2250 for arrival in second)
@@ -102,7 +104,7 @@ def test_offline_requests_come_without_end_or_at_a_rate():
     assert rated.wait_max_s({OFFLINE_IDS}) <= rated.wait_max_s()
 
 
-def test_a_cell_is_profiled_on_one_part_and_judged_on_the_other():
+def test_a_cell_is_profiled_on_one_half_and_judged_on_the_other():
     runs = bench(SMALL, None)
     tight, loose = (runs.cell({Measure.TBT_MEAN: tolerance}) for tolerance in (0.1, 1.0))
     assert tight.knob is not None and loose.knob is not None and tight.knob < loose.knob
@@ -110,7 +112,7 @@ def test_a_cell_is_profiled_on_one_part_and_judged_on_the_other():
     for cell, tolerance in ((tight, 0.1), (loose, 1.0)):
         assert cell.profiled[Measure.TBT_MEAN] <= 1 + 0.85 * tolerance
         assert cell.kept == (cell.relative[Measure.TBT_MEAN] <= 1 + tolerance)
-    assert runs.alone(PROFILED) is runs.alone(PROFILED) is not runs.alone(JUDGED)
+    assert runs.alone(0) is runs.alone(0) is not runs.alone(JUDGED)
     plus = runs.relative(runs.sarathi_plus(JUDGED), JUDGED)
     assert plus[Measure.TBT_MEAN] > loose.relative[Measure.TBT_MEAN] > 1.0
 

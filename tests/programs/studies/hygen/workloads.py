@@ -1,8 +1,7 @@
 """The paper's workloads: online requests by trace, offline documents, and a shared-prefix set.
 
 Online (HyGen §5.1): of a stretch of T seconds of the recorded trace, T x Q requests are drawn, each
-at its recorded time. Part 0 is the trace's first half, part 1 its second: a budget is profiled on
-one and judged on the other. Without a folder of traces the same kind is generated: lengths by the
+at its recorded time. Without a folder of traces the same kind is generated: lengths by the
 quantiles of that trace, arrivals at a rate that changes every two minutes within a factor of two,
 as the Azure trace's does. Mooncake's lengths are scaled to a quarter: at 12,000 tokens a prompt one
 GPU could take so few requests that a 99th percentile would be one of them.
@@ -73,6 +72,13 @@ MOONCAKE = TraceKind(
 )
 
 
+class Stretch(NamedTuple):
+    """A piece of a trace."""
+
+    start_s: float
+    duration_s: float
+
+
 class Arrival(NamedTuple):
     """One request and when it comes."""
 
@@ -89,15 +95,15 @@ def recorded(kind: TraceKind, traces: Path | None) -> Trace | None:
 
 
 def online(
-    kind: TraceKind, trace: Trace | None, part: int, duration_s: float, rate_per_s: float, seed: int
+    kind: TraceKind, trace: Trace | None, stretch: Stretch, rate_per_s: float, seed: int = 0
 ) -> list[Arrival]:
-    """Requests of one part of a trace (0 or 1), sampled to a rate, from 0 to `duration_s`."""
-    dice = random.Random(f"{kind.name} {part} {seed}")
+    """Requests of a stretch of a trace, sampled to a rate; times count from its beginning."""
+    dice = random.Random(f"{kind.name} {stretch} {seed}")
     if trace is None:
-        requests = list(_generated(kind, dice, duration_s, rate_per_s))
+        requests = list(_generated(kind, dice, stretch.duration_s, rate_per_s))
         block_tokens = 0
     else:
-        requests = _sampled(kind, trace, dice, part, duration_s, rate_per_s)
+        requests = _sampled(kind, trace, dice, stretch, rate_per_s)
         block_tokens = trace.block_tokens
     return [
         Arrival(request.at_s, _online_request(number, request, block_tokens))
@@ -156,17 +162,12 @@ def questions(of: Sequence[Subject], seed: int) -> Iterator[SimRequest]:
 
 
 def _sampled(
-    kind: TraceKind,
-    trace: Trace,
-    dice: random.Random,
-    part: int,
-    duration_s: float,
-    rate_per_s: float,
+    kind: TraceKind, trace: Trace, dice: random.Random, stretch: Stretch, rate_per_s: float
 ) -> list[TraceRequest]:
     times = spread([request.at_s for request in trace.requests], random.Random(kind.name))
-    start_s = times[0] + part * kind.span_s / 2
-    first, last = bisect_left(times, start_s), bisect_left(times, start_s + duration_s)
-    count = min(round(duration_s * rate_per_s), last - first)
+    start_s = times[0] + stretch.start_s
+    first, last = bisect_left(times, start_s), bisect_left(times, start_s + stretch.duration_s)
+    count = min(round(stretch.duration_s * rate_per_s), last - first)
     chosen = sorted(dice.sample(range(first, last), count))
     return [replace(trace.requests[place], at_s=times[place] - start_s) for place in chosen]
 
