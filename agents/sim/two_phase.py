@@ -107,10 +107,10 @@ class TwoPhaseEngine(EngineSim):
             )
         if request.id in self._sequences:
             raise DuplicateId(f"request {request.id} is still in the engine")
+        self._settle(now)
         prompt_keys = request.keys[: request.prompt_tokens // self.block_tokens]
         self._offline_queue.add(request.id, prompt_keys)
         self._sequences[request.id] = SequenceState(request, ready_at=now)
-        self._settle(now)
         if self._stretch is None:
             self._plan(now)
         else:

@@ -188,6 +188,14 @@ def test_an_arrival_waits_for_one_iteration_of_the_budget_at_most():
     assert first_token_at(0.020) < first_token_at(0.070)
 
 
+def test_an_offline_request_runs_in_no_iteration_before_it_came():
+    engine = hygen(0.05)
+    engine.submit(offline(1, 20, 100), 0.0)
+    engine.submit(offline(2, 20, 5), 0.5)  # nobody has stepped the engine since
+    began = [e.at for e in drain(engine) if isinstance(e, PrefillFinished) and e.request_id == 2]
+    assert began[0] >= 0.5 + EVEN.iteration_s(((20, 20),), 1, 50)
+
+
 def test_what_does_not_fit_the_budget_pauses_with_its_memory_oldest_first():
     engine = hygen(0.05)
     for number in range(1, 5):
