@@ -29,7 +29,7 @@ up: $(STAMP) ## three regions on this machine, until Ctrl-C
 	$(BIN)/mesh up
 
 test: lint ## every check: style, types, layers, tests
-	$(BIN)/pytest -n 3 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist loadfile
 
 test-pythons: ## `make test` with every supported Python that this machine has, one after another
 	$(PYTHON) tests/pythons.py

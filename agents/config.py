@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.ids import MODEL_CHARS_MAX, ModelId, NameInvalid, RegionId, ReplicaId, checked_name
+from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
 from schemas.residency import Label, parse_labels
 
 log = logging.getLogger(__name__)
@@ -68,13 +68,6 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _name(value: str) -> str:
-    try:
-        return checked_name("this", value)
-    except NameInvalid as error:
-        raise ValueError(str(error)) from error
-
-
 def _labels(value: object) -> object:
     if isinstance(value, str):
         return () if value == NO_LABELS else parse_labels(value)
@@ -88,12 +81,10 @@ def _bus_url(value: str) -> str:
 
 
 class AgentConfig(BaseModel):
-    """One agent's configuration."""
-
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    region: Annotated[RegionId, AfterValidator(_name)]
-    replica: Annotated[ReplicaId, AfterValidator(_name)]
+    region: ValidRegionId
+    replica: ValidReplicaId
     engine_kind: EngineKindName
     # Where /v1/… is; kept without a trailing slash.
     engine_url: Annotated[str, AfterValidator(checked_engine_url)]

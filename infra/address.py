@@ -37,7 +37,7 @@ def parse_address(text: object) -> Address:
     if not (colon and _is_host(host)):
         raise ValueError(f'write an address as "host:port", got "{text}"')
     if host in ("0.0.0.0", "::"):
-        raise ValueError(f'nobody can dial "{text}": write the name or address others reach')
+        raise ValueError(f'"{text}" can\'t be dialled: write the name or address that others reach')
     # isdecimal alone admits digits of other scripts.
     if not (port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= PORT_MAX):
         raise ValueError(f'the port of "{text}" must be a number from 1 to {PORT_MAX}')

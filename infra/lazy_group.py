@@ -1,5 +1,6 @@
 """A click group that imports a subcommand's module only when that subcommand runs."""
 
+import gc
 import importlib
 from collections.abc import Mapping
 
@@ -20,9 +21,18 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._modules:
             return None
-        command: click.Command = importlib.import_module(self._modules[cmd_name][0]).command
-        return command
+        return _imported(self._modules[cmd_name][0])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in self._modules.items()])
+
+
+def _imported(module: str) -> click.Command:
+    """The module's command. What it imports stays: to collect meanwhile is a tenth of the time."""
+    gc.disable()
+    try:
+        command: click.Command = importlib.import_module(module).command
+    finally:
+        gc.enable()
+    return command

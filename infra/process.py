@@ -5,8 +5,11 @@ import gc
 import logging
 import resource
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 DESCRIPTORS_MAX = 1 << 20  # Linux' own default for the hard limit; some containers give a billion
 # Containers made and not freed before a collection: some 500 open requests, 10 MB if all were
@@ -18,6 +21,13 @@ LOG_S = 10.0  # between two lines of one kind
 KINDS_MAX = 64  # those beyond share one line
 
 
+def write_ready_file(path: Path, fields: Mapping[str, object]) -> None:
+    """Write what a program that waits for this one reads: at no moment a part of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(orjson.dumps(fields))
+    part.replace(path)
+
+
 def raise_limit() -> int:
     """Raise the limit of open files and sockets to the hard limit; the limit that holds now.
 
@@ -25,14 +35,14 @@ def raise_limit() -> int:
     here uses. Children inherit the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError):  # macOS names a hard limit that its kernel does not grant
             return soft
-        return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft
+        return limit
+    return limit if soft == resource.RLIM_INFINITY else soft
 
 
 def collect_seldom() -> None:
@@ -48,7 +58,7 @@ def collect_seldom() -> None:
 
 
 async def end_all(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel until all have ended. What they raise is left to whoever awaits them.
+    """Cancel until all have ended. Who awaits them gets what they raise.
 
     One cancel is not enough. Python 3.11's `asyncio.wait_for`, with which nats-py awaits replies,
     loses a cancel that comes together with its result (python/cpython#86296, mended in 3.12), and
@@ -74,7 +84,6 @@ class LimitedLog:
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: in seconds."""
         self._log = log
         self._clock = clock
         self._due_at: dict[tuple[str, str], float] = {}

@@ -6,7 +6,7 @@ first in the alphabet accepts the leaf link and the other solicits it: a rule in
 so two operators can't both wait for the other.
 
 All mistakes are reported at once, each with its file, its key and what to do; nothing is repaired
-silently. An API key's SHA-256 is in the file instead of the key: whoever reads the file can't send
+silently. An API key's SHA-256 is in the file instead of the key: a reader of the file can't send
 requests in the tenant's name. That holds for keys that were made at random; a slow password hash
 would cost every request a hundred times its placement, and protects only short passwords.
 
@@ -161,7 +161,7 @@ class RegionTable(Table):
     nats: HostPort  # client port of its nats-server
     leaf: HostPort  # where its nats-server accepts links from other regions
     endpoint: EndpointUrl | None = None  # base URL for clients, listed in /v1/regions
-    location: Degrees | None = None  # [latitude, longitude], for clients that say where they are
+    location: Degrees | None = None  # [latitude, longitude], for clients that send their own
     monitor: HostPort | None = None  # the nats-server's own HTTP monitoring; off when absent
     replicas: ReplicaNames  # names, or a number N for <region>-0 … <region>-(N-1)
     routers: RouterNames = (RouterId("r1"),)
@@ -184,8 +184,8 @@ class RegionTable(Table):
 
 
 class TenantTable(Table):
-    """`[tenants.<name>]`: its prompts share prefixes with nobody else's, and are computed only
-    where one of the labels is carried, whatever their requests ask for."""
+    """`[tenants.<name>]`: its prompts share prefixes with no other tenant's, and are computed
+    only where one of the labels is carried, whatever their requests hold."""
 
     key_sha256: Annotated[tuple[KeySha256, ...], Field(min_length=1, max_length=KEYS_MAX)]
     residency: Annotated[  # none: anywhere
@@ -209,7 +209,7 @@ def key_hash(key: str) -> str:
 
 
 class Topology(Table):
-    """A whole mesh.toml. Make one with `load` or `parse`: their errors are meant to be read."""
+    """A whole mesh.toml. Make one with `load` or `parse`, whose errors are for people."""
 
     mesh: MeshTable
     regions: Annotated[
@@ -253,7 +253,7 @@ class Topology(Table):
         return self._ground(self.regions)
 
     def ground_for(self, region: RegionId) -> Ground:
-        """The same for that region's routers: regions that they can't ask have no labels."""
+        """The same for that region's routers: regions that they can't forward to have no labels."""
         return self._ground((region, *self.asked_by(region)))
 
     @property
@@ -323,7 +323,7 @@ def parse(text: str, source: str) -> Topology:
 
 
 def _with_replica_names(tables: dict[str, Any]) -> dict[str, Any]:
-    """`replicas = 4` in region us stands for us-0 … us-3."""
+    """`replicas = 4` in region us means us-0 … us-3."""
     regions = tables.get("regions")
     if not isinstance(regions, dict):
         return tables

@@ -1,7 +1,7 @@
 """The JSON Schema of mesh.toml as people write it, for editors: `make schemas`.
 
 The model holds replicas by name, and a file may give their number. What spans tables (overlapping
-ports, unlinked regions) no JSON Schema can say; `topology.load` checks it.
+ports, unlinked regions) is beyond JSON Schema; `topology.load` checks it.
 """
 
 from pathlib import Path
@@ -16,7 +16,6 @@ FILE = Path(build.__file__).with_name("json") / "mesh-toml.v1.json"
 
 
 def document() -> dict[str, Any]:
-    """The schema of a mesh.toml."""
     schema = Topology.model_json_schema(schema_generator=Untitled)
     region = schema["$defs"]["RegionTable"]["properties"]
     region["routers"]["uniqueItems"] = True
@@ -32,7 +31,6 @@ def document() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the schema where the others are kept."""
     FILE.write_text(build.json_text(document()), encoding="utf-8")
 
 

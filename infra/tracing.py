@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 FLUSH_S = 1.0  # how long the end of a process may wait for the last spans
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
-_PARENT, _STATE = "traceparent", "tracestate"
-STATE_CHARS_MAX = 512  # what W3C Trace Context asks everybody to pass on; a longer one is dropped
+PARENT, _STATE = "traceparent", "tracestate"
+STATE_CHARS_MAX = 512  # what W3C Trace Context requires to pass on; a longer one is dropped
 _UNSAMPLED = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")  # W3C Trace Context
 _PLAIN = re.compile("[\t -~]*")
 _PROPAGATOR = TraceContextTextMapPropagator()
+is_set_up = False  # in this process
 
 
 def enabled(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process was told where to send traces."""
+    """Whether an endpoint for traces is configured."""
     return any(environ.get(variable) for variable in ENDPOINT_VARIABLES)
 
 
@@ -38,6 +39,7 @@ def set_up(service: str, **resource: str) -> None:
     `service` and `resource` name the process in Jaeger. Call `shut_down` before exit, or the
     last batch of spans is lost.
     """
+    global is_set_up
     if not enabled():
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -49,6 +51,7 @@ def set_up(service: str, **resource: str) -> None:
     provider = TracerProvider(resource=about, shutdown_on_exit=False)  # `shut_down` is bounded
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+    is_set_up = True
 
 
 def shut_down() -> None:
@@ -80,23 +83,23 @@ def inject(carrier: MutableMapping[str, str], context: Context | None = None) ->
 def inject_unrecorded(carrier: MutableMapping[str, str], span: trace.Span) -> None:
     """The same for a span that records nothing, if it is in a trace at all.
 
-    That a trace is not sampled must travel too: who hears of no trace draws again. Nearly every
+    That a trace is not sampled must travel too, or the receiver samples anew. Nearly every
     request comes here where few are sampled, and a context made for the propagator and taken apart
     by it would be a third of what that costs.
     """
     of = span.get_span_context()
     if not of.is_valid:
         return
-    carrier[_PARENT] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
+    carrier[PARENT] = f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
     if of.trace_state:
         carrier[_STATE] = of.trace_state.to_header()
 
 
 def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a trace that whoever asks has not sampled; none if it has, or without one.
+    """The headers of a trace that the sender has not sampled; none if it has, or without one.
 
-    They can be passed on as they are, without a span: samplers follow the one who asks, unless
-    somebody sets one that does not, and a trace with holes is of no use to anybody.
+    They can be passed on as they are, without a span: samplers follow the sender's decision by
+    default, and a trace with holes is of no use.
     """
     if not _UNSAMPLED.fullmatch(carrier.get("traceparent", "")):
         return {}
@@ -105,14 +108,14 @@ def unsampled(carrier: Mapping[str, str]) -> dict[str, str]:
 
 def extract(carrier: Mapping[str, str]) -> Context | None:
     """The context that came with headers, or None when they carry no trace."""
-    if _PARENT not in carrier:
+    if PARENT not in carrier:
         return None
     return _PROPAGATOR.extract(_kept(carrier))
 
 
 def _kept(carrier: Mapping[str, str]) -> dict[str, str]:
     """Its trace headers, without a state that is too long or no plain text for a bus header."""
-    kept = {_PARENT: carrier[_PARENT]}
+    kept = {PARENT: carrier[PARENT]}
     state = carrier.get(_STATE)
     if state is not None and len(state) <= STATE_CHARS_MAX and _PLAIN.fullmatch(state):
         kept[_STATE] = state

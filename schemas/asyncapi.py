@@ -1,7 +1,7 @@
 """The AsyncAPI document of the bus, made from `schemas.catalog`.
 
-Channels are the catalog's rows, operations its roles. AsyncAPI has no word for two things, which
-are told in descriptions: the five bytes before each frame's payload, and msgpack, whose arrays
+Channels are the catalog's rows, operations its roles. AsyncAPI has no field for two things, which
+are in descriptions: the five bytes before each frame's payload, and msgpack, whose arrays
 are given as the JSON arrays that they would be.
 """
 
@@ -65,7 +65,6 @@ _JSON_TYPES: dict[Any, dict[str, Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """The AsyncAPI 3.0 document."""
     return {
         "asyncapi": "3.0.0",
         "info": {

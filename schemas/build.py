@@ -26,7 +26,7 @@ NOTE = "# Made by `make schemas` from the code; edit that.\n"
 
 
 def documents() -> dict[str, str]:
-    """Path below schemas/ → what must stand there."""
+    """Path below schemas/ → its content."""
     texts = {path: json_text(json_schema(cls)) for path, cls in JSON_SCHEMAS.items()}
     texts["asyncapi.yaml"] = NOTE + _yaml_text(asyncapi.document())
     texts["openapi.yaml"] = NOTE + _yaml_text(openapi.document())

@@ -1,19 +1,22 @@
-"""Every channel of the bus in one table: who says what to whom, and how it is carried.
+"""Every channel of the bus in one table: who publishes what, who receives it, and how.
 
 Three things are made from this table and from nowhere else: the AsyncAPI document, the
 nats-server permissions of every role, and the allow-lists of the leaf links. To add a subject
 to the mesh is to add a row here.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 from schemas import exchange, gossip, state, subjects
 
 
 class Role(StrEnum):
-    """Who speaks on the bus. A peer role is the same program in another region."""
+    """Who publishes and subscribes. A peer role is the same program in another region."""
 
     AGENT = "agent"  # only for its own replica
     ROUTER = "router"
@@ -35,38 +38,37 @@ class Carrier(StrEnum):
 
 
 class Encoding(StrEnum):
-    """What the bytes are."""
-
     JSON = "application/json"
     MSGPACK = "application/msgpack"
     FRAMES = "application/vnd.mesh.frame"
     RAW = "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Channel:
-    """One kind of subject. `template` has `{region}`, `{replica}`, … where names go."""
+    """One kind of subject, which the builder of that name in `schemas.subjects` makes."""
 
     name: str
-    template: str
-    carrier: Carrier
+    carrier: Carrier = Carrier.CORE
     encoding: Encoding
-    messages: tuple[type[Any], ...]
-    publish: frozenset[Role]
-    subscribe: frozenset[Role]
+    messages: tuple[type[Any], ...] = ()
+    publish: Set[Role]
+    subscribe: Set[Role]
     about: str
     queue: str | None = None
-    prompts: bool = False  # it carries prompts: residency says to which regions
-    prefixes: bool = False  # it tells of prompts' beginnings: the same
+    prompts: bool = False  # it carries prompts: residency decides to which regions
+    prefixes: bool = False  # it describes the beginnings of prompts: the same
+
+    @cached_property
+    def template(self) -> str:
+        """The subject with `{region}`, `{replica}`, … where names go."""
+        builder = getattr(subjects, self.name)
+        return str(builder(*(f"{{{name}}}" for name in signature(builder).parameters)))
 
     def subject(self, **names: str) -> str:
         """The subject with its names filled in; a name not given matches any (`*`)."""
         known = ("region", "replica", "router", "stream", "label", "asker")
         return self.template.format(**{name: names.get(name, subjects.ANY) for name in known})
-
-
-def _template(builder: Any, *names: str) -> str:
-    return str(builder(*(f"{{{name}}}" for name in names)))
 
 
 AGENT, ROUTER = Role.AGENT, Role.ROUTER
@@ -76,23 +78,20 @@ OBSERVER, OPERATOR = Role.OBSERVER, Role.OPERATOR
 CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="heartbeat",
-        template=_template(subjects.heartbeat, "region", "replica"),
         carrier=Carrier.LAST_VALUE,
         encoding=Encoding.JSON,
         messages=(state.Heartbeat,),
-        publish=frozenset({AGENT}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
+        publish={AGENT},
+        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
         about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
         "listen while they have adopted the region, and until what they placed there is over.",
     ),
     Channel(
         name="work",
-        template=_template(subjects.work, "region", "replica"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
-        messages=(),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({AGENT}),
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={AGENT},
         queue=subjects.QUEUE_AGENT,
         prompts=True,
         about="One request: the client's body as it came, described by Mesh-* headers; "
@@ -100,63 +99,50 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         name="cancel",
-        template=_template(subjects.cancel, "region", "replica"),
-        carrier=Carrier.CORE,
         encoding=Encoding.MSGPACK,
         messages=(exchange.Cancel,),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({AGENT}),
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={AGENT},
         about="Stop one answer: its client hung up or its deadline passed.",
     ),
     Channel(
         name="credit",
-        template=_template(subjects.credit, "region", "replica"),
-        carrier=Carrier.CORE,
         encoding=Encoding.MSGPACK,
         messages=(exchange.Credit,),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({AGENT}),
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={AGENT},
         about="Flow control: how far the client has read one long answer.",
     ),
     Channel(
         name="body",
-        template=_template(subjects.body, "region", "replica"),
-        carrier=Carrier.CORE,
         encoding=Encoding.RAW,
-        messages=(),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({AGENT}),
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={AGENT},
         prompts=True,
         about="A part of a request body too large for one message.",
     ),
     Channel(
         name="name",
-        template=_template(subjects.name, "region", "replica"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
-        messages=(),
-        publish=frozenset({AGENT}),
-        subscribe=frozenset({AGENT}),
+        publish={AGENT},
+        subscribe={AGENT},
         about="An agent that starts asks whether another one has its name: its epoch, as 8 bytes.",
     ),
     Channel(
         name="named",
-        template=_template(subjects.named, "region", "replica"),
-        carrier=Carrier.CORE,
         encoding=Encoding.RAW,
-        messages=(),
-        publish=frozenset({AGENT}),
-        subscribe=frozenset({AGENT}),
+        publish={AGENT},
+        subscribe={AGENT},
         about="The answer of the agent that has it: its own epoch. The one that asked ends.",
     ),
     Channel(
         name="ingress",
-        template=_template(subjects.ingress, "region"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
         messages=(exchange.Sketch,),
-        publish=frozenset({PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={PEER_ROUTER},
+        subscribe={ROUTER},
         queue=subjects.QUEUE_ROUTERS,
         prompts=True,
         about="A peer region asks this one to place a request; the agent chosen here streams "
@@ -164,12 +150,11 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         name="ingress_within",
-        template=_template(subjects.ingress_within, "region", "label"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
         messages=(exchange.Sketch,),
-        publish=frozenset({PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={PEER_ROUTER},
+        subscribe={ROUTER},
         queue=subjects.QUEUE_ROUTERS,
         prompts=True,
         about="The same for a request that wants residency: the label is one that this region "
@@ -177,103 +162,88 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         name="digest",
-        template=_template(subjects.digest, "region"),
-        carrier=Carrier.CORE,
         encoding=Encoding.JSON,
         messages=(state.Digest,),
-        publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
+        publish={ROUTER},
+        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
         about="A region's state in one message, every 100 ms and on change.",
     ),
     Channel(
         name="trie",
-        template=_template(subjects.trie, "region"),
-        carrier=Carrier.CORE,
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieDelta,),
-        publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER, OPERATOR}),
+        publish={ROUTER},
+        subscribe={ROUTER, PEER_ROUTER, OPERATOR},
         prefixes=True,
         about="Which prompt prefixes the region's replicas came to hold and lost, as keyed "
-        "hashes: numbered deltas four times a second while there is news, and signs of life. Of "
-        "a region's routers each tells what no other has told.",
+        "hashes: numbered deltas four times a second while there are changes, and keepalives. "
+        "Each of a region's routers publishes what no other has published.",
     ),
     Channel(
         name="siblings",
-        template=_template(subjects.siblings, "region"),
-        carrier=Carrier.CORE,
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieDelta,),
-        publish=frozenset({ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={ROUTER},
+        subscribe={ROUTER},
         prefixes=True,
         about="Which prompts a router has placed on which replica, and which turned out not to be "
-        "there, for the other routers of its region; numbered like what peers are told. It "
+        "there, for the other routers of its region; numbered like the deltas for peers. It "
         "crosses no link.",
     ),
     Channel(
         name="snapshot",
-        template=_template(subjects.snapshot, "region", "asker"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.MSGPACK,
         messages=(gossip.TrieAsk, gossip.TrieDelta, gossip.TriePart),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={ROUTER},
         prefixes=True,
-        about="A listener that missed deltas asks the router that told them. What it missed, as "
-        "TrieDelta or as the TrieParts of the whole set, comes to an inbox of the asking router, "
-        "whose last token is random. A link lets its region ask in its own name only, so that none "
-        "can spend another's share; who asks in the region's own name is a sibling.",
+        about="A listener that missed deltas asks the router that published them. What it missed "
+        "comes, as TrieDelta or as the TrieParts of the whole set, to an inbox of the asking "
+        "router, whose last token is random. A link lets its region ask in its own name only, so "
+        "that none can spend another's share; a request in the region's own name is a sibling's.",
     ),
     Channel(
         name="lease",
-        template=_template(subjects.lease, "region"),
         carrier=Carrier.COMPARE_AND_SET,
         encoding=Encoding.JSON,
         messages=(state.Lease,),
-        publish=frozenset({ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({Role.STREAM}),
-        about="Who would own the region's replicas: its own routers, or a peer's that adopts them. "
-        "The stream LEASES takes it only if nobody has written since "
+        publish={ROUTER, PEER_ROUTER},
+        subscribe={Role.STREAM},
+        about="A claim to own the region's replicas: by its own routers, or by a peer's that "
+        "adopts them. The stream LEASES takes it only if nothing was written since "
         "(Nats-Expected-Last-Subject-Sequence).",
     ),
     Channel(
         name="leased",
-        template=_template(subjects.leased, "region"),
         carrier=Carrier.REPUBLISHED,
         encoding=Encoding.JSON,
         messages=(state.Lease,),
-        publish=frozenset({Role.STREAM}),
-        subscribe=frozenset({ROUTER, PEER_ROUTER, OBSERVER, OPERATOR}),
+        publish={Role.STREAM},
+        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
         about="What that stream took, four times a second, with its Nats-Sequence: who owns the "
         "region's replicas.",
     ),
     Channel(
         name="ping",
-        template=_template(subjects.ping, "region"),
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
-        messages=(),
-        publish=frozenset({PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={PEER_ROUTER},
+        subscribe={ROUTER},
         queue=subjects.QUEUE_ROUTERS,
         about="Round-trip probe of 8 bytes, echoed.",
     ),
     Channel(
         name="alive",
-        template=_template(subjects.alive, "region", "router"),
-        carrier=Carrier.CORE,
         encoding=Encoding.MSGPACK,
         messages=(exchange.Alive,),
-        publish=frozenset({ROUTER}),
-        subscribe=frozenset({AGENT, PEER_AGENT, OPERATOR}),
-        about="A router's sign of life, every 500 ms: agents abort the work of a router that "
+        publish={ROUTER},
+        subscribe={AGENT, PEER_AGENT, OPERATOR},
+        about="A router's keepalive, every 500 ms: agents abort the work of a router that "
         "has been silent for 3 s, or for 7 s if it is of another region.",
     ),
     Channel(
         name="inbox",
-        template=_template(subjects.inbox, "region", "router", "stream"),
-        carrier=Carrier.CORE,
         encoding=Encoding.FRAMES,
         messages=(
             exchange.Placed,
@@ -283,8 +253,8 @@ CHANNELS: tuple[Channel, ...] = (
             exchange.Head,
             exchange.End,
         ),
-        publish=frozenset({AGENT, PEER_AGENT, ROUTER, PEER_ROUTER}),
-        subscribe=frozenset({ROUTER}),
+        publish={AGENT, PEER_AGENT, ROUTER, PEER_ROUTER},
+        subscribe={ROUTER},
         about="One answer, as numbered frames; the data frames hold the engine's bytes untouched. "
         "The stream `parcel` holds frames of several answers, each behind its stream and length.",
     ),

@@ -1,8 +1,8 @@
 """The decision receipt: who was considered for a request, at what price in seconds, and why.
 
-A placement that nobody can explain can't be trusted or repaired. So every decision is one value
-with its candidates and its reason; the same value goes on the trace, into the log and, when the
-client asks with `x-mesh-debug: 1`, into the response header `x-mesh-decision`.
+Every decision is one value with its candidates and its reason; the same value goes on the trace,
+into the log and, with the request header `x-mesh-debug: 1`, into the response header
+`x-mesh-decision`.
 
 Scores are seconds of expected time to first token wherever a policy computes them, because
 seconds of different causes add up and a person can check them. A policy that computes none
@@ -67,7 +67,8 @@ class Candidate:
     terms: Mapping[str, float | None] = field(default_factory=dict)
     """What `seconds` adds up from, null where unknown. rtt_s: the way there and back; queue_s:
     prompts before this one; prefill_s: its own tokens that are not cached; base_s: what every first
-    token costs there; memory_s: until KV memory is free; others_s: what the others there pay."""
+    token costs there; memory_s: until KV memory is free; others_s: what it costs the other requests
+    there."""
     matched_tokens: Count | None = 0
     """Prompt tokens whose KV it is believed to hold; null where that is not shown: a mesh that
     lists API keys shows neither prices nor matches to requests without one of them."""
@@ -102,9 +103,9 @@ class Decision:
     reason: str
     """One sentence for people."""
     residency: tuple[str, ...] = ()
-    """Labels, one of which whoever computes it must carry; empty for anywhere. Places that carry
-    none of them are among the candidates with `why` "residency"; those that do and are away are
-    not forbidden, and say so: "silent"."""
+    """Labels, one of which the place that computes it must carry; empty for anywhere. Places that
+    carry none of them are among the candidates with `why` "residency"; those that do and are away
+    are not forbidden: their `why` is "silent"."""
     candidates: tuple[Candidate, ...] = ()
     """Who was considered, the best first; a header may leave out the last ones."""
     considered: Count = 0
@@ -118,8 +119,8 @@ NOT_SHOWN = "prices and matches are shown to requests with a tenant's key"
 
 
 def without_matches(decision: Decision) -> Decision:
-    """The decision without what tells whether a prompt has been here before: the tokens that match,
-    the seconds that follow from them, and the sentence that says these. Why one is shed is in its
+    """The decision without what shows whether a prompt has been here before: the tokens that match,
+    the seconds that follow from them, and the sentence with these. Why one is shed is in its
     error anyway."""
     reason = decision.reason if decision.placement is Placement.SHED else NOT_SHOWN
     candidates = tuple(

@@ -1,4 +1,4 @@
-"""JSON Schemas of our dataclasses, with the texts that stand under their fields.
+"""JSON Schemas of our dataclasses, with the texts under their fields.
 
 pydantic can read those texts itself, but then every router and agent would parse its own source
 at start; here only the build of the documents does.
@@ -76,6 +76,6 @@ def _describe(schema: dict[str, Any], cls: type[Any] | None) -> None:
 
 
 def _dataclasses_of(cls: type[Any]) -> dict[str, type[Any]]:
-    """The dataclasses that stand in the module of `cls`: the only ones its fields use."""
+    """The dataclasses of the module of `cls`: the only ones its fields use."""
     members = vars(inspect.getmodule(cls)).items()
     return {name: kind for name, kind in members if isinstance(kind, type) and is_dataclass(kind)}

@@ -8,28 +8,26 @@ named here and its answer inbox as reply subject. The agent streams *frames* to 
     bytes 5..    DATA: the engine's bytes as they came; other kinds: one `schemas.wire` message
 
 Frames are numbered because core NATS may drop messages when a reader is slow, and links and
-servers fail: no client must be handed a text with a gap. A router that sees a hole asks with a
-Credit for what it misses, and passes over numbers that it has had.
+servers fail: no client may receive a text with a gap. A router that finds a gap requests with a
+Credit what it misses, and ignores numbers that it has had.
 
-A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for
-a body too large for one message). REFUSED ends it at once: place the request elsewhere.
-WORKING, which says who works (nothing, from older agents), breaks a silence of WORKING_S at any
-point: a router that hears nothing for SILENCE_S_MAX gives the answer up, so a lost END or a hung
-agent can't hold a client.
-PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the numbering: who will
-answer a forwarded request, that it waits there (again every HELD_S), that nobody will, or that the
-one who answered is gone. Their number is 0; HELD's is how many regions the request has passed (1;
-more only where an older router forwarded a peer's request).
-The inbox subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an
-agent has for several answers of one router at one moment share a message: `schemas.parcels`.
+A normal answer is HEAD DATA* END. Before HEAD there may be one BODY_WANTED (the agent asks for a
+body too large for one message). REFUSED ends it at once: place the request elsewhere. WORKING,
+which names the agent (nothing, from older agents), breaks a silence of WORKING_S at any point: a
+router that receives nothing for SILENCE_S_MAX gives the answer up, so a lost END or a hung agent
+can't hold a client. PLACED, HELD, REFUSED and LOST may also come from a peer's router, outside the
+numbering: which replica answers a forwarded request, that it waits there (again every HELD_S), that
+none will, or that the replica that answered is gone. Their number is 0; HELD's is how many regions
+the request has passed (1; more only where an older router forwarded a peer's request). The inbox
+subject is the name of the answer in `Cancel`, `Credit` and `BodyPart`. Frames that an agent has for
+several answers of one router at one moment share a message: `schemas.parcels`.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from schemas.wire import WireError, wire_message
+from schemas.wire import WireError, WireMessage, wire_message
 
 # Headers of work and ingress messages.
 H_REQUEST = "Mesh-Request"  # request id
@@ -41,18 +39,18 @@ H_HANDOFF = "Mesh-Handoff"  # its number, rising for each replica: see Heartbeat
 H_PREFILL_TOKENS = "Mesh-Prefill-Tokens"  # of the prompt, to be computed, by the router's estimate
 H_DEADLINE_MS = "Mesh-Deadline-Ms"  # time left when sent; clocks of two hosts never meet
 H_BODY_BYTES = "Mesh-Body-Bytes"  # set when the body is to be fetched in parts
-H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: a peer's line knows its place by that
-H_HELD_MS = "Mesh-Held-Ms"  # of those, in other regions' lines: attempts that failed don't count
+H_WAITED_MS = "Mesh-Waited-Ms"  # since it arrived: decides its place in a peer's queue
+H_HELD_MS = "Mesh-Held-Ms"  # of those, in other regions' queues: attempts that failed don't count
 H_HOPS = "Mesh-Hops"  # regions passed so far: 1; more only from an older router
 H_ORIGIN = "Mesh-Origin"  # region whose client asks
 H_PRIORITY = "Mesh-Priority"  # a Priority; normal when missing
-H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # as the client said: its use for a first token ends then
+H_SLO_TTFT_MS = "Mesh-Slo-Ttft-Ms"  # after it the client has no use for a first token
 H_TENANT = "Mesh-Tenant"  # by its API key: it shares prefixes with no other tenant's prompts
-H_SESSION = "Mesh-Session"  # whose conversation it is part of, if the client says
+H_SESSION = "Mesh-Session"  # the conversation that it is part of, if the client names one
 H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the replica
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
-H_WARM = "Mesh-Warm"  # "1": nobody asks, it is computed to be held; only where there is idle time
+H_WARM = "Mesh-Warm"  # "1": a warm-up, which no client waits for; only where there is idle time
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
@@ -61,16 +59,16 @@ BODY_BYTES_MAX = 32 * 1024 * 1024
 # An agent sends at most this much of one answer beyond the last Credit. Routers credit at half
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
-ALIVE_S = 0.5  # between a router's signs of life
+ALIVE_S = 0.5  # between a router's keepalives
 WORKING_S = 5.0
-HELD_S = 1.0  # half of what a router waits to hear where a peer placed its request
+HELD_S = 1.0  # half of what a router waits for a peer's PLACED
 SILENCE_S_MAX = 16.0  # three of them missing
 FRAME_HEADER = struct.Struct(">BI")
 _HEADER_BYTES = FRAME_HEADER.size
 
 
 class Priority(StrEnum):
-    """Whom to serve first when not all can be."""
+    """Which requests go first when not all can."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -82,8 +80,6 @@ SESSION_PATTERN = r"^[!-~]{1,128}$"  # header values are plain ASCII
 
 
 class Frame(IntEnum):
-    """Kinds of answer frames."""
-
     PLACED = ord("P")
     HELD = ord("Q")
     REFUSED = ord("R")
@@ -107,7 +103,6 @@ class FrameView(NamedTuple):
 
 
 def pack_frame(kind: Frame, number: int, payload: bytes = b"") -> bytes:
-    """The bus message of one frame."""
     return FRAME_HEADER.pack(kind, number) + payload
 
 
@@ -132,10 +127,10 @@ class Refusal(StrEnum):
     ENGINE_DOWN = "engine_down"
     BAD_WORK = "bad_work"  # headers or body we could not read: placing it again won't help
     NOT_OWNER = "not_owner"  # another region owns this replica by now: see schemas.state.Lease
-    NO_REPLICA = "no_replica"  # a peer region that has nobody free for this model
+    NO_REPLICA = "no_replica"  # a peer region without a free replica for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
-    RESIDENCY = "residency"  # the replica, or nobody of the region, carries a label that it wants
+    RESIDENCY = "residency"  # the replica, or all of the region, lacks a wanted label
 
 
 class Outcome(StrEnum):
@@ -150,39 +145,30 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the router asked for it, or the router is gone
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Placed:
+@wire_message(tag=1)
+class Placed(WireMessage):
     """A peer's router found a place: this replica will stream the answer."""
 
-    TAG: ClassVar[int] = 1
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Lost:
+@wire_message(tag=10)
+class Lost(WireMessage):
     """A peer's router has lost the replica that was answering: nothing more will come of it."""
 
-    TAG: ClassVar[int] = 10
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Not taken, with the refuser's fresh load, so that the next choice is better informed.
+@wire_message(tag=2)
+class Refused(WireMessage):
+    """Not taken, with the refuser's current load for the next choice.
 
     `pending`, `running`: requests, -1 when unknown. `digest`: a region's, as JSON, when its router
     refuses; empty when an agent does.
     """
 
-    TAG: ClassVar[int] = 2
-    VERSION: ClassVar[int] = 1
     reason: str  # a Refusal
     region: str
     replica: str  # empty when a peer's router refuses for its region
@@ -191,28 +177,22 @@ class Refused:
     digest: str = ""
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class BodyWanted:
+@wire_message(tag=3)
+class BodyWanted(WireMessage):
     """The agent is ready for the body's parts, at `schemas.subjects.body(region, replica)`."""
 
-    TAG: ClassVar[int] = 3
-    VERSION: ClassVar[int] = 1
     region: str
     replica: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Head:
+@wire_message(tag=4)
+class Head(WireMessage):
     """The engine's status line: sent with the first byte of its answer's body, not before.
 
     Engines send HTTP headers long before the first token; holding them back keeps the request
     placeable elsewhere until a client could have seen something.
     """
 
-    TAG: ClassVar[int] = 4
-    VERSION: ClassVar[int] = 1
     status: int
     content_type: str
     region: str
@@ -220,13 +200,10 @@ class Head:
     headers: tuple[str, ...] = ()  # those for the client, as schemas.passed_headers chose them
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class End:
-    """The last frame. Token counts are what the engine's `usage` said, -1 when it said nothing."""
+@wire_message(tag=5)
+class End(WireMessage):
+    """The last frame. Token counts are the engine's `usage`, -1 without one."""
 
-    TAG: ClassVar[int] = 5
-    VERSION: ClassVar[int] = 1
     outcome: str  # an Outcome
     detail: str  # for people; empty when done
     prompt_tokens: int
@@ -235,42 +212,33 @@ class End:
     ttft_s: float  # at the agent: work taken to first body byte; -1.0 when there was none
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Cancel:
+@wire_message(tag=6)
+class Cancel(WireMessage):
     """Stop the answer that streams to `inbox`."""
 
-    TAG: ClassVar[int] = 6
-    VERSION: ClassVar[int] = 1
     inbox: str
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """The client has taken `consumed_bytes` of the answer to `inbox`, counted from its start.
+@wire_message(tag=7)
+class Credit(WireMessage):
+    """The client has received `consumed_bytes` of the answer to `inbox`, counted from its start.
 
     `missing_from`: the first frame of it that the router has not got though later ones came; they
     are sent again from there. -1: none is missing.
     """
 
-    TAG: ClassVar[int] = 7
-    VERSION: ClassVar[int] = 1
     inbox: str
     consumed_bytes: int
     missing_from: int = -1
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """A router's sign of life; a new epoch means that it restarted and its old work is orphaned.
+@wire_message(tag=8)
+class Alive(WireMessage):
+    """A router's keepalive; a new epoch means that it restarted and its old work is orphaned.
 
     `owned`: regions whose replicas it hands work to by a lease, and `terms`: the term of each.
     """
 
-    TAG: ClassVar[int] = 8
-    VERSION: ClassVar[int] = 1
     epoch: int
     owned: tuple[str, ...] = ()
     terms: tuple[int, ...] = ()
@@ -281,12 +249,9 @@ H_BODY_INBOX = "Mesh-Inbox"  # the answer this part's request belongs to
 H_BODY_OFFSET = "Mesh-Offset"  # byte position of this part in the body
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class Sketch:
+@wire_message(tag=9)
+class Sketch(WireMessage):
     """What a peer needs to place a request whose body is too large for the ingress message."""
 
-    TAG: ClassVar[int] = 9
-    VERSION: ClassVar[int] = 1
     prompt_tokens: int
     block_hashes: tuple[int, ...]

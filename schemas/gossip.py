@@ -1,26 +1,23 @@
-"""What regions tell each other of the prompt prefixes that their replicas hold.
+"""What regions publish of the prompt prefixes that their replicas hold.
 
-Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without holes
-inside its epoch, so whoever listens knows at once whether it has heard everything. A block's hash
+Every router is an *origin*: it publishes deltas of its own set of prefixes, numbered without gaps
+inside its epoch, so a listener detects a missing delta at once. A block's hash
 is chained (`mesh.core.model.prompt`): it names its whole path from the first byte, so a set of
 hashes is the trie, and no parent, depth or text travels. The hash is keyed with the mesh's own
 secret; without it a hash can't even be compared with a guess.
 
-A listener with a hole asks for what came after the last number it has; the origin says the deltas
-again if it still has them, and otherwise its whole set, in parts. The reply subject of the question
+A listener with a gap asks for what came after the last number it has; the origin repeats the deltas
+if it still has them, and otherwise its whole set, in parts. The reply subject of the question
 is the inbox that the answer goes to, and the last token of that inbox is random.
 
 A delta without content repeats the last number: so a listener learns that it missed the end.
 
-Routers of one region tell each other more, in a second stream of the same kind: which prompts each
+Routers of one region exchange more, in a second stream of the same kind: which prompts each
 has placed on which replica, because they place on the same ones. There a delta is about one
-replica, and it says nothing of what an engine evicts, which every listener works out for itself.
+replica, and has nothing of what an engine evicts, which every listener works out for itself.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from schemas.wire import wire_message
+from schemas.wire import WireMessage, wire_message
 
 BLOCKS_MAX = 65_536  # of one origin: 4 M tokens of prompts in a set of 590 kB
 DELTA_BLOCKS_MAX = 4096  # in one message, which is at most 37 kB then
@@ -31,22 +28,19 @@ BLOCK_BYTES = 9  # what one hash takes in a message
 MESSAGE_BYTES = 64  # what a message takes beside its hashes, subject included
 
 PEERS, SIBLINGS = 0, 1  # the streams of an origin: what its region holds, what it placed where
-EVERYTHING = -1  # in the place of a number: the whole set, whatever is known of it
+EVERYTHING = -1  # instead of a number: the whole set, whatever is known of it
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TrieDelta:
+@wire_message(tag=11)
+class TrieDelta(WireMessage):
     """What an origin's set gained and lost. `seq`: 1 for the first delta of an epoch; with
     nothing gained and nothing lost, the number of the last one.
 
-    Between siblings: on one `replica`. `missed_ms`: what nobody used on that replica for longer
+    Between siblings: on one `replica`. `missed_ms`: what was not used on that replica for longer
     than this is not there any more, as an engine's answer has shown; -1: nothing was shown.
     `is_cold`: 1 while the origin has just started and knows little itself.
     """
 
-    TAG: ClassVar[int] = 11
-    VERSION: ClassVar[int] = 1
     region: str
     router: str
     epoch: int
@@ -63,16 +57,13 @@ class TrieDelta:
         return not self.gained and not self.lost and self.missed_ms < 0
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TrieAsk:
-    """Say again what came after number `after` of that epoch, or EVERYTHING of `stream`.
+@wire_message(tag=12)
+class TrieAsk(WireMessage):
+    """Repeat what came after number `after` of that epoch, or EVERYTHING of `stream`.
 
     `asker`: between siblings, the router that asks.
     """
 
-    TAG: ClassVar[int] = 12
-    VERSION: ClassVar[int] = 1
     router: str  # the origin, of the region that the subject names
     epoch: int
     after: int
@@ -80,9 +71,8 @@ class TrieAsk:
     asker: str = ""
 
 
-@wire_message
-@dataclass(frozen=True, slots=True)
-class TriePart:
+@wire_message(tag=13)
+class TriePart(WireMessage):
     """One part of an origin's whole set as it is after delta `seq`. `part`: 0 to `parts` - 1.
 
     Between siblings: all that the origin knows of, part by part the longest unused of a `replica`
@@ -90,8 +80,6 @@ class TriePart:
     the set is of those replicas only that the missing deltas were about.
     """
 
-    TAG: ClassVar[int] = 13
-    VERSION: ClassVar[int] = 1
     region: str
     router: str
     epoch: int

@@ -1,8 +1,8 @@
 """The headers of raw messages: what each bus header means and what it may hold.
 
-Work, ingress and body messages carry a client's bytes untouched, so what describes them stands
-in NATS headers. The names are constants in `schemas.exchange`, next to the story they belong to;
-here each gets its meaning and its form, for the AsyncAPI document and for readers of the bus.
+Work, ingress and body messages carry a client's bytes untouched, so NATS headers
+describe them. The names are constants in `schemas.exchange`; here each gets its meaning and its
+form, for the AsyncAPI document and for readers of the bus.
 """
 
 import re
@@ -42,14 +42,17 @@ class Header:
 _compiled = cache(re.compile)
 
 
-TRACE = (
+def _optional(*headers: Header) -> tuple[Header, ...]:
+    return tuple(replace(header, required=False) for header in headers)
+
+
+TRACE = _optional(
     Header(
         "traceparent",
         r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$",
         "W3C trace context of the span that sent this.",
-        required=False,
     ),
-    Header("tracestate", r"^[\t -~]*$", "W3C trace state.", required=False),
+    Header("tracestate", r"^[\t -~]*$", "W3C trace state."),
 )
 
 REQUEST = (
@@ -63,70 +66,65 @@ REQUEST = (
     Header(exchange.H_PATH, r"^/.+$", "HTTP path at the engine."),
     Header(exchange.H_ATTEMPT, COUNT_PATTERN, "Placement attempt, 1 for the first."),
     Header(exchange.H_DEADLINE_MS, COUNT_PATTERN, "Milliseconds left when sent."),
-    Header(
-        exchange.H_BODY_BYTES,
-        COUNT_PATTERN,
-        "Size of a body that is to be fetched in parts; the message's own payload is not the body.",
-        required=False,
-    ),
-    Header(
-        exchange.H_PRIORITY,
-        rf"^({'|'.join(exchange.Priority)})$",
-        "Whom to serve first; normal when missing.",
-        required=False,
-    ),
-    Header(
-        exchange.H_SLO_TTFT_MS,
-        COUNT_PATTERN,
-        "Milliseconds from its arrival after which its client has no use for a first token.",
-        required=False,
-    ),
-    Header(
-        exchange.H_SESSION,
-        exchange.SESSION_PATTERN,
-        "Whose conversation it is part of, as its client names it; a hash where that is long.",
-        required=False,
-    ),
-    Header(
-        exchange.H_RESIDENCY,
-        LABELS_PATTERN,
-        "Labels, one of which whoever computes it must carry; anywhere when missing.",
-        required=False,
-        chars_max=TEXT_CHARS_MAX,
-    ),
-    Header(
-        exchange.H_WARM,
-        r"^1$",
-        "Nobody asks: it is computed on an idle replica to be held, and gives way to everybody.",
-        required=False,
+    *_optional(
+        Header(
+            exchange.H_BODY_BYTES,
+            COUNT_PATTERN,
+            "Size of a body that is to be fetched in parts; the message's own payload is not the "
+            "body.",
+        ),
+        Header(
+            exchange.H_PRIORITY,
+            rf"^({'|'.join(exchange.Priority)})$",
+            "Which requests go first; normal when missing.",
+        ),
+        Header(
+            exchange.H_SLO_TTFT_MS,
+            COUNT_PATTERN,
+            "Milliseconds from its arrival after which its client has no use for a first token.",
+        ),
+        Header(
+            exchange.H_SESSION,
+            exchange.SESSION_PATTERN,
+            "Whose conversation it is part of, as its client names it; a hash where that is long.",
+        ),
+        Header(
+            exchange.H_RESIDENCY,
+            LABELS_PATTERN,
+            "Labels, one of which the place that computes it must carry; anywhere when missing.",
+            chars_max=TEXT_CHARS_MAX,
+        ),
+        Header(
+            exchange.H_WARM,
+            r"^1$",
+            "No client waits: it is computed on an idle replica to be cached, and gives way to "
+            "every other request.",
+        ),
     ),
 )
 
 # Of requests that come from another region, and to it.
-WAY = (
-    Header(
-        exchange.H_WAITED_MS,
-        COUNT_PATTERN,
-        "Milliseconds since it arrived at its client's router; 0 when missing.",
-        required=False,
+FORWARDED = (
+    *_optional(
+        Header(
+            exchange.H_WAITED_MS,
+            COUNT_PATTERN,
+            "Milliseconds since it arrived at its client's router; 0 when missing.",
+        ),
+        Header(
+            exchange.H_HELD_MS,
+            COUNT_PATTERN,
+            "Milliseconds of these that it was held in queues, not being tried; all when missing.",
+        ),
     ),
-    Header(
-        exchange.H_HELD_MS,
-        COUNT_PATTERN,
-        "Milliseconds of these that it was held in lines, not being tried; all when missing.",
-        required=False,
-    ),
-    Header(
-        exchange.H_HOPS,
-        COUNT_PATTERN,
-        "Regions passed so far: 1, or more from older routers.",
-    ),
+    Header(exchange.H_HOPS, COUNT_PATTERN, "Regions passed so far: 1, or more from older routers."),
     Header(exchange.H_ORIGIN, NAME_PATTERN, "Region whose client asks."),
-    Header(
-        exchange.H_TENANT,
-        NAME_PATTERN,
-        "The tenant whose API key its client gave: its prompt shares prefixes with no other's.",
-        required=False,
+    *_optional(
+        Header(
+            exchange.H_TENANT,
+            NAME_PATTERN,
+            "The tenant whose API key its client gave: its prompt shares prefixes with no other's.",
+        ),
     ),
 )
 
@@ -134,40 +132,40 @@ WAY = (
 HEADERS: dict[str, tuple[Header, ...]] = {
     "work": (
         *REQUEST,
-        *(replace(header, required=False) for header in WAY),
+        *_optional(*FORWARDED),
         Header(exchange.H_FROM, NAME_PATTERN, "The router that handed off."),
         Header(
             exchange.H_HANDOFF,
             COUNT_PATTERN,
-            "Its running number: the heartbeat's `taken` tells the last one.",
+            "Its running number: the heartbeat's `taken` has the last one.",
         ),
         Header(
             exchange.H_PREFILL_TOKENS,
             COUNT_PATTERN,
             "Prompt tokens to be computed, by the router's estimate of what is cached.",
         ),
-        Header(
-            exchange.H_TERM,
-            COUNT_PATTERN,
-            "Term of the lease by which its region owns the replica; an agent that knows of a "
-            "higher one refuses an adopter's work.",
-            required=False,
-        ),
-        Header(
-            exchange.H_OWNER,
-            NAME_PATTERN,
-            "The router's region, where it is not the replica's own: it has adopted the replica.",
-            required=False,
-        ),
-        Header(
-            exchange.H_MAY_QUEUE,
-            r"^1$",
-            "Take it though other work is pending, up to the agent's cap.",
-            required=False,
+        *_optional(
+            Header(
+                exchange.H_TERM,
+                COUNT_PATTERN,
+                "Term of the lease by which its region owns the replica; an agent that knows of a "
+                "higher one refuses an adopter's work.",
+            ),
+            Header(
+                exchange.H_OWNER,
+                NAME_PATTERN,
+                "The router's region, where it is not the replica's own: it has adopted the "
+                "replica.",
+            ),
+            Header(
+                exchange.H_MAY_QUEUE,
+                r"^1$",
+                "Take it though other work is pending, up to the agent's cap.",
+            ),
         ),
         *TRACE,
     ),
-    "ingress": (*REQUEST, *WAY, *TRACE),
+    "ingress": (*REQUEST, *FORWARDED, *TRACE),
     "body": (
         Header(exchange.H_BODY_INBOX, INBOX_PATTERN, "Answer inbox of the request it belongs to."),
         Header(exchange.H_BODY_OFFSET, COUNT_PATTERN, "Byte position of this part in the body."),

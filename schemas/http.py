@@ -1,12 +1,12 @@
 """The HTTP face as data: routes, headers, request and answer shapes, errors.
 
-The router serves what stands here and `schemas.openapi` documents it. Requests are OpenAI's.
+The router serves what is defined here and `schemas.openapi` documents it. Requests are OpenAI's.
 The router reads the few fields that it needs and passes the body on as it came, so the engine
 decides what other fields mean; answers are the engine's bytes. Only errors, the model list and
 the probes are the router's own words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
@@ -29,7 +29,7 @@ H_RESIDENCY = "x-mesh-residency"
 H_AUTHORIZATION = "authorization"
 H_REGION = "x-mesh-region"
 H_CLIENT_LOCATION = "x-mesh-client-location"
-NEAR = "near"  # a query that says the same
+NEAR = "near"  # a query with the same content
 H_DECISION = "x-mesh-decision"
 H_RETRY_AFTER = "retry-after"
 H_EXPECT = "expect"
@@ -40,7 +40,7 @@ H_REQUEST_HEADERS = "access-control-request-headers"
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
-SAID_ONCE = (
+ONCE_ONLY = (
     H_RESIDENCY,
     H_AUTHORIZATION,
     H_PRIORITY,
@@ -99,7 +99,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The engine's answer, byte for byte; OpenAI's objects where the engine speaks OpenAI."""
+    """The engine's answer, byte for byte; OpenAI's objects where the engine's API is OpenAI's."""
 
     __pydantic_config__ = ConfigDict(extra="allow")
 
@@ -109,7 +109,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model that some ready replica of the mesh serves, and what its engine says of it."""
+    """One model that some ready replica of the mesh serves, and what its engine reports of it."""
 
     id: str
     object: Literal["model"] = "model"
@@ -147,10 +147,10 @@ class Region:
     home: bool
     """Whether it is the asked router's own."""
     health: Health
-    """Green: heard as it should be. Yellow: some of its digests are missing. Red: silent, or, of
-    the own region, without a bus."""
+    """Green: its digests arrive as they should. Yellow: some are missing. Red: none arrive, or, of
+    the own region, the bus is away."""
     heard_s: Seconds | None
-    """Seconds since any of its routers spoke; null at home and of one never heard."""
+    """Seconds since the last digest of any of its routers; null at home and before the first."""
     rtt_s: Seconds | None
     """Round trip over the bus: median of the last pings, smoothed; 0 at home."""
     jitter_s: Seconds | None
@@ -169,7 +169,7 @@ class Region:
     endpoint: str | None
     """Base URL for clients, as mesh.toml names it."""
     location: Location | None
-    """Where it is, as mesh.toml says."""
+    """Where it is, by mesh.toml."""
     distance_km: Annotated[float, Field(ge=0)] | None
     """Great circle to the location asked about; null if none was, or the region has none."""
     rtt_estimate_s: Seconds | None
@@ -190,11 +190,11 @@ class Readiness:
 
     status: Literal["ready"] = "ready"
     warm: bool
-    """Whether this router knows what the replicas of its region hold, or has nobody to ask."""
+    """Whether this router knows what the replicas of its region hold, or is the only router."""
     warm_for_s: float | None = None
     """Seconds since then."""
     warmed_by: str | None = None
-    """The router of this region that told it all; null for one that was alone."""
+    """The router of this region that sent it that state; null for one that was alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +220,8 @@ class FaultKind(NamedTuple):
     status: int
     type: str
     code: str
-    retry_after: bool
     about: str
+    retry_after: bool = False
 
 
 BAD, LIMITED, BROKEN = "invalid_request_error", "rate_limit_error", "server_error"
@@ -231,122 +231,95 @@ FORBIDDEN = "permission_error"
 class Fault(Enum):
     """Every error that the router itself answers with. Engines' own errors pass as they come."""
 
-    INVALID = FaultKind(
-        400, BAD, "invalid_request", False, "This is not a request: the message says why."
-    )
+    INVALID = FaultKind(400, BAD, "invalid_request", "This is not a request: the message says why.")
     RESIDENCY = FaultKind(
         403,
         FORBIDDEN,
         "residency",
-        False,
         "No region that can be asked from here carries a wanted label, or the labels, the key's "
         "and the region's have none in common. The request went nowhere, and never will.",
     )
     MODEL_UNKNOWN = FaultKind(
-        404, BAD, "model_not_found", False, "No replica serves the model; names the known ones."
+        404, BAD, "model_not_found", "No replica serves the model; names the known ones."
     )
-    PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", False, "No such path.")
-    METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", False, "Wrong method for the path.")
+    PATH_UNKNOWN = FaultKind(404, BAD, "path_not_found", "No such path.")
+    METHOD_WRONG = FaultKind(405, BAD, "method_not_allowed", "Wrong method for the path.")
     REQUEST_TIMEOUT = FaultKind(
-        408, BAD, "request_timeout", False, "The request's headers or body arrive too slowly."
+        408, BAD, "request_timeout", "The request's headers or body arrive too slowly."
     )
     BODY_TOO_LARGE = FaultKind(
-        413, BAD, "body_too_large", False, f"The body has more than {BODY_BYTES_MAX} bytes."
+        413, BAD, "body_too_large", f"The body has more than {BODY_BYTES_MAX} bytes."
     )
     EXPECTATION = FaultKind(
-        417, BAD, "expectation_failed", False, "The header `expect` knows `100-continue` only."
+        417, BAD, "expectation_failed", "The header `expect` knows `100-continue` only."
     )
-    HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", False, "Too many header bytes.")
+    HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", "Too many header bytes.")
     SATURATED = FaultKind(
         429,
         LIMITED,
         "saturated",
-        True,
         "Every replica is full and the hold queue is, too, or there is no room in time for the "
         "request's `x-mesh-slo-ttft-ms`.",
+        retry_after=True,
     )
-    INTERNAL = FaultKind(500, BROKEN, "internal_error", False, "A fault of the router's own.")
+    INTERNAL = FaultKind(500, BROKEN, "internal_error", "A fault of the router's own.")
     ENGINE_FAILED = FaultKind(
-        502, BROKEN, "engine_failed", False, "Engines failed to answer on every attempt."
+        502, BROKEN, "engine_failed", "Engines failed to answer on every attempt."
     )
     NO_REPLICA = FaultKind(
         503,
         BROKEN,
         "no_replica",
-        True,
         "No replica that serves the model, and carries a wanted label, is ready at present.",
+        retry_after=True,
     )
     OVERLOADED = FaultKind(
         503,
         BROKEN,
         "overloaded",
-        True,
         "The router has no room for more connections, or can start no process for a large body; "
         "in `/ready`, for more bytes of requests.",
+        retry_after=True,
     )
-    DRAINING = FaultKind(503, BROKEN, "draining", True, "The router is shutting down.")
-    DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", False, "The request's time is up.")
+    DRAINING = FaultKind(503, BROKEN, "draining", "The router is shutting down.", retry_after=True)
+    DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", "The request's time is up.")
 
 
 class Route(NamedTuple):
-    """One path of the face."""
-
     method: str
     path: str
     name: str
     about: str
-    request: type[Any] | None
-    answer: type[Any] | str  # a media type when it is no JSON of ours
-    faults: tuple[Fault, ...]
+    faults: Sequence[Fault] = ()
+    request: type[Any] | None = None
+    answer: type[Any] | str = "text/plain"  # a media type when it is no JSON of ours
 
 
-_WORK_FAULTS = (
-    Fault.INVALID,
-    Fault.RESIDENCY,
-    Fault.MODEL_UNKNOWN,
-    Fault.REQUEST_TIMEOUT,
-    Fault.BODY_TOO_LARGE,
-    Fault.EXPECTATION,
-    Fault.SATURATED,
-    Fault.HEADERS_TOO_LARGE,
-    Fault.INTERNAL,
-    Fault.ENGINE_FAILED,
-    Fault.NO_REPLICA,
-    Fault.OVERLOADED,
-    Fault.DRAINING,
-    Fault.DEADLINE,
+_WORK_FAULTS = tuple(
+    fault for fault in Fault if fault not in (Fault.PATH_UNKNOWN, Fault.METHOD_WRONG)
 )
-
-ROUTES: tuple[Route, ...] = (
+_NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
+ROUTES = (
     Route(
-        "POST", CHAT, "createChatCompletion", "Answer a chat.", ChatRequest, Answer, _WORK_FAULTS
+        "POST", CHAT, "createChatCompletion", "Answer a chat.", _WORK_FAULTS, ChatRequest, Answer
     ),
     Route(
         "POST",
         COMPLETIONS,
         "createCompletion",
         "Continue a text.",
+        _WORK_FAULTS,
         CompletionRequest,
         Answer,
-        _WORK_FAULTS,
     ),
-    Route(
-        "GET",
-        MODELS,
-        "listModels",
-        "The models served here.",
-        None,
-        ModelList,
-        (Fault.NO_REPLICA, Fault.DRAINING),
-    ),
+    Route("GET", MODELS, "listModels", "The models served here.", _NO_MODEL, answer=ModelList),
     Route(
         "GET",
         MODEL,
         "retrieveModel",
         "One of them.",
-        None,
-        Model,
-        (Fault.MODEL_UNKNOWN, Fault.NO_REPLICA, Fault.DRAINING),
+        (Fault.MODEL_UNKNOWN, *_NO_MODEL),
+        answer=Model,
     ),
     Route(
         "GET",
@@ -354,22 +327,20 @@ ROUTES: tuple[Route, ...] = (
         "listRegions",
         "The regions as this router sees them, nearest first: to itself, or to `near`. A query of "
         "another name is a 400.",
-        None,
-        RegionList,
         (Fault.INVALID,),
+        answer=RegionList,
     ),
-    Route("GET", HEALTH, "health", "200 while the process lives.", None, "text/plain", ()),
+    Route("GET", HEALTH, "health", "200 while the process lives."),
     Route(
         "GET",
         READY,
         "ready",
         "200 while requests can be placed: on the bus, not draining, some replica known, room for "
         "one more.",
-        None,
-        Readiness,
         (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING),
+        answer=Readiness,
     ),
-    Route("GET", METRICS, "metrics", "Prometheus metrics.", None, "text/plain", ()),
+    Route("GET", METRICS, "metrics", "Prometheus metrics."),
 )
 
 

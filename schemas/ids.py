@@ -25,8 +25,8 @@ ValidRegionId = Annotated[RegionId, Field(pattern=NAME_PATTERN)]
 ValidReplicaId = Annotated[ReplicaId, Field(pattern=NAME_PATTERN)]
 ValidRouterId = Annotated[RouterId, Field(pattern=NAME_PATTERN)]
 
-# Each worker of a router counts. Peers hear the prefixes of no more of a region's routers: whoever
-# invents names takes no place of other regions.
+# Each worker of a router counts. Peers take the prefixes of no more of a region's routers, so
+# a region that invents names takes no place of other regions.
 REGION_ROUTERS_MAX = 16
 
 MODEL_CHARS_MAX = 256  # a model name travels in headers, metric labels and subject tokens

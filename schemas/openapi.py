@@ -29,7 +29,7 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     http.H_REQUEST_ID: (
         "Names the request in answers, logs and traces. One is made when it is missing, and "
         "instead of one that does not match the pattern, which is no error: the answer's header "
-        "of this name says which holds.",
+        "of this name has the one that holds.",
         {"type": "string", "pattern": REQUEST_ID_PATTERN},
     ),
     http.H_DEBUG: (
@@ -37,11 +37,11 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "string", "enum": ["0", "1"], "default": "0"},
     ),
     http.H_TIMEOUT_S: (
-        "Seconds after which nobody waits for the answer any more.",
+        "Seconds after which the client waits no more for the answer.",
         {"type": "number", "exclusiveMinimum": 0},
     ),
     http.H_PRIORITY: (
-        "Whom to serve first when not all can be.",
+        "Which requests go first when not all can.",
         {"type": "string", "enum": [each.value for each in Priority], "default": "normal"},
     ),
     http.H_SLO_TTFT_MS: (
@@ -63,7 +63,7 @@ REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 NEAR_ABOUT = (
     f"Where the client is, as `latitude,longitude` in degrees; the header {http.H_CLIENT_LOCATION} "
-    "says the same and stands behind it. Regions come by great-circle distance then."
+    "is used without it. Regions come by great-circle distance then."
 )
 NEAR_PARAMETERS: list[dict[str, Any]] = [
     {"name": name, "in": place, "description": NEAR_ABOUT,
@@ -93,7 +93,6 @@ ALWAYS = (http.H_REQUEST_ID, http.H_REGION)
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -108,19 +107,22 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components(_shapes()),
-            "parameters": {name: _parameter(name) for name in REQUEST_HEADERS},
-            "headers": {name: _header(name) for name in ANSWER_HEADERS},
+            "parameters": {
+                name: {"name": name, "in": "header", "description": about, "schema": schema}
+                for name, (about, schema) in REQUEST_HEADERS.items()
+            },
+            "headers": {
+                name: {"description": about, "schema": schema}
+                for name, (about, schema) in ANSWER_HEADERS.items()
+            },
         },
     }
 
 
 def _shapes() -> list[type[Any]]:
-    shapes: dict[type[Any], None] = {http.ErrorBody: None}
-    for route in ROUTES:
-        shapes |= {
-            shape: None for shape in (route.request, route.answer) if isinstance(shape, type)
-        }
-    return list(shapes)
+    shapes = (shape for route in ROUTES for shape in (route.request, route.answer))
+    named = (shape for shape in shapes if isinstance(shape, type))
+    return list(dict.fromkeys((http.ErrorBody, *named)))
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     names = list(REQUEST_HEADERS) if route.request is not None else [http.H_REQUEST_ID]
     found: list[dict[str, Any]] = [_ref("parameters", name) for name in names]
     if "{model}" in route.path:
-        about = "Model name; its slashes may stand as they are."
+        about = "Model name; its slashes need no escape."
         found.append({"name": "model", "in": "path", "required": True, "description": about,
                       "schema": {"type": "string"}})  # fmt: skip
     if route.path == http.REGIONS:
@@ -166,7 +168,7 @@ def _answer(route: Route) -> dict[str, Any]:
     return {"description": route.about, "headers": _headers(headers), "content": content}
 
 
-def _errors(faults: tuple[Fault, ...]) -> dict[str, Any]:
+def _errors(faults: Sequence[Fault]) -> dict[str, Any]:
     statuses = sorted({fault.value.status for fault in faults})
     return {str(status): _error([f for f in faults if f.value.status == status])
             for status in statuses}  # fmt: skip
@@ -185,16 +187,6 @@ def _error(faults: list[Fault]) -> dict[str, Any]:
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:
     return {name: _ref("headers", name) for name in names}
-
-
-def _parameter(name: str) -> dict[str, Any]:
-    about, schema = REQUEST_HEADERS[name]
-    return {"name": name, "in": "header", "description": about, "schema": schema}
-
-
-def _header(name: str) -> dict[str, Any]:
-    about, schema = ANSWER_HEADERS[name]
-    return {"description": about, "schema": schema}
 
 
 def _shape(cls: type[Any]) -> dict[str, str]:

@@ -4,7 +4,7 @@ Engines answer in step: at one moment there is a token for every stream of a bat
 their own these cost the bus and the router more to carry than the bytes in them are worth, so what
 an agent has for one router at one moment goes out as one message, to that router's inbox named
 `PARCEL`. A frame that is alone then goes to its answer's own inbox, as it does from anyone else.
-Routers that read parcels say so with the streams that they ask answers on: `parcelled`.
+Routers that read parcels mark the streams that answers come on: `parcelled`.
 
 A parcel is frames one after the other, each behind its answer's place:
 

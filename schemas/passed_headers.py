@@ -3,7 +3,7 @@
 Engines and what runs before them send harmless things in headers: times, limits, names of theirs.
 Only names that are listed, or begin with a prefix that is, pass: any other may be an order to a
 proxy on the way (`connection`, `set-cookie`, and of `x-` those by which nginx, Envoy, LiteSpeed and
-others let a server steer them), and nobody can list all of those. Ours (`x-mesh-`, `x-request-id`)
+others let a server steer them), and no list of those is complete. Ours (`x-mesh-`, `x-request-id`)
 are not listed either. The agent chooses, and the router checks by the same rule what it was sent.
 """
 
@@ -64,9 +64,9 @@ def chosen(headers: Pairs) -> tuple[str, ...]:
     return tuple(text for pair in found.items() for text in pair)
 
 
-def as_mapping(told: tuple[str, ...]) -> Mapping[str, str]:
-    """What an agent says that it chose, as far as that is so."""
-    if not told:
+def as_mapping(sent: tuple[str, ...]) -> Mapping[str, str]:
+    """The headers that an agent sent, as far as they may pass."""
+    if not sent:
         return {}
-    checked = chosen(zip(told[::2], told[1::2], strict=False))
+    checked = chosen(zip(sent[::2], sent[1::2], strict=False))
     return dict(zip(checked[::2], checked[1::2], strict=True))

@@ -1,6 +1,6 @@
-"""What is wrong with a value or a file that a person wrote, in lines that say what to do.
+"""What is wrong with a value or a file that a person wrote, in lines that name the remedy.
 
-pydantic finds most of it; its own texts speak of inputs, types and parsers.
+pydantic finds most of it; its own texts are about inputs, types and parsers.
 """
 
 import difflib
@@ -52,6 +52,13 @@ def did_you_mean(wrong: str, known: Collection[str], *, prefix: str = "") -> str
     return f"; there are {', '.join(known) or 'none'}"
 
 
+def checked_choice(kind: str, name: str, known: Collection[str]) -> str:
+    """The name, if it is known. Raises ValueError that names those that are."""
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}: use one of {', '.join(known)}")
+    return name
+
+
 def counted(number: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -71,7 +78,7 @@ def what_it_must_be(details: ErrorDetails) -> str:
 
 
 def what_it_must_be_instead(details: ErrorDetails) -> str:
-    """The same, with the value where the text does not say it."""
+    """The same, with the value where the text does not have it."""
     text = what_it_must_be(details)
     is_known = details["type"] in _TEXTS or details["type"] == "string_pattern_mismatch"
     return f"{text}, not {details['input']!s:.{_GIVEN_CHARS_MAX}}" if is_known else text

@@ -1,7 +1,7 @@
 """Where a request may have its answer sent: the one rule of routers and agents.
 
-Whoever answers publishes with permissions of its own to a subject that the request names. Taken as
-it comes, that lends a sender the answerer's voice: its JetStream requests, its digests, its leases.
+An answer is published with the answerer's permissions to a subject that the request names. Without
+a check a sender could use these permissions: for JetStream requests, digests, leases.
 So an answer goes to an inbox and nowhere else, to one of a region whose routers may ask on that
 channel (`schemas.catalog`), and of the kind that belongs to it: a ping's to a ping inbox of the
 region asked, a question's about gossip to a gossip inbox of the asker that the subject names, an

@@ -4,19 +4,19 @@ A *label* names ground that an operator vouches for: a jurisdiction, a contract,
 carry labels and requests want them, and these are the rules:
 
 - A region carries the labels that mesh.toml gives it. A replica carries those of its region, or
-  fewer if its agent says so; nobody carries a label that the file doesn't give its region.
+  fewer if its agent is configured so; none carries a label that the file doesn't give its region.
 - A request may go only to places that carry at least one of the labels it wants; one that wants
   none may go anywhere. Its labels, its key's and those that its region is confined to narrow each
-  other: what counts is what all that are said have in common, and if that is nothing it goes
+  other: what counts is the intersection of all that are given, and if that is empty it goes
   nowhere.
 - A region that is *confined* sends nothing that entered there, labelled or not, to a place that
-  carries none of the labels it is confined to, and tells such a region of no prefix.
-- Prefixes of a request that wants labels are told only if every region that would hear of them
+  carries none of the labels it is confined to, and publishes no prefix to such a region.
+- Prefixes of a request that wants labels are published only if every region that would receive them
   carries one of these.
 
 "At least one" because labels of one request are alternatives ("Germany or France"): where two
-things must hold, the operator gives the ground that has both a label of its own. Rejected:
-a small language of "and" and "or" (nobody could say at a glance where a prompt may go), and a
+things must hold, the operator gives the ground that has both a label of its own. Rejected: a small
+language of "and" and "or" (an operator could not see at a glance where a prompt may go), and a
 hierarchy of labels (whether `eu` includes `ch` is for lawyers and not for a router to know).
 """
 
@@ -58,7 +58,7 @@ def labels_text(labels: Iterable[Label]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What mesh.toml says: the labels of every region, and which regions are confined to which."""
+    """mesh.toml's labels of every region, and which regions are confined to which."""
 
     carried: Ranges = ()
     confined: Ranges = ()
@@ -82,7 +82,7 @@ class Ground:
         return not confined_to or not confined_to.isdisjoint(self.carried_by(listener))
 
     def may_hold(self, region: RegionId, home: RegionId, wanted: Labels) -> bool:
-        """Whether a prompt that entered in `home` and wants one of these may lie in `region`."""
+        """Whether a prompt that entered in `home` and wants one of these may be in `region`."""
         labels = narrowed(wanted, self.confined_to(home))
         return labels is None or not labels.isdisjoint(self.carried_by(region))
 
@@ -92,7 +92,7 @@ class Ground:
         return tuple(sorted(carried & confined_to if confined_to else carried))
 
     def listeners(self, region: RegionId) -> tuple[RegionId, ...]:
-        """The other regions that hear what this one tells of its prefixes."""
+        """The other regions that receive what this one publishes of its prefixes."""
         others = (other for other, _ in self.carried if other != region)
         return tuple(other for other in others if self.may_send(region, other))
 
@@ -100,10 +100,10 @@ class Ground:
 OPEN_GROUND = Ground()
 
 
-def narrowed(*said: Iterable[Label]) -> frozenset[Label] | None:
-    """What all that say something have in common; None, anywhere, if none of them does."""
+def narrowed(*given: Iterable[Label]) -> frozenset[Label] | None:
+    """The intersection of those that are not empty; None, anywhere, if all are."""
     found: frozenset[Label] | None = None
-    for labels in map(frozenset, said):
+    for labels in map(frozenset, given):
         if labels:
             found = labels if found is None else found & labels
     return found

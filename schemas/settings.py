@@ -308,5 +308,4 @@ class LinkTable(Table):
 
     @property
     def rtt_s(self) -> float:
-        """Round-trip time in seconds."""
         return self.rtt_ms / 1000

@@ -21,10 +21,13 @@ from schemas.wire import WireError
 STATE_BYTES_MAX = 256 * 1024
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]  # what any reader's 64-bit integer holds
-# Far from any honest number, which counts writes of a lease, four a second; and far from the end of
-# integers, so that whoever says the highest one leaves the others something to go on with.
+# Far above any real term, which counts writes of a lease, four a second; and far below the largest
+# integer, so that after a false claim of the highest term numbers are left.
 TERM_MAX = 2**48
 Term = Annotated[int, Field(ge=0, le=TERM_MAX)]
+# How far one claim raises the term that an agent or a router knows. At four writes a second all
+# terms last for two years; a true claim that is a year of writes ahead is reached in a minute.
+TERM_STEP = 2**20
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PerSecond = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -40,24 +43,24 @@ class ReplicaState(StrEnum):
     READY = "ready"
     DRAINING = "draining"  # finishes what it has, takes nothing new
     DOWN = "down"  # the agent is up, the engine does not answer
-    GONE = "gone"  # the agent's last word
+    GONE = "gone"  # the agent's last heartbeat
 
 
 class DownReason(StrEnum):
     """Why a replica is down."""
 
-    UNREACHABLE = "unreachable"  # looks at the engine fail
-    HUNG = "hung"  # it answers looks, takes requests and computes none
+    UNREACHABLE = "unreachable"  # scrapes of the engine fail
+    HUNG = "hung"  # it answers scrapes, takes requests and computes none
 
 
-CARDS_MAX = 8  # told of one replica or region; they are repeated every second
+CARDS_MAX = 8  # of one replica or region; they are repeated every second
 CARD_CHARS_MAX = 256
 CardText = Annotated[str, Field(max_length=CARD_CHARS_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """What an engine says of a model in its `/v1/models`, for clients to read there."""
+    """What an engine reports of a model in its `/v1/models`, for clients to read there."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
@@ -78,9 +81,9 @@ Cards = Annotated[dict[ValidModelId, ModelCard], Field(max_length=CARDS_MAX)]
 class Health(StrEnum):
     """How alive a region is, by the gaps between its digests."""
 
-    GREEN = "green"  # heard as often as it should speak
-    YELLOW = "yellow"  # some of it is missing; it may still be asked
-    RED = "red"  # silent: it gets no work
+    GREEN = "green"  # its digests arrive as often as they should
+    YELLOW = "yellow"  # some are missing; it may still get requests
+    RED = "red"  # none arrive: it gets no work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Heartbeat:
     models: tuple[ValidModelId, ...]
     """What the engine serves now."""
     full: bool
-    """The agent's own verdict: new work would be refused now."""
+    """Whether the agent would refuse new work now."""
     pending: Count | None
     """Requests accepted and not yet in the running batch (SkyWalker 3.3)."""
     running: Count | None
@@ -114,7 +117,7 @@ class Heartbeat:
     """Most requests that the agent takes, whatever the engine could queue."""
     prefill_queued_tokens: Count | None = None
     """Prompt tokens still to be computed of requests taken whose answer has not begun, by the
-    routers' estimate of what is cached, less what the learned speed says is done."""
+    routers' estimate of what is cached, less what is done by the learned speed."""
     batch_max: Count | None = None
     """Most requests the engine runs at once."""
     batch_occupancy: Ratio | None = None
@@ -128,7 +131,7 @@ class Heartbeat:
     prefill_base_s: Seconds | None = None
     """Its intercept, in seconds."""
     decode_tokens_per_s: PerSecond | None = None
-    """Of one running request, median of late."""
+    """Of one running request, the median of recent ones."""
     prefix_hit_ratio: Ratio | None = None
     """Cached tokens / prompt tokens of what this agent served."""
     engine_age_s: Seconds | None = None
@@ -147,12 +150,12 @@ class Heartbeat:
     owner_taken: dict[ValidRouterId, Count] = field(default_factory=dict)
     """The same as `taken`, of the routers of `owner`."""
     term: Term = 0
-    """The highest term that this agent has heard of: work of a lower one is refused."""
+    """The highest term that this agent has received: work of a lower one is refused."""
     down_reason: str | None = None
-    """Why it is down: unreachable, or hung (it answers looks, takes requests and computes none);
+    """Why it is down: unreachable, or hung (it answers scrapes, takes requests and computes none);
     null in other states."""
     cards: Cards = field(default_factory=dict)
-    """What the engine says of its models, the first of them. Told once a second; where there are
+    """What the engine reports of its models, the first of them. Sent once a second; where there are
     none, the last ones hold."""
 
 
@@ -174,7 +177,7 @@ class ModelCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A region's state as its router tells it to its peers, every 100 ms and on change."""
+    """A region's state as its router publishes it to its peers, every 100 ms and on change."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
@@ -182,7 +185,7 @@ class Digest:
     """Version of the meaning of these fields."""
     region: ValidRegionId
     router: ValidRouterId
-    """The router that says so; a region has one or more, each sends its own view."""
+    """The router that sends it; a region has one or more, each sends its own view."""
     epoch: Count
     """Changes at every start of the router."""
     seq: Count
@@ -197,7 +200,7 @@ class Digest:
     models: dict[ValidModelId, ModelCapacity]
     """Per model, because a peer forwards a request and not a count."""
     requests_per_s: PerSecond
-    """Requests that arrived at this router, per second, of late."""
+    """Requests that arrived at this router, per second, recently."""
     prefill_s_per_token: Seconds | None = None
     """Median over ready replicas, in seconds per uncached prompt token."""
     prefill_base_s: Seconds | None = None
@@ -213,33 +216,33 @@ class Digest:
     """Regions whose replicas this router serves for them, with the term of each: they count in
     `replicas_ready`, `replicas_free` and `models`."""
     rtt_s: dict[ValidRegionId, Seconds] = field(default_factory=dict)
-    """Round trips to the other regions: the nearest one adopts first. Told once a second; where
-    there are none, the last ones that this router told hold."""
+    """Round trips to the other regions: the nearest one adopts first. Sent once a second; where
+    there are none, the last ones that this router sent hold."""
     warm_tokens: Count | None = None
     """Tokens of hot prefixes that it would let idle replicas compute now; null for none."""
     cards: Cards = field(default_factory=dict)
-    """What engines say of its models, the first of them. Told once a second; where there are none,
-    the last ones hold."""
+    """What engines report of its models, the first of them. Sent once a second; where there are
+    none, the last ones hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who owns the replicas of a region, until another one or nobody says so."""
+    """Who owns the replicas of a region, until the next write or the lease's end."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
     v: Literal[1] = 1
     """Version of the meaning of these fields."""
     region: ValidRegionId
-    """Whose replicas."""
+    """The region of the replicas."""
     owner: ValidRegionId
-    """Whose routers may hand work to them."""
+    """The region whose routers may hand work to them."""
     router: ValidRouterId
     """The router of the owner that wrote this."""
     term: Term
     """Rises with every change of the owner; renewals keep it. Work of a lower term is refused."""
     lease_s: Seconds
-    """Whoever hears nothing newer for so long may take the lease, in seconds."""
+    """A region that receives nothing newer for so long may take the lease, in seconds."""
 
 
 _HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
@@ -250,7 +253,6 @@ T = TypeVar("T")
 
 
 def encode_state(message: Heartbeat | Digest | Lease) -> bytes:
-    """The JSON of a heartbeat, digest or lease."""
     return orjson.dumps(message)
 
 

@@ -10,8 +10,8 @@ compiler step for eight small messages).
 """
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeVar, dataclass_transform, get_type_hints
 
 import msgpack
 
@@ -22,16 +22,17 @@ class WireError(ValueError):
     """Bytes from a peer that are no message of ours: drop and count, never crash."""
 
 
-class WireMessage(Protocol):
-    """What a machine-read message class has: a tag and a version, beside its fields."""
+class WireMessage:
+    """A machine-read message; `wire_message` makes its class."""
 
+    __slots__ = ()
     TAG: ClassVar[int]
     VERSION: ClassVar[int]
 
 
 Check = Callable[[Any], bool]
 
-# The only field types of wire messages: what they accept is exactly what they say.
+# The only field types of wire messages: they accept exactly these types.
 _CHECKS: dict[Any, Check] = {
     int: lambda value: type(value) is int,
     str: lambda value: type(value) is str,
@@ -48,18 +49,25 @@ _CLASSES: dict[int, type[Any]] = {}
 _FIELDS: dict[int, tuple[tuple[str, Check], ...]] = {}
 _REQUIRED: dict[int, int] = {}  # how many fields have no default
 
-M = TypeVar("M")
+M = TypeVar("M", bound=WireMessage)
+T = TypeVar("T")
 
 
-def wire_message(cls: type[M]) -> type[M]:
-    """Class decorator: enter a frozen dataclass with TAG and VERSION in the tag table."""
-    tag: int = cls.TAG  # type: ignore[attr-defined]
-    assert is_dataclass(cls) and tag not in _CLASSES, f"tag {tag} is taken or {cls} no dataclass"
-    hints = get_type_hints(cls)
-    _CLASSES[tag] = cls
-    _FIELDS[tag] = tuple((field.name, _CHECKS[hints[field.name]]) for field in fields(cls))
-    _REQUIRED[tag] = sum(field.default is MISSING for field in fields(cls))
-    return cls
+@dataclass_transform(frozen_default=True)
+def wire_message(*, tag: int, version: int = 1) -> Callable[[type[M]], type[M]]:
+    """Class decorator: a frozen dataclass, in the tag table."""
+
+    def register(cls: type[M]) -> type[M]:
+        assert tag not in _CLASSES, f"tag {tag} is taken"
+        cls.TAG, cls.VERSION = tag, version
+        made: Any = dataclass(frozen=True, slots=True)(cls)
+        hints = get_type_hints(made)
+        _CLASSES[tag] = made
+        _FIELDS[tag] = tuple((field.name, _CHECKS[hints[field.name]]) for field in fields(made))
+        _REQUIRED[tag] = sum(field.default is MISSING for field in fields(made))
+        return made  # type: ignore[no-any-return]
+
+    return register
 
 
 def registered() -> dict[int, type[Any]]:
@@ -68,7 +76,6 @@ def registered() -> dict[int, type[Any]]:
 
 
 def encode(message: WireMessage) -> bytes:
-    """The bytes of one message."""
     values = (getattr(message, name) for name, _ in _FIELDS[message.TAG])
     return msgpack.packb((message.TAG, message.VERSION, *values))
 
@@ -86,7 +93,7 @@ def decode(data: bytes | memoryview) -> Any:
     return _build(items[0], items[1], items[2:])
 
 
-def decode_as(cls: type[M], data: bytes | memoryview) -> M:
+def decode_as(cls: type[T], data: bytes | memoryview) -> T:
     """The message in `data`, which must be a `cls`. Raises WireError otherwise."""
     message = decode(data)
     if not isinstance(message, cls):
@@ -99,7 +106,7 @@ def _build(tag: object, version: object, values: tuple[Any, ...]) -> Any:
     if cls is None:
         raise WireError(f"unknown message tag {tag!r}")
     if type(version) is not int or version != cls.VERSION:  # True == 1 == 1.0 elsewhere
-        raise WireError(f"{cls.__name__} version {version!r}, this side speaks {cls.VERSION}")
+        raise WireError(f"{cls.__name__} version {version!r}, this side has {cls.VERSION}")
     expected = _FIELDS[cls.TAG]
     if len(values) < _REQUIRED[cls.TAG]:
         raise WireError(f"{cls.__name__} needs {_REQUIRED[cls.TAG]} fields, got {len(values)}")

@@ -1,5 +1,6 @@
 """Fixtures that every part of the suite shares."""
 
+import gc
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -12,17 +13,26 @@ from tests.support.nats_server import NatsServer, running_nats_server
 
 pytest_plugins = ["tests.support.machine_needs"]
 
+gc.disable()  # until all tests are collected: nothing of that is garbage
+
 # Without compiled files, each process that a test starts would compile all of our modules anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Each process that imports aiohttp reads all of the machine's certificates twice, a tenth of its
+# start. No test needs any; httpx wants one.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
 
 # What is printed depends on the terminal; a test that is about one says what it is like.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm"
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is. A property that is rarely broken has
+# more examples of its own.
+settings.register_profile(
+    "shared", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared")
 
 
@@ -33,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         longest_s[item.path] = max(longest_s.get(item.path, 0.0), marker.args[0] if marker else 0.0)
     items.sort(key=lambda item: -longest_s[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """What was collected stays to the end; the garbage collector need not look at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

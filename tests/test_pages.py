@@ -167,21 +167,16 @@ async def test_a_program_of_a_page_runs(mesh, block):
 
 
 @pytest.mark.parametrize("block", [b for b in SHELL if is_listed(b, SERVES)], ids=name)
-async def test_a_server_of_a_page_comes_up(tmp_path, block):
+async def test_a_server_of_a_page_comes_up_and_the_command_that_ends_it_does(tmp_path, block):
+    [end] = [block for block in SHELL if is_listed(block, (ENDS_THE_MESH,))]
+    prepare(tmp_path)
     [command] = [line for line in block.text.splitlines() if line.startswith(".venv/bin/mesh up")]
     arguments = command.split()[2:]
     time_scale = None if "--time-scale" in arguments else 50.0
     config = write_config(tmp_path, regions=("us",))
     async with mesh_up(tmp_path, *arguments, config=config, time_scale=time_scale) as running:
         assert running.model
-
-
-async def test_the_command_that_ends_a_mesh_in_the_background_ends_it(tmp_path):
-    [block] = [block for block in SHELL if is_listed(block, (ENDS_THE_MESH,))]
-    prepare(tmp_path)
-    config = write_config(tmp_path, regions=("us",))
-    async with mesh_up(tmp_path, config=config) as running:
-        await output_of(tmp_path, "bash", "-c", block.text)
+        await output_of(tmp_path, "bash", "-c", end.text)
         async with asyncio.timeout(DEADLINE_S):
             assert await running.process.wait() == 0
 

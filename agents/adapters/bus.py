@@ -1,4 +1,5 @@
-"""The agent's subscriptions on the bus, and what it publishes.
+"""The agent on the bus: its subscriptions, what it publishes, and whether it may be the replica
+that it claims to be: permitted by the server, and alone under its name.
 
 nats-py awaits the callbacks of one subscription one after another, so a callback decodes, feeds
 the core and returns; responses run in tasks of their own. Bytes that are no message of ours are
@@ -8,6 +9,7 @@ messages, and the frames' numbers show the router that some are missing.
 
 import asyncio
 import logging
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js.api import StatusCode
 from nats.micro.service import Service, ServiceConfig
 
 from agents.adapters.outbox import BusConnection, Outbox
@@ -25,7 +28,8 @@ from agents.core.events import (
     CancelArrived,
     WorkArrived,
 )
-from infra.bus import answering_services, closed_for_good, flush
+from agents.core.name_claim import CLAIM_S, NameClaim, NameDecision
+from infra.bus import FLUSH_TIMEOUT_S, BusUnreachable, answering_services, closed_for_good, flush
 from infra.process import LimitedLog
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
@@ -41,6 +45,8 @@ CONTROL_MESSAGES_MAX = 65536
 BYTES_MAX = 64 * 1024 * 1024
 OFFSET_DIGITS_MAX = 10
 CLOSE_TIMEOUT_S = 2
+EPOCH = struct.Struct(">Q")
+STATUS = "Status"
 
 EventSink = Callable[[AgentEvent], Awaitable[None]]
 M = TypeVar("M")
@@ -68,7 +74,7 @@ class AgentBus:
     async def listen(self, feed: EventSink, credit: Callable[[Credit], None]) -> None:
         """Subscribe. Events go to `feed`, credits straight to the relay they belong to.
 
-        On return the server has accepted or refused every subscription.
+        On return the server has accepted or refused every subscription, unless it is away.
         """
 
         async def work(msg: Msg) -> None:
@@ -97,7 +103,7 @@ class AgentBus:
         await self._subscribe(subjects.body(*me), body)
         queue, most = subjects.QUEUE_AGENT, WORK_MESSAGES_MAX
         await self._subscribe(subjects.work(*me), work, queue=queue, messages=most)
-        await self.flush()
+        await self.flush(FLUSH_TIMEOUT_S)
 
     async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
         """Show this agent in `nats micro ls|info|stats`; again when its models change.
@@ -154,14 +160,14 @@ class AgentBus:
         except (TimeoutError, nats.errors.Error) as problem:
             log.warning("closing the subscriptions: %s", type(problem).__name__)
 
-    async def flush(self) -> None:
-        """Wait until the server has what was published, for CLOSE_TIMEOUT_S at most."""
+    async def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait until the server has what was sent to it, for `timeout_s` at most."""
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self.outbox.sent()
-                await flush(self._client, CLOSE_TIMEOUT_S)
+                await flush(self._client, timeout_s)
         except (TimeoutError, nats.errors.Error) as problem:
-            log.warning("the last messages may be lost: %s", type(problem).__name__)
+            log.warning("the bus did not confirm what was sent: %s", type(problem).__name__)
 
     async def _subscribe(
         self,
@@ -207,3 +213,136 @@ class AgentBus:
         kind = msg.subject.rpartition(".")[2]
         text = "%s: dropped a message of %d bytes: %.300s"
         self._log.warning(kind, "unreadable", text, msg.subject, len(msg.data), problem)
+
+
+class BusAuthorization:
+    """Whether the bus permits this agent's own subjects. Give `complained` to `infra.bus.connect`.
+
+    A nats-server reports a forbidden subject in a message of its own, later, and drops what was
+    published: an agent with another replica's credentials would publish heartbeats in vain for
+    ever. So a complaint about one of its own subjects ends the agent; any other is only logged.
+    """
+
+    def __init__(self, region: RegionId, replica: ReplicaId) -> None:
+        self._who = f"{region}/{replica}"
+        own = (
+            subjects.heartbeat,
+            subjects.work,
+            subjects.cancel,
+            subjects.credit,
+            subjects.body,
+        )
+        self._own = tuple(f'"{subject(region, replica)}"' for subject in own)
+        self._refused = asyncio.Event()
+
+    def complained(self, problem: Exception) -> None:
+        if any(subject in str(problem) for subject in self._own):
+            self._refused.set()
+
+    def check(self) -> None:
+        """Raise BusUnreachable if the server has refused one of our own subjects so far."""
+        if self._refused.is_set():
+            raise BusUnreachable(
+                f"the bus forbids this user the subjects of {self._who}: are these its credentials?"
+            )
+
+    async def watch(self) -> None:
+        """Run until the server refuses one of our own subjects, then raise BusUnreachable."""
+        await self._refused.wait()
+        self.check()
+
+
+class ReplicaNameTaken(Exception):
+    """Another agent serves under this name."""
+
+
+class NameGuard:
+    """Takes the agent's name on the bus and defends it (`agents.core.name_claim`).
+
+    `take` it before listening for work, run `watch` while working, call `reconnected` after each
+    reconnect. The server reports at once that a question has no subscriber, so a restart waits for
+    nothing. If there is one and no answer comes within CLAIM_S (an agent that is stopped or cut
+    off, or a server whose older configuration forbids these subjects), the name is taken.
+    """
+
+    def __init__(
+        self, region: RegionId, replica: ReplicaId, epoch: int, clock: Callable[[], float]
+    ) -> None:
+        self._who = f"{region}/{replica}"
+        self._question = subjects.name(region, replica)
+        self._answer = subjects.named(region, replica)
+        self._epoch = EPOCH.pack(epoch)
+        self._claim = NameClaim(epoch)
+        self._clock = clock
+        self._client: Client | None = None
+        self._answered = asyncio.Event()  # or there is no subscriber
+        self._reconnected = asyncio.Event()
+        self._must_leave = asyncio.Event()
+
+    async def take(self, client: Client) -> None:
+        """Return when the name is ours. Raises ReplicaNameTaken."""
+        self._client = client
+        await client.subscribe(self._answer, cb=self._on_answer)
+        await self._ask()
+        try:
+            async with asyncio.timeout(CLAIM_S):
+                await self._answered.wait()
+        except TimeoutError:
+            log.warning(
+                "%s: another agent may hold this name, but none answered in %g s; taking it",
+                self._who,
+                CLAIM_S,
+            )
+        self._check()
+        self._claim.take()
+        await client.subscribe(self._question, cb=self._on_question)
+        await self._ask()  # another agent may have started at the same moment
+
+    async def watch(self) -> None:
+        """Run until another agent turns out to hold the name, then raise ReplicaNameTaken."""
+        asking = asyncio.create_task(self._ask_again())
+        try:
+            await self._must_leave.wait()
+        finally:
+            asking.cancel()
+        self._check()
+
+    def reconnected(self) -> None:
+        """The bus was away: another agent may have taken the name meanwhile."""
+        self._reconnected.set()
+
+    async def _ask_again(self) -> None:
+        while True:
+            await self._reconnected.wait()
+            self._reconnected.clear()
+            await self._ask()
+
+    async def _ask(self) -> None:
+        assert self._client is not None, "taken first"
+        self._claim.ask(self._clock())
+        await self._client.publish(self._question, self._epoch, reply=self._answer)
+
+    async def _on_question(self, msg: Msg) -> None:
+        if len(msg.data) == EPOCH.size:
+            epoch = EPOCH.unpack(msg.data)[0]
+            await self._perform(self._claim.question_arrived(epoch, self._clock()))
+
+    async def _on_answer(self, msg: Msg) -> None:
+        if (msg.headers or {}).get(STATUS) == StatusCode.SERVICE_UNAVAILABLE:
+            self._answered.set()
+        elif len(msg.data) == EPOCH.size:
+            await self._perform(self._claim.answer_arrived(EPOCH.unpack(msg.data)[0]))
+
+    async def _perform(self, decision: NameDecision) -> None:
+        if decision is NameDecision.LEAVE:
+            self._must_leave.set()
+            self._answered.set()
+        elif decision is NameDecision.ANSWER and self._client is not None:
+            await self._client.publish(self._answer, self._epoch)
+
+    def _check(self) -> None:
+        if self._must_leave.is_set():
+            raise ReplicaNameTaken(
+                f"an agent {self._who} runs already; end that one, or give this one another name "
+                "in --replica"
+            )

@@ -2,7 +2,7 @@
 use its `api` for requests.
 
 Connections are kept for less time than engines keep them: uvicorn, under vLLM and SGLang, closes
-an idle one after 5 s, and a POST that meets the closing can't be told from an engine that died.
+an idle one after 5 s, and a request may be on its way at that moment.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine_kinds import EngineDialect
-from agents.adapters.http_client import Connection, HttpBroken, HttpClient, origin
-from agents.adapters.metrics_page import MetricsPage
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage
+from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
 from schemas.http import CHAT
@@ -32,6 +31,7 @@ HEALTH_PATH = "/health"
 SETTINGS_EVERY_S = 30.0  # reading SGLang's settings interrupts its scheduler
 STATUS_OK, STATUS_UNAUTHORIZED, STATUS_SERVER_ERROR = 200, 401, 500
 SUCCESS = range(200, 300)
+JSON_BODY = {"Content-Type": "application/json"}
 NO_CARDS: dict[ModelId, ModelCard] = {}
 KEY_REQUIRED = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
 
@@ -69,16 +69,17 @@ class EngineClient:
         self._scrape_timeout_s = scrape_timeout_s
         self._has_refused_key = False
         self._models_due_at = float("-inf")
-        self.heard_at = float("-inf")  # when a good response last brought a byte; relays write it
+        self.last_byte_at = float(
+            "-inf"
+        )  # when a good response last brought a byte; relays write it
         self.held: set[str] = set()  # inboxes of paused responses; relays write it
-        self.api = HttpClient(api_url, clock, key)
+        self.api = HttpClient(api_url, key)
         self._page: HttpClient | None = None
         if kind.has_metrics:
             page_key = key if origin(metrics_url) == origin(api_url) else None
-            self._page = HttpClient(metrics_url, clock, page_key)
+            self._page = HttpClient(metrics_url, page_key)
 
     def close(self) -> None:
-        """Close the idle connections."""
         self.api.close()
         if self._page is not None:
             self._page.close()
@@ -100,16 +101,8 @@ class EngineClient:
             text = {"messages": [{"role": "user", "content": "1"}]}
         body = orjson.dumps({"model": model, "max_tokens": 1, **text})
         try:
-            async with asyncio.timeout(timeout_s):
-                headers = {"Content-Type": "application/json"}
-                response = await self.api.request("POST", path, headers, body)
-                try:
-                    status = (await response.head()).status
-                    while await response.read():
-                        pass
-                finally:
-                    self.api.release(response)
-        except (OSError, HttpBroken):
+            status, _ = await _exchange(self.api, "POST", path, timeout_s, body)
+        except (OSError, HttpBroken, UnexpectedAnswer):
             return False
         return status in SUCCESS or (self._page is None and status < STATUS_SERVER_ERROR)
 
@@ -126,7 +119,7 @@ class EngineClient:
             models, cards = await self._models() if is_due else (None, NO_CARDS)
             reading = await self._reading()
             return EngineScraped(
-                began_at, reading, models, cards, self.heard_at, frozenset(self.held)
+                began_at, reading, models, cards, self.last_byte_at, frozenset(self.held)
             )
         except TimeoutError:
             timed_out, detail = True, f"no answer within {self._scrape_timeout_s:g} s"
@@ -135,7 +128,7 @@ class EngineClient:
         self.refresh_models()  # what comes back may be another engine
         self._settings_due_at, self._batch_max = float("-inf"), None
         return ScrapeFailed(
-            began_at=began_at, heard_at=self.heard_at, timed_out=timed_out, detail=detail
+            began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
 
     async def _models(self) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
@@ -150,7 +143,7 @@ class EngineClient:
         return known
 
     async def _reading(self) -> EngineReading:
-        if self._page is None:
+        if self._page is None or self._kind.read is None:
             return NOTHING_KNOWN
         page = await self._get(self._page, "")
         reading = self._kind.read(MetricsPage(page.decode("utf-8", "replace")))
@@ -169,33 +162,39 @@ class EngineClient:
         return None
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
-        async with asyncio.timeout(self._scrape_timeout_s):
-            response = await client.request("GET", path, {})
-            try:
-                return await _page(response, client.url + path, is_health=is_health)
-            finally:
-                client.release(response)
+        status, page = await _exchange(client, "GET", path, self._scrape_timeout_s)
+        url = client.url + path
+        if status == STATUS_UNAUTHORIZED:
+            raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
+        # A server without /health answers 404, which shows that it runs.
+        if status >= STATUS_SERVER_ERROR if is_health else status != STATUS_OK:
+            raise UnexpectedAnswer(f"{url} answers HTTP {status}")
+        return page
 
 
-async def _page(response: Connection, url: str, *, is_health: bool) -> bytes:
-    head = await response.head()
-    if head.status == STATUS_UNAUTHORIZED:
-        raise UnexpectedAnswer(f"{url} {KEY_REQUIRED}")
-    # A server without /health answers 404, which shows that it runs.
-    if head.status >= STATUS_SERVER_ERROR if is_health else head.status != STATUS_OK:
-        raise UnexpectedAnswer(f"{url} answers HTTP {head.status}")
+async def _exchange(
+    client: HttpClient, method: str, path: str, timeout_s: float, body: bytes = b""
+) -> tuple[int, bytes]:
+    """Status and body of a short response."""
     page = bytearray()
-    while chunk := await response.read():
-        page += chunk
-        if len(page) > PAGE_BYTES_MAX:
-            raise UnexpectedAnswer(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
-    return bytes(page)
+    async with asyncio.timeout(timeout_s):
+        response = await client.request(method, path, JSON_BODY if body else {}, body)
+        try:
+            status = (await response.head()).status
+            while chunk := await response.read():
+                page += chunk
+                if len(page) > PAGE_BYTES_MAX:
+                    url = client.url + path
+                    raise UnexpectedAnswer(f"{url} sends more than {PAGE_BYTES_MAX} bytes")
+        finally:
+            client.release(response)
+    return status, bytes(page)
 
 
 def served(data: bytes, url: str) -> tuple[tuple[ModelId, ...], dict[ModelId, ModelCard]]:
     """The names in a response of `/v1/models`, and the cards of the first of them.
 
-    Raises EngineOdd if it has no name.
+    Raises UnexpectedAnswer if it has no name.
     """
     try:
         rows = [row for row in orjson.loads(data)["data"] if _is_model(row["id"])]

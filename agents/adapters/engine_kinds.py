@@ -1,5 +1,5 @@
-"""The kinds of engine an agent can stand beside, in one table: how to read each one's metrics page,
-and where it shows its batch size.
+"""The kinds of engine an agent can serve, in one table: how to read each one's metrics page, and
+where it shows its batch size.
 
 vllm: V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its KV
 capacity only as a label of an info gauge, and `max_num_seqs` not at all (give `--batch-max`). With
@@ -11,29 +11,124 @@ llamacpp (`llama-server --metrics`): slots (`-np`) are in `/props`. Newer ones l
 `prompt_tokens_total` counts computed tokens, so the cached ones come on top of it.
 openai: any OpenAI-compatible server, without a page: the queue is unknown, running is what the
 agent sent to it, and a small cap on outstanding requests takes the place of the engine's numbers.
+
+An agent scrapes its engine ten to twenty times a second and a real page has hundreds of histogram
+lines, so only required names are searched for; the rest is never parsed. prometheus_client's parser
+takes 1.5 ms instead of 36 µs for a 10 KB page of SGLang, a third of a core for twelve busy agents.
+A name is matched whole: `x_total` has neighbours `x_created` that hold a time, not a count.
+Format: Prometheus text exposition 0.0.4.
 """
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from agents.adapters.metrics_page import MetricsPage, Series
 from agents.config import BATCH_MAX_MOST
-from agents.core.events import NOTHING_KNOWN, EngineReading
+from agents.core.events import EngineReading
+
+SERIES_MAX = 4096  # label sets of one name; more is no engine's page
+
+_LINE = re.compile(r'(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+([^ \t]+)')
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a metric. Labels stay text until one is read."""
+
+    labels_text: str
+    value: float
+
+    def label(self, name: str) -> str | None:
+        """The value of one label, escapes left as they are."""
+        for found in _LABEL.finditer(self.labels_text):
+            if found[1] == name:
+                return found[2]
+        return None
+
+
+class MetricsPage:
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = "\n" + text
+
+    def series(self, name: str) -> list[Series]:
+        """All lines of that exact metric; none if the page lacks it. NaN and Inf are left out."""
+        found: list[Series] = []
+        start = "\n" + name
+        at = self._text.find(start)
+        while at >= 0 and len(found) < SERIES_MAX:
+            rest = at + len(start)
+            end = self._text.find("\n", rest)
+            line = self._text[rest : end if end >= 0 else len(self._text)]
+            parsed = _parsed(line)
+            if parsed is not None:
+                found.append(parsed)
+            at = self._text.find(start, rest)
+        return found
+
+    def total(self, name: str) -> float | None:
+        """The sum over all label sets (engines, ranks) of one name, or None if it is missing."""
+        values = [series.value for series in self.series(name)]
+        return sum(values) if values else None
+
+    def count(self, name: str) -> int | None:
+        """`total` as a number of things; None if missing or negative."""
+        value = self.total(name)
+        return None if value is None or value < 0 else round(value)
+
+    def totals(self, *names: str) -> tuple[float, ...]:
+        """`total` of each of these that the page has, in this order."""
+        totals = (self.total(name) for name in names)
+        return tuple(total for total in totals if total is not None)
+
+    def mean(self, name: str) -> float | None:
+        """The mean over all label sets, or None if the page lacks the name."""
+        values = [series.value for series in self.series(name)]
+        return sum(values) / len(values) if values else None
+
+    def ratio(self, name: str) -> float | None:
+        """`mean` of a share, held inside 0..1: engines round beyond it."""
+        value = self.mean(name)
+        return None if value is None else min(1.0, max(0.0, value))
+
+    def share(self, part: str, whole: str) -> float | None:
+        """One counter as a share of another; None if either is missing or nothing was counted."""
+        counted, of = self.total(part), self.total(whole)
+        if counted is None or not of:
+            return None
+        return min(1.0, max(0.0, counted / of))
+
+
+def _parsed(line: str) -> Series | None:
+    found = _LINE.match(line)
+    if found is None:
+        return None
+    try:
+        value = float(found[2])
+    except ValueError:
+        return None
+    return Series(found[1] or "", value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDialect:
     """How to read one kind of engine; readings are None where a version lacks the series."""
 
-    read: Callable[[MetricsPage], EngineReading]
-    has_metrics: bool
+    read: Callable[[MetricsPage], EngineReading] | None  # None: it has no page
     outstanding_max: int  # unless the operator sets it
     # Where it shows its settings, the first path that exists, and the batch size in them.
     settings_paths: tuple[str, ...] = ()
     batch_max: Callable[[bytes], int | None] = lambda page: None
+
+    @property
+    def has_metrics(self) -> bool:
+        return self.read is not None
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -134,28 +229,21 @@ def read_llamacpp(page: MetricsPage) -> EngineReading:
     )
 
 
-def read_openai(page: MetricsPage) -> EngineReading:
-    """Nothing: such a server has no page."""
-    return NOTHING_KNOWN
-
-
 # An engine that shows its queue needs the cap only against accidents. One that shows nothing is
 # protected by it: 8 is what a small server batches without its latency collapsing.
 KINDS: dict[str, EngineDialect] = {
-    "vllm": EngineDialect(read_vllm, has_metrics=True, outstanding_max=256),
+    "vllm": EngineDialect(read_vllm, outstanding_max=256),
     "sglang": EngineDialect(
         read_sglang,
-        has_metrics=True,
         outstanding_max=256,
         settings_paths=("/get_server_info", "/server_info"),  # the second one is its later name
         batch_max=_sglang_batch_max,
     ),
     "llamacpp": EngineDialect(
         read_llamacpp,
-        has_metrics=True,
         outstanding_max=256,
         settings_paths=("/props",),
         batch_max=lambda page: batch_size(read_object(page).get("total_slots")),
     ),
-    "openai": EngineDialect(read_openai, has_metrics=False, outstanding_max=8),
+    "openai": EngineDialect(None, outstanding_max=8),
 }

@@ -56,7 +56,6 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._is_busy = False
-        self._requests = 0
         self._body: list[bytes] = []  # came, and was not given out
         self.on_body = self._body.append  # the parser calls it for each chunk
         self._forget()
@@ -83,11 +82,9 @@ class Connection(asyncio.Protocol):
         return self._keeps and self.is_ended and not self._transport.get_write_buffer_size()
 
     @property
-    def had_closed(self) -> bool:
-        """Whether it was a kept one and was lost before any byte of this response."""
-        return (
-            self._requests > 1 and self.is_closing and self._head is None and not self._silent_bytes
-        )
+    def is_untouched(self) -> bool:
+        """Whether no byte of this response came."""
+        return self._head is None and not self._silent_bytes
 
     @property
     def is_closing(self) -> bool:
@@ -99,7 +96,6 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise HttpLost("the engine has closed the connection")
         self._is_busy = True
-        self._requests += 1
         self._transport.writelines(request)
 
     def reset(self) -> None:
@@ -141,7 +137,6 @@ class Connection(asyncio.Protocol):
         self._steer()
 
     def resume(self) -> None:
-        """Undo `pause`."""
         self._is_held = False
         self._steer()
 
@@ -194,7 +189,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._parser = parser = httptools.HttpResponseParser(self)
-        # These leniencies can mislead nobody: one client sends and one engine answers.
+        # These leniencies are safe: one client sends and one engine answers.
         parser.set_dangerous_leniencies(
             lenient_headers=True,
             lenient_optional_cr_before_lf=True,
@@ -294,8 +289,8 @@ class Connection(asyncio.Protocol):
 
 
 def _described(error: Exception) -> str:
-    said = error.__context__ if isinstance(error.__context__, HttpBroken) else error
-    return str(said) or type(error).__name__
+    cause = error.__context__ if isinstance(error.__context__, HttpBroken) else error
+    return str(cause) or type(error).__name__
 
 
 KEEPALIVE_S = 2.0
@@ -309,7 +304,7 @@ class HttpClient:
     The name is resolved for each new connection, and its addresses are tried in turn.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float], key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         """`url`: http or https, with a user and a password if the engine requires them.
 
         `key`: sent with every request as a bearer token, instead of them.
@@ -320,9 +315,7 @@ class HttpClient:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
         self._always = _lines({"Host": parts.netloc.rpartition("@")[2]} | _login(url, key))
-        self._clock = clock
-        self._idle: list[tuple[float, Connection]] = []  # since when; used last at the end
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._idle: dict[Connection, asyncio.TimerHandle] = {}  # used last at the end
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
@@ -330,8 +323,10 @@ class HttpClient:
         """Send a request and wait for the head of its response. Raises OSError (HttpLost among
         them), HttpBroken, and ValueError for headers with a line end.
 
-        An engine may close a kept connection while the request is on its way to it. So where a
-        kept one ends before any byte of a response, the request is sent once more, on a new one.
+        An engine may close a kept connection while a request is on its way to it: llama.cpp does so
+        right after each streamed response, though its headers promise to keep the connection. So
+        where a kept one ends before any byte of a response, the request is sent once more, on a
+        new one.
         """
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
         length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
@@ -341,7 +336,7 @@ class HttpClient:
             try:
                 return await self._exchange(kept, pieces)
             except HttpLost:
-                if not kept.had_closed:
+                if not kept.is_untouched:
                     raise
         return await self._exchange(await self._connected(), pieces)
 
@@ -349,7 +344,7 @@ class HttpClient:
         try:
             connection.send(pieces)
             await connection.head()
-        except BaseException:  # cancelled too: nobody else closes it
+        except BaseException:  # cancelled too: only this closes it
             connection.close()
             raise
         return connection
@@ -360,26 +355,25 @@ class HttpClient:
             connection.close()
             return
         connection.reset()
-        self._idle.append((self._clock(), connection))
-        if self._sweeping is None:
-            self._sweep_later()
+        expire = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, connection)
+        self._idle[connection] = expire
 
     def close(self) -> None:
-        """Close the idle connections."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
-        while self._idle:
-            self._idle.pop()[1].close()
+        while (connection := self._kept()) is not None:
+            connection.close()
 
     def _kept(self) -> Connection | None:
-        now = self._clock()
         while self._idle:
-            since, connection = self._idle.pop()
-            if not connection.is_closing and now - since < KEEPALIVE_S:
+            connection, expire = self._idle.popitem()
+            expire.cancel()
+            if not connection.is_closing:
                 return connection
-            connection.close()
         return None
+
+    def _expire(self, connection: Connection) -> None:
+        """Engines would soon close it themselves."""
+        del self._idle[connection]
+        connection.close()
 
     async def _connected(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -400,20 +394,6 @@ class HttpClient:
     def _where(self) -> str:
         return f"{self._host}:{self._port}"
 
-    def _sweep_later(self) -> None:
-        self._sweeping = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep)
-
-    def _sweep(self) -> None:
-        """Close what was idle for long: engines would soon do it themselves."""
-        self._sweeping = None
-        before = self._clock() - KEEPALIVE_S
-        for since, connection in self._idle:
-            if since <= before:
-                connection.close()
-        self._idle = [idle for idle in self._idle if idle[0] > before]
-        if self._idle:
-            self._sweep_later()
-
 
 def _lines(headers: Mapping[str, str]) -> bytes:
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -424,7 +404,6 @@ def _lines(headers: Mapping[str, str]) -> bytes:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an http or https URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
 

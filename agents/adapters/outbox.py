@@ -4,9 +4,9 @@ Engines answer in step, so tokens come in bursts, one for every stream of a batc
 GATHER_S at most for the rest of its burst, so the number of bus messages does not grow with the
 batch. Urgent frames (heads and ends) wait for nothing and take along what was waiting.
 
-What was sent lately is kept for retransmission, in whole batches as it went out, so that keeping it
-costs a token nothing. After the bus was away, frames for a router wait until its keep-alive
-arrives: it may be back later than this agent.
+Sent frames are kept for a while for retransmission, in whole batches as they went out, so that
+keeping them costs a token nothing. After the bus was away, frames for a router wait until its
+keep-alive arrives: it may be back later than this agent.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class FrameWriter:
     __slots__ = ("_clock", "_number", "_post", "_sent_at", "_worker")
 
     def __init__(self, post: PostFrame, clock: Callable[[], float], worker: bytes = b"") -> None:
-        """`worker`: an encoded Placed, for a router that does not know where its request is."""
+        """`worker`: an encoded Placed, for a router that has no HEAD yet."""
         self._worker = worker
         self._post = post
         self._clock = clock
@@ -85,7 +85,7 @@ class FrameWriter:
 
 class BusConnection:
     """Whether the bus is up. The client's callbacks call `lost` and `returned`; they can't wait for
-    the core, so `report` feeds it these events, and frames wait until it knows of a return."""
+    the core, so `report` feeds it these events, and frames wait until it was fed a return."""
 
     def __init__(self) -> None:
         self.is_up = asyncio.Event()
@@ -97,7 +97,7 @@ class BusConnection:
         self._away_s = 0.0  # in all, without a loss that still lasts
 
     def connected_s(self) -> float:
-        """A clock that stands still while the bus is away."""
+        """A clock that stops while the bus is away."""
         return (self._clock() if self.is_up.is_set() else self._lost_at) - self._away_s
 
     def lost(self) -> None:
@@ -109,7 +109,7 @@ class BusConnection:
         self._changes.put_nowait(BusDisconnected())
 
     def returned(self) -> None:
-        """The connection is back: frames go on once the core knows."""
+        """The connection is back: frames go on once the core was fed it."""
         self._changes.put_nowait(BusReconnected())
 
     async def report(

@@ -7,7 +7,7 @@ events. After that a chunk in is a frame out.
 A relay ends exactly once, with one END frame and one `RelayEnded`: the engine ends well or badly,
 or `abort` closes the engine's connection, which aborts the generation. Once all of a response was
 received (`[DONE]`, or the end of the body), an abort or a lost connection changes nothing. A stream
-whose first event is an error becomes the HTTP error that it stands for.
+whose first event is an error becomes the HTTP error that it amounts to.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ TEXT_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class RelayResult:
-    """How a response ended, and for people why. `refused`: sent instead if it has not begun."""
+    """How a response ended and why. `refused`: sent instead if it has not begun."""
 
     outcome: Outcome
     detail: str = ""
@@ -96,7 +96,6 @@ class Relay:
         self._received: RelayResult | None = None  # once all of the response was received
 
     def credit(self, consumed_bytes: int) -> None:
-        """The client has consumed so many bytes."""
         self._window.credit(consumed_bytes)
         if self._window.open and self._response is not None:
             self._response.resume()
@@ -113,7 +112,6 @@ class Relay:
                 self._reading.cancel()
 
     async def run(self) -> RelayEnded:
-        """Relay the response to its END frame."""
         headers = self._headers
         context, passed_on = None, {}
         if "traceparent" in headers:
@@ -234,7 +232,7 @@ class Relay:
         return first
 
     async def _send_error(self, error: StreamError) -> RelayResult:
-        """Answer with the HTTP error that the stream's first event stands for."""
+        """Answer with the HTTP error that the stream's first event amounts to."""
         log.info("%s: the stream begins with an error: %s", self._request_id, error.message)
         self._streamed = self._is_good = False
         await self._send_head(ResponseHead(error.status, JSON))
@@ -268,7 +266,7 @@ class Relay:
     def _pass_on(self, chunk: bytes) -> None:
         now = self._clock()
         if self._is_good:
-            self._engine.heard_at = now
+            self._engine.last_byte_at = now
         self._tail.add(chunk)
         is_open = self._window.send(len(chunk))
         self._frames.data(chunk, now)

@@ -1,12 +1,12 @@
 """What an agent decides: pure, synchronous, deterministic.
 
 A replica is safe for many uncoordinated routers because its agent decides last: it counts the
-requests that it took, knows the engine's load, and refuses beyond it with the fresh load.
+requests that it took, reads the engine's load, and refuses beyond it with the fresh load.
 
 Floors; each module imports only from floors below it (a contract in pyproject.toml):
 
-    agent            AgentCore: every decision
-    heartbeat        composes heartbeats and says when one is due
+    agent            AgentCore: every decision, and what a heartbeat holds
+    heartbeat        the replica's configuration, and when a heartbeat is due
     requests         one request's life: its headers, record, states and transitions
     engine_health    does the engine answer, and does it compute?
     engine_load      the engine's queue, speeds and cache, from scrapes and responses

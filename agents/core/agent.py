@@ -6,9 +6,9 @@ from typing import Any
 from agents.core import effects, events
 from agents.core.effects import AgentEffect
 from agents.core.engine_health import EngineBacklog, EngineHealth, HangDetector
-from agents.core.engine_load import EngineLoad, LoadCounts
+from agents.core.engine_load import EngineLoad, LoadCounts, occupancy
 from agents.core.events import RouterKey
-from agents.core.heartbeat import HeartbeatFields, HeartbeatTimer, ReplicaConfig, compose
+from agents.core.heartbeat import HeartbeatTimer, ReplicaConfig
 from agents.core.requests import (
     HELD_BYTES_MAX,
     AgentRequest,
@@ -38,6 +38,7 @@ _CLOSED = {
 _DOUBTFUL = (Outcome.ENGINE_LOST, Outcome.ENGINE_FAILED)
 HANGS = "the engine hangs: it answers scrapes and computes nothing"
 SILENT_ROUTER = "no keep-alive from the requesting router for too long"
+CARDS_EVERY = 10  # heartbeats: model cards hardly ever change
 STOPPED_S = 1.0  # later than `wake_at`: far more than a busy event loop is ever late
 
 
@@ -45,7 +46,7 @@ class AgentCore:
     """Feed events with `handle`, perform the effects in order.
 
     Call `handle(TimerFired(), now)` at `wake_at` at the latest. An event that comes STOPPED_S later
-    shows that this process or its host was stopped: then nobody else's silence counts.
+    shows that this process or its host was stopped: then the silence of others does not count.
     """
 
     def __init__(self, replica: ReplicaConfig) -> None:
@@ -111,11 +112,10 @@ class AgentCore:
 
     @property
     def models(self) -> tuple[ModelId, ...]:
-        """The models that the engine serves."""
         return self._engine.models
 
     def down_because(self, now: float) -> str | None:
-        """For people: why it is down though its last scrape was good."""
+        """For the log: why it is down though its last scrape was good."""
         if not self._hangs.hung:
             return None
         silent_s = self._hangs.silent_s(now)
@@ -131,22 +131,45 @@ class AgentCore:
         return self._engine.counts(requests.counters, len(requests.by_inbox), requests.at_engine)
 
     def _heartbeat(self, counts: LoadCounts, state: ReplicaState, now: float) -> Heartbeat:
+        replica, engine, requests = self._replica, self._engine, self._requests
+        reading, line = engine.reading, engine.prefill.line
         down_reason = DownReason.HUNG if self._hangs.hung else None
         if self._health.state is ReplicaState.DOWN:
             down_reason = DownReason.UNREACHABLE
         owner = self._fence.owner(now)
-        fields = HeartbeatFields(
+        return Heartbeat(
+            region=replica.region,
+            replica=replica.replica,
+            epoch=replica.epoch,
             seq=self._seq,
             state=state,
-            down_reason=down_reason if state is ReplicaState.DOWN else None,
+            engine=replica.engine,
+            models=engine.models,
+            full=counts.full,
+            pending=counts.pending,
+            running=counts.running,
+            outstanding=len(requests.by_inbox),
+            outstanding_max=replica.outstanding_max,
+            prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
+            batch_max=reading.batch_max,
+            batch_occupancy=occupancy(counts.running, reading.batch_max),
+            kv_used_ratio=reading.kv_used_ratio,
+            kv_capacity_tokens=reading.kv_capacity_tokens,
+            prefill_s_per_token=line.s_per_token if line else None,
+            prefill_base_s=line.base_s if line else None,
+            decode_tokens_per_s=engine.answers.decode_tokens_per_s,
+            prefix_hit_ratio=engine.prefix_hit_ratio,
+            engine_age_s=None if engine.read_at is None else now - engine.read_at,
             served_total=self._served_total,
             refused_total=self._refused_total,
             taken=self._acks.snapshot(),
+            residency=replica.residency,
             owner=owner,
-            owner_taken=None if owner is None else self._acks.snapshot(owner),
+            owner_taken={} if owner is None else self._acks.snapshot(owner),
             term=self._fence.term,
+            down_reason=down_reason if state is ReplicaState.DOWN else None,
+            cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
         )
-        return compose(self._replica, self._engine, self._requests, counts, fields, now)
 
     def _heartbeat_if_due(self, now: float) -> list[AgentEffect]:
         state, counts = self.state, self._load()
@@ -198,8 +221,8 @@ class AgentCore:
         if work.body_bytes is None:
             self._requests.send(record, now)
             return self._start_relay(record, event.body)
-        wanted = BodyWanted(self._replica.region, self._replica.replica)
-        return [effects.RequestBody(record.inbox, wanted)]
+        message = BodyWanted(self._replica.region, self._replica.replica)
+        return [effects.RequestBody(record.inbox, message)]
 
     def _reason_against(self, work: WorkRequest, size: int) -> Refusal | None:
         state = self.state
@@ -337,7 +360,7 @@ class AgentCore:
         at_engine = self._requests.at_engine - len(event.held)
         backlog = EngineBacklog(at_engine, self._requests.longest_prompt_tokens)
         line = self._engine.prefill.line
-        hangs = self._hangs.scraped(event.reading.progress, event.heard_at, backlog, line, now)
+        hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)
         return self._let_go(also_sent=True) if hangs else []
 
     def _on_scrape_failed(self, event: events.ScrapeFailed, now: float) -> list[AgentEffect]:

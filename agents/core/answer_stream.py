@@ -3,13 +3,13 @@ report an error, how many tokens did it count? It looks at the first and last by
 parses each token. And the response's flow control.
 
 A Server-Sent-Events stream (WHATWG HTML, section 9.2) starts with a field name, a comment or a line
-end, and ends after a blank line. That tells an engine that streams from one that prints a stack
-trace or dies in the middle of an event. Some engines never send `[DONE]`; an end on an event
+end, and ends after a blank line. That distinguishes an engine that streams from one that prints a
+stack trace or dies in the middle of an event. Some engines never send `[DONE]`; an end on an event
 boundary is an end all the same.
 
 vLLM, SGLang and llama.cpp answer a streaming request with status 200 before they compute it. What
 fails afterwards comes as an event, `data: {"error": {...}}` or, from others, one named `error`,
-mostly before `[DONE]`. As the first event, comments aside, it stands for the whole response and is
+mostly before `[DONE]`. As the first event, comments aside, it replaces the whole response and is
 turned into the HTTP error that it would have been; as the last one it means that the response is
 incomplete. Only those two places are searched, for a name within the event's first SEEN_BYTES, in
 JSON before any text that a model wrote; so only likely errors are parsed.
@@ -224,7 +224,7 @@ def _json_object(data: bytes) -> dict[str, object] | None:
 
 
 def _stream_error(found: dict[str, object] | None, text: bytes) -> StreamError:
-    """`text`: stands for the message where there is no JSON."""
+    """`text`: the message where there is no JSON."""
     inner = found.get("error") if found else None
     error: dict[str, object] = inner if isinstance(inner, dict) else found or {}
     reported = error.get("message") or (inner if isinstance(inner, str) else None)

@@ -85,8 +85,6 @@ class LogOwnerChange:
 
 @dataclass(frozen=True, slots=True)
 class PublishHeartbeat:
-    """Publish this heartbeat."""
-
     heartbeat: Heartbeat
 
 

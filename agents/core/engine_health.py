@@ -1,22 +1,21 @@
 """Does the engine answer, and does it compute?
 
-It is down after three failed scrapes in a row and up after one good scrape: between two scrapes a
-network hiccup is likelier than a death, and three at the usual interval still notice a dead engine
-in a fifth of a second. A scrape that *times out* while responses still bring bytes does not count:
+It is down after three failed scrapes in a row (at the usual interval, a fifth of a second) and up
+after one good scrape. A scrape that *times out* while responses still bring bytes does not count:
 engines serve their metrics from the loop that streams tokens. An engine may also refuse new
 connections and finish its streams, so its requests are given up after SILENCE_S without a byte.
 
 An engine *hangs* when its HTTP server answers scrapes while its engine process computes nothing.
-So the signs of work are watched: bytes of good responses, and metrics that rise only with a
-computed step (`EngineReading.progress`). While requests are at the engine and no sign comes for
-longer than its patience, it hangs.
+The signs of work are bytes of good responses, and metrics that rise only with a computed step
+(`EngineReading.progress`). While requests are at the engine and no sign comes for longer than its
+patience, it hangs.
 
-Patience starts from the longest time between two signs, of late, while requests were at the engine.
-A long prompt may be computed without a sign, so that time is stretched by how much longer the
-longest waiting prompt is than any that has begun, and is at least what the learned prefill line
-says; without a line, S_PER_TOKEN stands for it. An engine without such metrics, which may answer
-one request after the other, hangs only if a probe is not answered either; it gets no new work then,
-and has BLIND_GIVEN_UP times the patience for its requests.
+Patience starts from the longest recent time between two signs while requests were at the engine. A
+long prompt may be computed without a sign, so that time is stretched by how much longer the longest
+waiting prompt is than any that has begun, and is at least what the learned prefill line predicts;
+without a line, S_PER_TOKEN is used. An engine without such metrics, which may answer one request
+after the other, hangs only if a probe is not answered either; it gets no new work then, and has
+BLIND_GIVEN_UP times the patience for its requests.
 
 A false alarm costs little: requests without a byte are placed again and do not count as failed,
 running responses get as long once more, and the next alarm comes later. From the alarm on the
@@ -33,10 +32,10 @@ from schemas.state import ReplicaState
 FAILURES_MAX = 3
 SILENCE_S = 3.0
 
-FLOOR_S = 4.0  # engines stand still for seconds by themselves: to compile, to load an adapter
+FLOOR_S = 4.0  # engines pause for seconds by themselves: to compile, to load an adapter
 MARGIN = 3.0  # times the usual
 FIRST_S = 10.0  # before the first sign
-S_PER_TOKEN = 0.02  # of a prompt, while nobody has measured it: a slow CPU computes 50 tokens/s
+S_PER_TOKEN = 0.02  # of a prompt, while unmeasured: a slow CPU computes 50 tokens/s
 LEARNED_PATIENCE = 2.0  # an alarm teaches at most this many times its patience
 BLIND_S = 60.0  # without progress metrics: until a probe is sent, which takes its own time to fail
 UNSEEN_S_MAX = 10.0  # around failed scrapes, of the time since one sign that is not counted
@@ -56,15 +55,15 @@ class EngineHealth:
         self.state = ReplicaState.STARTING
         self._failures = 0
         self._down_since = float("-inf")
-        self._heard_at = float("-inf")
+        self._last_byte_at = float("-inf")
 
     def succeeded(self) -> None:
         self._failures = 0
         self.state = ReplicaState.READY
 
     def failed(self, event: ScrapeFailed, now: float) -> None:
-        self._heard_at = max(self._heard_at, event.heard_at)
-        if event.timed_out and event.heard_at > event.began_at:
+        self._last_byte_at = max(self._last_byte_at, event.last_byte_at)
+        if event.timed_out and event.last_byte_at > event.began_at:
             return
         self._failures += 1
         if self._failures >= FAILURES_MAX and self.state is ReplicaState.READY:
@@ -72,13 +71,13 @@ class EngineHealth:
 
     def restart_clock(self, now: float) -> None:
         """The agent itself was stopped until now: silence counts from here on."""
-        self._heard_at = now
+        self._last_byte_at = now
 
     def lost(self, now: float) -> bool:
         """Whether its running requests can be given up."""
         if self.state is not ReplicaState.DOWN:
             return False
-        return now - max(self._down_since, self._heard_at) >= SILENCE_S
+        return now - max(self._down_since, self._last_byte_at) >= SILENCE_S
 
 
 class EngineBacklog(NamedTuple):
@@ -124,16 +123,16 @@ class HangDetector:
     def scraped(
         self,
         progress: ProgressCounters,
-        heard_at: float,
+        last_byte_at: float,
         backlog: EngineBacklog,
         line: PrefillLine | None,
         now: float,
     ) -> bool:
         """Take in a good scrape. True if the engine counts as hung from now on.
 
-        `heard_at`: when a good response last brought a byte; `line`: its time to first token.
+        `last_byte_at`: when a good response last brought a byte; `line`: its time to first token.
         """
-        moved = _rose(self._progress, progress) or heard_at > self._sign_at
+        moved = _rose(self._progress, progress) or last_byte_at > self._sign_at
         self._progress = progress
         if self._scrape_failed and not moved:
             self._skip_unseen(now)
@@ -172,8 +171,8 @@ class HangDetector:
     def is_given_up(self, now: float) -> bool:
         """Whether its requests can be ended: it hangs for its patience once more, or far longer.
 
-        Without progress metrics nothing tells an engine that hangs from one that computes one long
-        answer while the probe waits.
+        Without progress metrics an engine that hangs looks like one that computes one long answer
+        while the probe waits.
         """
         return self.hung and now - self._alarm_at >= self._given_up_s
 

@@ -9,7 +9,7 @@ KV cache is full now (SkyWalker, section 3.3).
             + what was sent to it since, has no first byte, and exceeds the room that it showed
 
 A scrape is up to 100 ms old, and an engine counts even a request that it is about to start as
-waiting. Uncorrected, one such count makes an idle replica refuse work until the next scrape. So
+waiting, so one such count would make an idle replica refuse work until the next scrape. Therefore
 requests without a first byte at the scrape that have one now (or have ended) no longer wait. Only
 requests of this agent are corrected; those of the engine's other clients stay counted.
 
@@ -78,7 +78,6 @@ class ScrapeCounters:
         self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
 
     def sent(self, at: float) -> None:
-        """A request was sent to the engine."""
         self._count(at, 1)
 
     def settle(self, sent_at: float, at: float) -> None:
@@ -209,8 +208,8 @@ class PrefillEstimator:
 class AnswerStatistics:
     """Decode rate, prefix hits and size of recent answers.
 
-    A median for the rate, because one truncated answer says little; decayed sums for the ratios, so
-    that a changed working set shows soon.
+    A median for the rate, because of truncated answers; decayed sums for the ratios, so that a
+    changed working set shows soon.
     """
 
     def __init__(self) -> None:
@@ -268,7 +267,6 @@ class EngineLoad:
         return self.reading.prefix_hit_ratio if ours is None else ours
 
     def scraped(self, event: EngineScraped) -> None:
-        """Take in a scrape."""
         reading = event.reading
         if reading.batch_max is None and self._batch_max is not None:
             reading = replace(reading, batch_max=self._batch_max)

@@ -59,8 +59,6 @@ class WorkArrived:
 
 @dataclass(frozen=True, slots=True)
 class BodyPartArrived:
-    """A part of a request body that the agent fetches in parts."""
-
     inbox: str
     offset: int
     data: bytes
@@ -68,15 +66,11 @@ class BodyPartArrived:
 
 @dataclass(frozen=True, slots=True)
 class CancelArrived:
-    """The router cancelled this request."""
-
     inbox: str
 
 
 @dataclass(frozen=True, slots=True)
 class AliveArrived:
-    """A router's keep-alive message."""
-
     region: RegionId
     router: RouterId
     epoch: int
@@ -119,17 +113,17 @@ class EngineScraped:
     reading: EngineReading
     models: tuple[ModelId, ...] | None
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)  # read with the models
-    heard_at: float = float("-inf")  # when any good response last brought a byte
+    last_byte_at: float = float("-inf")  # when any good response last brought a byte
     # Inboxes of responses that the agent has paused because their clients read slowly.
     held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeFailed:
-    """A scrape failed. `heard_at`: when any good response last brought a byte."""
+    """A scrape failed. `last_byte_at`: when any good response last brought a byte."""
 
     began_at: float
-    heard_at: float
+    last_byte_at: float
     timed_out: bool
     detail: str
 

@@ -1,18 +1,15 @@
 """Two agents with one replica name: which of them leaves.
 
-They would share the work and look to routers like one agent that restarts without end. So before an
-agent listens for work it asks on the bus whether the name is in use, and from then on it answers
-such questions. The agent that holds the name stays; one that asks before it holds the name leaves
-at any answer.
-
-Two may hold it nevertheless: both started within CLAIM_S, or one was stopped or cut off while the
-other asked. Of these the one with the lower epoch stays, in whatever order their messages arrive,
-so never do both leave.
+They would share the work and look to routers like one agent that restarts without end. So an agent
+asks on the bus whether its name is in use before it subscribes to work, and from then on answers
+such questions. The agent that holds the name stays; a newcomer leaves at any answer. Two may hold
+it nevertheless: both started within CLAIM_S, or one was stopped or cut off. Then the one with the
+lower epoch stays, in whatever order their messages arrive, so never do both leave.
 """
 
 from enum import StrEnum
 
-CLAIM_S = 1.0  # to wait for an answer; where nobody listens, the server says so at once
+CLAIM_S = 1.0  # to wait for an answer; without a subscriber the server reports that at once
 
 
 class NameDecision(StrEnum):
@@ -32,11 +29,10 @@ class NameClaim:
         self._has_it = False
 
     def ask(self, now: float) -> None:
-        """The agent asks whether its name is in use."""
         self._asked_at = now
 
     def take(self) -> None:
-        """Nobody answered: this agent holds the name from now on."""
+        """No answer came: this agent holds the name from now on."""
         self._has_it = True
 
     def question_arrived(self, epoch: int, now: float) -> NameDecision:

@@ -1,14 +1,14 @@
 """One request's life at the agent: the headers of its work message, its record, and its states.
 
-The table is the only writer of records. Beside its state a record has `aborted`: its relay was told
-to stop, and ends soon.
+The table is the only writer of records. Beside its state a record has `aborted`: its relay is
+being stopped, and ends soon.
 
     state      entered by       then
     RECEIVING  `add`            its body comes in parts; `send`, or `remove` when one is missing
     ACCEPTED   `add`            its body is whole; `send`, or `remove` when no time is left
     SENT       `send`           the engine has it; `begin`, or `settle` when it ends without a byte
     ANSWERING  `begin`          its first byte came
-    SETTLED    `settle`         it no longer waits for the engine, and nobody needs its body
+    SETTLED    `settle`         it no longer waits for the engine, and its body is released
     (gone)     `remove`         its END or REFUSED frame is out
 
 Parts of a body come over one connection, so NATS keeps their order; a hole means that the bus
@@ -51,7 +51,7 @@ from schemas.residency import Labels, parse_labels
 DEADLINE_S_DEFAULT = 600.0  # a work message without a deadline must not live for ever
 DEADLINE_S_MAX = 3600.0
 DIGITS_MAX = 15  # any honest number is shorter; int() of a huge text is slow
-BYTES_PER_TOKEN = 4  # of a prompt that nobody has counted
+BYTES_PER_TOKEN = 4  # of a prompt without an estimate
 # Bodies of requests without a first byte are held in memory, here or in the HTTP client.
 HELD_BYTES_MAX = 256 * 1024 * 1024
 PART_TIMEOUT_S = 10.0  # since the part before; the slowest link moves a part in well under 1 s
@@ -223,7 +223,6 @@ class RequestTable:
         self._due_at = inf  # no deadline passes before it
 
     def add(self, record: AgentRequest, now: float) -> None:
-        """A request is taken from the bus."""
         inbox = record.inbox
         self.by_inbox[inbox] = self._waiting[inbox] = record
         self.held_bytes += record.body_bytes
@@ -258,7 +257,6 @@ class RequestTable:
         return body
 
     def send(self, record: AgentRequest, now: float) -> None:
-        """It is sent to the engine."""
         self._enter(record, AgentRequestState.SENT)
         self._receiving.pop(record.inbox, None)
         record.sent_at = now
@@ -267,18 +265,16 @@ class RequestTable:
         self.counters.sent(now)
 
     def begin(self, record: AgentRequest, now: float) -> None:
-        """Its first byte came."""
         if record.state is AgentRequestState.SENT:
             record.began_at = now
             self._settle(record, AgentRequestState.ANSWERING, now)
 
     def settle(self, record: AgentRequest, now: float) -> None:
-        """Its relay has ended, with a first byte or without."""
         if record.state is AgentRequestState.SENT:
             self._settle(record, AgentRequestState.SETTLED, now)
 
     def abort(self, record: AgentRequest) -> bool:
-        """Its relay is told to stop; False if it was already."""
+        """Its relay is to be stopped; False if it was already."""
         was, record.aborted = record.aborted, True
         return not was
 
@@ -302,7 +298,6 @@ class RequestTable:
             record.last_part_at = now
 
     def overdue(self, now: float) -> list[AgentRequest]:
-        """Those whose deadline has passed."""
         if now < self._due_at:
             return []
         due = {
@@ -347,7 +342,6 @@ class RequestTable:
         return total - min(front.work.prefill_tokens, max(0, round(done)))
 
     def _settle(self, record: AgentRequest, state: AgentRequestState, now: float) -> None:
-        """It no longer waits for the engine, and nobody needs its body."""
         self._enter(record, state)
         self._settled_at = now
         del self._waiting[record.inbox]

@@ -2,26 +2,24 @@
 the routers of which region may send work at all.
 
 **Liveness.** Each router publishes a keep-alive every 500 ms. A router that is silent for 3 s, or
-comes back with a new epoch, will never read its old responses: the engine must stop generating
-them. Routers of another region have 7 s, in which a broken link is repaired; they wait as long for
-a silent agent. Only routers with requests here are judged; keep-alives of others are remembered (in
-a bounded table), so that a restart just before a router's first request is noticed too. A
-keep-alive after a gap means that the way to the router may have been cut, and frames lost. While
-the agent's own bus is away no router counts as silent, for AWAY_S_MAX; when it is back, and after
-this process itself was stopped, every router gets its full time again.
+comes back with a new epoch, never reads its old responses: the engine must stop generating them.
+Routers of another region have 7 s, in which a broken link is repaired. Only routers with requests
+here are judged; keep-alives of others are remembered (in a bounded table), to notice a restart just
+before a router's first request. A keep-alive after a gap means that frames to the router may be
+lost. While the agent's own bus is away no router counts as silent, for AWAY_S_MAX; when it is back,
+and after this process itself was stopped, every router gets its full time again.
 
-**Ownership.** A lease may change hands while its last owner does not know it yet (a stopped
-process, a slow link). So leases carry fencing *terms* that rise with every change of owner, routers
-publish theirs with each keep-alive, and an agent takes work only from the region with the highest
-term. The bus can't check a header of a work message, but it holds each region to its keep-alive
-subjects, so only keep-alives claim ownership. An adopter's work carries its term too, so that work
-under an old lease is refused even when another router of that region has taken a new one. An
-adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own routers are
-accepted again, and no term is required of their work, because their lease stream may have stopped.
+**Ownership.** A lease may change hands before its last owner learns of it (a stopped process, a
+slow link). So leases carry fencing *terms* that rise with every change of owner, routers publish
+theirs with each keep-alive, and an agent takes work only from the region with the highest term. The
+bus can't check a header of a work message, but it binds each region to its keep-alive subjects, so
+only keep-alives claim ownership. An adopter's work carries its term too: work under an old lease is
+refused. An adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own routers
+are accepted again, without a term, because their lease stream may have stopped.
 
-No single claim binds anybody for ever. While its region repeats it, it counts as published; what is
-remembered of it rises in steps (`schemas.rising`). So a peer that claims the highest possible term
-holds the replica only while it goes on claiming, and the next honest write is above what it leaves.
+A claim counts while its region repeats it; the term that is remembered of it rises in steps
+(`TERM_STEP`). So a peer that claims the highest possible term holds the replica only while it
+goes on claiming, and the next honest write is above what it leaves.
 """
 
 from dataclasses import dataclass
@@ -31,8 +29,7 @@ from typing import NamedTuple
 from agents.core.events import RouterKey
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
-from schemas.rising import AGENT_TERM
-from schemas.state import TERM_MAX
+from schemas.state import TERM_MAX, TERM_STEP
 
 MISSED_S = ALIVE_S + 0.4
 SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
@@ -40,17 +37,15 @@ AWAY_S_MAX = 30.0  # clients may have left long ago, and the engine computes for
 ROUTERS_MAX = 1024
 ACK_ROUTERS_MAX = 64  # of its own region and of an adopter; more than they run
 
-assert AGENT_TERM.step is not None and AGENT_TERM.step_s is not None
-assert AGENT_TERM.for_s is not None
-STEP, STEP_S = AGENT_TERM.step, AGENT_TERM.step_s
-ADOPTED_S = AGENT_TERM.for_s
+STEP, STEP_S = TERM_STEP, 1.0
+ADOPTED_S = 1.5  # three keep-alives of an adopter; longer than its lease
 
 
 class RouterChange(NamedTuple):
     """What a keep-alive shows."""
 
     restarted: bool  # since its last keep-alive
-    resync: bool  # frames sent to it lately may be lost
+    resync: bool  # its latest frames may be lost
 
 
 @dataclass(slots=True)
@@ -65,10 +60,10 @@ class RouterLiveness:
     """Fed with keep-alives, with the begin and end of requests, and with losses of the bus."""
 
     def __init__(self, region: RegionId) -> None:
-        """`region`: the agent's own."""
         self._region = region
         self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
+        self._was_away = False  # once: routers that are new since may have been cut off too
 
     def join(self, key: RouterKey, now: float) -> None:
         """One more request of this router. Pair with `leave`."""
@@ -83,28 +78,25 @@ class RouterLiveness:
         self._routers[key].requests -= 1
 
     def alive(self, key: RouterKey, epoch: int, now: float) -> RouterChange:
-        """A keep-alive arrived."""
         router = self._routers.get(key)
         if router is None:
-            self._enter(key, now, epoch)
-            return RouterChange(restarted=False, resync=False)
+            router = self._enter(key, now, epoch)
         restarted = router.epoch is not None and router.epoch != epoch
         resync = router.cut_off or now - router.seen_at >= MISSED_S
         router.seen_at, router.epoch, router.cut_off = now, epoch, False
         return RouterChange(restarted, resync)
 
     def bus_lost(self, now: float) -> None:
-        """No keep-alive can arrive."""
         if self._away_since is None:
             self._away_since = now
 
     def bus_returned(self, now: float) -> None:
-        """Keep-alives can arrive again."""
         self._away_since = None
         self.restart_clock(now)
 
     def restart_clock(self, now: float) -> None:
         """No keep-alive could arrive until now: silence counts from here on."""
+        self._was_away = True
         for router in self._routers.values():
             router.seen_at, router.cut_off = now, True
 
@@ -127,7 +119,7 @@ class RouterLiveness:
             idle = [(one.seen_at, key) for key, one in self._routers.items() if not one.requests]
             if idle:
                 del self._routers[min(idle)[1]]
-        router = self._routers[key] = _Router(now, epoch, 0)
+        router = self._routers[key] = _Router(now, epoch, 0, cut_off=self._was_away)
         return router
 
 

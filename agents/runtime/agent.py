@@ -1,4 +1,4 @@
-"""Performs what AgentCore decides: the one place where events and effects meet the world."""
+"""Feeds AgentCore with events and performs its effects."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ SILENCE_CHECK_S = 1.0
 SCRAPE_GAP_MIN_S = 0.01  # between scrapes that something requested
 WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted responses to go out
-FAULT_OF_OURS = "the agent failed on this response; its log says why"
+FAULT_OF_OURS = "the agent failed on this response; its log has the reason"
 
 
 class Agent:
@@ -110,7 +110,6 @@ class Agent:
             self._bus.outbox.retransmit(credit.inbox, credit.missing_from)
 
     def heartbeat(self) -> Heartbeat:
-        """The replica as it is now."""
         return self._core.heartbeat(self._clock())
 
     async def keep_time(self) -> None:
@@ -230,7 +229,7 @@ class Agent:
     async def _log_owner_change(self, effect: effects.LogOwnerChange) -> None:
         (region, router), config = effect.router, self._config
         by = "its own region" if region == config.region else f"region {region}"
-        text = "replica %s/%s is owned by %s now, as its router %s says, by term %d"
+        text = "replica %s/%s is owned by %s now, by a keep-alive of its router %s, term %d"
         args = (config.region, config.replica, by, router, effect.term)
         self._log.warning("owner", by, text, *args)
 

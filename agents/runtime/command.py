@@ -1,4 +1,4 @@
-"""`mesh-agent run`: parse, check, wire, and serve until told to stop."""
+"""`mesh-agent run`: parse, check, wire, and serve until a signal to stop."""
 
 import asyncio
 import logging
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+import nats.errors
 import uvloop
 from pydantic import SecretStr, ValidationError
 
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import ReplicaNameTaken
 from agents.config import AgentConfig, EngineKeyInvalid, EngineKindName, engine_key
 from agents.runtime.process import Stop, run
 from infra import tracing
@@ -22,7 +23,8 @@ from schemas.problems import what_it_must_be_instead
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (BusUnreachable, ReplicaNameTaken, OSError)  # the first two name the cause themselves
+NAMES_CAUSE = (BusUnreachable, ReplicaNameTaken)
+EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 
 
 @click.command("run", context_settings={"show_default": True})
@@ -111,11 +113,11 @@ def command(nats_password_file: Path | None, engine_key_file: Path | None, **opt
 
 
 def expected_cause(problem: Exception) -> Exception | None:
-    """What to tell the operator: the bus, the name or the system refused us. None for a fault of
-    ours. A group may hold other errors beside it, which are its consequences."""
+    """The error to show to the operator: of the bus, the name or the system. None for a fault of
+    ours. Errors beside it in a group are its consequences."""
     if not isinstance(problem, ExceptionGroup):
         return problem if isinstance(problem, EXPECTED) else None
-    for kinds in (EXPECTED[:2], EXPECTED):
+    for kinds in (NAMES_CAUSE, EXPECTED):
         found: BaseException | None = problem.subgroup(kinds)
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
@@ -128,7 +130,7 @@ async def _main(config: AgentConfig) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.ask)
+        loop.add_signal_handler(number, stop.request)
     await run(config, time.monotonic, time.time_ns() // 1_000_000, stop)
 
 

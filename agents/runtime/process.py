@@ -6,11 +6,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
 from nats.aio.client import Client
 
-from agents.adapters.bus import AgentBus
-from agents.adapters.bus_identity import BusAuthorization, NameGuard
+from agents.adapters.bus import AgentBus, BusAuthorization, NameGuard
 from agents.adapters.engine import EngineClient
 from agents.adapters.engine_kinds import KINDS, EngineDialect
 from agents.adapters.outbox import BusConnection
@@ -20,18 +18,18 @@ from agents.core.heartbeat import ReplicaConfig
 from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
 from infra import bus
-from infra.process import end_all
+from infra.process import end_all, write_ready_file
 from schemas import subjects
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How a process is told to end: `drain` first, then `at_once`."""
+    """A request to end: `drain` first, then `at_once`."""
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """The first time: drain. The second time: at once."""
         (self.at_once if self.drain.is_set() else self.drain).set()
 
@@ -138,9 +136,6 @@ def outstanding_max(config: AgentConfig, kind: EngineDialect) -> int:
 
 
 async def _write_ready_file(path: str | None, ready: asyncio.Event) -> None:
-    """Write the ready file when the replica first takes work."""
     await ready.wait()
     if path is not None:
-        whole = Path(path + ".part")
-        whole.write_bytes(orjson.dumps({"ready": True}))
-        whole.rename(path)
+        write_ready_file(Path(path), {"ready": True})

@@ -3,7 +3,7 @@
 Rules, as in vLLM's scheduler: sequences that run go before those that wait; prefill is cut
 into chunks so that decoding goes on beside it; a sequence is admitted only when its whole
 prompt fits and everyone running can still grow by a block; when memory runs out all the same,
-the newest sequence gives everything back and is computed again later (what it published may
+the newest sequence is preempted and computed again later (what it published may
 still be cached then). Time is not known here: `agents.sim.engine` has it.
 
 Rejected: taking memory chunk by chunk, which lets two half-done prefills starve each other.
@@ -12,37 +12,29 @@ Source: Orca (OSDI 2022) for iteration-level batching, Sarathi-Serve (OSDI 2024)
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.sim.events import SimRequest
 from agents.sim.kv_cache import KvCache
 
 
+@dataclass(slots=True, eq=False)
 class SequenceState:
     """One request on its way through the engine."""
 
-    __slots__ = (
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "filled",
-        "held",
-        "length",
-        "ready_at",
-        "request",
-        "target",
-    )
+    request: SimRequest
+    ready_at: float
+    length: int = 0  # tokens known: prompt and answer so far
+    target: int = 0  # tokens to compute before the next one comes out
+    computed: int = 0  # tokens whose KV is in memory
+    blocks: int = 0  # blocks owned, shared ones included
+    filled: int = 0  # full blocks published, or found as copies
+    held: list[int] = field(default_factory=list)  # keys of the shared ones
+    cached_tokens: int | None = None  # hits at its first admission
 
-    def __init__(self, request: SimRequest, ready_at: float) -> None:
-        self.request = request
-        self.ready_at = ready_at
-        self.length = request.prompt_tokens  # tokens known: prompt and answer so far
-        self.target = 0  # tokens to compute before the next one comes out
-        self.computed = 0  # tokens whose KV is in memory
-        self.blocks = 0  # blocks owned, shared ones included
-        self.filled = 0  # full blocks looked at for publishing
-        self.held: list[int] = []  # keys of the shared ones
-        self.cached_tokens: int | None = None  # hits at its first admission
+    def __post_init__(self) -> None:
+        self.length = self.request.prompt_tokens
 
     @property
     def remaining(self) -> int:
@@ -80,7 +72,6 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Sequences in the batch."""
         return len(self.decoding) + len(self.prefilling)
 
     @property
@@ -176,7 +167,7 @@ class Batch:
         (self.decoding if seq.computed >= seq.target else self.prefilling).append(seq)
 
     def newest(self) -> SequenceState:
-        """Who gives way when memory runs out."""
+        """The one to preempt when memory runs out."""
         return self.prefilling[-1] if self.prefilling else self.decoding[-1]
 
     def remove(self, seq: SequenceState) -> None:

@@ -20,6 +20,7 @@ that never runs backwards.
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
 from agents.sim.batch import Batch, Chunk, EngineInternals, SequenceState
 from agents.sim.events import (
@@ -39,18 +40,19 @@ from agents.sim.kv_cache import BLOCK_TOKENS, KvCache
 from agents.sim.profiles import Profile
 
 
+@dataclass(slots=True)
 class Stretch:
     """`rounds` iterations from `start_s`; `done` of them are settled."""
 
-    __slots__ = ("done", "end_s", "first_s", "growth_s", "rounds", "start_s")
+    start_s: float
+    first_s: float
+    growth_s: float
+    rounds: int
+    done: int = 0
+    end_s: float = field(init=False)  # when the whole stretch is over
 
-    def __init__(self, start_s: float, first_s: float, growth_s: float, rounds: int) -> None:
-        self.start_s = start_s
-        self.first_s = first_s
-        self.growth_s = growth_s
-        self.rounds = rounds
-        self.done = 0
-        self.end_s = self.end_of(rounds)  # when the whole stretch is over
+    def __post_init__(self) -> None:
+        self.end_s = self.end_of(self.rounds)
 
     def end_of(self, rounds: int) -> float:
         """When the first `rounds` iterations are over."""
@@ -190,7 +192,7 @@ class EngineSim:
         return StepResult(events, self.wake_at)
 
     def stats(self, now: float) -> EngineStats:
-        """The engine's numbers at `now`. What happened up to then stays for the next step."""
+        """The numbers at `now`; events up to then stay for the next step."""
         ahead, batch = self._ahead(now), self._batch
         used = self.cache.used + (batch.growth(ahead) if ahead else 0)
         return EngineStats(
@@ -208,7 +210,7 @@ class EngineSim:
         )
 
     def inside(self, now: float) -> EngineInternals:
-        """What only a simulation can know: who is in it and how far they are."""
+        """What only a simulation can read: the sequences and their progress."""
         ahead = self._ahead(now)
         stretch = self._stretch
         left_s = 0.0 if stretch is None else stretch.end_of(stretch.done + ahead + 1) - now
@@ -324,8 +326,8 @@ class EngineSim:
         return self._admit(budget, at)
 
     def _make_room(self, at: float) -> None:
-        # Who gives way here is not admitted again at once: a newcomer must leave everyone a
-        # block to grow, which is more than what giving way made free.
+        # A preempted sequence is not admitted again at once: admission leaves every sequence a
+        # block to grow, which is more than the preemption freed.
         while self._batch.rounds_that_fit(1) < 1:
             seq = self._batch.newest()
             self._leave(seq)

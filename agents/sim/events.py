@@ -13,7 +13,7 @@ class NeverFits(ValueError):
 
 
 class QueueFull(Exception):
-    """The waiting queue is at its limit: place the request elsewhere or ask again later."""
+    """The waiting queue is at its limit: place the request elsewhere or later."""
 
 
 class DuplicateId(ValueError):
@@ -22,7 +22,7 @@ class DuplicateId(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """One generation. The engine knows the answer's length beforehand but never peeks at it.
+    """One generation. The engine has the answer's length beforehand and must not use it.
 
     `keys` are the chained hashes of the full blocks of prompt and answer, in order
     (`agents.sim.kv_cache`). They may end early: blocks without a key are never cached.
@@ -42,7 +42,6 @@ class SimRequest:
 
     @property
     def total_tokens(self) -> int:
-        """Length of the finished sequence."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -86,7 +85,7 @@ SimEvent = PrefillFinished | Decoded | Preempted | Finished
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What happened since the last step, in order, and when to step next (None: when told)."""
+    """What happened since the last step, in order, and when to step next without a call before."""
 
     events: list[SimEvent]
     wake_at: float | None

@@ -20,13 +20,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Literal
 
 TOKEN_BYTES = 4
 TOKEN_ID_MAX = 2**32 - 1
 
 _END = b"\xffend"
 _ASSISTANT = b"\xffast"
-_ROLES = {
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_ROLES: dict[Role, bytes] = {
     "system": b"\xffsys",
     "developer": b"\xffdev",
     "user": b"\xffusr",
@@ -34,7 +36,6 @@ _ROLES = {
     "tool": b"\xfftol",
     "function": b"\xfffun",
 }
-ROLES = tuple(_ROLES)
 
 
 def text_tokens(text: str) -> bytes:
@@ -48,11 +49,8 @@ def id_tokens(ids: Sequence[int]) -> bytes:
     return b"".join(token_id.to_bytes(TOKEN_BYTES, "little") for token_id in ids)
 
 
-def chat_tokens(messages: Iterable[tuple[str, str]]) -> bytes:
-    """The prompt of a chat, (role, text) each, up to where the assistant's answer begins.
-
-    Raises KeyError for a role that is not in ROLES.
-    """
+def chat_tokens(messages: Iterable[tuple[Role, str]]) -> bytes:
+    """The prompt of a chat, (role, text) each, up to where the assistant's answer begins."""
     parts: list[bytes] = []
     for role, text in messages:
         parts += (_ROLES[role], text_tokens(text), _END)
@@ -61,7 +59,6 @@ def chat_tokens(messages: Iterable[tuple[str, str]]) -> bytes:
 
 
 def count(tokens: bytes) -> int:
-    """How many tokens these are."""
     return len(tokens) // TOKEN_BYTES
 
 

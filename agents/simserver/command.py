@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from agents.sim.profiles import A100_MISTRAL, PROFILES, Profile
 from agents.simserver.faults import Faults, FaultsInvalid, parse_switches
 from agents.simserver.metrics import PageKind
+from schemas.problems import problem_lines
 
 _KNOWN = [field.name for field in dataclasses.fields(Profile)]
 
@@ -49,10 +50,8 @@ def find_profile(name: str) -> Profile:
     try:
         return TypeAdapter(Profile).validate_python(given)
     except ValidationError as error:
-        reasons = (
-            f"{'.'.join(map(str, reason['loc']))}: {reason['msg']}" for reason in error.errors()
-        )
-        raise ProfileInvalid(f"{name}: {'; '.join(reasons)}") from None
+        lines = problem_lines(error, lambda _: _KNOWN)
+        raise ProfileInvalid(f"{name}: {'; '.join(lines)}") from None
 
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
@@ -146,7 +145,7 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
     """
     import uvloop
 
-    from agents.simserver.server import CannotListen, Listen, SimConfig, serve
+    from agents.simserver.server import CannotListen, SimConfig, serve
 
     profile, longest = options["profile"], options["max_model_len"]
     if longest and longest > (options["kv_tokens"] or profile.kv_tokens):
@@ -162,6 +161,6 @@ def command(host: str, port: int, ready_file: Path | None, metrics: str, **optio
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(config, Listen(host, port, ready_file), announce))
+            runner.run(serve(config, host, port, ready_file, announce))
     except CannotListen as error:
         raise click.ClickException(str(error)) from None

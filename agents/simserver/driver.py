@@ -1,14 +1,15 @@
 """Runs the pure engine on the event loop's clock and wakes the handlers that wait for its tokens.
 
 One timer is armed for the engine's next step and none while it is idle, so an idle engine
-costs nothing. The clock can run faster than the wall (`--time-scale`), slower (a fault) or
-stand still (another): the engine never knows.
+costs nothing. Its clock can run faster than the wall (`--time-scale`), slower (a fault) or not at
+all (another).
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agents.sim.engine import EngineSim
 from agents.sim.events import (
@@ -36,11 +37,10 @@ class RateClock:
         self._anchor = 0.0
 
     def now(self) -> float:
-        """The engine's time."""
         return self._anchor + (self.wall() - self._wall_anchor) * self.rate
 
     def set_rate(self, rate: float) -> None:
-        """From now on, `rate` engine seconds pass in a wall second; 0 stands still."""
+        """From now on, `rate` engine seconds pass in a wall second; 0 stops it."""
         self._anchor, self._wall_anchor = self.now(), self.wall()
         self.rate = rate
 
@@ -49,19 +49,17 @@ class RateClock:
         return self._wall_anchor + (at - self._anchor) / self.rate
 
 
+@dataclass(slots=True, eq=False)
 class TokenStream:
     """One request's answer as it comes out. One reader waits on it."""
 
-    __slots__ = ("_waiter", "cached_tokens", "finished", "id", "opened_at", "tokens", "whole")
-
-    def __init__(self, request_id: int, opened_at: float, *, whole: bool) -> None:
-        self.id = request_id
-        self.opened_at = opened_at
-        self.whole = whole  # the reader wants nothing before the end
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.finished = False
-        self._waiter: asyncio.Future[None] | None = None
+    id: int
+    opened_at: float
+    whole: bool  # the reader waits for the end alone
+    tokens: int = 0
+    cached_tokens: int = 0
+    finished: bool = False
+    _waiter: asyncio.Future[None] | None = None
 
     async def wait(self, beyond: int) -> None:
         """Return when more than `beyond` tokens are out, or the answer is complete."""
@@ -70,13 +68,11 @@ class TokenStream:
             await self._waiter
 
     def add(self, tokens: int) -> None:
-        """More tokens came out."""
         self.tokens += tokens
         if not self.whole:
             self._wake()
 
     def finish(self) -> None:
-        """The answer is complete."""
         self.finished = True
         self._wake()
 
@@ -95,7 +91,7 @@ class Driver:
         time_scale: float,
         on_tokens: Callable[[int], None],
     ) -> None:
-        """`on_tokens` is told of every batch of tokens that came out."""
+        """`on_tokens` gets the size of every batch of tokens that came out."""
         self._engine = engine
         self._meters = meters
         self._time_scale = time_scale
@@ -106,7 +102,7 @@ class Driver:
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = 0.0  # wall time of the last tick with news
+        self._last_events_at = 0.0  # wall time of the last tick with events
         self._handlers: dict[type[SimEvent], Callable[..., None]] = {
             PrefillFinished: self._on_first_token,
             Decoded: self._on_decoded,
@@ -133,11 +129,10 @@ class Driver:
             self._arm()
 
     def stats(self) -> EngineStats:
-        """The engine's numbers now."""
         return self._engine.stats(self._clock.now())
 
     def set_slowdown(self, factor: float) -> None:
-        """Run that many times slower than asked for at the start; infinity stands still."""
+        """Run that many times slower than `time_scale`; infinity stops the clock."""
         self._clock.set_rate(self._time_scale / factor)
         self._arm()
 
@@ -148,7 +143,9 @@ class Driver:
         wake_at = self._engine.wake_at
         if wake_at is None or self._clock.rate == 0:
             return
-        delay_s = max(self._clock.wall_at(wake_at), self._told_at + TICK_S) - self._clock.wall()
+        delay_s = (
+            max(self._clock.wall_at(wake_at), self._last_events_at + TICK_S) - self._clock.wall()
+        )
         # Timers have whole milliseconds: rounded down, one would fire just before its step.
         self._timer = self._loop.call_later(math.ceil(max(delay_s, 0) * 1000) / 1000, self._tick)
 
@@ -156,7 +153,7 @@ class Driver:
         self._timer = None
         events = self._engine.step(self._clock.now()).events
         if events:
-            self._told_at = self._clock.wall()
+            self._last_events_at = self._clock.wall()
         for event in events:
             self._handlers[type(event)](event)
         self._arm()

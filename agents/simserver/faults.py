@@ -10,9 +10,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from schemas.problems import problem_lines
+
 
 class Hang(StrEnum):
-    """What stands still."""
+    """What hangs."""
 
     OFF = "off"
     ENGINE = "engine"  # no tokens any more, also mid-stream; /health and /metrics still answer
@@ -49,7 +51,8 @@ class Faults(BaseModel):
         try:
             return Faults.model_validate(self.model_dump() | changes)
         except ValidationError as error:
-            raise FaultsInvalid(_reasons(error)) from None
+            lines = problem_lines(error, lambda _: Faults.model_fields)
+            raise FaultsInvalid("; ".join(lines)) from None
 
 
 class FaultsInvalid(ValueError):
@@ -65,15 +68,6 @@ def parse_switches(switches: tuple[str, ...]) -> Faults:
             raise FaultsInvalid(f"{switch!r}: write name=value, such as slow=3")
         changes[name] = value
     return Faults().changed(changes)
-
-
-def _reasons(error: ValidationError) -> str:
-    known = ", ".join(Faults.model_fields)
-    return "; ".join(
-        f"{'.'.join(map(str, reason['loc']))}: {reason['msg']}"
-        + (f" (known: {known})" if reason["type"] == "extra_forbidden" else "")
-        for reason in error.errors(include_url=False)
-    )
 
 
 class FaultSwitchboard:
@@ -95,11 +89,9 @@ class FaultSwitchboard:
         return self.now.slow if self.now.hang is Hang.OFF else float("inf")
 
     def request_fails(self) -> bool:
-        """Whether this request gets an error instead of an answer."""
         return self.now.error_rate > 0 and self._rng.random() < self.now.error_rate
 
     def stream_break(self) -> Break:
-        """How this stream will break, if it will."""
         if self.now.stream is not Break.NONE and self._rng.random() < self.now.stream_rate:
             return self.now.stream
         return Break.NONE

@@ -6,12 +6,26 @@ simulated engine's own: `"stamp": true` (see `responses.stamp`).
 """
 
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from agents.sim import text as tokens
-from agents.sim.text import LengthOptions, SimulatedAnswer, answer
+from agents.sim.text import LengthOptions, Role, SimulatedAnswer, answer
+from schemas.problems import problem_of
+from schemas.settings import Advice
+
+_COMPLETION_MAX_TOKENS: Final = 16  # what OpenAI's and vLLM's completions do without a limit
+_STOPS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,6 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> bytes:
-        """The JSON body."""
         return orjson.dumps(
             {
                 "error": {
@@ -45,14 +58,7 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400."""
     return ApiError(400, message, param, code)
-
-
-_COMPLETION_MAX_TOKENS: Final = 16  # what OpenAI's and vLLM's completions do when not told
-_STOPS_MAX: Final = 16
-
-Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +71,122 @@ class GenerationRequest:
     answer: SimulatedAnswer
     stream: bool
     include_usage: bool
-    stamped: bool = False  # each token says of which prompt and attempt it is, and which one it is
+    stamped: bool = False  # each token names its prompt, its attempt and its own index
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
         return tokens.count(self.prompt)
 
     def sequence(self) -> bytes:
         """Prompt and answer together, as the engine's KV will hold them."""
         return self.prompt + self.answer.text.encode()
+
+
+def _message_text(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(map(_part_text, content))
+    if content is None or isinstance(content, str):
+        return content or ""
+    raise ValueError("must be a string or a list of parts")
+
+
+def _part_text(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise ValueError("every part must be text, as this model reads only that")
+
+
+def _prompt_tokens(prompt: object) -> bytes:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return tokens.text_tokens(prompt)
+    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
+        try:
+            return tokens.id_tokens(prompt)
+        except OverflowError:
+            raise ValueError(f"token ids go from 0 to {tokens.TOKEN_ID_MAX}") from None
+    raise ValueError("must be one string or one list of token ids, and not empty")
+
+
+Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else value)]
+Stops = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value or []),
+    Field(max_length=_STOPS_MAX),
+    Advice(f"must be a string or a list of at most {_STOPS_MAX} strings"),
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _StreamOptions(_Part):
+    include_usage: Flag = False
+
+
+class _Message(_Part):
+    role: Role
+    content: Annotated[str, BeforeValidator(_message_text)] = ""
+    tool_calls: Any = None
+
+    @property
+    def text(self) -> str:
+        return self.content + (orjson.dumps(self.tool_calls).decode() if self.tool_calls else "")
+
+
+class _Body(_Part):
+    """What both paths read; null means an absent field."""
+
+    model: Any = None
+    n: Annotated[
+        Literal[1] | None, Advice("only n = 1 is simulated: send a request for each choice")
+    ] = None
+    best_of: Annotated[Literal[1] | None, Advice("only best_of = 1 is simulated")] = None
+    logprobs: Annotated[
+        Literal[False] | None, Advice("logprobs are not simulated: leave them out")
+    ] = None
+    max_tokens: PositiveInt | None = None
+    min_tokens: NonNegativeInt | None = None
+    ignore_eos: Flag = False
+    stop: Stops = []
+    stream: Flag = False
+    stream_options: _StreamOptions | None = None
+    stamp: Flag = False
+
+    @classmethod
+    def read(cls, raw: bytes) -> Self:
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise invalid(f"the body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise invalid("the body must be a JSON object")
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise invalid(problem_of(error), str(error.errors()[0]["loc"][0])) from None
+
+
+class _Chat(_Body):
+    messages: Annotated[
+        list[_Message], Field(min_length=1), Advice("must be a list with at least one message")
+    ]
+    max_completion_tokens: PositiveInt | None = None
+    tools: Any = None
+
+    @property
+    def prompt(self) -> bytes:
+        """Engines render the tools into the prompt, before the messages."""
+        tools = tokens.text_tokens(orjson.dumps(self.tools).decode()) if self.tools else b""
+        return tools + tokens.chat_tokens((each.role, each.text) for each in self.messages)
+
+
+class _Completion(_Body):
+    prompt: Annotated[bytes, BeforeValidator(_prompt_tokens)]
+    echo: Annotated[Literal[False] | None, Advice("echo is not simulated: leave it out")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,191 +199,51 @@ class RequestParser:
 
     def chat(self, raw: bytes) -> GenerationRequest:
         """A /v1/chat/completions body. Raises ApiError."""
-        body = _json_object(raw)
-        prompt = _tools(body) + _chat_prompt(body)
-        limit = _positive(body, "max_completion_tokens") or _positive(body, "max_tokens")
-        return self._request(body, prompt, limit, chat=True)
+        body = _Chat.read(raw)
+        return self._request(body, body.max_completion_tokens or body.max_tokens)
 
     def completion(self, raw: bytes) -> GenerationRequest:
         """A /v1/completions body. Raises ApiError."""
-        body = _json_object(raw)
-        if body.get("echo"):
-            raise invalid("echo is not simulated: leave it out", "echo")
-        prompt = _completion_prompt(body)
-        limit = _positive(body, "max_tokens")
-        if limit is None and not _flag(body, "ignore_eos"):
-            limit = _COMPLETION_MAX_TOKENS
-        return self._request(body, prompt, limit, chat=False)
+        body = _Completion.read(raw)
+        limit = None if body.ignore_eos else _COMPLETION_MAX_TOKENS
+        return self._request(body, body.max_tokens or limit)
 
-    def _request(
-        self, body: Body, prompt: bytes, limit: int | None, *, chat: bool
-    ) -> GenerationRequest:
-        model = self._model(body)
-        _refuse_unsimulated(body)
+    def _request(self, body: _Chat | _Completion, limit: int | None) -> GenerationRequest:
+        model, prompt = self._model(body.model), body.prompt
         room = self._room(tokens.count(prompt), limit)
-        length = LengthOptions(
-            room=room,
-            max_tokens=limit,
-            min_tokens=_min_tokens(body, room if limit is None else limit),
-            ignore_eos=_flag(body, "ignore_eos"),
-            stop=_stops(body),
-        )
-        stream = _flag(body, "stream")
-        stamped = _flag(body, "stamp")
-        if stamped and length.stop:
+        most, least = room if limit is None else limit, body.min_tokens or 0
+        if least > most:
+            raise invalid(f"min_tokens must not exceed the {most} tokens allowed", "min_tokens")
+        if body.stamp and body.stop:
             raise invalid("stamps are not words: leave out stop or stamp", "stamp")
+        length = LengthOptions(room, limit, least, body.ignore_eos, body.stop)
+        options = body.stream_options
         return GenerationRequest(
-            chat=chat,
+            chat=isinstance(body, _Chat),
             model=model,
             prompt=prompt,
             answer=answer(prompt, length, self.seed),
-            stream=stream,
-            include_usage=stream and _include_usage(body),
-            stamped=stamped,
+            stream=body.stream,
+            include_usage=body.stream and options is not None and options.include_usage,
+            stamped=body.stamp,
         )
 
-    def _model(self, body: Body) -> str:
-        model = body.get("model", self.models[0])
-        if model not in self.models:
-            raise ApiError(
-                404,
-                f"the model {model!r} does not exist here; this engine serves: "
-                + ", ".join(self.models),
-                "model",
-                "model_not_found",
-            )
-        return cast(str, model)
+    def _model(self, model: object) -> str:
+        if model is None:
+            return self.models[0]
+        if model in self.models:
+            return str(model)
+        served = ", ".join(self.models)
+        problem = f"the model {model!r} does not exist here; this engine serves: {served}"
+        raise ApiError(404, problem, "model", "model_not_found")
 
     def _room(self, prompt_tokens: int, limit: int | None) -> int:
         if prompt_tokens + (limit or 1) > self.max_model_len:
             raise invalid(
-                f"the prompt has {prompt_tokens} tokens and {limit or 1} more were asked for; "
+                f"the prompt has {prompt_tokens} tokens and {limit or 1} more are requested; "
                 f"this engine's context is {self.max_model_len} tokens: shorten the prompt or "
                 "lower max_tokens",
                 "messages",
                 "context_length_exceeded",
             )
         return self.max_model_len - prompt_tokens
-
-
-def _json_object(raw: bytes) -> Body:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise invalid("the body must be a JSON object")
-    return body
-
-
-def _refuse_unsimulated(body: Body) -> None:
-    if body.get("n") not in (None, 1):
-        raise invalid("only n = 1 is simulated: ask again for each further choice", "n")
-    if body.get("best_of") not in (None, 1):
-        raise invalid("only best_of = 1 is simulated", "best_of")
-    if body.get("logprobs") not in (None, False):
-        raise invalid("logprobs are not simulated: leave them out", "logprobs")
-
-
-def _flag(body: Body, name: str) -> bool:
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise invalid(f"{name} must be true or false", name)
-    return value
-
-
-def _whole(body: Body, name: str, least: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise invalid(f"{name} must be a whole number, {least} or more", name)
-    return value
-
-
-def _positive(body: Body, name: str) -> int | None:
-    return _whole(body, name, 1)
-
-
-def _min_tokens(body: Body, most: int) -> int:
-    least = _whole(body, "min_tokens", 0) or 0
-    if least > most:
-        raise invalid(f"min_tokens must not exceed the {most} tokens allowed", "min_tokens")
-    return least
-
-
-def _stops(body: Body) -> tuple[str, ...]:
-    value = body.get("stop")
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise invalid("stop must be a string or a list of strings", "stop")
-    if len(stops) > _STOPS_MAX or "" in stops:
-        raise invalid(f"stop takes at most {_STOPS_MAX} strings, none of them empty", "stop")
-    return tuple(stops)
-
-
-def _include_usage(body: Body) -> bool:
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise invalid("stream_options must be an object", "stream_options")
-    return _flag(options, "include_usage")
-
-
-def _completion_prompt(body: Body) -> bytes:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return tokens.text_tokens(prompt)
-    if isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        try:
-            return tokens.id_tokens(prompt)
-        except OverflowError:
-            raise invalid(f"token ids go from 0 to {tokens.TOKEN_ID_MAX}", "prompt") from None
-    raise invalid("prompt must be one string or one list of token ids, and not empty", "prompt")
-
-
-def _chat_prompt(body: Body) -> bytes:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise invalid("messages must be a list with at least one message", "messages")
-    return tokens.chat_tokens(
-        [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
-    )
-
-
-def _message(message: object, where: str) -> tuple[str, str]:
-    if not isinstance(message, dict):
-        raise invalid(f"{where} must be an object with role and content", where)
-    role = message.get("role")
-    if role not in tokens.ROLES:
-        raise invalid(f"{where}.role must be one of: " + ", ".join(tokens.ROLES), where)
-    text = _content(message.get("content"), where)
-    if message.get("tool_calls"):
-        text += orjson.dumps(message["tool_calls"]).decode()
-    return role, text
-
-
-def _content(content: object, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(_part(part, where) for part in content)
-    raise invalid(f"{where}.content must be a string or a list of parts", where)
-
-
-def _part(part: object, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return cast(str, part["text"])
-    raise invalid(f"{where}.content: every part must be text, as this model reads only that", where)
-
-
-def _tools(body: Body) -> bytes:
-    # Engines render the tools into the prompt, before the messages.
-    return tokens.text_tokens(orjson.dumps(body["tools"]).decode()) if body.get("tools") else b""

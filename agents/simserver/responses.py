@@ -28,10 +28,10 @@ def prompt_mark(prompt: bytes) -> str:
 
 
 def stamp(mark: str, attempt: str, index: int) -> str:
-    """What stands for a token where stamps were asked for: whose it is, and its index from 0.
+    """A token of a request with stamps: the prompt, the attempt, and the token's index from 0.
 
-    `attempt` is another for every request that any engine process takes, so who reads an answer
-    sees if it was made of two, or if a token is missing or there twice.
+    `attempt` differs for every request that any engine process takes, so a reader sees if an answer
+    was made of two, or if a token is missing or repeated.
     """
     return f"{mark}/{attempt}/{index} "
 
@@ -39,28 +39,24 @@ def stamp(mark: str, attempt: str, index: int) -> str:
 class AnswerText:
     """The text of one answer as its client sees it."""
 
-    __slots__ = ("_attempt", "_job", "_mark")
-
     def __init__(self, job: GenerationRequest, attempt: str) -> None:
         self._job = job
         self._attempt = attempt
         self._mark = prompt_mark(job.prompt) if job.stamped else ""
 
     def token(self, at: int) -> str:
-        """What is seen of one token; nothing of one behind a stop sequence."""
+        """The client's text of one token; empty behind a stop sequence."""
         if self._job.stamped:
             return stamp(self._mark, self._attempt, at)
         return self._job.answer.shown(at, at + 1)
 
     def whole(self) -> str:
-        """What is seen of all."""
         if self._job.stamped:
             return "".join(map(self.token, range(self._job.answer.tokens)))
         return self._job.answer.text[: self._job.answer.visible]
 
 
 def usage(job: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object."""
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -99,10 +95,6 @@ def whole(
 
 
 class SseRenderer:
-    """The events of one streamed answer."""
-
-    __slots__ = ("_after", "_answer", "_before", "_frame", "_job", "_words")
-
     def __init__(
         self, job: GenerationRequest, response_id: str, created: int, attempt: str = ""
     ) -> None:
@@ -133,7 +125,7 @@ class SseRenderer:
         )
 
     def closing(self, cached_tokens: int) -> bytes:
-        """Why it ended, the usage if asked for, and the end mark."""
+        """Why it ended, the usage if requested, and the end mark."""
         finish = self._event(self._choice({}, "", self._answer.finish_reason))
         if not self._job.include_usage:
             return finish + DONE

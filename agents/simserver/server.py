@@ -10,7 +10,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -29,6 +28,8 @@ from agents.simserver.faults import Faults, FaultsInvalid, FaultSwitchboard, Han
 from agents.simserver.metrics import CONTENT_TYPE, PAGES, Meters, PageFacts, PageKind
 from agents.simserver.requests import ApiError, GenerationRequest, RequestParser, invalid
 from agents.simserver.responses import SseRenderer, send_stream, whole
+from infra.address import Address
+from infra.process import write_ready_file
 from schemas.ids import is_request_id
 
 logger = logging.getLogger(__name__)
@@ -243,21 +244,19 @@ def _response_id(request: web.Request, job: GenerationRequest, attempt: str) -> 
 _GOODBYE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where to listen; port 0 is any free one. The ready file is written once it serves."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    ready_file: Path | None = None
-
-
 class CannotListen(Exception):
     """The address can't be bound; the message says which and what to do."""
 
 
-async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `announce` is told the URL. Raises CannotListen."""
+async def serve(
+    config: SimConfig,
+    host: str,
+    port: int,
+    ready_file: Path | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; port 0 is any free one. Once it serves, `announce` gets the
+    URL, and the ready file is written. Raises CannotListen."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -270,41 +269,24 @@ async def serve(config: SimConfig, listen: Listen, announce: Callable[[str], Non
     )
     await runner.setup()
     try:
-        bound = _bind(listen)
-        await web.SockSite(runner, bound).start()
-        url = _url(bound)
-        if listen.ready_file is not None:
-            _write_ready(listen.ready_file, url)
+        await _listen(runner, host, port)
+        url = f"http://{Address(*runner.addresses[0][:2])}"
+        if ready_file is not None:
+            write_ready_file(ready_file, {"url": url, "pid": os.getpid()})
         announce(url)
         await stop.wait()
     finally:
         await runner.cleanup()
 
 
-def _bind(listen: Listen) -> socket.socket:
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
     try:
-        return socket.create_server(
-            (listen.host, listen.port),
-            family=socket.AF_INET6 if ":" in listen.host else socket.AF_INET,
-            backlog=512,
-        )
+        await web.TCPSite(runner, host, port, backlog=512).start()
     except OSError as error:
         # A name that can't be resolved comes with a negative number of its own.
         code = error.errno or 0
         reason = os.strerror(code) if code > 0 else "no such address"
         raise CannotListen(
-            f"can't listen on {listen.host} port {listen.port} ({reason}): "
+            f"can't listen on {host} port {port} ({reason}): "
             "choose another --port, or 0 for a free one"
         ) from None
-
-
-def _url(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _write_ready(path: Path, url: str) -> None:
-    # Whoever waits for the file must never read half of it.
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(orjson.dumps({"url": url, "pid": os.getpid()}))
-    unfinished.replace(path)

@@ -2,22 +2,21 @@
 
 There are permissions of a *role* on its own region's server (agent, router, observer, operator,
 setup), and those of region X over its leaf link into region Y (`allowed_across`). Into Y, X may
-publish requests to Y, answers to Y's inboxes, and its own state for its peers. With any other
-subject X would publish in another region's name.
+publish requests to Y, answers to Y's inboxes, and its own state for its peers.
 
-Residency is enforced here a second time, so that a router that is wrong or compromised can't send
-a prompt where it may not be. A server reads subjects and no bodies, so subjects hold what it
-enforces: the region and the label. Prompts of a confined region cross only to regions that carry
-one of its labels, and only under such a label; its prefixes are published to these regions alone.
-Prompts of other regions cross unlabelled, or under a label that the receiver carries. No server can
-see a router of a region that is *not* confined removing a label: a client that needs the guarantee
-sends its request to a confined region.
+Residency is enforced here a second time, so that a faulty or compromised router can't send a prompt
+where it may not be. A server reads subjects and no bodies, so subjects hold the region and the
+label. Prompts of a confined region cross only to regions that carry one of its labels, and only
+under such a label; its prefixes are published to these regions alone. Prompts of other regions
+cross unlabelled, or under a label that the receiver carries. No server can see a router of a region
+that is *not* confined removing a label: a client that needs the guarantee sends its request to a
+confined region.
 
-Rejected: permissions written by hand beside the table (the first subject added to one and not to
-the other is either a hole or an outage), and `allow_responses` (the sender of a request whose reply
-subject is no inbox would make the answerer publish there; answers go to inboxes only).
-Where a server answers by itself (JetStream), or for a tool, the request crosses from one account
-into another, and its answer can reach nobody but the account that asked.
+Rejected: permissions written by hand beside the table (a subject added to one and not to the other
+is either a hole or an outage), and `allow_responses` (the sender of a request whose reply subject
+is no inbox would make the answerer publish there). Where a server answers by itself (JetStream), or
+for a tool, the request crosses from one account into another, and its answer reaches only the
+account of the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +39,7 @@ SERVICE_VERBS = ("PING", "INFO", "STATS")
 SERVICES = (subjects.SERVICE_AGENT, subjects.SERVICE_ROUTER)
 
 # JetStream's API (docs.nats.io, "NATS API reference"), `{}` for a stream's name. `API_INFO` is
-# asked for by no process: an account that does not import it gets an API of its own, which knows
+# requested by no process: an account that does not import it gets an API of its own, which has
 # no stream and answers in this one's place [tried, 2.15.1].
 API_INFO = "$JS.API.INFO"
 STREAM_INFO = "$JS.API.STREAM.INFO.{}"
@@ -102,7 +101,7 @@ def router_reads() -> tuple[str, ...]:
     """What routers request of JetStream: the settings of both streams, and the last heartbeats.
 
     Not the lease itself. Its writer chooses the bytes, and its reader the subject that the answer
-    is published to: both together could publish anything as anybody.
+    is published to: both together could publish anything in any name.
     """
     last_heartbeats = LAST_BY_SUBJECT.format(subjects.STREAM_HEARTBEATS)
     return (*(STREAM_INFO.format(name) for name in STREAMS), last_heartbeats)
@@ -122,24 +121,17 @@ def visible_to(role: Role, home: RegionId, sender: RegionId) -> tuple[str, ...]:
     )
 
 
-def observer() -> Permissions:
-    """Dashboards and people who watch: state, services and streams, nothing that clients send.
+def watcher(role: Role) -> Permissions:
+    """Observers (dashboards, people) read state, services and streams, nothing that clients send;
+    operators also read prefix gossip, and events of altered streams.
 
     They have an account of their own (`region_config`), which imports nothing else.
     """
-    return _watching(Role.OBSERVER)
-
-
-def operator() -> Permissions:
-    """An observer who also receives prefix gossip, and events of altered streams."""
-    return _watching(Role.OPERATOR, STREAM_EVENTS)
-
-
-def _watching(role: Role, *more: str) -> Permissions:
     seen = [row.subject() for row in CHANNELS if role in row.subscribe]
+    events = [STREAM_EVENTS] if role is Role.OPERATOR else []
     return Permissions(
         publish=widest([*observer_reads(), *services()]),
-        subscribe=widest([*seen, *more, ALL_INBOXES]),
+        subscribe=widest([*seen, *events, ALL_INBOXES]),
     )
 
 
@@ -187,7 +179,7 @@ def _prompts(row: Channel, sender: RegionId, receiver: RegionId, ground: Ground)
 
 
 def _router_publishes(region: RegionId, ground: Ground) -> Iterator[str]:
-    """What a region's routers may publish: prompts of a confined one not to everybody."""
+    """What a region's routers may publish: prompts of a confined one only to some peers."""
     peers = [other for other, _ in ground.carried if other != region]
     for row in CHANNELS:
         if Role.ROUTER in row.publish:
@@ -231,7 +223,7 @@ def services() -> tuple[str, ...]:
 def covers(wide: str, narrow: str) -> bool:
     """Whether every subject that pattern `narrow` matches is matched by `wide` too.
 
-    `*` stands for one token, a last `>` for one or more. A pattern may have a queue group behind a
+    `*` matches one token, a last `>` one or more. A pattern may have a queue group behind a
     space, as in permissions to subscribe: without one it is any.
     """
     wide, _, wide_group = wide.partition(" ")

@@ -3,31 +3,31 @@
 Regions are joined pairwise by leaf links, and each link ends, on both sides, in an account that
 holds nothing else (`LINK-<peer>`). What of it reaches the region's own account `MESH`, and what
 goes out, is listed there as stream exports and imports, one for each pattern that
-`permissions.allowed_across` gives. So each side has a list of what is allowed, whatever the other
-side sends or requests, and nothing can pass from one peer to the next. The accepting side gives the
-same as permissions of the peer's user: a peer that ignores them is cut off.
+`permissions.allowed_across` gives. So each side allows what it lists, whatever the other side
+sends, and nothing can pass from one peer to the next. The accepting side gives the same as
+permissions of the peer's user: a peer that ignores them is cut off.
 
 Two more accounts keep answers of the server apart. JetStream answers to any reply subject that a
 request names, without a check of permissions: a request could make it publish where its sender may
 not. So the streams are in an account of their own, `STATE`, and people who watch are in `OBSERVE`.
 Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
-the answer back to the account that asked, and nowhere else. Peers write a lease this way too.
-Streams can be made, altered and removed inside `STATE` only, where nobody but the user `setup` logs
-in.
+the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
+Only the user `setup`, who logs in to `STATE`, can make, alter and remove streams.
 
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
-  side has then only deny lists, and a subject that it denies to come in may not go out either:
-  once a wildcard subscription meets a `deny_imports`, the server applies that list to deliveries
-  *to* the peer too [tried, 2.15.1]. A region could forge its peers' own digests.
+  side has then only deny lists, and once a wildcard subscription meets a `deny_imports`, the server
+  applies that list to deliveries *to* the peer too [tried, 2.15.1]. A region could forge its peers'
+  own digests.
 - a hub that all regions join: its loss parts them all, and two hops cost two round trips.
 - gateways: one interest graph over all regions, and no permissions per region.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from infra.address import Address
 from infra.nats import permissions
@@ -52,23 +52,26 @@ PING_MAX = 2
 WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consumer, and cut off
 LEAF_RECONNECT = "1s"
 
-PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
-
-INDENT = "  "
-_ESCAPES = str.maketrans(
-    {code: f"\\x{code:02X}" for code in range(0x20)}
-    | {ord(char): escape for char, escape in {'"': '\\"', "\\": "\\\\"}.items()}
+# Logins of every region's server: of its routers; of people who watch the region's state, who
+# examine it, who create and repair its streams, and who inspect the server itself.
+REGION_USERS = ROUTER, OBSERVER, OPERATOR, SETUP, SYSTEM = (
+    *("router", "observer", "operator", "setup", "system"),
 )
+PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
 
 LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """A login at one region's server. `key` names its password, and no other's."""
+class User(NamedTuple):
+    """A login at one region's server."""
 
-    key: str
+    region: RegionId
     name: str
+
+    @property
+    def key(self) -> str:
+        """What its password is kept under."""
+        return f"{self.region}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Site:
     """What a region's server needs besides the topology.
 
     `leaf_addresses`: (solicitor, acceptor) → where to dial instead of the acceptor's own address,
-    when something stands between (a delaying proxy, a tunnel).
+    when something is between (a delaying proxy, a tunnel).
     """
 
     passwords: Mapping[str, str]
@@ -84,39 +87,13 @@ class Site:
     leaf_addresses: LeafAddresses = field(default_factory=dict)
 
 
-def router_user(region: RegionId) -> User:
-    """The login of a region's routers."""
-    return User(f"{region}/router", "router")
-
-
-def observer_user(region: RegionId) -> User:
-    """The login of people and dashboards that watch a region's state."""
-    return User(f"{region}/observer", "observer")
-
-
-def setup_user(region: RegionId) -> User:
-    """The login that creates and repairs a region's streams."""
-    return User(f"{region}/setup", "setup")
-
-
-def operator_user(region: RegionId) -> User:
-    """The login of people who examine a region."""
-    return User(f"{region}/operator", "operator")
-
-
-def system_user(region: RegionId) -> User:
-    """The login of people who inspect a region's server itself."""
-    return User(f"{region}/system", "system")
-
-
 def agent_user(region: RegionId, replica: ReplicaId) -> User:
-    """The login of one replica's agent."""
-    return User(f"{region}/agent-{replica}", f"agent-{replica}")
+    return User(region, f"agent-{replica}")
 
 
 def link_user(acceptor: RegionId, solicitor: RegionId) -> User:
     """The login of the soliciting region's server at the accepting region's."""
-    return User(f"{acceptor}/link-{solicitor}", f"link-{solicitor}")
+    return User(acceptor, f"link-{solicitor}")
 
 
 def link_account(peer: RegionId) -> str:
@@ -125,9 +102,7 @@ def link_account(peer: RegionId) -> str:
 
 
 def region_users(name: RegionId) -> tuple[User, ...]:
-    """All logins of a region but its agents'."""
-    makers = (router_user, observer_user, operator_user, setup_user, system_user)
-    return tuple(make(name) for make in makers)
+    return tuple(User(name, each) for each in REGION_USERS)
 
 
 def users(topology: Topology) -> Iterator[User]:
@@ -176,10 +151,10 @@ class _Flow:
 def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:
     logins: dict[str, list[Value]] = {
         ACCOUNT: [*_client_users(topology, name, site)],
-        STATE_ACCOUNT: [_user(setup_user(name), permissions.setup(), site)],
+        STATE_ACCOUNT: [_user(User(name, SETUP), permissions.setup(), site)],
         OBSERVE_ACCOUNT: [
-            _user(observer_user(name), permissions.observer(), site),
-            _user(operator_user(name), permissions.operator(), site),
+            _user(User(name, OBSERVER), permissions.watcher(Role.OBSERVER), site),
+            _user(User(name, OPERATOR), permissions.watcher(Role.OPERATOR), site),
         ],
     }
     for peer in topology.peers(name):
@@ -196,7 +171,7 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
         }
         for account, users in logins.items()
     }
-    system = {"users": [_user(system_user(name), permissions.system(), site)]}
+    system = {"users": [_user(User(name, SYSTEM), permissions.system(), site)]}
     return accounts | {SYSTEM_ACCOUNT: system}
 
 
@@ -264,7 +239,7 @@ def _import(flow: _Flow) -> Value:
 
 
 def _client_users(topology: Topology, name: RegionId, site: Site) -> Iterator[Value]:
-    yield _user(router_user(name), permissions.router(name, topology.ground), site)
+    yield _user(User(name, ROUTER), permissions.router(name, topology.ground), site)
     for replica in topology.region(name).replicas:
         yield _user(agent_user(name, replica), permissions.agent(name, replica), site)
 
@@ -308,7 +283,7 @@ def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Valu
         "leafnodes": {
             **(listener if len(acceptors) < len(links) else {}),
             # Accounts keep links apart already. This, and request_isolation, keeps one copy of a
-            # message one copy even where somebody binds two links to one account by hand.
+            # message one copy even where two links are bound to one account by hand.
             "isolate_leafnode_interest": True,
             "reconnect": LEAF_RECONNECT,
             "remotes": [_remote(topology, name, acceptor, site) for acceptor in acceptors],
@@ -331,29 +306,10 @@ def _remote(
 def to_text(settings: Mapping[str, Value]) -> str:
     """nats-server's configuration file with these settings, in their order.
 
-    The format (docs.nats.io, "Configuration") is nearly a superset of JSON, but lacks its unicode
-    escapes. Strings are always quoted: bare ones may turn into numbers, sizes or variables.
+    The format (docs.nats.io, "Configuration") is nearly a superset of JSON: it lacks the unicode
+    escapes of control characters.
     """
-    return "".join(f"{key}: {_value(value, '')}\n" for key, value in settings.items())
-
-
-def _value(value: Value, indent: str) -> str:
-    inner = indent + INDENT
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, Mapping):
-        lines = [f"{inner}{key}: {_value(item, inner)}" for key, item in value.items()]
-        return _block("{", lines, indent, "}")
-    return _block("[", [f"{inner}{_value(item, inner)}" for item in value], indent, "]")
-
-
-def _quoted(text: str) -> str:
-    return f'"{text.translate(_ESCAPES)}"'
-
-
-def _block(opening: str, lines: list[str], indent: str, closing: str) -> str:
-    return "\n".join([opening, *lines, f"{indent}{closing}"]) if lines else opening + closing
+    texts = {
+        key: json.dumps(value, indent=2, ensure_ascii=False) for key, value in settings.items()
+    }
+    return "".join(f"{key}: {text}\n" for key, text in texts.items())

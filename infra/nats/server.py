@@ -49,9 +49,9 @@ def find(explicit: Path | None = None) -> Path:
 
 
 def version(binary: Path) -> tuple[int, int, int]:
-    """What the program says of itself. Raises ServerUnusable if it is no nats-server."""
+    """The program's version. Raises ServerUnusable if it is no nats-server."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [binary, "--version"],
             capture_output=True,
             text=True,
@@ -60,14 +60,14 @@ def version(binary: Path) -> tuple[int, int, int]:
         ).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
         raise ServerUnusable(f"{binary}: can't be run as a nats-server ({error})") from error
-    found = _VERSION.search(said)
-    if found is None or NAME not in said:
-        raise ServerUnusable(f"{binary}: is no nats-server, it says {said.strip()[:80]!r}")
+    found = _VERSION.search(output)
+    if found is None or NAME not in output:
+        raise ServerUnusable(f"{binary}: is no nats-server, its version is {output.strip()[:80]!r}")
     return int(found[1]), int(found[2]), int(found[3])
 
 
 def check_config(binary: Path, config: Path) -> None:
-    """Have the server itself read a configuration. Raises ServerUnusable with what it says."""
+    """Have the server itself read a configuration. Raises ServerUnusable with its message."""
     result = subprocess.run(
         [binary, "-t", "-c", config],
         capture_output=True,

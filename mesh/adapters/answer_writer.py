@@ -26,7 +26,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
 from mesh.adapters.client_request import ClientRequest, FrontDoor
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from mesh.session.answer import AnswerReceiver
 from schemas.decision import header_value, without_matches
 from schemas.http import (
@@ -41,7 +41,7 @@ from schemas.http import (
 log = logging.getLogger(__name__)
 
 BEHIND_BYTES = 32 * 1024  # unsent, above the kernel's own buffer; half of asyncio's high water
-DEADLINE_GRACE_S = 5.0  # for the core's own word on the deadline to reach the client first
+DEADLINE_GRACE_S = 5.0  # for the core's own deadline error to reach the client first
 LAST_CHUNK = b"0\r\n\r\n"
 NO_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 JSON = "application/json"
@@ -57,7 +57,6 @@ class ClientSocket(Protocol):
 
     def wake_by(self, due_at: float) -> None:
         """Call the writer's `deadline_passed` at that time of the loop's clock."""
-        ...
 
 
 class AnswerState(Enum):
@@ -66,7 +65,7 @@ class AnswerState(Enum):
     WAITING = "waiting"  # nothing is written
     STARTING = "starting"
     STREAMING = "streaming"
-    FLUSHING = "flushing"  # all is written, and some of it has not left this process
+    FLUSHING = "flushing"  # all is written, some is still in this process
     OVER = "over"
 
 
@@ -107,11 +106,6 @@ class AnswerWriter:
         self._state = AnswerState.WAITING
         self._request: ClientRequest | None = None
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the client was sent anything."""
-        return self._state is not AnswerState.WAITING
-
     # What the session calls.
 
     def pass_on(self, frame: bytes, now: float) -> bool:
@@ -140,7 +134,11 @@ class AnswerWriter:
                 self.leave()
             elif self._state is AnswerState.STREAMING:
                 self._send(request)
-            elif self._state is AnswerState.WAITING and request.is_startable:
+            elif self._state is AnswerState.WAITING and (
+                request.failure is not None
+                or request.pass_engine_error
+                or ((answer := request.answer) and answer.head and answer.is_startable)
+            ):
                 self._start(request)
         except Exception as error:
             self.fail(error)
@@ -148,12 +146,10 @@ class AnswerWriter:
     # What the connection, or the HTTP handler, calls.
 
     def begin(self, request: ClientRequest) -> None:
-        """It is admitted, and may already have an answer."""
         self._request = request
         self.changed()
 
     def refuse(self, refused: RequestRefused) -> None:
-        """Answer a request that was not admitted."""
         self._write_error(refused.fault, refused.message, refused.param, refused.headers)
 
     def fail(self, error: Exception) -> None:
@@ -171,12 +167,10 @@ class AnswerWriter:
             self._end()
 
     def paused(self) -> None:
-        """The client reads slowly."""
         if self._request is not None:
             self._request.direct_writer = None
 
     def resumed(self) -> None:
-        """It has read what was written."""
         request = self._request
         if request is None:
             return
@@ -191,15 +185,15 @@ class AnswerWriter:
             self.fail(error)
 
     def deadline_passed(self) -> None:
-        """The client has stopped reading what is already here.
+        """The client has stopped reading an answer that is complete.
 
-        What an engine still sends at the deadline is ended by the core, before this.
+        An answer that is incomplete at the deadline was ended by the core before this.
         """
         self.leave()
         self._transport.abort()
 
     def leave(self) -> None:
-        """The client is gone; without effect when the answer is over."""
+        """The client is gone. Without effect when the answer is over."""
         request, self._request = self._request, None
         if request is not None:
             self.keep_alive = False
@@ -208,8 +202,8 @@ class AnswerWriter:
             self._end()
 
     def _start(self, request: ClientRequest) -> None:
-        if request.ask.options.debug and (receipt := request.receipt) is not None:
-            shown = without_matches(receipt) if request.ask.tenant == "" else receipt
+        if request.wants_decision and (receipt := request.receipt) is not None:
+            shown = without_matches(receipt) if request.tenant == "" else receipt
             self._headers[H_DECISION] = header_value(shown)
         if request.failure is not None or request.pass_engine_error:
             self._start_failed(request)
@@ -226,7 +220,7 @@ class AnswerWriter:
             answer.take()
             self._transport.write(self._head(head.status, headers))
             self._flush()
-        elif answer.is_complete and not answer.is_event_stream:
+        elif answer.end is not None and not answer.is_event_stream:
             data = answer.take()
             headers["content-length"] = str(len(data))
             self._transport.write(self._head(head.status, headers) + data)
@@ -245,11 +239,11 @@ class AnswerWriter:
         else:
             self.keep_alive = False
         head, data = self._head(answer.head.status, headers), self._chunk(answer.take())
-        if answer.is_complete and request.failure is None:
+        if answer.end is not None and request.failure is None:
             self._transport.write(head + data + self._last_chunk)
             self._flush()
             return
-        self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+        self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
         self._state = AnswerState.STREAMING
         self._transport.write(head + data)
         if not self._socket.is_paused:
@@ -262,7 +256,7 @@ class AnswerWriter:
         request.direct_writer = None
         while not self._socket.is_paused:
             data = answer.take()
-            if answer.is_complete and request.failure is None:
+            if answer.end is not None and request.failure is None:
                 self._transport.write(self._chunk(data) + self._last_chunk)
                 self._flush()
                 return
@@ -288,7 +282,7 @@ class AnswerWriter:
             event = error_event(request.failure.fault, request.failure.message)
             self._transport.write(self._chunk(gap + event) + self._last_chunk)
         else:
-            # A plain answer can't carry an error after its bytes: only the cut tells the client.
+            # A plain answer can't carry an error after its bytes: the connection is cut.
             self._request = None
             self._door.failed(request)
             self.keep_alive = False
@@ -314,7 +308,7 @@ class AnswerWriter:
         elif self._transport.get_write_buffer_size() == 0:
             self._flushed()
         else:  # the transport pauses us, and resumes us when all has left
-            self._socket.wake_by(request.deadline + DEADLINE_GRACE_S)
+            self._socket.wake_by(request.request.deadline + DEADLINE_GRACE_S)
             self._transport.set_write_buffer_limits(high=0)
 
     def _flushed(self) -> None:
@@ -343,7 +337,7 @@ class AnswerWriter:
             self._write_error(failure.fault, failure.message, retry_after_s=retry_after_s)
             return
         error = request.engine_error
-        assert error is not None, "told to pass on an error answer that never came"
+        assert error is not None, "the engine's error answer is here"
         headers = {**error.headers, **self._headers, "content-type": error.content_type}
         self._write_whole(error.status, headers, error.body)
 

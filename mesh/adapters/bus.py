@@ -1,4 +1,4 @@
-"""The router's side of the bus: what it listens to, what it says, and the outbox between.
+"""The router's connection to the bus: subscriptions, the outbox, and what sessions send.
 
 `publish` never waits: effects of the core are performed in order and at once, so messages go
 into a bounded outbox that one task empties into nats-py. After a reconnect nats-py restores the
@@ -7,7 +7,7 @@ subscriptions by itself; what was published meanwhile is read from the heartbeat
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
     BusAddress,
+    BusClient,
+    BusUnreachable,
     answering_services,
     close,
     closed_for_good,
@@ -29,18 +31,24 @@ from infra.bus import (
 )
 from infra.process import end_all
 from mesh.adapters import streams
-from schemas import subjects
-from schemas.ids import RegionId, RouterId
+from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.session.answer import Held
+from mesh.session.record import OpenRequest
+from schemas import exchange, subjects, wire
+from schemas.exchange import Frame
+from schemas.ids import RegionId, ReplicaId, RouterId
+from schemas.residency import OPEN_GROUND, Ground, Labels, labels_text
 
 log = logging.getLogger(__name__)
 
+SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to find its prefix
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
 SUBSCRIBE_RETRY_S = 0.1
-# A subscription that has ended: by an earlier try that failed half-way, or with its connection.
+# The subscription has ended already: in an earlier try that failed, or with its connection.
 OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
-SERVICE_VERSION = "0.1.0"  # of what the service tells; semver, as nats requires
+SERVICE_VERSION = "0.1.0"  # semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
 # have together.
@@ -65,7 +73,7 @@ class _Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who hears what. Called on the event loop, one message after another; they never wait."""
+    """Callbacks by kind of message. Called on the event loop, one message after another."""
 
     heartbeat: Callable[[Msg], None]
     digest: Callable[[Msg], None]
@@ -91,13 +99,15 @@ class RouterBus:
         address: BusAddress,
         *,
         keeps_lease: bool = True,
+        ground: Ground = OPEN_GROUND,
     ) -> None:
         """`keeps_lease`: whether the region has a lease, if it has peers."""
+        self._ground = ground
         self.region, self.router = region, router
         self._keeps_lease = keeps_lease and bool(peers)
         self._peers = peers
         self._address = address
-        self._client: Client | None = None
+        self._client: BusClient | None = None
         self._service: Service | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
         self._outbox_bytes = 0
@@ -105,14 +115,12 @@ class RouterBus:
         self._returned = asyncio.Event()
 
     @property
-    def client(self) -> Client:
-        """The open connection."""
+    def client(self) -> BusClient:
         assert self._client is not None, "the bus is not open"
         return self._client
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached at this moment."""
         return self._client is not None and self._client.is_connected
 
     @property
@@ -140,12 +148,16 @@ class RouterBus:
             on_lost=listeners.lost,
             on_back=back,
         )
-        await self._subscribe(listeners)
-        await self._register()
+        try:
+            await self._subscribe(listeners)
+            await self._register()
+        except nats.errors.Error as error:  # it was lost again, or is too busy
+            why = str(error) or type(error).__name__
+            raise BusUnreachable(f"the bus did not confirm the subscriptions: {why}") from error
         self._sender = asyncio.create_task(self._send(), name="bus outbox")
 
     async def close(self) -> None:
-        """Send what is in the outbox, then leave; a bus that is gone keeps nobody."""
+        """Send what is in the outbox, then disconnect; don't wait for a bus that is gone."""
         await _soon(self._send_the_rest())
         if self._sender is not None:
             await end_all([self._sender])
@@ -179,10 +191,62 @@ class RouterBus:
         return True
 
     def _takes(self, payload: bytes, headers: dict[str, str]) -> bool:
-        """Whether a server takes such a message; nats-py itself looks at the payload alone."""
+        """Whether a server accepts such a message; nats-py checks the payload alone."""
         if len(payload) + header_bytes(headers) > self.client.max_payload:
             return False
         return "".join(headers.values()).isascii()
+
+    # What sessions send: mesh.session.record.Bus.
+
+    def send_work(
+        self,
+        record: OpenRequest,
+        region: RegionId,
+        replica: ReplicaId,
+        inbox: str,
+        headers: dict[str, str],
+    ) -> bool:
+        """The request to an agent, which requests a body too large for one message in parts."""
+        body = record.body
+        if len(body) > self.payload_bytes_max:
+            headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
+        return self.publish(subjects.work(region, replica), body, reply=inbox, headers=headers)
+
+    def send_ingress(
+        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
+    ) -> bool:
+        """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
+        body, request = record.body, record.request
+        if len(body) > LARGE_BYTES:
+            headers[exchange.H_BODY_BYTES] = str(len(body))
+            prompt = request.prompt
+            sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])
+            body = wire.encode(sketch)
+        subject = ingress_subject(self._ground, self.region, peer, request.residency)
+        return self.publish(subject, body, reply=inbox, headers=headers)
+
+    def send_body(
+        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
+    ) -> None:
+        """Its body in parts, to the agent that requested them."""
+        subject = subjects.body(region, replica)
+        for payload, headers in body_parts(record.body, inbox, self.payload_bytes_max):
+            self.publish(subject, payload, headers=headers)
+
+    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
+        self.publish(subjects.cancel(region, replica), wire.encode(exchange.Cancel(inbox)))
+
+    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
+        self.publish(subjects.credit(region, replica), wire.encode(credit))
+
+    def answer_peer(
+        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
+    ) -> None:
+        if isinstance(message, Held):
+            frame = exchange.pack_frame(Frame.HELD, message.hops)
+        else:
+            frame = exchange.pack_frame(_KINDS[type(message)], 0, wire.encode(message))
+        self.publish(inbox, frame)
 
     async def _send(self) -> None:
         while True:
@@ -202,22 +266,22 @@ class RouterBus:
     async def _subscribe(self, listeners: Listeners) -> None:
         region = self.region
         routers = subjects.QUEUE_ROUTERS
-        listen = self.client.subscribe
-        await listen(subjects.heartbeat(region, subjects.ANY), cb=_msg(listeners.heartbeat))
+        listen = self.client.listen
+        await listen(subjects.heartbeat(region, subjects.ANY), listeners.heartbeat)
         for peer in self._peers:
-            await listen(subjects.digest(peer), cb=_msg(listeners.digest))
-            await listen(subjects.leased(peer), cb=_msg(listeners.lease))
+            await listen(subjects.digest(peer), listeners.digest)
+            await listen(subjects.leased(peer), listeners.lease)
         if self._peers:
-            await listen(subjects.leased(region), cb=_msg(listeners.lease))
+            await listen(subjects.leased(region), listeners.lease)
         for origin in (region, *self._peers):
-            await listen(subjects.trie(origin), cb=_msg(listeners.trie))
-        await listen(subjects.siblings(region), cb=_msg(listeners.siblings))
-        await listen(subjects.snapshot(region, subjects.ANY), cb=_msg(listeners.trie_ask))
-        await listen(subjects.inbox(region, self.router, subjects.ANY), cb=_msg(listeners.answer))
-        await listen(subjects.ingress(region), queue=routers, cb=_msg(listeners.ingress))
+            await listen(subjects.trie(origin), listeners.trie)
+        await listen(subjects.siblings(region), listeners.siblings)
+        await listen(subjects.snapshot(region, subjects.ANY), listeners.trie_ask)
+        await listen(subjects.inbox(region, self.router, subjects.ANY), listeners.answer)
+        await listen(subjects.ingress(region), listeners.ingress, routers)
         within = subjects.ingress_within(region, subjects.ANY)
-        await listen(within, queue=routers, cb=_msg(listeners.ingress))
-        await listen(subjects.ping(region), queue=routers, cb=_msg(listeners.ping))
+        await listen(within, listeners.ingress, routers)
+        await listen(subjects.ping(region), listeners.ping, routers)
         await flush(self.client)
 
     async def _register(self) -> None:
@@ -226,7 +290,7 @@ class RouterBus:
         config = ServiceConfig(
             name=subjects.SERVICE_ROUTER,
             version=SERVICE_VERSION,
-            description="A region's front door and brain",
+            description="Serves a region's HTTP and places its requests",
             metadata=metadata,
         )
         self._service = Service(answering_services(self.client), config)
@@ -235,11 +299,11 @@ class RouterBus:
     async def watch_streams(
         self, take: Callable[[str, bytes], None], found: Callable[[str, list[str]], None]
     ) -> None:
-        """Hand the last heartbeats to `take`, at the start and at every return of the bus, and look
-        every CHECK_S at the streams: `found` gets each one's name and what is otherwise with it.
+        """Pass the last heartbeats to `take`, at the start and at every return of the bus, and
+        check the streams every CHECK_S: `found` gets each one's name and its differences.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
-        until each replica's next heartbeat, and nobody can own its replicas but itself.
+        until each replica's next heartbeat, and no peer can adopt its region.
         """
         while True:
             self._returned.clear()
@@ -262,7 +326,7 @@ class RouterBus:
             info = await manager.stream_info(
                 subjects.STREAM_HEARTBEATS, subjects_filter=subjects.heartbeat(self.region, ">")
             )
-        except nats.js.errors.NotFoundError:  # it was never made: `streams.altered` says so
+        except nats.js.errors.NotFoundError:  # it was never made: `streams.altered` reports it
             return []
         beats = []
         for subject in info.state.subjects or {}:
@@ -275,25 +339,25 @@ class RouterBus:
 class AdoptedHeartbeats:
     """Subscriptions to the heartbeats of regions that this one has adopted, and to no others.
 
-    Each asks the link for every heartbeat of that region. nats-py subscribes by awaiting, and
-    effects are performed without: so `want` notes what is wanted, and `keep`, in a task, does it.
+    Each brings every heartbeat of that region over the link. Subscribing awaits, and performing an
+    effect must not: so `want` notes the region, and `keep`, in a task, subscribes.
     """
 
-    def __init__(self, client: Callable[[], Client], heard: Callable[[Msg], None]) -> None:
+    def __init__(self, client: Callable[[], Client], listener: Callable[[Msg], None]) -> None:
         self._client = client
-        self._heard = heard
+        self._listener = listener
         self._wanted: set[RegionId] = set()
-        self._ears: dict[RegionId, Subscription] = {}
+        self._subscriptions: dict[RegionId, Subscription] = {}
         self._leaving: list[Subscription] = []  # not wanted any more, and not ended yet
         self._changed = asyncio.Event()
 
     def want(self, region: RegionId, *, wanted: bool) -> None:
-        """Listen to that region soon, or not any more."""
+        """Subscribe to that region soon, or unsubscribe."""
         (self._wanted.add if wanted else self._wanted.discard)(region)
         self._changed.set()
 
     async def keep(self) -> None:
-        """Listen to whom is wanted. Runs until cancelled."""
+        """Subscribe and unsubscribe as wanted. Runs until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -305,38 +369,58 @@ class AdoptedHeartbeats:
                 self._changed.set()
 
     async def _settle(self) -> None:
-        for region in sorted(self._ears.keys() - self._wanted):
-            self._leaving.append(self._ears.pop(region))
+        for region in sorted(self._subscriptions.keys() - self._wanted):
+            self._leaving.append(self._subscriptions.pop(region))
         while self._leaving:
             with suppress(*OVER):
                 await self._leaving[-1].unsubscribe()
             self._leaving.pop()
-        for region in sorted(self._wanted - self._ears.keys()):
+        for region in sorted(self._wanted - self._subscriptions.keys()):
             subject = subjects.heartbeat(region, subjects.ANY)
-            self._ears[region] = await self._client().subscribe(subject, cb=self._hear)
+            self._subscriptions[region] = await self._client().subscribe(subject, cb=self._receive)
 
-    async def _hear(self, msg: Msg) -> None:
-        self._heard(msg)
+    async def _receive(self, msg: Msg) -> None:
+        self._listener(msg)
 
 
-def _msg(listener: Callable[[Msg], None]) -> Callable[[Msg], Awaitable[None]]:
-    async def callback(msg: Msg) -> None:
-        listener(msg)
+_KINDS: Mapping[type, Frame] = {
+    exchange.Placed: Frame.PLACED,
+    exchange.Lost: Frame.LOST,
+    exchange.Refused: Frame.REFUSED,
+}
 
-    return callback
+
+def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
+    """The subject of a request to a peer: under a label that the peer carries, if any is required.
+
+    Raises ValueError if there is none: the core chose a peer that it may not.
+    """
+    if not labels:
+        return subjects.ingress(peer)
+    carried = sorted(set(ground.sent(home, peer)).intersection(labels))
+    if not carried:
+        raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
+    return subjects.ingress_within(peer, carried[0])
+
+
+def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """The body cut into messages of at most `part_bytes`, each with its headers."""
+    for offset in range(0, len(body), part_bytes):
+        headers = {exchange.H_BODY_INBOX: inbox, exchange.H_BODY_OFFSET: str(offset)}
+        yield body[offset : offset + part_bytes], headers
 
 
 def has_headers(msg: Msg) -> bool:
     """Whether this is no state or gossip of a router or agent: theirs comes without headers.
 
-    What JetStream sends to a reply subject has some. Its request names any reply subject, and a
-    sender is believed by the subject: so a stored message could be passed off as another region's.
+    Messages that JetStream sends have headers, and a JetStream request may name any reply subject.
+    The subject alone proves the sender, so a stored message could pass for another region's.
     """
     return bool(msg.headers)
 
 
 def is_no_responders(headers: Mapping[str, str] | None) -> bool:
-    """Whether the server itself answers that nobody listens on the subject asked."""
+    """Whether the server itself answers that the subject has no subscriber."""
     return headers is not None and headers.get("Status") == "503"
 
 

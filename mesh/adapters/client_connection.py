@@ -6,7 +6,7 @@ path, a chunked, compressed or large body, `Expect`, `Upgrade`, a repeated heade
 HTTP) makes it aiohttp's, whose part gets the bytes as they came.
 
 Requests are taken one at a time: aiohttp is given one, and not a byte of the next. A connection may
-hold, besides the request in hand, HEAD_BYTES_MAX and what one read of the socket brings (256 KiB).
+hold, besides the current request, HEAD_BYTES_MAX and what one read of the socket brings (256 KiB).
 """
 
 import asyncio
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from infra import tracing
 from mesh.adapters.answer_writer import AnswerWriter
 from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.adapters.read_request import RequestRefused, are_known, may_be_own, request_id
 from mesh.adapters.request_body import ChunkedBody, Upload, UploadRate, too_slow
-from mesh.adapters.request_options import RequestRefused, are_known, may_be_own, request_id
 from schemas.http import H_EXPECT, H_ORIGIN, H_REGION, H_REQUEST_ID, Fault
 from schemas.ids import RequestId
 
@@ -54,7 +53,7 @@ class Phase(Enum):
     ANSWER = "answer"  # the end of an answer
     NEXT = "next"  # the loop's next turn, or a client that reads
     AIOHTTP = "aiohttp"  # the end of what aiohttp does
-    REFUSED = "refused"  # the rest of a body that nobody reads
+    REFUSED = "refused"  # the rest of a body that was refused
     CLOSED = "closed"
 
 
@@ -71,21 +70,21 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: "HttpServer") -> None:
         self._server, self._loop = server, asyncio.get_running_loop()
-        self.is_probe = False  # it may ask for nothing but how the router is
+        self.is_probe = False  # it may request /health, /ready and the like only
         self._routes = server.completions
         self._phase = Phase.FIRST
-        self._held = b""  # of a head that is not whole, or behind the request in hand
+        self._held = b""  # of an incomplete head, or what follows the current request
         self._raw = _RawHeaders()
         self._parser: httptools.HttpRequestParser | None = None  # of a head that is not whole
         self._path, self._headers = "", dict[str, str]()
         self._upload: Upload | None = None  # of a body that is not whole
         self._rate = UploadRate(0.0)
-        self._owed = 0  # bytes of the request in hand to come
+        self._missing_bytes = 0  # of the current request
         self._chunks: ChunkedBody | None = None  # where that is not known
         self._aiohttp: AiohttpConnection | None = None
         self._is_aiohttp_done = False
         self._writer: AnswerWriter | None = None
-        self.is_last = False  # nothing is read after the request in hand
+        self.is_last = False  # nothing is read after the current request
         self.is_paused = False  # for writing
         self._is_reading = True
         self._due_at = NEVER
@@ -145,12 +144,12 @@ class ClientConnection(asyncio.Protocol):
         elif phase is Phase.ANSWER or phase is Phase.NEXT:
             self._hold(data)
         elif phase is Phase.REFUSED:
-            self._owed -= len(data)
-            if self._owed <= 0:
+            self._missing_bytes -= len(data)
+            if self._missing_bytes <= 0:
                 self._close()
 
     def close_after_answer(self) -> None:
-        """Close at once, or when the answer in hand is over."""
+        """Close at once, or when the current answer is over."""
         self.is_last = True
         if self._phase is Phase.ANSWER and self._writer is not None:
             self._writer.keep_alive = False
@@ -179,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
     def aiohttp_answered(self) -> None:
         """aiohttp has written an answer that is not its last."""
         self._is_aiohttp_done = True
-        if self._owed == 0 and self._chunks is None and self._phase is Phase.AIOHTTP:
+        if self._missing_bytes == 0 and self._chunks is None and self._phase is Phase.AIOHTTP:
             self._next()
 
     # Reading.
@@ -254,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
             self._held = data[end:]
             self._serve(path, headers, data[start:end], 0)
             return
-        self._phase, self._owed = Phase.BODY, size
+        self._phase, self._missing_bytes = Phase.BODY, size
         self._path, self._headers = path, headers
         self._upload = Upload(routes.door.bodies, None, size)
         now = self._loop.time()
@@ -265,16 +264,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _body_arrived(self, data: bytes) -> None:
         assert self._upload is not None
-        if len(data) > self._owed:
-            data, self._held = data[: self._owed], data[self._owed :]
-        self._owed -= len(data)
+        if len(data) > self._missing_bytes:
+            data, self._held = data[: self._missing_bytes], data[self._missing_bytes :]
+        self._missing_bytes -= len(data)
         try:
             self._upload.arrived(data)
         except RequestRefused as refused:
             self._refuse_body(refused)
             return
         self._rate.arrived(len(data), self._loop.time())
-        if self._owed:
+        if self._missing_bytes:
             self.wake_by(self._rate.due_at)
             return
         upload, self._upload = self._upload, None
@@ -285,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
         assert self._upload is not None and self._routes is not None
         self._upload.release()
         self._upload = None
-        if self._owed:
+        if self._missing_bytes:
             self.is_last = True
         self._server.count(refused.fault.value.code)
         self._begin_answer(request_id(self._headers), self._headers).refuse(refused)
@@ -297,9 +296,8 @@ class ClientConnection(asyncio.Protocol):
         known_id = request_id(headers)
         writer = self._begin_answer(known_id, headers)
         try:
-            parsed, charged = routes.reader.parse(path, headers, body, known_id, charged)
-            parent = tracing.extract(headers)
-            writer.begin(routes.door.admit(parsed, charged, parent, writer.changed))
+            parsed = routes.reader.read(path, headers, body, known_id, charged)
+            writer.begin(routes.door.admit(parsed, headers, writer.changed))
         except RequestRefused as refused:
             writer.refuse(refused)
         except Exception as error:
@@ -318,21 +316,21 @@ class ClientConnection(asyncio.Protocol):
         return writer
 
     def _answered(self) -> None:
-        """The writer writes no more."""
+        """The writer is done."""
         writer, self._writer = self._writer, None
         if self._phase is not Phase.ANSWER:
             return
         assert writer is not None
         if writer.keep_alive and not self.is_last:
             self._next()
-        elif self._owed:
+        elif self._missing_bytes:
             self._phase = Phase.REFUSED
             self.wake_by(self._loop.time() + LINGER_S)
         else:
             self._close()
 
     def _next(self) -> None:
-        """The answer in hand is over."""
+        """The current answer is over."""
         self.wake_by(self._loop.time() + self._server.times.idle_s)
         if self.is_paused:  # a client that reads no answers is read no further
             self._phase = Phase.NEXT
@@ -343,7 +341,7 @@ class ClientConnection(asyncio.Protocol):
             self._phase = Phase.IDLE
 
     def _read_held(self) -> None:
-        """What came while the request before was answered."""
+        """Read what came while the previous request was answered."""
         if self._phase is not Phase.NEXT:
             return
         data, self._held = self._held, b""
@@ -356,30 +354,30 @@ class ClientConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _hold(self, data: bytes) -> None:
-        """Keep what comes behind the request in hand."""
+        """Keep what follows the current request."""
         self._held += data
         if len(self._held) > HEAD_BYTES_MAX and self.transport.is_reading():
-            self._is_reading = False  # aiohttp may resume it: so the transport is asked
+            self._is_reading = False  # aiohttp may resume it, so the transport has the state
             self.transport.pause_reading()
 
     # aiohttp's requests.
 
     def _unparsable(self, data: bytes) -> None:
-        """What is wrong with it is for aiohttp to find; it answers, and closes the connection."""
+        """aiohttp finds what is wrong with it, answers, and closes the connection."""
         self.is_last = True
         self._parser, self._held = None, b""
         self.wake_by(self._loop.time() + self._server.times.headers_s)
         self._pass_on(data, len(data), WITHOUT_END)
 
     def _pass_on(self, data: bytes, head: int, body: int) -> None:
-        """A request with so many bytes of head and body is aiohttp's."""
+        """Pass a request with so many bytes of head and body to aiohttp."""
         self._phase, self._is_aiohttp_done = Phase.AIOHTTP, False
         if self._aiohttp is None:
             self._aiohttp = self._server.aiohttp_connection(self)
             self._aiohttp.connection_made(self.transport)
             if self.is_paused:
                 self._aiohttp.pause_writing()
-        self._owed = body
+        self._missing_bytes = body
         # Together: aiohttp answers a broken body at once only if it came with its head.
         self._for_aiohttp(data[head:], data[:head])
 
@@ -390,18 +388,18 @@ class ClientConnection(asyncio.Protocol):
             try:
                 end = self._chunks.end_in(data)
             except ValueError:
-                self.is_last, self._owed, end = True, WITHOUT_END, 0
+                self.is_last, self._missing_bytes, end = True, WITHOUT_END, 0
             if end is None:
                 self._aiohttp.data_received(head + data)
                 return
-            self._owed, self._chunks = self._owed + end, None
-        if len(data) > self._owed:
-            self._hold(data[self._owed :])
-            data = data[: self._owed]
+            self._missing_bytes, self._chunks = self._missing_bytes + end, None
+        if len(data) > self._missing_bytes:
+            self._hold(data[self._missing_bytes :])
+            data = data[: self._missing_bytes]
         if data or head:
-            self._owed -= len(data)
+            self._missing_bytes -= len(data)
             self._aiohttp.data_received(head + data)
-            if self._owed == 0 and self._is_aiohttp_done:
+            if self._missing_bytes == 0 and self._is_aiohttp_done:
                 self._next()
 
     # Ends.

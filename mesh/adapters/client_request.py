@@ -9,61 +9,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from opentelemetry.context import Context
-
-from mesh.adapters.request_body import BodyBudget
-from mesh.adapters.request_options import DEFAULT_OPTIONS, RequestOptions
+from mesh.adapters.read_request import BodyBudget, ParsedRequest
 from mesh.core.model.geo import GeoLocation
-from mesh.core.model.prompt import NO_PROMPT, PromptText, TextSize
+from mesh.core.model.prompt import NO_TEXT, TextSize
 from mesh.session.record import OpenRequest
 from schemas.decision import Decision
 from schemas.http import Fault, Readiness, Region
-from schemas.ids import ModelId, RequestId
+from schemas.ids import ModelId
 from schemas.residency import Labels
 from schemas.state import ModelCard
-
-
-@dataclass(slots=True)
-class ParsedRequest:
-    """What a client sent, read and checked. It changes only until it is admitted, and by
-    `forget`."""
-
-    request_id: RequestId
-    model: ModelId
-    path: str
-    body: bytes
-    text: PromptText
-    timeout_s: float | None
-    options: RequestOptions = DEFAULT_OPTIONS
-    warm: bool = False  # nobody asks
-    residency: Labels = ()  # where one of these is carried; empty: anywhere
-    tenant: str | None = None  # whose it is; empty: nobody's; None: tenants are not told apart
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body, self.text = b"", NO_PROMPT
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest(OpenRequest):
     """See the module. Times are seconds on the event loop's clock."""
 
-    ask: ParsedRequest
-    size: TextSize  # of the prompt, also when the prompt itself is no longer kept
+    size: TextSize = NO_TEXT  # of the prompt
+    wants_decision: bool = False  # as a header of its answer
     first_byte_at: float | None = None
 
     @property
     def receipt(self) -> Decision | None:
-        """The last decision; a peer says only afterwards which of its replicas answers."""
+        """The last decision, with the replica that a peer has chosen since."""
         decision = self.decision
         if decision is None or decision.peer is None or self.answer is None:
             return decision
         return replace(decision, replica=self.answer.replica)
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body = b""
-        self.ask.forget()
 
 
 class FrontDoor(Protocol):
@@ -72,69 +43,45 @@ class FrontDoor(Protocol):
     @property
     def bodies(self) -> BodyBudget:
         """What requests may keep in memory together."""
-        ...
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica serves."""
-        ...
+        """Models that a ready replica serves."""
 
     def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it."""
-        ...
-
-    def known_models(self) -> tuple[ModelId, ...]:
-        """Models that can be requested, if only to wait for a replica's return."""
-        ...
+        """The model as an engine describes it."""
 
     def regions(self, near: GeoLocation | None) -> tuple[Region, ...]:
         """The regions as this router sees them, nearest first."""
-        ...
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         """Why requests can't be placed at present, or None if they can."""
-        ...
 
     def readiness(self) -> Readiness:
-        """How well they can be placed."""
-        ...
+        """Whether this router knows the replicas' caches, and since when."""
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """Where a request that wants these may go. Raises RequestRefused if that is nowhere."""
-        ...
-
-    def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
-        ...
+        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
 
     def admit(
-        self,
-        ask: ParsedRequest,
-        taken: int,
-        parent: Context | None,
-        changed: Callable[[], None],
+        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
     ) -> ClientRequest:
-        """Take a request in, with the bytes that `bodies` set aside; it is being placed.
+        """Take a request in and place it; `bodies` was charged for it.
 
-        `changed` becomes the request's, and may be called before this returns.
+        `changed` becomes the request's, and may be called before this returns. Raises
+        RequestRefused if its model, labels or key forbid it; then nothing stays charged.
         """
-        ...
 
     def started(self, request: ClientRequest) -> None:
         """The client is being sent the first byte."""
-        ...
 
     def passed(self, request: ClientRequest) -> None:
         """Bytes have left for the client."""
-        ...
 
     def finished(self, request: ClientRequest) -> None:
         """The whole answer has left for the client."""
-        ...
 
     def failed(self, request: ClientRequest) -> None:
-        """The client is told of `request.failure`, or of the engine's own error."""
-        ...
+        """The client was sent `request.failure`, or the engine's own error."""
 
     def leave(self, request: ClientRequest) -> None:
         """The client is gone; without effect after `finished` or `failed`."""
-        ...

@@ -1,10 +1,10 @@
 """Cross-origin requests (the Fetch standard's CORS protocol): off unless origins are configured.
 
-Browsers ask before they let a page of another origin call the endpoint. The headers go with every
-answer to a request, errors and streams too, or the page would see no more than "network error". It
-sees no more of a connection that is refused or cut before a request was read (503, 408): there the
-origin is not known. Cookies play no part here, so `*` permits nothing that a program without a
-browser can't do.
+Browsers send a preflight before a page of another origin may call the endpoint. The headers go with
+every answer to a request, errors and streams too, or the page would see no more than "network
+error". It sees no more of a connection that is refused or cut before a request was read (503, 408):
+there the origin is not known. Cookies play no part here, so `*` permits nothing that a program
+without a browser can't do.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from schemas import http
 
 ANY = "*"
-PREFLIGHT_S = 600  # a browser may keep the answer; it asks before each request otherwise
+PREFLIGHT_S = 600  # for which a browser may cache the answer
 _EXPOSED = (http.H_REQUEST_ID, http.H_REGION, http.H_DECISION, http.H_RETRY_AFTER, ANY)
 VARY = {"vary": "origin"}
 

@@ -1,20 +1,20 @@
 """The OpenAI-compatible routes of a region, as aiohttp handlers.
 
 A request for work is read and checked here where it is unusual, and else by `ClientConnection`; in
-both cases the front door admits it and an `AnswerWriter` answers it. Nothing here decides about
-placement. A client that hangs up cancels its handler, whatever it is waiting for.
+both cases the front door admits it and an `AnswerWriter` answers it. A client that hangs up cancels
+its handler.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import cast
 
 import orjson
 from aiohttp import HttpVersion11, web
+from multidict import MultiMapping
 from prometheus_client import CollectorRegistry, generate_latest
 
-from infra import tracing
 from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
@@ -25,18 +25,20 @@ from mesh.adapters.http_server import (
     CompletionRoutes,
     ConnectionLimit,
 )
-from mesh.adapters.read_request import RequestReader
-from mesh.adapters.request_body import no_room
-from mesh.adapters.request_options import (
+from mesh.adapters.read_request import (
+    RequestReader,
     RequestRefused,
     check_given_once,
     check_header_names,
-    client_location,
+    no_room,
     request_id,
 )
+from mesh.adapters.request_body import BodyReader
+from mesh.core.model.geo import GeoLocation, parse_location
 from schemas import http
-from schemas.http import Fault
+from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
+from schemas.problems import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +65,12 @@ class HttpApi:
         count: Callable[[str], None] = lambda why: None,
         cors_origins: Collection[str] = (),
     ) -> None:
-        """`elsewhere`: words about the paths that are left out. `connections`: of the port where
-        clients come. `count` is called with why a body is refused: the code of the fault."""
+        """`elsewhere`: where the paths are that are left out. `connections`: of the clients' port.
+        `count` is called with why a body is refused: the code of the fault."""
         self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
-        self._reader = RequestReader(door, count)
+        self._reader = RequestReader(door.bodies, count)
+        self._bodies = BodyReader(self._reader, door)
         self._region = region
         self._elsewhere = elsewhere
         self._with_model = http.MODEL in paths
@@ -99,14 +102,13 @@ class HttpApi:
         return CompletionRoutes(paths, self._reader, self._door, self._region, self._cors)
 
     async def close(self) -> None:
-        """End what it began."""
-        await self._reader.close()
+        await self._bodies.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is.
 
         Where the answer came before the body it is the connection's last: a client that had waited
-        for leave to send a body need not send it, and what comes next would be taken for it.
+        for "100 Continue" need not send the body, and its next request would be read as the body.
         """
         answer = await self._answered(request)
         if not request.content.is_eof():
@@ -138,8 +140,8 @@ class HttpApi:
         methods = self._methods(path)
         if methods is None:
             known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
-            words = f"no path {path}; there are {known}{self._elsewhere}"
-            raise RequestRefused(Fault.PATH_UNKNOWN, words)
+            message = f"no path {path}; there are {known}{self._elsewhere}"
+            raise RequestRefused(Fault.PATH_UNKNOWN, message)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None and request.method == "OPTIONS" and self._cors is not None:
             return self._preflight
@@ -159,18 +161,18 @@ class HttpApi:
         assert self._cors is not None
         methods = self._methods(_path(request)) or {}
         origin = request.headers.get(http.H_ORIGIN)
-        told = self._cors.preflight(origin, request.headers, methods)
-        if told is None:
+        allowed = self._cors.preflight(origin, request.headers, methods)
+        if allowed is None:
             message = "not a preflight request, or the page's origin is not in cors_origins"
             raise RequestRefused(
                 Fault.METHOD_WRONG, message, headers={http.H_ALLOW: ", ".join(methods)}
             )
-        return web.Response(status=204, headers=self._headers(request, known_id) | dict(told))
+        return web.Response(status=204, headers=self._headers(request, known_id) | dict(allowed))
 
     async def _ask(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         client = cast(AiohttpConnection, request.protocol).client
         headers = {name.lower(): request.headers[name] for name in request.headers}
-        parsed, charged = await self._reader.read(request, _path(request), headers, known_id)
+        parsed = await self._bodies.read(request, _path(request), headers, known_id)
         over = asyncio.Event()
         writer = AnswerWriter(
             client,
@@ -182,8 +184,7 @@ class HttpApi:
         )
         client.answer_by(writer)
         try:
-            parent = tracing.extract(headers)
-            writer.begin(self._door.admit(parsed, charged, parent, writer.changed))
+            writer.begin(self._door.admit(parsed, headers, writer.changed))
             await over.wait()
         finally:  # also where the client hung up
             writer.leave()
@@ -245,7 +246,6 @@ class HttpApi:
         return web.Response(body=page, headers=headers)
 
     def _headers(self, request: web.BaseRequest, known_id: RequestId) -> dict[str, str]:
-        """Of every answer."""
         headers: dict[str, str] = {http.H_REQUEST_ID: known_id, http.H_REGION: self._region}
         if self._cors is not None:
             headers.update(self._cors.headers(request.headers.get(http.H_ORIGIN)))
@@ -255,8 +255,32 @@ class HttpApi:
         return _json(200, orjson.dumps(value), self._headers(request, known_id))
 
 
+def client_location(query: MultiMapping[str], headers: Mapping[str, str]) -> GeoLocation | None:
+    """The client's location, by the query `near` or else by a header; None without both.
+
+    Raises RequestRefused for what is no location, and for a query of another name: ignored, it
+    would make another region the nearest.
+    """
+    for name in query:
+        if name != NEAR:
+            message = f"unknown query parameter {name!r:.60}{did_you_mean(name, (NEAR,))}"
+            raise RequestRefused(Fault.INVALID, message, name[:60])
+    if len(query.getall(NEAR, ())) > 1:
+        raise RequestRefused(Fault.INVALID, f"{NEAR} is given more than once", NEAR)
+    for given, name in (
+        (query.get(NEAR), NEAR),
+        (headers.get(H_CLIENT_LOCATION), H_CLIENT_LOCATION),
+    ):
+        if given is not None:
+            try:
+                return parse_location(given)
+            except ValueError as error:
+                raise RequestRefused(Fault.INVALID, f"{name}: {error}", name) from error
+    return None
+
+
 class AlreadyWritten(web.StreamResponse):
-    """What aiohttp is given for an answer that an `AnswerWriter` has written."""
+    """An answer that an `AnswerWriter` has already written, for aiohttp."""
 
     def __init__(self, *, keep_alive: bool) -> None:
         super().__init__()
@@ -270,7 +294,7 @@ class AlreadyWritten(web.StreamResponse):
 
 
 def _path(request: web.BaseRequest) -> str:
-    """The path that is asked for; a slash at its end says nothing."""
+    """The path that is requested, without a slash at its end."""
     path = request.path
     return path[:-1] if path[-1:] == "/" and len(path) > 1 else path
 

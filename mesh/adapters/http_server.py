@@ -5,9 +5,9 @@
 every error has the shape and the headers that one place gives it.
 
 A connection is a descriptor and up to some 20 KB. Without a limit, descriptors run out, and then a
-process can't even say that it is full: nobody's connection is accepted, and monitoring's neither. A
-client beyond the limit is told so and let go. The last places are for probes: who gets one may ask
-for `/health`, `/ready` and the like, and must do so at once.
+process can't even report that it is full: it accepts no connection, not even of monitoring. A
+client beyond the limit gets a 503. The last places are for probes: such a connection may request
+`/health`, `/ready` and the like, and must do so at once.
 """
 
 import asyncio
@@ -25,8 +25,7 @@ from aiohttp.web_protocol import RequestHandler
 from mesh.adapters.client_connection import HEADER_BYTES_MAX, HEADERS_MAX, ClientConnection
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
-from mesh.adapters.read_request import RequestReader
-from mesh.adapters.request_options import REQUEST_ID_BYTES, RequestRefused
+from mesh.adapters.read_request import REQUEST_ID_BYTES, RequestReader, RequestRefused
 from schemas import http
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
@@ -43,7 +42,7 @@ DESCRIPTORS_KEPT = RESERVED + PROBES + REFUSALS + PAGE_CONNECTIONS
 BODY_BYTES_READ = 64 * 1024  # of a body; at twice that, unread, the socket is paused
 REFUSAL_S = 1.0  # for one that is refused to read why
 NO_IDLE_LIMIT_S = 365 * 86_400.0  # of aiohttp's: `ClientConnection` has its own
-UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # all that is to be said of a request
+UNPARSABLE = web.RequestKey("UNPARSABLE", RequestRefused)  # the error to answer with
 FULL = "this router has as many connections as it may; use another region, or try again"
 
 HttpHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -69,7 +68,7 @@ class CompletionRoutes:
 
 
 class ConnectionSlot(Enum):
-    """What a new connection may do."""
+    """What a new connection may request."""
 
     ANY = "any"
     PROBE = "probe"
@@ -100,25 +99,24 @@ class ConnectionLimit:
         return ConnectionSlot.NONE
 
     def leave(self) -> None:
-        """A connection is closed."""
         self.open -= 1
         assert self.open >= 0, "more connections left than came"
 
     @property
     def is_full(self) -> bool:
-        """Whether the next one may ask for probes at most."""
+        """Whether the next connection may request probes only."""
         return self.open >= self.most
 
     @property
     def has_probes(self) -> bool:
-        """Whether it may ask for those."""
+        """Whether there is a place for one more probe."""
         return self.open < self.most + self._probes
 
 
 class AiohttpConnection(RequestHandler):
     """Serves the requests that a `ClientConnection` passes to it."""
 
-    __slots__ = ("_client", "_server")
+    __slots__ = ("_server", "client")
 
     def __init__(self, server: "HttpServer", client: ClientConnection) -> None:
         super().__init__(
@@ -132,32 +130,27 @@ class AiohttpConnection(RequestHandler):
             read_bufsize=BODY_BYTES_READ,
             auto_decompress=False,  # without end, and without regard to others
         )
-        self._server, self._client = server, client
-
-    @property
-    def client(self) -> ClientConnection:
-        """The connection that owns the socket."""
-        return self._client
+        self._server, self.client = server, client
 
     @property
     def has_request(self) -> bool:
-        """Whether it has the head of a request that is not answered."""
+        """Whether it has the head of a request that is not answered yet."""
         return self._current_request is not None or bool(self._messages)
 
     @property
     def is_behind(self) -> bool:
-        """Whether it wants no more of a body at present."""
+        """Whether it has paused reading the body."""
         return self._reading_paused
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write the answer, and say when that is done."""
-        if self._client.is_last:
+        """Write the answer, and report when that is done."""
+        if self.client.is_last:
             resp.force_close()
         response, is_gone = await super().finish_response(request, resp, start_time)
         if response.keep_alive and not is_gone:  # else it closes the connection
-            self._client.aiohttp_answered()
+            self.client.aiohttp_answered()
         return response, is_gone
 
     def _make_error_handler(self, err_info: Any) -> HttpHandler:
@@ -259,7 +252,6 @@ class HttpServer(web.Server):
         return ClientConnection(self) if self.places.has_probes else _Refusal(self)
 
     def aiohttp_connection(self, client: ClientConnection) -> AiohttpConnection:
-        """For the unusual requests of this connection."""
         return AiohttpConnection(self, client)
 
     def opened(self, client: ClientConnection, transport: asyncio.BaseTransport) -> ConnectionSlot:
@@ -274,14 +266,12 @@ class HttpServer(web.Server):
         return slot
 
     def closed(self, client: ClientConnection) -> None:
-        """A connection that had a slot is closed."""
         self.clients.remove(client)
         self.places.leave()
         if self._is_closing:
             self._answered.set()
 
     def pre_shutdown(self) -> None:
-        """Close what is idle."""
         self._is_closing = True
         for client in list(self.clients):
             client.close_after_answer()
@@ -324,13 +314,12 @@ class HttpServer(web.Server):
         return True
 
     def end_refusal(self) -> None:
-        """A refused connection is closed."""
         self._refusals -= 1
 
     def _request(self, message, payload, protocol, writer, task):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         is_probe = protocol.client.is_probe
         if is_probe:
-            message = message._replace(should_close=True)  # its place is wanted
+            message = message._replace(should_close=True)  # to free its place
         request = web.BaseRequest(
             message,
             payload,

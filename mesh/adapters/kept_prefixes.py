@@ -1,22 +1,29 @@
-"""The beginnings of clients' requests that a router keeps, to have them computed again unasked.
+"""The beginnings of clients' requests that a router keeps, to have them computed in advance.
 
 What is kept is a request that a client made, cut after a number of bytes of its prompt and asking
 for one token: the model, the messages or the text up to there, and whatever else shapes the prompt
-(tools, a template's arguments, the tenant's `cache_salt`, so that what is computed is shared with
-whom the original was shared). What shapes the answer alone, or names its user, is left out.
+(tools, a template's arguments, the tenant's `cache_salt`, so that the computed prefix is shared as
+the original's is). Fields that shape only the answer, or name its user, are left out.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from mesh.core.model.prompt import PromptInvalid, prompt_text
+from infra import tracing
+from mesh.adapters.spans import RequestSpans
+from mesh.core.model.prompt import BLOCK_BYTES, PromptInvalid, prompt_text
+from mesh.core.model.request import Request
+from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from schemas.http import CHAT
 
+log = logging.getLogger(__name__)
+
 BODY_BYTES_MAX = 2 * 1024 * 1024
-# vLLM doesn't look into its prefix cache for a request that wants `prompt_logprobs`.
+# vLLM doesn't look into its prefix cache for a request with `prompt_logprobs`.
 ABOUT_THE_ANSWER = frozenset(
     (
         "best_of",
@@ -41,36 +48,41 @@ ABOUT_THE_ANSWER = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KeptPrefix:
-    """One of them, ready to be sent to `path`."""
+    """A cut request, ready to be sent to `path`."""
 
     path: str
     body: bytes
-    tenant: str | None = None  # whose request it was
+    tenant: str | None
 
 
 class KeptPrefixes:
-    """By the core's names for them. How many bytes there may be is the core's to say."""
+    """A session's `PrefixStore`. How many bytes it may hold is the core's decision."""
 
     def __init__(self) -> None:
         self._kept: dict[int, KeptPrefix] = {}
 
-    def keep(
-        self, name: int, path: str, body: bytes, text_bytes: int, tenant: str | None = None
-    ) -> int | None:
-        """Keep a request up to so many bytes of its prompt; its size, or None if it can't be."""
-        cut = cut_body(body, path, text_bytes)
+    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
+        try:
+            cut = cut_body(record.body, record.path, blocks * BLOCK_BYTES)
+        except Exception:  # whatever is wrong with the copy, the client's request goes on
+            log.exception("request %s can't be cut to be kept", record.request.request_id)
+            return None
         if cut is None or len(cut) > BODY_BYTES_MAX:
             return None
-        self._kept[name] = KeptPrefix(path, cut, tenant)
+        self._kept[prefix] = KeptPrefix(record.path, cut, record.tenant)
         return len(cut)
 
-    def drop(self, name: int) -> None:
-        """It is not needed any more."""
-        self._kept.pop(name, None)
+    def drop(self, prefix: int) -> None:
+        self._kept.pop(prefix, None)
 
-    def get(self, name: int) -> KeptPrefix | None:
-        """What is kept under that name."""
-        return self._kept.get(name)
+    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
+        kept = self._kept[prefix]
+        spans: Trace = NO_TRACE
+        if tracing.is_set_up:
+            spans = RequestSpans(request.request_id, request.model, None)
+        return OpenRequest(
+            request=request, path=kept.path, body=kept.body, tenant=kept.tenant, spans=spans
+        )
 
 
 def cut_body(body: bytes, path: str, text_bytes: int) -> bytes | None:

@@ -19,8 +19,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from mesh.adapters.large_body_process import ANSWERED, ASKED, too_complex, unpack
-from mesh.adapters.request_body import BodyFields, read_fields
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import BodyFields, RequestRefused, read_fields
 from schemas.http import Fault
 
 OLDEST_EVERY = 4
@@ -85,7 +84,6 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     async def read(self, path: str, chunks: list[bytes]) -> tuple[bytes, BodyFields]:
@@ -106,7 +104,6 @@ class LargeBodies:
         return await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End the process."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

@@ -23,8 +23,7 @@ from typing import BinaryIO
 
 import msgpack
 
-from mesh.adapters.request_body import BodyFields, read_fields
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import BodyFields, RequestRefused, read_fields
 from mesh.core.model.prompt import PromptText
 from mesh.core.model.prompt_parts import Part, PartKind
 from schemas.http import Fault
@@ -33,7 +32,7 @@ ASKED = struct.Struct(">IQ")
 ANSWERED = struct.Struct(">BBIQ")
 FIELDS, PROBLEM = 0, 1
 OOM_SCORE = Path("/proc/self/oom_score_adj")  # Linux
-KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and started anew
+KEPT_BYTES_MAX = 256 * 1024**2  # a process that needed more is ended, and replaced
 
 
 def pack(fields: BodyFields) -> tuple[bytes, ...]:
@@ -45,7 +44,7 @@ def pack(fields: BodyFields) -> tuple[bytes, ...]:
 
 
 def pack_problem(problem: RequestRefused) -> tuple[bytes, ...]:
-    """The same, of a body that can't be served."""
+    """The same, for a body that can't be served."""
     about = msgpack.packb(
         [problem.fault.name, problem.message, problem.param], unicode_errors="surrogatepass"
     )
@@ -87,13 +86,12 @@ def _has_grown() -> bool:
 
 
 def too_complex() -> RequestRefused:
-    """Of a body whose values take more memory or time than there is for one."""
+    """The error for a body whose values take too much memory or time."""
     message = "the body has too many values to be read; send less at once"
     return RequestRefused(Fault.BODY_TOO_LARGE, message)
 
 
 def main() -> None:
-    """Serve on stdin and stdout."""
     gc.disable()  # what is parsed has no cycles, and many parts to look at
     with contextlib.suppress(OSError):
         OOM_SCORE.write_text("1000")

@@ -1,12 +1,12 @@
-"""The router's Prometheus metrics: every name stands here, and only here.
+"""The router's Prometheus metrics: every name is here, and only here.
 
 Counters and histograms are raised where things happen; gauges of replicas and peers are read
-from the core when somebody scrapes, so a fleet of thousands costs nothing between scrapes.
+from the core at a scrape, so a fleet of thousands costs nothing between scrapes.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,158 +30,117 @@ class RouterMetrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: the one by which the core is fed."""
-        self.router = Gauge(
-            "mesh_router", "1, and which router this is.", ["router"], registry=registry
-        )
         self.registry = registry
-        self._requests(registry)
-        self._placements(registry)
-        self._door(registry)
-        self.buffered = Gauge(
+        registry.register(_CoreState(core, clock))
+        self._client_metrics(partial(Counter, registry=registry))
+        self._placement_metrics(partial(Counter, registry=registry))
+        self._bus_metrics(partial(Counter, registry=registry))
+        gauge = partial(Gauge, registry=registry)
+        self.router = gauge("mesh_router", "1, and which router this is.", ["router"])
+        self.buffered = gauge(
             "mesh_answer_buffer_bytes",
             "Bytes of answers that wait for slow clients; flow control bounds it.",
-            registry=registry,
         )
-        self.guests = Gauge(
-            "mesh_guests_waiting",
-            "Peers' requests that wait in this router's line.",
-            registry=registry,
+        self.guests = gauge(
+            "mesh_guests_waiting", "Peers' requests that wait in this router's hold queue."
         )
-        self.bus_connected = Gauge(
-            "mesh_bus_connected", "Whether the bus can be reached.", registry=registry
-        )
-        self.gossip_dropped = Counter(
-            "mesh_gossip_dropped", "Gossip that was not what it said it is.", registry=registry
-        )
-        self.leases_dropped = Counter(
-            "mesh_leases_dropped",
-            "Leases that were not what they said they are.",
-            registry=registry,
-        )
-        self.replies_dropped = Counter(
-            "mesh_replies_dropped",
-            "Requests on the bus that want their answer where none may go, by channel.",
-            ["channel"],
-            registry=registry,
-        )
-        self.stream_altered = Gauge(
+        self.bus_connected = gauge("mesh_bus_connected", "Whether the bus can be reached.")
+        self.stream_altered = gauge(
             "mesh_stream_altered",
             "1 while a stream of the region is missing or not as it was made.",
             ["stream"],
-            registry=registry,
         )
-        registry.register(_CoreState(core, clock))
+        self.bodies = gauge(
+            "mesh_body_bytes",
+            "Bytes of requests that are kept or arriving; beyond 512 MiB they are refused.",
+        )
+        self.connections = gauge("mesh_http_connections", "Open connections of clients.")
+        self.connections_max = gauge(
+            "mesh_http_connections_max", "Most of them; further ones are refused."
+        )
         # A look-up of labels costs more than raising what it finds.
         self.requests_by_outcome = cache(self.requests.labels)
         self.ttft_by_server = cache(self.ttft.labels)
         self.placements_by_kind = cache(self.placements.labels)
 
-    def _door(self, registry: CollectorRegistry) -> None:
-        self.bodies = Gauge(
-            "mesh_body_bytes",
-            "Bytes of requests that are kept or arriving; beyond 512 MiB they are refused.",
-            registry=registry,
-        )
-        self.connections = Gauge(
-            "mesh_http_connections", "Open connections where clients come.", registry=registry
-        )
-        self.connections_max = Gauge(
-            "mesh_http_connections_max",
-            "Most of them; further ones are refused.",
-            registry=registry,
-        )
-        self.turned_away = Counter(
+    def _client_metrics(self, counter: Callable[..., Counter]) -> None:
+        histogram = partial(Histogram, registry=self.registry)
+        self.turned_away = counter(
             "mesh_http_turned_away",
-            "Connections and bodies refused at the door, by why: connections, headers_late, or the "
-            "code of the error.",
+            "Connections and bodies refused before admission, by why: connections, headers_late, "
+            "or the code of the error.",
             ["why"],
-            registry=registry,
         )
-        self.loop_late = Histogram(
+        self.loop_late = histogram(
             "mesh_loop_late_seconds",
-            "How much later than it was due the event loop came to a timer: what holds it up.",
+            "How much later than it was due the event loop came to a timer.",
             buckets=LATENESSES,
-            registry=registry,
         )
-
-    def _requests(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        self.requests = counter(
             "mesh_requests",
             "Requests by how they ended: ok, shed, failed, engine_failed, client_gone.",
             ["outcome"],
-            registry=registry,
         )
-        self.ttft = Histogram(
+        self.ttft = histogram(
             "mesh_request_ttft_seconds",
             "From a client's request to the first byte of its answer.",
             ["served"],
             buckets=SECONDS,
-            registry=registry,
         )
-        self.duration = Histogram(
+        self.duration = histogram(
             "mesh_request_duration_seconds",
             "From a client's request to the last byte of its answer.",
             buckets=SECONDS,
-            registry=registry,
         )
-        self.prompt_tokens = Counter(
-            "mesh_prompt_tokens",
-            "Prompt tokens of finished requests, as their engines counted them.",
-            registry=registry,
-        )
-        self.cached_tokens = Counter(
-            "mesh_cached_tokens",
-            "Those of them that engines had in their prefix caches.",
-            registry=registry,
-        )
-
-    def _placements(self, registry: CollectorRegistry) -> None:
-        self.hold = Histogram(
+        self.hold = histogram(
             "mesh_hold_seconds",
             "Time placed requests had waited for a free replica.",
             buckets=SECONDS,
-            registry=registry,
         )
-        self.placements = Counter(
-            "mesh_placements",
-            "Placements of this region's requests: local, peer, hold, shed.",
-            ["placement"],
-            registry=registry,
+        self.prompt_tokens = counter(
+            "mesh_prompt_tokens", "Prompt tokens of finished requests, as their engines counted."
         )
-        self.forwards = Counter(
-            "mesh_forwards",
-            "Requests sent to a peer, by what it said: placed, refused.",
-            ["peer", "result"],
-            registry=registry,
+        self.cached_tokens = counter(
+            "mesh_cached_tokens", "Those of them that engines had in their prefix caches."
         )
-        self.ingress = Counter(
-            "mesh_ingress",
-            "Requests of peers, by result: placed, refused.",
-            ["origin", "result"],
-            registry=registry,
-        )
-        self.ingress_refusals = Counter(
-            "mesh_ingress_refusals",
-            "Requests of peers not taken, by why.",
-            ["reason"],
-            registry=registry,
-        )
-        self.refusals = Counter(
-            "mesh_refusals", "Placements not taken, by reason.", ["reason"], registry=registry
-        )
-        self.residency_refused = Counter(
+        self.residency_refused = counter(
             "mesh_residency_refused",
             "Requests refused because of their residency labels, by who asked: client, peer.",
             ["asker"],
-            registry=registry,
         )
-        self.failures = Counter(
-            "mesh_attempt_failures", "Attempts that were lost or failed.", registry=registry
+
+    def _placement_metrics(self, counter: Callable[..., Counter]) -> None:
+        self.placements = counter(
+            "mesh_placements",
+            "Placements of this region's requests: local, peer, hold, shed.",
+            ["placement"],
         )
-        self.frames_missing = Counter(
-            "mesh_frames_missing",
-            "Times that frames of an answer were lost on the way, and asked for again.",
-            registry=registry,
+        self.forwards = counter(
+            "mesh_forwards",
+            "Requests sent to a peer, by its answer: placed, refused.",
+            ["peer", "result"],
+        )
+        self.ingress = counter(
+            "mesh_ingress",
+            "Requests of peers, by result: placed, refused.",
+            ["origin", "result"],
+        )
+        self.ingress_refusals = counter(
+            "mesh_ingress_refusals", "Requests of peers not taken, by why.", ["reason"]
+        )
+        self.refusals = counter("mesh_refusals", "Placements not taken, by reason.", ["reason"])
+        self.failures = counter("mesh_attempt_failures", "Attempts that were lost or failed.")
+
+    def _bus_metrics(self, counter: Callable[..., Counter]) -> None:
+        self.frames_missing = counter(
+            "mesh_frames_missing", "Times that frames of an answer were lost and requested again."
+        )
+        self.gossip_dropped = counter("mesh_gossip_dropped", "Invalid gossip that was dropped.")
+        self.leases_dropped = counter("mesh_leases_dropped", "Invalid leases that were dropped.")
+        self.replies_dropped = counter(
+            "mesh_replies_dropped",
+            "Requests on the bus whose reply subject is not allowed, by channel.",
+            ["channel"],
         )
 
     def ended(self, outcome: str, arrived_at: float, now: float) -> None:
@@ -241,12 +200,12 @@ class _CoreState(Collector):
         jitter = _gauge("mesh_peer_jitter_seconds", "Its change from ping to ping.", "peer")
         loss = _gauge("mesh_peer_ping_loss_ratio", "Part of the last pings not answered.", "peer")
         health = _gauge("mesh_peer_health", "2 green, 1 yellow, 0 red, by its gaps.", "peer")
-        free = _gauge("mesh_peer_replicas_free", "Replicas a peer says are free.", "peer")
+        free = _gauge("mesh_peer_replicas_free", "Free replicas, by the peer's digest.", "peer")
         queue = _gauge("mesh_peer_queue", "Requests held in the peer region.", "peer")
         for region, peer in self._core.peers:
             _add(health, region, HEALTH_LEVELS[self._core.peers.health(peer, self._clock())])
             _add(loss, region, peer.pings.loss_ratio)
-            if not peer.digests:  # silent: what it last said is no longer so
+            if not peer.digests:  # silent: its last digest no longer holds
                 continue
             _add(rtt, region, peer.rtt_s)
             _add(jitter, region, peer.pings.jitter_s)
@@ -259,7 +218,7 @@ class _CoreState(Collector):
         counts = gossip.counts
         sizes = CounterMetricFamily(
             "mesh_gossip_bytes",
-            "Prefixes told to a peer, repaired for it, heard of it; as estimated.",
+            "Bytes of prefix gossip sent to a peer, repaired for it, received from it; estimated.",
             labels=["peer", "kind"],
         )
         for region, _ in self._core.peers:
@@ -272,19 +231,19 @@ class _CoreState(Collector):
         yield sizes
         yield CounterMetricFamily(
             "mesh_gossip_limited",
-            "Messages not listened to, of routers that told more than may be heard of one.",
+            "Gossip messages dropped because their router sent more than its budget.",
             value=counts.limited,
         )
-        news = gossip.outgoing
+        outgoing = gossip.outgoing
         yield CounterMetricFamily(
             "mesh_gossip_untold_blocks",
-            "Blocks that the budget had no room for until nobody used them any more.",
-            value=0 if news is None else news.dropped,
+            "Blocks that left the caches before the budget had room to send them.",
+            value=0 if outgoing is None else outgoing.dropped,
         )
         yield GaugeMetricFamily(
             "mesh_gossip_waiting_blocks",
-            "Blocks that wait for their turn to be told.",
-            value=0 if news is None else news.waiting,
+            "Blocks that wait to be sent.",
+            value=0 if outgoing is None else outgoing.waiting,
         )
         yield GaugeMetricFamily(
             "mesh_warm",
@@ -292,7 +251,7 @@ class _CoreState(Collector):
             value=siblings.sync.warm_at is not None,
         )
         yield CounterMetricFamily(
-            "mesh_gossip_holes", "Questions for missed deltas.", value=counts.holes + siblings.holes
+            "mesh_gossip_holes", "Requests for missed deltas.", value=counts.holes + siblings.holes
         )
         yield CounterMetricFamily(
             "mesh_gossip_snapshots",
@@ -301,11 +260,11 @@ class _CoreState(Collector):
         )
         blocks = _gauge("mesh_gossip_blocks", "Blocks that a peer's routers hold.", "peer")
         doubted = _gauge("mesh_gossip_doubted", "Its routers whose stream has a hole.", "peer")
-        told = gossip.remote
-        for region in sorted({origin.region for origin in told.origins}):
-            origins = [origin for origin in told.origins if origin.region == region]
-            _add(blocks, region, sum(len(told.blocks(origin)) for origin in origins))
-            _add(doubted, region, sum(not told.is_trusted(origin) for origin in origins))
+        remote = gossip.remote
+        for region in sorted({origin.region for origin in remote.origins}):
+            origins = [origin for origin in remote.origins if origin.region == region]
+            _add(blocks, region, sum(len(remote.blocks(origin)) for origin in origins))
+            _add(doubted, region, sum(not remote.is_trusted(origin) for origin in origins))
         _add(doubted, "siblings", siblings.doubted)
         yield from (blocks, doubted)
 
@@ -315,9 +274,9 @@ class _CoreState(Collector):
         term = _gauge("mesh_lease_term", "Rises when a region's replicas change hands.", "of")
         adopted = _gauge("mesh_adopted_replicas", "Replicas of a region without routers.", "of")
         held = ownership.owned
-        for tenure in ownership.leases():
-            _add(owned, tenure.region, tenure.region in held)
-            _add(term, tenure.region, tenure.term)
+        for lease in ownership.leases():
+            _add(owned, lease.region, lease.region in held)
+            _add(term, lease.region, lease.term)
         for region in ownership.adopted:
             _add(adopted, region, len(self._core.replicas.names_of(region)))
         yield from (owned, term, adopted)
@@ -332,7 +291,7 @@ class _CoreState(Collector):
         warming = self._core.warming
         counts = warming.counts
         ends = CounterMetricFamily(
-            "mesh_warm_ups", "Warm-ups of hot prefixes, by how they went.", labels=["outcome"]
+            "mesh_warm_ups", "Warm-ups of hot prefixes, by outcome.", labels=["outcome"]
         )
         ends.add_metric(["ended"], counts.ended)
         ends.add_metric(["stopped"], counts.stopped)
@@ -340,7 +299,7 @@ class _CoreState(Collector):
         yield ends
         yield CounterMetricFamily(
             "mesh_warmed_tokens",
-            "Prompt tokens that idle replicas of this region were given to compute unasked.",
+            "Prompt tokens that idle replicas of this region computed in advance.",
             value=warming.tokens,
         )
         budget = warming.budget
@@ -349,7 +308,7 @@ class _CoreState(Collector):
         )
         yield CounterMetricFamily(
             "mesh_idle_seconds",
-            "Seconds that replicas stood idle, this router's part; counted where it may warm.",
+            "Idle seconds of replicas, this router's part; counted where it may warm.",
             value=budget.idle_s,
         )
         yield GaugeMetricFamily(

@@ -1,13 +1,12 @@
-"""The recorder: a router's black box, written beside it without ever holding it up.
+"""Records a router's events and effects in a file, without delaying the router.
 
-It stands between the session and the core: `handle` asks the core and keeps one line of what was
-asked and answered (`mesh/core/recording.py`). Once a second a thread writes the lines of that
-second, so a slow disk delays nobody's answer; a crash loses the last second. Whatever goes wrong
-after the start (a full disk, the limit, a value that can't be written) ends the recording with
-one line in the log, and the router goes on.
+`handle` calls the core and keeps one line with the event and the effects
+(`mesh/core/recording.py`). Once a second a thread writes the lines of that second, so a slow disk
+delays no answer; a crash loses the last second. An error after the start (a full disk, the limit, a
+value that can't be written) ends the recording with one line in the log, and the router continues.
 
-Only the file's owner may read it: it has no prompt and no answer in it, but who asked what size
-of question when, and hashes that confirm a text to someone who guesses it.
+Only the file's owner may read it: it has no prompt and no answer in it, but the time and size of
+every request, and hashes that confirm a guessed text.
 """
 
 import asyncio
@@ -30,14 +29,14 @@ log = logging.getLogger(__name__)
 
 BYTES_MAX = 1024**3
 WRITE_S = 1.0
-WAITING_BYTES_MAX = 64 * 1024 * 1024  # many seconds of a large fleet; then the disk hangs
+WAITING_BYTES_MAX = 64 * 1024 * 1024  # many seconds of a large fleet
 END_BYTES = 512  # kept free for the line that says why it ended
 
 Decide = Callable[[ev.Event, float], list[fx.Effect]]
 
 
 class RecordingRefused(OSError):
-    """The file can't be had; the message says which and why."""
+    """The file can't be opened; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class RecordTo:
 
 
 class Recorder:
-    """`open`, then `handle` in the core's stead, then `close`."""
+    """`open`, then `handle` in the place of the core's, then `close`."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Recorder:
         self._writing = asyncio.create_task(self._write_often())
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
-        """What the core says of the event; also recorded."""
+        """The core's effects of the event; also recorded."""
         try:
             effects = self._decide(event, now)
         except Exception as error:
@@ -147,15 +146,15 @@ class Recorder:
 
     def _close_file(self) -> None:
         assert self._file is not None, "opened"
-        with contextlib.suppress(OSError):  # it has been said
+        with contextlib.suppress(OSError):  # it was logged
             self._file.close()
 
 
 def open_new(path: Path) -> BinaryIO:
     """A new private file at `path`, locked; raises RecordingRefused.
 
-    The file before it becomes FILE.old, so that a router which a supervisor starts anew does not
-    wipe out the record of its crash.
+    The file before it becomes FILE.old, so that a router which a supervisor restarts does not
+    overwrite the record of its crash.
     """
     try:
         _step_aside(path)

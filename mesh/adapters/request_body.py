@@ -1,10 +1,4 @@
-"""Bodies of requests: how many bytes the router keeps, one body on its way in, and its fields.
-
-The budget limits the sum, not each body alone. A body stays until its client has been sent a first
-byte, because until then it may have to be placed again; so a full hold queue of large bodies would
-be gigabytes. Bytes are charged as they arrive: what is announced and not sent takes no room. What
-does not fit is shed. Bodies of peers' requests that wait here count as well. The last part of the
-room is for small bodies alone: clients that fill the rest with large ones shut nobody else out.
+"""Bodies on their way in: bytes as they arrive, decoded, and limited in size and time.
 
 A body is decoded in small steps, so that neither a client that sends little nor one whose little
 becomes much takes more than its share of memory or time. A client is too slow when WINDOW_S bring
@@ -12,101 +6,29 @@ fewer than WINDOW_BYTES. Rejected: a mean since the start (a client that sent mu
 stop for long), and a limit on the whole alone (a body that stops is noticed at its end).
 """
 
+import asyncio
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-import orjson
+from aiohttp import web
 
-from mesh.adapters.request_options import IN_BODY, RequestRefused
-from mesh.core.model.prompt import PromptInvalid, PromptText, prompt_text
+from mesh.adapters.client_request import FrontDoor
+from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
+from mesh.adapters.read_request import (
+    BodyBudget,
+    BodyFields,
+    LowerHeaders,
+    ParsedRequest,
+    RequestReader,
+    RequestRefused,
+    no_room,
+    parsed_request,
+    read_options,
+)
 from schemas.exchange import BODY_BYTES_MAX
-from schemas.http import CHAT, Fault
-from schemas.ids import MODEL_CHARS_MAX
+from schemas.http import H_EXPECT, Fault
+from schemas.ids import RequestId
 
-BODIES_BYTES_MAX = 512 * 1024 * 1024
-SMALL_BYTES = 1024 * 1024  # ten times what a prompt of 25,000 tokens takes
-FOR_SMALL_BYTES = 64 * 1024 * 1024
-
-
-class BodyBudget:
-    """Bytes of bodies and prompts in memory, against a limit."""
-
-    def __init__(
-        self, limit_bytes: int = BODIES_BYTES_MAX, for_small_bytes: int = FOR_SMALL_BYTES
-    ) -> None:
-        self._limit_bytes = limit_bytes
-        self._for_small_bytes = for_small_bytes
-        self.taken_bytes = 0
-
-    def take(self, more: int, so_far: int = 0) -> bool:
-        """Take room for `more` bytes of a body that has `so_far`. False, and nothing taken, if
-        there is none."""
-        limit = self._limit_bytes
-        if so_far + more > SMALL_BYTES:
-            limit -= self._for_small_bytes
-        if self.taken_bytes + more > limit:
-            return False
-        self.taken_bytes += more
-        return True
-
-    @property
-    def is_full(self) -> bool:
-        """Whether even a small body may be refused."""
-        return self.taken_bytes + SMALL_BYTES > self._limit_bytes
-
-    def settle(self, taken: int, actual: int) -> None:
-        """The body is here, read, and has another size than was taken."""
-        self.taken_bytes += actual - taken
-
-    def give_back(self, taken: int) -> None:
-        """A body is not needed any more."""
-        self.taken_bytes -= taken
-        assert self.taken_bytes >= 0, "more was given back than taken"
-
-
-@dataclass(frozen=True, slots=True)
-class BodyFields:
-    """The fields that the router reads. Values are plain: they cross to another process."""
-
-    model: str
-    options: Mapping[str, str]  # the fields that options are read from, those that are text
-    text: PromptText
-
-
-def read_fields(path: str, body: bytes) -> BodyFields:
-    """Read a whole body, sent to that path.
-
-    Raises RequestRefused for anything that an engine should not see. Holds the interpreter for up
-    to seconds where a body is large.
-    """
-    fields = _json_object(body)
-    model = fields.get("model")
-    if not isinstance(model, str) or not 0 < len(model) <= MODEL_CHARS_MAX:
-        raise RequestRefused(
-            Fault.INVALID, "model must be the name of a model, as a string", "model"
-        )
-    if not isinstance(fields.get("stream"), bool | None):
-        raise RequestRefused(Fault.INVALID, "stream must be true or false", "stream")
-    try:
-        text = prompt_text(fields, chat=path == CHAT)
-    except PromptInvalid as error:
-        raise RequestRefused(Fault.INVALID, str(error), error.param) from error
-    options = {name: given for name in IN_BODY if isinstance(given := fields.get(name), str)}
-    return BodyFields(model, options, text)
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestRefused(Fault.INVALID, f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise RequestRefused(Fault.INVALID, "the body must be a JSON object")
-    return fields
-
-
+CONTINUE = "100-continue"
 WINDOW_S = 10.0  # longer than any pause of a network that recovers, or of a process of ours
 WINDOW_BYTES = 40 * 1024  # 4 KiB/s: half of what a phone at the edge of its cell (64 kbit/s) sends
 UPLOAD_S_MAX = 120.0  # for the whole
@@ -121,7 +43,7 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 class UploadRate:
-    """When a body must have brought more. Times are seconds of the caller's clock."""
+    """The least rate of an upload. Times are seconds of the caller's clock."""
 
     __slots__ = ("_bytes", "_ends_at", "due_at")
 
@@ -280,7 +202,6 @@ class Upload:
         return self._chunks
 
     def release(self) -> None:
-        """It is not kept."""
         self._give_back(self.taken)
         self._chunks = []
         self._small.clear()
@@ -312,26 +233,116 @@ class Upload:
         self.taken -= count
 
 
+class BodyReader:
+    """Reads requests from aiohttp: bodies that are large, compressed or still on their way."""
+
+    def __init__(self, reader: RequestReader, door: FrontDoor) -> None:
+        self._reader, self._door = reader, door
+        self._large = LargeBodies()
+        self._decoding = asyncio.Lock()
+
+    async def read(
+        self, request: web.BaseRequest, path: str, headers: LowerHeaders, known_id: RequestId
+    ) -> ParsedRequest:
+        """Read the body as it comes; else as `RequestReader.read`."""
+        content, first = request.content, b""
+        if content.is_eof() and H_CONTENT_ENCODING not in headers and H_EXPECT not in headers:
+            first = content.read_nowait()
+            if len(first) <= LARGE_BYTES:
+                return self._reader.read(path, headers, first, known_id)
+        charged = 0
+        try:
+            body, fields, charged = await self._uploaded(request, path, headers, first)
+            return parsed_request(path, headers, body, fields, known_id)
+        except BaseException as error:
+            self._reader.refused(error, charged)
+            raise
+
+    async def close(self) -> None:
+        await self._large.close()
+
+    def _precheck(self, headers: LowerHeaders) -> None:
+        """Raise RequestRefused for what is wrong whatever the body will be."""
+        self._door.residency(read_options(headers, {}).residency, headers)
+        if self._reader.bodies.is_full:
+            raise no_room()
+
+    async def _uploaded(
+        self, request: web.BaseRequest, path: str, headers: LowerHeaders, first: bytes
+    ) -> tuple[bytes, BodyFields, int]:
+        upload = Upload(
+            self._reader.bodies, headers.get(H_CONTENT_ENCODING), request.content_length
+        )
+        try:
+            if first:
+                upload.arrived(first)
+            else:
+                await self._continue(request, headers)
+                await self._arrival(request, upload)
+            body, fields = await self._large.read(path, upload.chunks())
+            if not self._reader.bodies.take(len(fields.text.data), upload.size):
+                raise no_room()
+            upload.taken += len(fields.text.data)
+        except BaseException:
+            upload.release()
+            raise
+        return body, fields, upload.taken
+
+    async def _continue(self, request: web.BaseRequest, headers: LowerHeaders) -> None:
+        """Say that the body may be sent, if the client waits for that (RFC 9110, 10.1.1)."""
+        expected = headers.get(H_EXPECT)
+        if expected is None or request.version < (1, 1):
+            return
+        if expected.strip().lower() != CONTINUE:
+            message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
+            raise RequestRefused(Fault.EXPECTATION, message, H_EXPECT)
+        self._precheck(headers)
+        if not request.content.is_eof() and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _arrival(self, request: web.BaseRequest, upload: Upload) -> None:
+        """Take in the body as it comes. Raises RequestRefused."""
+        clock = asyncio.get_running_loop().time
+        rate = UploadRate(clock())
+        try:
+            while True:
+                async with asyncio.timeout_at(rate.due_at):
+                    chunk = await request.content.readany()
+                if not chunk:
+                    return
+                began_at = clock()
+                rate.arrived(len(chunk), began_at)
+                if upload.arrived(chunk):
+                    await self._decode(upload)
+                    rate.forgive(clock() - began_at)
+        except web.RequestPayloadError as error:
+            raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
+        except TimeoutError as error:
+            raise too_slow() from error
+
+    async def _decode(self, upload: Upload) -> None:
+        more = True
+        while more:
+            async with self._decoding:  # one step of one body between two turns of the loop
+                more = upload.decode()
+                await asyncio.sleep(0)
+
+
 def encoding_not_taken() -> RequestRefused:
-    """Of a body that we can't decode."""
+    """The error for an unknown content-encoding."""
     message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
     return RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
 
 
 def too_large() -> RequestRefused:
-    """Of a body beyond the limit on each."""
+    """The error for a body beyond the limit on each."""
     return RequestRefused(
         Fault.BODY_TOO_LARGE, f"the body has more than {BODY_BYTES_MAX} bytes; send less at once"
     )
 
 
-def no_room() -> RequestRefused:
-    """Of a body beyond the limit on all."""
-    return RequestRefused(Fault.SATURATED, "this router holds as many bytes of requests as it may")
-
-
 def too_slow() -> RequestRefused:
-    """Of a body that does not arrive."""
+    """The error for a body that does not arrive."""
     message = (
         f"the body arrives too slowly: {WINDOW_BYTES} bytes are wanted in each {WINDOW_S:g} s, "
         f"and all of it within {UPLOAD_S_MAX:g} s"

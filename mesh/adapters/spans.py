@@ -1,15 +1,13 @@
 """One request's spans: client → router (hold, decide) → bus → agent → engine.
 
     mesh.request            this router, from the client's first byte to its last
-      mesh.hold             while nobody could take it
+      mesh.hold             while no replica was available
       mesh.decide           one a placement, with its receipt
       mesh.dispatch         one an attempt, until its first byte; its context travels on the bus
     mesh.ingress            the peer's router, under the asking router's mesh.dispatch
 
-With tracing off every span is the API's shared no-op. A request that is not sampled has nothing to
-tell, and one in no trace nothing to pass on either, so then only the first span is asked for.
-
-A decision's receipt as span attributes and as one log line.
+A request that is not sampled has only the first span, whose context it passes on. With tracing off,
+a request without a client's trace has no spans at all (`NO_TRACE`).
 
 The candidates are on a span twice: all of them as JSON, and the chosen one and its runner-up as
 plain numbers, because traces are searched and plotted by attributes and not by what is inside them.
@@ -32,7 +30,7 @@ CANDIDATES_MAX = 16  # on a span; the rest is counted
 
 
 def attributes(decision: Decision) -> dict[str, str | int | float]:
-    """What a trace says of one placement; what nobody knows is left out."""
+    """One placement as span attributes; unknown values are left out."""
     decision = rounded(replace(decision, candidates=decision.candidates[:CANDIDATES_MAX]))
     chosen, runner_up = chosen_and_runner_up(decision)
     return {
@@ -51,7 +49,7 @@ def attributes(decision: Decision) -> dict[str, str | int | float]:
 
 
 def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidate | None]:
-    """Who was chosen, and the best of the others who could have been; None where nobody was."""
+    """The chosen candidate, and the best of the other available ones; None if there is none."""
     target = decision.replica or decision.peer
     free = [one for one in decision.candidates if one.available]
     chosen = next((one for one in free if one.name == target), None)
@@ -59,7 +57,6 @@ def chosen_and_runner_up(decision: Decision) -> tuple[Candidate | None, Candidat
 
 
 def receipt_line(decision: Decision) -> str:
-    """What the log says of one placement."""
     target = decision.replica or decision.peer or "-"
     free = sum(candidate.available for candidate in decision.candidates)
     chosen, runner_up = chosen_and_runner_up(decision)
@@ -88,36 +85,41 @@ def _numbers(prefix: str, one: Candidate | None) -> Iterator[tuple[str, str | fl
 _TRACER = tracing.tracer("mesh.router")
 
 
-class RequestSpans(Trace):
-    """The spans of one client's request. `end` must be called, once."""
+class _Spans(Trace):
+    """A root span; it has others below it only where it `is_recording`."""
+
+    is_traced = True
+
+    def __init__(self, root: Span) -> None:
+        self._root = root
+        self.is_recording = root.is_recording()
+        self._context = trace.set_span_in_context(root) if self.is_recording else None
+
+    def decided(self, effect: fx.Decided) -> None:
+        span = _TRACER.start_span("mesh.decide", self._context)
+        if span.is_recording():
+            span.set_attributes(attributes(effect.decision))
+        span.end()
+
+
+class RequestSpans(_Spans):
+    """The spans of one client's request. `end` must be called, once, if it `is_recording`."""
 
     def __init__(self, request_id: str, model: str, parent: Context | None) -> None:
-        self._root = _TRACER.start_span(
-            "mesh.request",
-            parent,
-            kind=SpanKind.SERVER,
-            attributes={"mesh.request_id": request_id, "gen_ai.request.model": model},
+        about = {"mesh.request_id": request_id, "gen_ai.request.model": model}
+        super().__init__(
+            _TRACER.start_span("mesh.request", parent, kind=SpanKind.SERVER, attributes=about)
         )
-        self.is_recording = self._root.is_recording()
-        self._context = trace.set_span_in_context(self._root) if self.is_recording else None
         self._hold: Span | None = None
         self._dispatch: Span | None = None
 
     def decided(self, effect: fx.Decided) -> None:
-        """A placement was made: a point in time with its receipt."""
-        if not self.is_recording:
-            return
-        decision = effect.decision
         self._end_hold()
-        span = _TRACER.start_span("mesh.decide", self._context)
-        if span.is_recording():
-            span.set_attributes(attributes(decision))
-        span.end()
-        if decision.placement is Placement.HOLD:
+        super().decided(effect)
+        if effect.decision.placement is Placement.HOLD:
             self._hold = _TRACER.start_span("mesh.hold", self._context)
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        """An attempt leaves for the bus: its context goes into the message's headers."""
         if not self.is_recording:
             tracing.inject_unrecorded(headers, self._root)
             return
@@ -131,13 +133,9 @@ class RequestSpans(Trace):
         tracing.inject(headers, trace.set_span_in_context(self._dispatch))
 
     def first_byte(self) -> None:
-        """The attempt under way has begun to answer."""
         self._end_dispatch(None)
 
     def end(self, status: int, error: str | None = None) -> None:
-        """The client has its answer or its error."""
-        if not self.is_recording:
-            return
         self._end_hold()
         self._end_dispatch(error)
         self._root.set_attribute("http.response.status_code", status)
@@ -158,38 +156,22 @@ class RequestSpans(Trace):
             self._dispatch = None
 
 
-class IngressSpan(Trace):
+class IngressSpan(_Spans):
     """The peer's side of a forwarded request: placed or refused at once."""
 
     def __init__(self, request_id: str, origin: str, parent: Context | None) -> None:
-        self._span = _TRACER.start_span(
-            "mesh.ingress",
-            parent,
-            kind=SpanKind.CONSUMER,
-            attributes={"mesh.request_id": request_id, "mesh.origin": origin},
+        about = {"mesh.request_id": request_id, "mesh.origin": origin}
+        super().__init__(
+            _TRACER.start_span("mesh.ingress", parent, kind=SpanKind.CONSUMER, attributes=about)
         )
-        self.is_recording = self._span.is_recording()
-        self._context = trace.set_span_in_context(self._span) if self.is_recording else None
-
-    def decided(self, effect: fx.Decided) -> None:
-        """A replica was found."""
-        if not self.is_recording:
-            return
-        decision = effect.decision
-        span = _TRACER.start_span("mesh.decide", self._context)
-        if span.is_recording():
-            span.set_attributes(attributes(decision))
-        span.end()
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
-        """The request leaves for the agent."""
         if self.is_recording:
             tracing.inject(headers, self._context)
         else:
-            tracing.inject_unrecorded(headers, self._span)
+            tracing.inject_unrecorded(headers, self._root)
 
     def end(self, status: int, error: str | None = None) -> None:
-        """Placed, or refused for this reason."""
-        if error is not None and self.is_recording:
-            self._span.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
-        self._span.end()
+        if error is not None:
+            self._root.set_status(Status(StatusCode.ERROR, f"refused: {error}"))
+        self._root.end()

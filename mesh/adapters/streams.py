@@ -1,16 +1,15 @@
 """The JetStream streams that a region keeps: how they are set, made, and found to be altered.
 
-Who alters a stream can have it publish whatever it takes in elsewhere, so routers may not: the user
-`setup` makes both streams once, with `mesh infra streams` or by `mesh up`, and routers look every
-CHECK_S whether they are as they should be. What is compared is everything that the server says of
-a stream: a setting that is not wanted and is there all the same counts as well, also one that this
-program does not know yet.
+A user that may alter a stream can have it republish its messages on any subject, so routers may
+not: the user `setup` makes both streams once, with `mesh infra streams` or by `mesh up`, and
+routers check them every CHECK_S. Every setting that the server reports is compared: one that is set
+and should not be counts as a difference too, even one that this program does not know yet.
 
-Both are on disk, so that nobody has to make them anew when nats-server was restarted. For the
-heartbeats' that costs the server 7.5 µs of CPU a heartbeat instead of 6.2 in memory, and 600 bytes
-written; the rejected alternative is a process that has the setup user's password all the time.
-Of a heartbeat only the last of each replica counts. The lease's numbers must go on, and its stream
-must be there when no router is left.
+Both are on disk, so that they outlive a restart of nats-server. For the heartbeats' that costs the
+server 7.5 µs of CPU a heartbeat instead of 6.2 in memory, and 600 bytes written; the rejected
+alternative is a process that has the setup user's password all the time. Only the last heartbeat of
+each replica counts. The lease's sequence numbers must continue, and its stream must exist when no
+router is left.
 """
 
 import json
@@ -27,7 +26,7 @@ from schemas import subjects
 from schemas.ids import RegionId
 
 LEASE_BYTES_MAX = 4096
-CHECK_S = 30.0  # between two looks of a router at its streams
+CHECK_S = 30.0  # between two checks of a router
 REQUEST_S = 5.0
 # A write that names the last one it knows; and what nats-server says, "wrong last sequence: 17",
 # with this code, where it is not the last any more.
@@ -36,7 +35,7 @@ WRONG_LAST_SEQUENCE = 10071
 MADE, PUT_RIGHT, AS_IT_SHOULD_BE = "made", "put right", "as it should be"  # what `set_up` did
 _NAME_IN_USE = 10058  # by a stream with other settings
 _INFO = "$JS.API.STREAM.INFO."
-# What the server fills in where nothing was asked for; all else must be unset.
+# What the server fills in by default; all else must be unset.
 _FILLED_IN: Mapping[str, object] = {
     "num_replicas": 1,
     "duplicate_window": 120_000_000_000,
@@ -46,11 +45,11 @@ _SERVERS_OWN = "_nats."  # keys of metadata
 
 
 class StreamsUnusable(Exception):
-    """A stream could not be made, or not be put right; the message says what to do."""
+    """A stream could not be made or repaired; the message says what to do."""
 
 
 def heartbeats(region: RegionId) -> StreamConfig:
-    """The last heartbeat of every replica. Nobody waits for an acknowledgement."""
+    """The last heartbeat of every replica. Publishers wait for no acknowledgement."""
     return StreamConfig(
         name=subjects.STREAM_HEARTBEATS,
         subjects=[subjects.heartbeat(region, subjects.ANY)],
@@ -64,7 +63,7 @@ def heartbeats(region: RegionId) -> StreamConfig:
 
 
 def lease(region: RegionId) -> StreamConfig:
-    """The last write of the region's lease; each one taken is said again, with its number."""
+    """The last write of the region's lease; accepted writes are republished with their number."""
     return StreamConfig(
         name=subjects.STREAM_LEASES,
         subjects=[subjects.lease(region)],
@@ -79,12 +78,12 @@ def lease(region: RegionId) -> StreamConfig:
 
 
 def kept(region: RegionId, *, has_peers: bool) -> tuple[StreamConfig, ...]:
-    """Those that a region keeps. Without peers nobody keeps leases."""
+    """Those that a region keeps; leases only if it has peers."""
     return (heartbeats(region), lease(region)) if has_peers else (heartbeats(region),)
 
 
 def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:
-    """What is otherwise than it is made. `found`: its settings, as the server's JSON has them."""
+    """Settings that differ from `wanted`. `found`: the server's, as its JSON has them."""
     asked = {name: value for name, value in wanted.as_dict().items() if _plain(name, value)}
     should = {**_FILLED_IN, **asked}
     return [
@@ -95,7 +94,7 @@ def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(name: str, value: object) -> object:
-    """What it means: a setting that is off or without a limit is none."""
+    """The value in one form: a setting that is off or unlimited is None."""
     if name == "metadata" and isinstance(value, Mapping):
         value = {key: one for key, one in value.items() if not str(key).startswith(_SERVERS_OWN)}
     if isinstance(value, Mapping):
@@ -104,23 +103,23 @@ def _plain(name: str, value: object) -> object:
 
 
 async def altered(client: Client, wanted: StreamConfig) -> list[str]:
-    """What is otherwise than it should be with a stream on the server, or that there is none.
+    """What differs in a stream on the server, or that there is none.
 
-    Raises nats.errors.Error if JetStream can't be asked.
+    Raises nats.errors.Error if JetStream does not answer.
     """
     answer = await client.request(f"{_INFO}{wanted.name}", b"", timeout=REQUEST_S)
     try:
-        told = json.loads(answer.data)
-        error = told.get("error")
+        reply = json.loads(answer.data)
+        error = reply.get("error")
         if error is not None:
             return [str(error.get("description"))]
-        return differences(wanted, told["config"])
+        return differences(wanted, reply["config"])
     except (ValueError, KeyError, AttributeError):
         return [f"its settings can't be read: {answer.data[:200]!r}"]
 
 
 async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) -> dict[str, str]:
-    """Make a region's streams, or put them right; what was done, by stream.
+    """Make a region's streams, or repair them; what was done, by stream.
 
     `address`: as the setup user. Raises infra.bus.BusUnreachable, StreamsUnusable.
     """

@@ -6,7 +6,7 @@ that no region carries is the client's mistake (400): most likely a word misspel
 no list sets nothing: keys are not checked here, but by the proxy in front of the routers.
 
 Prompts of a tenant share prefixes only with those of the same tenant: otherwise any client could
-ask for the receipt of a guessed prompt, and see in it whether another had sent it. Requests with
+request the receipt of a guessed prompt, and read in it whether another had sent it. Requests with
 no key, or an unknown one, share prefixes with each other, so their receipts don't say what
 matched. Where no keys are listed all requests belong to one tenant.
 """
@@ -14,7 +14,7 @@ matched. Where no keys are listed all requests belong to one tenant.
 from collections.abc import Mapping
 
 from infra.topology import KeyHolder, key_hash
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from schemas.http import H_AUTHORIZATION, H_RESIDENCY, Fault
 from schemas.ids import RegionId
 from schemas.residency import Ground, Label, Labels, labels_text, narrowed
@@ -59,10 +59,10 @@ class Tenants:
         return self._keys.get(key_hash(key), NOBODY)
 
     def _nothing_left(self, wanted: Labels, of_key: Labels) -> str:
-        said: dict[str, frozenset[Label] | Labels] = {
+        sources: dict[str, frozenset[Label] | Labels] = {
             "the request wants": wanted,
             "its key is for": of_key,
             "this region is confined to": self._confined,
         }
-        parts = [f"{who} {labels_text(labels)}" for who, labels in said.items() if labels]
+        parts = [f"{who} {labels_text(labels)}" for who, labels in sources.items() if labels]
         return f"{', '.join(parts)}: nothing is left, so it may go nowhere"

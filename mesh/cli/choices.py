@@ -1,8 +1,12 @@
-"""The operator's choices of routing as options of a command line."""
+"""Options that several commands have: mesh.toml, credentials, logs, workers, and routing."""
+
+from pathlib import Path
 
 import click
 
-from mesh.cli.modelled import checked_option
+from infra.topology import DEFAULT_FILE
+from infra.workers import WORKERS_MAX
+from mesh.cli.modelled import Decorator, checked_option
 from mesh.core.policies import POLICIES, find_maker
 from schemas.settings import RoutingTable
 
@@ -22,6 +26,26 @@ def known_policy(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 
 # Each without a default: what is not given is left to mesh.toml.
-POLICY_OPTION = checked_option(RoutingTable, "policy", help=POLICIES_HELP, callback=known_policy)
-PUSHING_OPTION = checked_option(RoutingTable, "pushing")
-HOLD_ORDER_OPTION = checked_option(RoutingTable, "hold_order")
+ROUTING_OPTIONS = (
+    checked_option(RoutingTable, "policy", help=POLICIES_HELP, callback=known_policy),
+    checked_option(RoutingTable, "pushing"),
+    checked_option(RoutingTable, "hold_order"),
+)
+
+
+def config_option(help: str) -> Decorator:
+    """`--config`, the file of the mesh; the packaged one of the demo if it is not given."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--config", type=path, default=DEFAULT_FILE, help=help)
+
+
+def workers_option(help: str, show_default: str | None = None) -> Decorator:
+    """`--workers`, the processes of each router."""
+    count = click.IntRange(1, WORKERS_MAX)
+    return click.option("--workers", type=count, show_default=show_default, help=help)
+
+
+def log_level_option(help: str) -> Decorator:
+    """`--log-level`, of routers."""
+    levels = click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"])
+    return click.option("--log-level", default="WARNING", show_default=True, type=levels, help=help)

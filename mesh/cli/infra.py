@@ -9,8 +9,9 @@ import click
 from infra import topology
 from infra.bus import BusUnreachable
 from infra.nats import bundle, server
-from infra.nats.secret_files import PasswordsUnreadable
+from infra.nats.bundle import PasswordsUnreadable
 from mesh.adapters.streams import StreamsUnusable, set_up
+from mesh.cli.choices import config_option
 from mesh.cli.unusable import Unusable
 from mesh.doctor.connectivity import NoCredentials, read_logins
 from schemas.ids import RegionId
@@ -22,12 +23,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=topology.DEFAULT_FILE,
-    help="The mesh.toml to render. Without it: the three regions of the demo.",
-)
+@config_option("The mesh.toml to render. Without it: the three regions of the demo.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -67,12 +63,7 @@ def nats(
 
 
 @command.command()
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=topology.DEFAULT_FILE,
-    help="The mesh.toml of the mesh. Without it: the three regions of the demo.",
-)
+@config_option("The mesh.toml of the mesh. Without it: the three regions of the demo.")
 @click.option(
     "--credentials",
     type=click.Path(path_type=Path, file_okay=False),

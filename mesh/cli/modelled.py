@@ -96,7 +96,6 @@ def with_options(options: Iterable[Decorator]) -> Callable[[Command], Command]:
 
 
 def given(options: Mapping[str, object]) -> dict[str, object]:
-    """Those options that were given."""
     return {name: value for name, value in options.items() if value not in (None, ())}
 
 

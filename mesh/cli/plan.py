@@ -12,10 +12,10 @@ from mesh.cli.unusable import Unusable
 from mesh.replay.report import RunReport, table_console, write_report
 from mesh.sim.config import CENTRAL, MESH, REGION_LOCAL
 from mesh.sim.study.cells import Cell, config_of, workload_of
-from mesh.sim.study.fleet import EVERYWHERE, deal
 from mesh.sim.study.plan import Plan, Planner, PlanTarget, ReplicaCounts, Simulations, demand_of
-from mesh.sim.study.plan_results import plan_file, print_plan
-from mesh.sim.study.plan_settings import PlanSettings
+from mesh.sim.study.results import plan_file, print_plan
+from mesh.sim.study.scenario import EVERYWHERE, deal
+from mesh.sim.study.settings import PlanSettings
 from mesh.sim.workload import Workload
 from mesh.sim.world import run
 

@@ -20,10 +20,10 @@ from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
 from infra.process import collect_seldom, raise_limit
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
-from infra.workers import WORKERS_MAX, crowd_problems, page_problems, worker_names, worker_page
+from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.cli.choices import HOLD_ORDER_OPTION, POLICY_OPTION, PUSHING_OPTION
+from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig, region_entries, router_settings
@@ -54,12 +54,10 @@ NO_PREFIX_KEY = (
     help="mesh.toml; the packaged three-region one if absent.",
 )
 @click.option("--http", help="HOST:PORT of the OpenAI endpoint, instead of the one in mesh.toml.")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, WORKERS_MAX),
+@workers_option(
+    "Processes that share the endpoint, each a router of the region: r1-0, r1-1 and so on. One "
+    "uses one core.",
     show_default="as mesh.toml says, or 1",
-    help="Processes that share the endpoint, each a router of the region: r1-0, r1-1 and so on. "
-    "One uses one core.",
 )
 @click.option(
     "--metrics",
@@ -77,9 +75,7 @@ NO_PREFIX_KEY = (
 )
 @with_options(
     (
-        POLICY_OPTION,
-        PUSHING_OPTION,
-        HOLD_ORDER_OPTION,
+        *ROUTING_OPTIONS,
         checked_option(RouterSettings, "hold_max"),
         checked_option(RouterSettings, "hold_s_max", "--hold-s"),
         checked_option(RouterSettings, "request_s_max", "--timeout-s"),
@@ -107,13 +103,7 @@ NO_PREFIX_KEY = (
     show_default=True,
     help="The recording ends at this size; the router continues.",
 )
-@click.option(
-    "--log-level",
-    default="WARNING",
-    show_default=True,
-    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
-    help="INFO logs every placement.",
-)
+@log_level_option("INFO logs every placement.")
 def command(
     region: str,
     router: str,

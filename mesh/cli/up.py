@@ -21,19 +21,18 @@ from agents.config import (
     engine_key,
 )
 from agents.sim.profiles import PROFILES
-from infra.nats.secret_files import PasswordsUnreadable
+from infra.nats.bundle import PasswordsUnreadable
 from infra.nats.server import ServerUnusable
 from infra.process import raise_limit
-from infra.topology import DEFAULT_FILE, TopologyError
-from infra.workers import WORKERS_MAX
-from mesh.cli.choices import HOLD_ORDER_OPTION, POLICY_OPTION, PUSHING_OPTION
+from infra.topology import TopologyError
+from mesh.cli.choices import ROUTING_OPTIONS, config_option, log_level_option, workers_option
+from mesh.cli.modelled import with_options
 from mesh.cli.unusable import Unusable
 from mesh.demo.options import REPLICAS_HERE_MAX, DemoOptions, GivenEngine, GivenEngineKind
 from mesh.demo.session import PortsUnusable, run
 from mesh.demo.state_directory import DEFAULT_STATE, StateInUse
 from mesh.supervisor.supervisor import ProgramFailed
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINE_FORM = "REGION=URL[,METRICS_URL][,batch-max=N][,model=NAME]…"
 METRICS, BATCH_MAX, MODEL = "metrics", "batch-max", "model"
 ENGINE_PARTS = (METRICS, BATCH_MAX, MODEL)
@@ -85,12 +84,7 @@ def _given_engines(
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=DEFAULT_FILE,
-    help="The mesh.toml to run; without it us, eu and ap on 127.0.0.1:8101 to 8103.",
-)
+@config_option("The mesh.toml to run; without it us, eu and ap on 127.0.0.1:8101 to 8103.")
 @click.option(
     "--replicas",
     type=click.IntRange(1, REPLICAS_HERE_MAX),
@@ -130,21 +124,9 @@ def _given_engines(
     show_default=True,
     help="The kind of the given engines, for their metrics; openai has none.",
 )
-@POLICY_OPTION
-@click.option(
-    "--workers",
-    type=click.IntRange(1, WORKERS_MAX),
-    help="Processes of every router, instead of those in the configuration.",
-)
-@PUSHING_OPTION
-@HOLD_ORDER_OPTION
-@click.option(
-    "--log-level",
-    type=click.Choice(LOG_LEVELS),
-    default="WARNING",
-    show_default=True,
-    help="What routers write to their logs; INFO has every placement.",
-)
+@workers_option("Processes of every router, instead of those in the configuration.")
+@with_options(ROUTING_OPTIONS)
+@log_level_option("What routers write to their logs; INFO has every placement.")
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),

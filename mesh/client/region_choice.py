@@ -47,7 +47,6 @@ class RegionChoice:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every known region."""
         return tuple(self._regions)
 
     def add(self, urls: Iterable[str]) -> None:
@@ -61,7 +60,6 @@ class RegionChoice:
         self._regions[url] = _RegionState(rtt_s)
 
     def succeeded(self, url: str) -> None:
-        """It is healthy."""
         region = self._regions[url]
         region.failures, region.rests_until = 0, -inf
 

@@ -193,7 +193,6 @@ class Regions(_RegionClients[C]):
         raise AssertionError("the last try returns or raises")
 
     def refresh(self) -> None:
-        """Measure every region now, and those that they name."""
         self._measure()
 
     def _ensure_measured(self) -> None:
@@ -212,7 +211,6 @@ class AsyncRegions(_RegionClients[C]):
         return self.order[0]
 
     async def call(self, request: Callable[[C], Awaitable[T]]) -> T:
-        """As `Regions.call`."""
         await self._ensure_measured()
         for url, pause_s, is_last in self._tries():
             await asyncio.sleep(pause_s)
@@ -227,7 +225,6 @@ class AsyncRegions(_RegionClients[C]):
         raise AssertionError("the last try returns or raises")
 
     async def refresh(self) -> None:
-        """Measure every region now, in threads."""
         await asyncio.to_thread(self._measure)
 
     async def _ensure_measured(self) -> None:
@@ -266,7 +263,6 @@ def endpoints(base_url: str, timeout_s: float) -> tuple[str, ...]:
 
 
 def is_encrypted(base_url: str) -> bool:
-    """Whether requests to it use TLS."""
     return urlsplit(base_url).scheme == "https"
 
 

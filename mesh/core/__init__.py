@@ -1,8 +1,8 @@
 """The router's decisions: pure, synchronous, deterministic.
 
-Whatever can happen to a router is an event (`model.events`), whatever it can want done is an effect
-(`model.effects`), and `RouterCore.handle(event, now)` (`router`) turns the one into a list of the
-other. The live router and the twin run the same core; a recording replays it.
+Whatever can happen to a router is an event (`model.events`), whatever it requires done is an effect
+(`model.effects`), and `RouterCore.handle(event, now)` (`router`) turns an event into a list of
+effects. The live router and the twin run the same core; a recording replays it.
 
 The host's loop:
 
@@ -18,7 +18,7 @@ The host's duties:
 2. `Tick` every 50 ms. All that depends on time happens then: timeouts, losses, gossip, leases.
 3. `RequestArrived` once per request, with a key that no other request of this router has. The host
    keeps the body, and drops it when the request ends.
-4. An attempt begins with `Dispatch` or `Forward`. The host reports what comes of it by key and
+4. An attempt begins with `Dispatch` or `Forward`. The host reports its course by key and
    attempt: `AttemptProgressed` for frames (at least every 2 s while they come), `PlacedByPeer`,
    then one of `AttemptRefused`, `AttemptFailed` or `AnswerEnded`; `AnswerStarted` when the client
    is sent its first byte. Reports of an earlier attempt may come late; they are ignored.
@@ -34,13 +34,13 @@ The packages are floors; each imports only those above it in this list (an impor
 
     model         events, effects, settings, requests, prompts
     prefixes      the prefix index
-    view          what this router knows of replicas, peers and its own bus connection
+    view          the state of replicas, peers and the bus connection as this router sees it
     gossip        prefixes announced to, and received from, other routers
     policies      one rule of preference a file
     placement     the decision, its candidates, its receipt, residency
     lifecycle     a request's states, attempts, hold queue, admission, timeouts
     membership    leases, adoption of regions, the region's digest
-    warming       prefixes computed before they are asked for (optional)
+    warming       prefixes computed before they are requested (optional)
     cluster_events, router, recording
 
 In all of them: no iteration over sets, a limit on every table, no logging.

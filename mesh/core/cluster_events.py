@@ -1,12 +1,10 @@
-"""The fleet's part of a router: who speaks of replicas and regions, and what peers are told.
+"""Heartbeats, digests and leases: what they change, and what peers and agents receive.
 
-Requests live in `router.py`. What they must know of the fleet comes to them in two ways: the
-tables are read when a request is placed, and `lost` is called for those whose replica is gone.
+Requests are `router.py`'s. It reads the tables that are kept here when it places a request, and
+`on_lost` is called with the requests whose replica is lost.
 
-Which models the mesh is known to serve: who served a minute ago is late, not unknown.
-
-A model whose only replica restarts must not turn into "no such model" (clients do not try
-those again), so names outlive their replicas for a while; requests for them are held meanwhile.
+`KnownModels` keeps the names of models for a while after their last replica is gone: one that only
+restarts must not turn into "no such model", which clients do not retry. Requests for it are held.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,15 +18,15 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.membership.adoption import Ownership
-from mesh.core.membership.handed_back import AdoptedAttempt, HandedBack, HandedBackAttempt
+from mesh.core.membership.handed_back import AdoptedAttempt, HandedBack, LostWatch
 from mesh.core.membership.region_digest import RegionalDigest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.replica_names import replica_name_at, split_replica_name
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import Placer
 from mesh.core.view.peers import PeerTable
+from mesh.core.view.replica import replica_name_at, split_replica_name
 from mesh.core.view.replica_table import ReplicaTable
 from mesh.core.warming.warming import Warming
 from schemas.exchange import Refusal
@@ -40,33 +38,34 @@ MODELS_MAX = 4096
 
 
 class KnownModels:
-    """Names of models, each with when it was last heard of."""
+    """Names of models that are served, or were within KEPT_S."""
 
     def __init__(self) -> None:
-        self._heard_at: dict[ModelId, float] = {}
+        self._seen_at: dict[ModelId, float] = {}
+        self.names: tuple[ModelId, ...] = ()  # in order
 
-    def hear(self, models: Iterable[ModelId], now: float) -> None:
-        """Somebody serves these."""
+    def see(self, models: Iterable[ModelId], now: float) -> None:
+        known = len(self._seen_at)
         for model in models:
-            if model in self._heard_at or len(self._heard_at) < MODELS_MAX:
-                self._heard_at[model] = now
+            if model in self._seen_at or len(self._seen_at) < MODELS_MAX:
+                self._seen_at[model] = now
+        if len(self._seen_at) != known:
+            self.names = tuple(sorted(self._seen_at))
 
     def expire(self, now: float) -> None:
-        """Forget what nobody has served for KEPT_S."""
-        for model, heard_at in list(self._heard_at.items()):
-            if now - heard_at > KEPT_S:
-                del self._heard_at[model]
-
-    def known(self) -> tuple[ModelId, ...]:
-        """All of them, by name."""
-        return tuple(sorted(self._heard_at))
+        """Forget models that no replica has served for KEPT_S."""
+        old = [model for model, seen_at in self._seen_at.items() if now - seen_at > KEPT_S]
+        for model in old:
+            del self._seen_at[model]
+        if old:
+            self.names = tuple(sorted(self._seen_at))
 
 
 OnReplicaLost = Callable[[Collection[RequestRecord], str, float], None]
 
 
 class ClusterEvents:
-    """Hears heartbeats and digests, ages what was heard, and tells this region's own digest."""
+    """Takes in heartbeats, digests and leases; publishes this region's digest."""
 
     def __init__(
         self,
@@ -81,16 +80,17 @@ class ClusterEvents:
         peers: PeerTable,
         held: HoldQueue,
         placer: Placer,
-        line: QueueScheduler,
+        scheduler: QueueScheduler,
         inflight: Mapping[int, RequestRecord],
         attempts: Attempts,
         effects: list[fx.Effect],
-        lost: OnReplicaLost,
+        on_lost: OnReplicaLost,
         gossip: Gossip,
+        terms: dict[RegionId, int],
     ) -> None:
-        """`regions`: the peers that this one would adopt.
+        """`regions`: the peers that this one would adopt. `terms`: filled with owned regions'.
 
-        `lost`: what becomes of requests whose replica was lost, for the reason given.
+        `on_lost`: called with requests whose replica was lost, and why.
         """
         self.draining = False
         self.ownership = Ownership(
@@ -101,26 +101,28 @@ class ClusterEvents:
             table=peers,
             dice=dice,
             effects=effects,
-            hands=self,
+            control=self,
+            owned=terms,
         )
         self._home = home
         self._replicas = replicas
         self._peers = peers
         self._held = held
         self._placer = placer
-        self._scheduler = line
-        self._digest = RegionalDigest(home, router, epoch, settings)
+        self._scheduler = scheduler
+        self._digest = RegionalDigest(home, router, epoch, settings, replicas, held)
         self._inflight = inflight
         self._attempts = attempts
         self._effects = effects
-        self._on_lost = lost
-        self._models = KnownModels()
+        self._on_lost = on_lost
+        self.models = KnownModels()
+        self.arrivals = self._digest.arrivals  # clients' requests, counted by the router
         self._handed_back = HandedBack(home, settings)
-        self._subscribed: set[RegionId] = set()  # regions whose replicas we listen to
-        self.warming = self._warming(settings, gossip)
+        self._subscribed: set[RegionId] = set()  # regions whose heartbeats are received
+        self.warming = self._make_warming(settings, gossip)
         self._digest.warm_tokens = self.warming.wanted_tokens
 
-    def _warming(self, settings: RouterSettings, gossip: Gossip) -> Warming:
+    def _make_warming(self, settings: RouterSettings, gossip: Gossip) -> Warming:
         return Warming(
             region=self._home,
             settings=settings,
@@ -135,7 +137,6 @@ class ClusterEvents:
         )
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Who hears which event, for the router's table."""
         return {
             ev.HeartbeatSeen: self._on_heartbeat,
             ev.DigestSeen: self._on_digest,
@@ -143,16 +144,8 @@ class ClusterEvents:
             **self.ownership.handlers(),
         }
 
-    def known_models(self) -> tuple[ModelId, ...]:
-        """Models that are served, or were until a short while ago."""
-        return self._models.known()
-
-    def arrived(self, now: float) -> None:
-        """Count one client's request, for the digest."""
-        self._digest.arrived(now)
-
     def expire(self, now: float) -> None:
-        """A tick: whoever fell silent is lost, be it a replica or a region."""
+        """A tick: replicas and regions that are silent for too long are lost."""
         self._replicas.bus.tick(now)
         self.ownership.tick(now, accepting=not self.draining)
         self._replicas.adopted_by_peer = self.ownership.adopted_by(now) is not None
@@ -164,16 +157,13 @@ class ClusterEvents:
         for gone in self._handed_back.expire(now, self._has_live_routers, self._is_awaited):
             self._replica_gone(gone, now)
         self._subscribe_needed_heartbeats()
-        self._models.expire(now)
+        self.models.expire(now)
         self._placer.expire(now)
 
     def publish_digest_if_due(self, now: float) -> None:
-        """Say how this region is, if it is time to."""
         digest = self._digest.due(
-            self._replicas,
-            self._held,
-            not self.draining,
             now,
+            accepting=not self.draining,
             adopted=self.ownership.adopted,
             rtt_s=self._peers.round_trips,
         )
@@ -181,28 +171,25 @@ class ClusterEvents:
             self._effects.append(fx.PublishDigest(digest))
 
     def fresh(self, now: float) -> Digest:
-        """This region's state at this moment, for a peer that is being refused."""
-        return self._digest.fresh(
-            self._replicas,
-            self._held,
-            not self.draining,
-            now,
-            adopted=self.ownership.adopted,
-        )
+        """This region's digest as of now, for a peer that is being refused."""
+        adopted = self.ownership.adopted
+        return self._digest.fresh(now, accepting=not self.draining, adopted=adopted)
 
-    # The hands of ownership.
+    # Replica control of `Ownership`.
 
     def adopt(self, region: RegionId, now: float) -> None:
-        """From now on its heartbeats count."""
+        """Receive its replicas' heartbeats, and place on them."""
         self._peers.remember(region)
         self._subscribe_needed_heartbeats()
 
     def hand_back(self, region: RegionId, now: float) -> None:
-        """Place nothing there any more. What is under way is left to end as a peer's would, and
-        its replicas are heard until then."""
+        """Place on its replicas no more. Attempts under way end as if the region had placed them,
+        and the replicas' heartbeats are received until then."""
         ours: dict[ReplicaId, list[AdoptedAttempt]] = {}
         for record in self._inflight.values():
-            if record.adopted_from == region and record.replica is not None:
+            if record.peer or record.replica is None:
+                continue
+            if split_replica_name(record.replica).region == region:
                 attempt = AdoptedAttempt(record.request.key, record.attempt)
                 ours.setdefault(record.replica, []).append(attempt)
                 self._attempts.hand_back(record, now)
@@ -215,7 +202,7 @@ class ClusterEvents:
         self._subscribe_needed_heartbeats()
 
     def _as_known_here(self, beat: Heartbeat) -> Heartbeat | None:
-        """The heartbeat as our tables know its replica; None if it is not for us to place on."""
+        """The heartbeat with the replica's name in the tables; None for a region not owned."""
         if beat.term:
             self.ownership.saw_term(beat.region, beat.term)
         if beat.region == self._home:
@@ -227,7 +214,7 @@ class ClusterEvents:
         return replace(beat, replica=name, taken=taken)
 
     def _subscribe_needed_heartbeats(self) -> None:
-        """Heartbeats of peers' replicas cross their links while somebody here needs them."""
+        """Subscribe to peers' heartbeats, which cross their links, only while they are needed."""
         wanted = {*self.ownership.adopted, *self._handed_back.regions}
         for region in sorted(wanted ^ self._subscribed):
             self._effects.append(fx.HearReplicas(region, region in wanted))
@@ -243,7 +230,7 @@ class ClusterEvents:
             return False
         return record.attempt == attempt.attempt
 
-    def _replica_gone(self, gone: HandedBackAttempt, now: float) -> None:
+    def _replica_gone(self, gone: LostWatch, now: float) -> None:
         self._notify_lost(gone.name, gone.orphans)
         lost = [self._inflight[attempt.key] for attempt in gone.ours if self._is_awaited(attempt)]
         for record in lost:
@@ -251,32 +238,38 @@ class ClusterEvents:
         self._on_lost(lost, gone.why, now)
 
     def _on_heartbeat(self, event: ev.HeartbeatSeen, now: float) -> None:
-        if (gone := self._handed_back.hear(event.heartbeat, now)) is not None:
-            self._replica_gone(gone, now)
+        if self._handed_back.watched:
+            gone = self._handed_back.seen(event.heartbeat, now)
+            if gone is not None:
+                self._replica_gone(gone, now)
         beat = self._as_known_here(event.heartbeat)
         if beat is None:
             return
-        news = self._replicas.see(beat, now)
+        change = self._replicas.see(beat, now)
         if beat.state is not ReplicaState.GONE:
-            self._models.hear(beat.models, now)
-        if news.restarted:
+            self.models.see(beat.models, now)
+        if change.restarted:
             self._placer.forget_replica(beat.replica)
-            self._notify_lost(beat.replica, news.orphans)
-            there = [one for one in self._inflight.values() if one.is_at(beat.replica)]
+            self._notify_lost(beat.replica, change.orphans)
+            at = beat.replica
+            there = [
+                one for one in self._inflight.values() if one.replica == at and one.peer is None
+            ]
             self._on_lost(there, "the agent restarted or left", now)
-        self._scheduler.offer(beat.replica, now)
-        if news.changed:
+        if self._held.group_of:
+            self._scheduler.offer(beat.replica, now)
+        if change.changed:
             self.publish_digest_if_due(now)
 
     def _on_digest(self, event: ev.DigestSeen, now: float) -> None:
         self._peers.see(event.digest, now)
-        self.ownership.hear_digest(event.digest, now)
-        self._models.hear(event.digest.models, now)
-        if len(self._held) and event.digest.replicas_free:
+        self.ownership.digest_seen(event.digest, now)
+        self.models.see(event.digest.models, now)
+        if self._held.group_of and event.digest.replicas_free:
             self._scheduler.place_waiting(now)
 
     def drain(self, now: float) -> None:
-        """Nothing new from now on."""
+        """Accept no new requests from now on."""
         self.draining = True
         self.publish_digest_if_due(now)
 

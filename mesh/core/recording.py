@@ -1,21 +1,18 @@
-"""A router's recording: every event it was given, and what it decided, as lines of JSON.
+"""A router's recording: every event it received, and what it decided, as lines of JSON.
 
-The core decides by its events, their times, its settings and its seed alone. So a file with
-these is the whole life of a router, and whoever feeds it to a fresh core sees every decision
-again. The first line is the header; then one line a step:
+The core decides by its events, their times, its settings and its seed alone, so a new core that
+gets them makes every decision again. The first line is the header; then one line a step:
 
     {"now": 12.5, "event": {"HeartbeatSeen": {...}}, "effects": [{"Decided": {...}}, ...]}
 
-and, when the recording was ended in order, a last one that says why: {"end": "..."}.
+and, when the recording was ended in order, a last one with the reason: {"end": "..."}.
 
 The codec is generic: dataclasses are written field by field under their class's name, and read
 by their types. A new event, or a new field, needs nothing here. Effects are only compared, so
-they are read as plain values; they are written whole, because "effect 2 names another replica"
-helps where "the digest differs" does not, and events are most of the bytes anyway. JSON writes
-a float's shortest text that reads back as the same float, so times survive to the last bit.
+they are read as plain values. JSON writes a float's shortest text that reads back as the same
+float, so times survive to the last bit.
 
-Rejected: recording NATS messages. It would replay the edge too, but needs prompts' texts, and
-says nothing of clocks and of what HTTP did.
+Rejected: recording NATS messages: that needs prompts' texts, and lacks clocks and HTTP.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +39,7 @@ T = TypeVar("T")
 
 
 class RecordingInvalid(ValueError):
-    """These bytes are no recording that this version can read; the message says why."""
+    """These bytes are no recording that this version can read; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +84,12 @@ def encode_step(now: float, event: ev.Event, effects: Sequence[fx.Effect]) -> by
 
 
 def encode_raised(now: float, event: ev.Event, error: Exception) -> bytes:
-    """The line of an event that broke the core: the one that is wanted most."""
+    """The line of an event that the core failed on."""
     effects = plain_error(error)
     return _line({"now": now, "event": {type(event).__name__: event}, "effects": effects})
 
 
 def encode_end(why: str) -> bytes:
-    """The last line."""
     return _line({"end": why})
 
 
@@ -105,7 +101,7 @@ def plain_effects(effects: Sequence[fx.Effect]) -> list[Plain]:
 
 
 def plain_error(error: Exception) -> list[Plain]:
-    """What stands in the place of effects when the core broke."""
+    """In place of effects when the core failed."""
     return [{"Raised": {"error": f"{type(error).__name__}: {error}"}}]
 
 

@@ -1,11 +1,11 @@
 """RouterCore: takes events in, gives effects out, and calls the floors below it.
 
 `lifecycle/record.py` has a request's states. The router tries a request on a local replica or
-through a peer. A refusal, a loss or an error before the client has seen a byte leads to another
-attempt or to one clear error; after that byte it leads to an error event. A peer's request is
-placed on a local replica, held in the same queue (`lifecycle/forwarded.py`), or refused. Its answer
-goes straight to the asking router, so once it is placed the router keeps only a note, to tell that
-router if the replica is lost.
+through a peer. A refusal, a loss or an error before the client's first byte leads to another
+attempt or to one error; after that byte it leads to an error event. A peer's request is placed on a
+local replica, held in the same queue (`lifecycle/forwarded.py`), or refused. Its answer goes
+straight to the peer's router; this one keeps only its inbox, to report the loss of the replica
+there.
 
 Every client's request ends in exactly one of: AnswerEnded or ClientGone (from the host), Fail or
 PassEngineError (from here). The core ignores events of an attempt that is not the current one.
@@ -23,7 +23,7 @@ from mesh.core.lifecycle.attempts import SHUTTING_DOWN, Attempts, Completion
 from mesh.core.lifecycle.forwarded import ForwardedQueue, ForwardedRequests
 from mesh.core.lifecycle.hold_queue import HoldQueue, make_order
 from mesh.core.lifecycle.queue_scheduler import QueueScheduler
-from mesh.core.lifecycle.record import RequestRecord
+from mesh.core.lifecycle.record import RequestRecord, RequestState
 from mesh.core.lifecycle.timeouts import DEADLINE_PASSED, Timeouts
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -33,13 +33,14 @@ from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.policies import PolicyMakers
 from mesh.core.view.peers import PeerTable
 from mesh.core.view.replica_table import ReplicaTable
+from schemas.decision import Placement
 from schemas.exchange import Refusal
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, RouterId
 
 
 class RouterCore:
-    """Decides; never does. Same events, same times, same seed: same effects."""
+    """Decides and has no side effects: same events, times and seed, same effects."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class RouterCore:
         makers: PolicyMakers | None = None,
         peers: tuple[RegionId, ...] = (),
     ) -> None:
-        """`makers`: the policies there are, if not those of `mesh.core.policies`.
+        """`makers`: policies by name, `mesh.core.policies.POLICIES` unless given.
 
         `peers`: regions that this one adopts when they lose their routers, and that adopt it.
         """
@@ -70,72 +71,64 @@ class RouterCore:
             self.held, self.inflight, self.replicas, self._placer, self._begin
         )
         self._forwarded_queue = ForwardedQueue(self.held, self._effects)
+        terms: dict[RegionId, int] = {}  # of owned regions' leases: `Ownership` fills it
         self._attempts = Attempts(
-            region=region,
-            replicas=self.replicas,
-            peers=self.peers,
-            placer=self._placer,
-            effects=self._effects,
-            term=lambda region: self.ownership.term(region),
+            region, self.replicas, self.peers, self._placer, self._effects, terms
         )
-        self._timeouts = Timeouts(self.replicas, self.peers, settings, self._placer.residency)
-        self.model_card = self._timeouts.model_card
         self.gossip = Gossip(
             Origin(region, router), epoch, settings, self._effects, self.replicas.remembers
         )
         self._placer.join_gossip(self.gossip)
-        self._cluster_events = self._make_cluster_events(router, epoch, peers, dice)
+        self._cluster_events = ClusterEvents(
+            home=region,
+            router=router,
+            epoch=epoch,
+            regions=peers,
+            settings=settings,
+            dice=dice,
+            replicas=self.replicas,
+            peers=self.peers,
+            held=self.held,
+            placer=self._placer,
+            scheduler=self._scheduler,
+            inflight=self.inflight,
+            attempts=self._attempts,
+            effects=self._effects,
+            on_lost=self._replica_lost,
+            gossip=self.gossip,
+            terms=terms,
+        )
+        self._construct_ends(dice)
+
+    def _construct_ends(self, dice: Random) -> None:
+        self._timeouts = Timeouts(self.replicas, self.peers, self._settings, self._placer.residency)
+        self.model_card = self._timeouts.model_card
         self.ownership, self.warming = self._cluster_events.ownership, self._cluster_events.warming
+        self._arrivals = self._cluster_events.arrivals
         self._admission = Admission(
-            self.held, self.inflight, settings, dice, self._timeouts.serving
+            self.held, self.inflight, self._settings, dice, self._timeouts.serving
         )
         self._forwarded_requests = ForwardedRequests(
-            settings,
+            self._settings,
             self.replicas,
             self._placer,
             self._scheduler,
             self._forwarded_queue,
             self._admission,
         )
-        self._completion = self._make_completion()
-        self._handlers = self.warming.among(self._table())
-
-    def _make_completion(self) -> Completion:
-        return Completion(
+        self._completion = Completion(
             inflight=self.inflight,
             held=self.held,
-            guests=self._forwarded_queue,
+            forwarded_queue=self._forwarded_queue,
             admission=self._admission,
             attempts=self._attempts,
             placer=self._placer,
             fresh=self._cluster_events.fresh,
             effects=self._effects,
         )
+        self._handlers = self.warming.among(self._event_handlers())
 
-    def _make_cluster_events(
-        self, router: RouterId, epoch: int, peers: tuple[RegionId, ...], dice: Random
-    ) -> ClusterEvents:
-        return ClusterEvents(
-            home=self.region,
-            router=router,
-            epoch=epoch,
-            regions=peers,
-            settings=self._settings,
-            dice=dice,
-            replicas=self.replicas,
-            peers=self.peers,
-            held=self.held,
-            placer=self._placer,
-            line=self._scheduler,
-            inflight=self.inflight,
-            attempts=self._attempts,
-            effects=self._effects,
-            lost=self._replica_lost,
-            gossip=self.gossip,
-        )
-
-    def _table(self) -> dict[type, Callable[[Any, float], None]]:
-        """Who hears which event."""
+    def _event_handlers(self) -> dict[type, Callable[[Any, float], None]]:
         return {
             ev.RequestArrived: self._on_request,
             ev.ClientGone: self._on_client_gone,
@@ -155,8 +148,9 @@ class RouterCore:
         }
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
-        """What to do about one event, in order. `now`: seconds, never going back."""
-        self.ownership.release_expired(now)
+        """The effects of one event, in order. `now`: seconds, never going back."""
+        if now >= self.ownership.release_at:
+            self.ownership.release_expired(now)
         self._handlers[type(event)](event, now)
         effects = self._effects.copy()
         self._effects.clear()
@@ -164,16 +158,15 @@ class RouterCore:
 
     @property
     def draining(self) -> bool:
-        """Whether it takes nothing new."""
         return self._cluster_events.draining
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica of the mesh serves at this moment, full or not."""
+        """Models that some ready replica of the mesh serves now, full or not."""
         return self._timeouts.ready_models()
 
     def known_models(self) -> tuple[ModelId, ...]:
         """Those, and the ones that may come back: requests for them are held, not refused."""
-        return self._cluster_events.known_models()
+        return self._cluster_events.models.names
 
     # Requests.
 
@@ -182,16 +175,19 @@ class RouterCore:
         if request.answer_inbox is not None:
             self._on_forwarded(request, request.answer_inbox, now)
             return
-        self._cluster_events.arrived(now)
+        self._arrivals.count(now)
         record = RequestRecord(request)
         self.inflight[request.key] = record
-        if self.draining:
+        if self._cluster_events.draining:
             self._completion.fail(record, now, Fault.DRAINING, SHUTTING_DOWN, 1.0)
         elif (forbidden := self._placer.forbidden(request, now)) is not None:
             self._attempts.decided(request, forbidden)
             self._completion.fail(record, now, Fault.RESIDENCY, forbidden.reason)
         else:
-            place = self._scheduler.place_new(request, now)
+            if self.held.group_of or self.replicas.bus.lost_at is not None:
+                place = self._scheduler.place_new(request, now)
+            else:
+                place = self._placer.place(request, (), now)
             go = self._hold if place.target is None else self._begin
             go(record, place, now)
 
@@ -206,22 +202,24 @@ class RouterCore:
             record.decided(place)
             self._to_hold_queue(record, now)
             self._scheduler.joined(request, place)
-            self._forwarded_queue.wait(request, now)
+            self._forwarded_queue.notify(request, now)
 
     def _begin(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
-        """Try it there, unless that would be too late for it."""
+        """Begin an attempt, unless it would be too late, which at home depends on an objective."""
+        request = record.request
         if record.held_since is not None:
-            self._admission.released(record.request, now)
-        if self._completion.shed_if_too_late(record, place, now):
+            self._admission.released(request, now)
+        may_be_late = request.slo_ttft_s is not None or place.placement is not Placement.LOCAL
+        if may_be_late and self._completion.shed_if_too_late(record, place, now):
             return
-        self._admission.begun(now)
-        if record.request.answer_inbox is not None:
-            self._forwarded_queue.leave(record.request)
-            del self.inflight[record.request.key]
+        self._admission.begun.count(now)
+        if request.answer_inbox is not None:
+            self._forwarded_queue.leave(request)
+            del self.inflight[request.key]
         self._attempts.begin(record, place, now)
 
     def _hold(self, record: RequestRecord, place: PlacementResult, now: float) -> None:
-        """A new request must wait, or be shed, or another one for it."""
+        """Hold a new request, or shed it, or shed another one for it."""
         if self._completion.shed_if_too_late(record, place, now):
             return
         if self.held.is_full:
@@ -233,14 +231,14 @@ class RouterCore:
                 return
             why = f"the hold queue is full, and {record.request.priority} goes before"
             self._completion.shed(self.inflight[last.key], None, why, now)
-        foretold = self._admission.with_expectation(record, place, now)
-        record.decided(foretold)
-        self._attempts.decided(record.request, foretold)
+        expected = self._admission.with_expectation(record, place, now)
+        record.decided(expected)
+        self._attempts.decided(record.request, expected)
         self._to_hold_queue(record, now)
         self._scheduler.joined(record.request, place)
 
     def _to_hold_queue(self, record: RequestRecord, now: float) -> None:
-        """No attempt is under way: it waits at its place by class and arrival."""
+        """The attempt under way, if any, is over: it waits at its place by class and arrival."""
         self._attempts.leave(record, now)
         record.hold(now)
         self.held.put(record.request, comes_back=record.attempt > 0)
@@ -255,21 +253,27 @@ class RouterCore:
         if record.held_since is None:
             self._attempts.cancel(record)
         self._completion.end(record, now)
-        self._scheduler.offer(record.replica, now)
+        self._offer(record, now)
 
     def _on_ended(self, event: ev.AnswerEnded, now: float) -> None:
         record = self._current(event.key, event.attempt)
         if record is not None:
             self._attempts.served(record, event.served, now)
             self._completion.end(record, now)
+            self._offer(record, now)
+
+    def _offer(self, record: RequestRecord, now: float) -> None:
+        """Its replica may have room for a held request."""
+        if self.held.group_of:
             self._scheduler.offer(record.replica, now)
 
     # Attempts.
 
     def _current(self, key: int, attempt: int) -> RequestRecord | None:
-        """The request, if that attempt is the one under way."""
+        """The request, if that attempt is under way."""
         record = self.inflight.get(key)
-        return record if record is not None and record.is_current(attempt) else None
+        is_current = record is not None and record.attempt == attempt and record.held_since is None
+        return record if is_current else None
 
     def _on_placed_by_peer(self, event: ev.PlacedByPeer, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -286,7 +290,7 @@ class RouterCore:
         if record is not None:
             record.start(now)
             self._attempts.began(record, now)
-            self._scheduler.offer(record.replica, now)
+            self._offer(record, now)
 
     def _on_refused(self, event: ev.AttemptRefused, now: float) -> None:
         record = self._current(event.key, event.attempt)
@@ -302,7 +306,7 @@ class RouterCore:
         self._scheduler.place_waiting(now)
 
     def _attempt_refused(self, record: RequestRecord, now: float) -> None:
-        """Nothing was begun there: back in line, and others are asked first."""
+        """Back into the hold queue, if it was not refused too often and is not too late."""
         record.refused(now)
         if record.refusals >= self._settings.refusals_max:
             self._completion.shed(record, None, f"refused {record.refusals} times", now)
@@ -313,7 +317,7 @@ class RouterCore:
         record = self._current(event.key, event.attempt)
         if record is None:
             return
-        if now >= record.request.deadline:  # the agent has a clock too, and may be first
+        if now >= record.request.deadline:  # the agent's clock may be ahead
             self._completion.fail(record, now, Fault.DEADLINE, DEADLINE_PASSED)
             return
         record.engine_answered(event.status)
@@ -326,16 +330,16 @@ class RouterCore:
     def _attempt_failed(
         self, record: RequestRecord, detail: str, now: float, *, same_again: bool = False
     ) -> None:
-        """Back in line if another attempt may help; the caller lets those in line try.
+        """Back into the hold queue if another attempt may help; the caller tries held requests.
 
-        `same_again`: where it was, somebody new is now.
+        `same_again`: its place may be tried again, as another process runs there now.
         """
         if record.has_started:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
             return
         record.failed(avoid_place=not same_again)
-        hope = same_again or self._timeouts.others_serve(record)
-        if hope and record.is_worth_another(self._settings.failures_max):
+        has_places = same_again or self._timeouts.others_serve(record)
+        if has_places and record.is_worth_another(self._settings.failures_max):
             self._to_hold_queue(record, now)
         elif record.engine_status is not None:
             self._completion.end(record, now)
@@ -344,7 +348,7 @@ class RouterCore:
             self._completion.fail(record, now, Fault.ENGINE_FAILED, detail)
 
     def _replica_lost(self, lost: Collection[RequestRecord], why: str, now: float) -> None:
-        """The agent that had these is no more; whoever speaks under its name is another."""
+        """The agent that had these requests is gone; one that returns under its name is another."""
         for record in lost:
             detail = f"replica {record.replica} was lost: {why}"
             self._attempt_failed(record, detail, now, same_again=True)
@@ -354,16 +358,16 @@ class RouterCore:
         self.replicas.bus.returned(now)
         self.gossip.siblings.bus_returned()
         for record in list(self.inflight.values()):
-            if record.is_tried:  # begun answers show a loss by their numbering or silence
+            if record.state is RequestState.TRIED:  # started answers show a loss by themselves
                 self._attempts.cancel(record)
                 self._to_hold_queue(record, now)
         self._scheduler.place_waiting(now)
 
     def _on_drain(self, event: ev.Drain, now: float) -> None:
-        """Own clients are served to the end; peers' who wait here are better off elsewhere."""
+        """Own clients are served to the end; peers' held requests are refused."""
         self._cluster_events.drain(now)
-        guests = (request for request in self.held if request.answer_inbox is not None)
-        self._completion.drained([self.inflight[request.key] for request in guests], now)
+        foreign = (request for request in self.held if request.answer_inbox is not None)
+        self._completion.drained([self.inflight[request.key] for request in foreign], now)
 
     # Time.
 
@@ -377,7 +381,7 @@ class RouterCore:
         self.gossip.tick(now)
 
     def _check(self, record: RequestRecord, now: float) -> None:
-        """Has this request's time, or its attempt's, run out?"""
+        """End it, or its attempt, if its time is over."""
         if now >= record.request.deadline:
             if record.held_since is None:
                 self._attempts.cancel(record)
@@ -389,7 +393,7 @@ class RouterCore:
                 self._forwarded_queue.check(record.request, now)
         elif (lost := self._timeouts.lost_because(record, now)) is not None:
             self._attempts.cancel(record)
-            if self._timeouts.is_left_waiting(record, now):  # another router there may be well
+            if self._timeouts.is_left_waiting(record, now):  # another router there may place it
                 self._attempt_refused(record, now)
             else:
                 self._attempt_failed(record, lost, now)

@@ -41,7 +41,6 @@ class Commands:
     files: Mapping[RegionId, RegionFiles]  # the rendered configuration and credentials
 
     def nats(self, region: str) -> Program:
-        """A region's nats-server."""
         return Program(
             name=f"nats-{region}",
             kind=ProgramKind.NATS,
@@ -100,7 +99,6 @@ class Commands:
     def agent(
         self, region: str, replica: str, engine: GivenEngine, kind: GivenEngineKind
     ) -> Program:
-        """The agent beside an engine."""
         name = f"agent-{replica}"
         ready_file = self.state.run / f"{name}.json"
         words = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []

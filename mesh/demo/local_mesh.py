@@ -107,7 +107,6 @@ class LocalMesh:
         return found
 
     def sizes(self) -> Counter[ProgramKind]:
-        """How many programs of each kind the mesh has."""
         sizes: Counter[ProgramKind] = Counter()
         for region in self._topology.regions.values():
             sizes[ProgramKind.NATS] += 1
@@ -131,7 +130,6 @@ class LocalMesh:
             raise failures.exceptions[0] from None  # the others ended because of the first
 
     def hurry(self) -> None:
-        """Kill what still drains."""
         self._supervisor.hurry()
 
     async def __aenter__(self) -> Self:

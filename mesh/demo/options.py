@@ -1,4 +1,4 @@
-"""What was asked of `mesh up`, the topology that follows, and whether its ports are free."""
+"""The options of `mesh up`, the topology that follows, and whether its ports are free."""
 
 import errno
 import socket

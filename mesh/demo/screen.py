@@ -81,7 +81,6 @@ class Screen:
             self._console.print("no engine serves a model yet: requests are held until one does")
 
     def ending(self) -> None:
-        """Show that the end has begun."""
         self._console.print("ending: routers finish open requests; Ctrl-C again ends at once")
 
     def _died(self, death: ProgramDied) -> None:

@@ -84,7 +84,6 @@ class DemoSession:
                     raise
 
     def remove_records(self) -> None:
-        """Remove the files that say where the mesh runs."""
         for record in self._records:
             record.unlink(missing_ok=True)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from infra.nats.secret_files import make_private
+from infra.nats.bundle import make_private
 from infra.topology import Topology
 from schemas.ids import RegionId, ReplicaId
 

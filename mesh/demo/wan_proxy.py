@@ -137,7 +137,6 @@ class _End(asyncio.Protocol):
         return self._line.held_bytes
 
     def resume_reading(self) -> None:
-        """Read the socket again, if it is still there."""
         self._reading = True
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
@@ -229,7 +228,6 @@ class WanProxy:
 
     @property
     def connections(self) -> int:
-        """Connections that are up or coming up."""
         return len(self._dials) + len(self._ends)
 
     @property

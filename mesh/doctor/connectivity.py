@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from infra import bus
 from infra.bus import BusAddress
 from infra.nats.bundle import CREDENTIALS
-from infra.nats.region_config import operator_user, router_user, setup_user, system_user
+from infra.nats.region_config import OPERATOR, ROUTER, SETUP, SYSTEM, User
 from infra.topology import Topology
 from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
@@ -27,11 +27,11 @@ REFUSALS_WITHIN_S = 1.0  # after the answer to a flush
 
 
 class NoCredentials(ValueError):
-    """Nothing to log in with; the message says where it was looked for."""
+    """There are no credentials; the message names the directory."""
 
 
 class NoServerRuns(ConnectionError):
-    """Nobody listens at any of the addresses; the message names them."""
+    """No server listens at any of the addresses; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,6 @@ class Logins:
 
     @property
     def url(self) -> str:
-        """Where the region's nats-server is."""
         users = self.operator, self.router, self.system, self.setup
         return next(user.url for user in users if user is not None)
 
@@ -58,7 +57,7 @@ def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins
     found = {}
     for region in topology.regions:
         folder = directory / region / CREDENTIALS
-        users = (make(region) for make in (operator_user, router_user, system_user, setup_user))
+        users = (User(region, name) for name in (OPERATOR, ROUTER, SYSTEM, SETUP))
         logins = Logins(*(_read_credentials(folder / f"{user.name}.env") for user in users))
         if logins != Logins():
             found[region] = logins
@@ -131,7 +130,6 @@ class DoctorConnection:
         self._new_error = asyncio.Event()
 
     def on_error(self, problem: Exception) -> None:
-        """An error that nats-py received from the server."""
         self._errors.append(str(problem).lower())
         self._new_error.set()
 

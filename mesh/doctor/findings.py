@@ -16,7 +16,7 @@ class CheckResult(StrEnum):
     """The verdict of a check."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and somebody should look
+    WARNING = "warning"  # it works, and should be looked into
     BAD = "bad"
     UNKNOWN = "unknown"  # not examined: credentials for it were not given
 
@@ -67,7 +67,6 @@ class RegionFindings:
         *,
         peer: str | None = None,
     ) -> None:
-        """Add one."""
         found = Finding(self.region, check, about, verdict, detail, value, unit, peer)
         self.findings.append(found)
 
@@ -92,12 +91,10 @@ class RegionFindings:
 
 
 def result_if(good: bool, otherwise: CheckResult = CheckResult.BAD) -> CheckResult:
-    """OK if it is good."""
     return CheckResult.OK if good else otherwise
 
 
 def is_healthy(findings: list[Finding]) -> bool:
-    """Whether nothing is bad."""
     return all(finding.verdict is not CheckResult.BAD for finding in findings)
 
 

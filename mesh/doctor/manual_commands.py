@@ -32,7 +32,6 @@ class SystemdCommands:
     credentials: Path
 
     def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
-        """For a region's nats-server that does not answer."""
         host = self.topology.regions[RegionId(region)].nats.host
         listens = unreachable.listens
         state = "hangs or is stopped" if listens else "is down, or its machine can't be reached"
@@ -43,12 +42,10 @@ class SystemdCommands:
         )
 
     def program(self, kind: str, region: str, name: str) -> Remedy:
-        """For a `router` or `agent` that sends nothing."""
         what = f"{kind} {name} of {region} sends nothing; see why and restart it on its machine"
         return Remedy(what, _restart(f"mesh-{kind}@{name}"))
 
     def stream(self, region: str, name: str) -> Remedy:
-        """For a stream that is missing or altered."""
         return _set_up_streams(region, name, self.config, self.credentials)
 
 
@@ -63,7 +60,6 @@ class DemoCommands:
     binary: Callable[[], Path]
 
     def server(self, region: str, unreachable: ServerUnreachable) -> Remedy:
-        """For a region's nats-server that does not answer."""
         name = f"nats-{region}"
         if name in self.pids:
             return self._kill(name)
@@ -79,7 +75,6 @@ class DemoCommands:
         return Remedy(what, shlex.join(command))
 
     def program(self, kind: str, region: str, name: str) -> Remedy:
-        """For a `router` or `agent` that sends nothing."""
         program = f"router-{region}-{name}" if kind == "router" else f"agent-{name}"
         if program in self.pids:
             return self._kill(program)
@@ -139,8 +134,8 @@ def with_causes(
 def _regions_with_silent_routers(findings: Sequence[Finding]) -> set[str]:
     """Regions that have routers, none of which sends anything at home."""
     routers = [one for one in findings if one.check == "router"]
-    speaking = {one.region for one in routers if one.verdict is not CheckResult.BAD}
-    return {one.region for one in routers} - speaking
+    answering = {one.region for one in routers if one.verdict is not CheckResult.BAD}
+    return {one.region for one in routers} - answering
 
 
 def _server(

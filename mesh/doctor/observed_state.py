@@ -125,9 +125,9 @@ def _replicas(
 def _routers(found: RegionFindings, topology: Topology, observed: ObservedMessages) -> None:
     """Every router of the file, whether it runs as one process or several."""
     region, own = RegionId(found.region), topology.region(found.region)
-    speaking = {router for other, router in observed.digests if other == region}
+    seen = {router for other, router in observed.digests if other == region}
     for router in own.routers:
-        names = workers_among(router, speaking - (set(own.routers) - {router}))
+        names = workers_among(router, seen - (set(own.routers) - {router}))
         digests = [observed.digests[region, name] for name in names]
         verdict, detail = result_if(bool(digests)), "silent"
         if digests and not any(digest.accepting for digest in digests):

@@ -27,8 +27,6 @@ _CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class StreamFault(StrEnum):
-    """What is wrong with an answer's stream."""
-
     ERROR_EVENT = "error_event"
     BAD_STREAM = "bad_stream"
     TRUNCATED = "truncated"
@@ -205,8 +203,6 @@ def request_body(model: str, prompt: str, output_tokens: int) -> bytes:
 
 
 class EndpointClient:
-    """Sends requests to the regions' endpoints."""
-
     def __init__(
         self,
         session: aiohttp.ClientSession,

@@ -1,10 +1,10 @@
 """One run from settings to report: read the trace, check the endpoints, play, sum up.
 
-The loop is open: requests are sent when the plan says, whatever became of those before them. A
-closed loop (so many users, each waiting for an answer) slows down with the system it measures and
+The loop is open: requests are sent when the plan has them, whatever the state of those before them.
+A closed loop (so many users, each waiting for an answer) slows down with the system it measures and
 never shows the queue that real arrivals would have built: "coordinated omission" (Tene). So there
-is no back-pressure; `max_in_flight` bounds memory, and a request due beyond it is counted as
-failed with its own reason, never delayed.
+is no back-pressure; `max_in_flight` bounds memory, and a request due beyond it is counted as failed
+with its own reason, never delayed.
 """
 
 import asyncio
@@ -44,7 +44,6 @@ class PreparedReplay:
     prompts: Prompts
 
     def body(self, departure: Departure, model: str) -> bytes:
-        """The request body of a departure."""
         prompt = self.prompts.text(departure.request, departure.number)
         return request_body(model, prompt, departure.request.output_tokens)
 
@@ -144,7 +143,6 @@ class OpenLoop:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were sent and have not ended."""
         return len(self._in_flight)
 
     @property

@@ -1,4 +1,4 @@
-"""Prompt texts that share the prefixes which the trace says were shared.
+"""Prompt texts that share the prefixes that the trace's prompts shared.
 
 A block's text is a function of its id alone, so two prompts that begin with the same ids begin
 with the same bytes in every run. Words have three letters and a space, and byte-pair tokenizers
@@ -38,7 +38,7 @@ class Prompts:
         if self._block_bytes < BLOCK_BYTES_MIN:
             raise ValueError(
                 f"blocks of {block_tokens} tokens would be {self._block_bytes} bytes of text, "
-                f"fewer than the {BLOCK_BYTES_MIN} that tell them apart: scale lengths down less"
+                f"fewer than the {BLOCK_BYTES_MIN} that make them differ: scale lengths down less"
             )
         self._block = lru_cache(maxsize=BLOCKS_KEPT)(self._make_block)
 

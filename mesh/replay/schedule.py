@@ -39,7 +39,7 @@ RegionWeights = Mapping[str, float]
 class Departure:
     """One request to send `due_s` after the start, to `region`. `number`: its place, from 0.
 
-    `session`: its conversation's key, as well as the trace tells.
+    `session`: its conversation's key, as far as the trace names it.
     """
 
     number: int
@@ -123,7 +123,6 @@ def spread(times: Sequence[float], rng: random.Random) -> list[float]:
 
 
 def by_hash(trace: Trace, weights: RegionWeights) -> list[str]:
-    """Each request's region by a hash of its conversation's key."""
     return [pick_region(key, weights) for key in session_keys(trace)]
 
 

@@ -3,6 +3,7 @@
 Field names are the command's option names, so that an error can name the option to change.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.trace_formats import FORMATS
 from schemas.ids import checked_name
+from schemas.problems import checked_choice
 
 CheckedRegion = Annotated[str, AfterValidator(lambda name: checked_name("region", name))]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,35 +31,27 @@ def checked_base(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def checked_format(name: str) -> str:
-    """A format that `trace` can read. Raises ValueError that names them."""
-    if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}: use one of {', '.join(FORMATS)}")
-    return name
+def one_of(kind: str, known: Collection[str]) -> AfterValidator:
+    """A text that is one of these names."""
+    return AfterValidator(lambda name: checked_choice(kind, name, known))
 
 
-def checked_assignment(name: str) -> str:
-    """A rule of `schedule`. Raises ValueError that names them."""
-    if name not in ASSIGNMENTS:
-        raise ValueError(f"unknown rule {name!r}: use one of {', '.join(ASSIGNMENTS)}")
-    return name
+Assignment = Annotated[str, one_of("rule", ASSIGNMENTS)]
 
 
 class ReplaySettings(BaseModel):
-    """One run of `mesh replay`."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: Annotated[
         dict[CheckedRegion, Annotated[str, AfterValidator(checked_base)]], Field(min_length=1)
     ]
     trace: Path
-    format: Annotated[str, AfterValidator(checked_format)] = "mooncake"
+    format: Annotated[str, one_of("format", FORMATS)] = "mooncake"
     speed: Positive = 1.0
     limit: Annotated[int, Field(ge=1)] | None = None
     out: Path | None = None
     model: str | None = None
-    assign: Annotated[str, AfterValidator(checked_assignment)] = "hash"
+    assign: Assignment = "hash"
     weight: dict[CheckedRegion, Positive] = Field(default_factory=dict)
     # Above 1 is refused: blocks longer than recorded would claim more sharing than there was.
     scale_lengths: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -36,7 +36,6 @@ class Samples:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Add one value."""
         self.count += 1
         self._total += value
         if len(self._kept) < self._limit:
@@ -45,7 +44,6 @@ class Samples:
             self._kept[slot] = value
 
     def extend(self, values: Iterable[float]) -> None:
-        """Add many."""
         for value in values:
             self.add(value)
 
@@ -72,8 +70,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended."""
-
     OK = "ok"  # 200, and the stream complete
     SHED = "shed"  # refused with 429 or 503
     FAILED = "failed"  # everything else
@@ -114,8 +110,6 @@ class TokenSums:
 
 
 class GroupTally:
-    """Counts and samples of one group of requests."""
-
     def __init__(self, rng: random.Random) -> None:
         self.outcomes: Counter[RequestOutcome] = Counter()
         self.failures: Counter[str] = Counter()
@@ -131,7 +125,6 @@ class GroupTally:
         return self.outcomes.total()
 
     def add(self, result: RequestResult, prompt_tokens_asked: int) -> None:
-        """Count one request's end."""
         self.outcomes[result.outcome] += 1
         if result.late_s is not None:
             self.late_s.add(result.late_s)
@@ -164,6 +157,5 @@ class RunTally:
         self.regions = {region: GroupTally(rng) for region in regions}
 
     def add(self, region: str, result: RequestResult, prompt_tokens_asked: int) -> None:
-        """Count one request's end, in its region and in the whole."""
         self.regions[region].add(result, prompt_tokens_asked)
         self.total.add(result, prompt_tokens_asked)

@@ -4,7 +4,7 @@ A trace keeps what every published format has: arrival time, prompt and answer l
 and the ids of the prompt's leading blocks. Two prompts that begin with the same ids begin with the
 same tokens. Times are kept as recorded; `schedule` turns them into departures.
 
-Every error names the line, because nobody searches a trace of a million lines by eye. The limits
+Every error names the line, because a trace may have a million lines. The limits
 lie far beyond any published trace.
 """
 

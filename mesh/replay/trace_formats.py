@@ -1,24 +1,32 @@
-"""The published trace formats that are lists of requests: Mooncake, Azure, LMCache.
+"""The published trace formats: Mooncake, Azure, LMCache, kv-cache-tester.
 
-A format is a function from lines to a `Trace`; an error names the line, and `load_trace` adds the
-file. A folder is read as the traces of its files together, because some recorders write a file per
-session. A column mapping by configuration would not do: formats differ in meaning (block size,
-clock, session-local ids) and not in column names.
+The first three are lists of requests. A format is a function from lines to a `Trace`; an error
+names the line, and `load_trace` adds the file. A folder is read as the traces of its files
+together, because some recorders write a file per session. A column mapping by configuration would
+not do: formats differ in meaning (block size, clock, session-local ids) and not in column names.
 
 - Mooncake: JSON lines with milliseconds, token counts and ids of 512-token blocks. Source: Qin et
   al., "Mooncake", FAST 2025, appendix, and its trace release.
-- Azure: CSV with wall-clock times (UTC where no offset is given) and token counts. It doesn't say
+- Azure: CSV with wall-clock times (UTC where no offset is given) and token counts. It doesn't name
   which prompts share a prefix, so none do. Source: Patel et al., "Splitwise", ISCA 2024;
   AzurePublicDataset, AzureLLMInferenceDataset2023.
 - LMCache: JSON lines with microseconds and the full text of prompt and answer. Prompts are cut
   into pieces of 64 bytes (16 tokens of the simulated engine's tokenizer); a piece's id is the hash
   of the text up to its end, so equal ids mean equal prefixes. Source: LMCache's
   "lmcache-agentic-traces": miniswe, magagent, taubench.
+- kv-cache-tester: one coding-agent session a line, its requests in order. A request gives its
+  prompt as ranges `[first, count]` of 64-token block ids that are valid only inside their session,
+  `t` (seconds since the session's start) and `think` (the client's own time since the previous
+  answer). `sub` numbers the threads of a session: 0 is the main agent, others are sub-agents with
+  the session's block ids. A session's second request is sent when the first is answered, so these
+  are no `Trace`: the twin plays them as chains, and `mesh replay`, whose loop is open, doesn't.
+  Source: kv-cache-tester's trace release, captured from Claude Code sessions by WEKA (Apache-2.0).
 """
 
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -28,6 +36,7 @@ from pydantic import Field
 
 from mesh.replay.trace import (
     BLOCK_ID_MAX,
+    REQUESTS_MAX,
     TOKENS_MAX,
     BlockId,
     TokenCount,
@@ -42,6 +51,10 @@ from mesh.replay.trace import (
 
 Parsed = TypeVar("Parsed")
 
+SESSION_BLOCK_TOKENS_MAX = 4096
+RANGES_MAX = 10_000  # of one prompt
+SECONDS_MAX = 1e9
+THREADS_MAX = 10_000  # of one session
 FILES_MAX = 10_000
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_MS_MAX = 10**15  # wall clocks since 1970 are 10**12
@@ -52,6 +65,9 @@ LMCACHE_BLOCK_TOKENS = 16  # as engines cut; these texts are short
 LMCACHE_TOKEN_BYTES = 4
 LMCACHE_BLOCK_BYTES = LMCACHE_BLOCK_TOKENS * LMCACHE_TOKEN_BYTES
 LMCACHE_US_MAX = 10**18
+
+RecordedSeconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
+BlockRange = tuple[BlockId, TokenCountFrom1]  # the first block, and how many
 
 
 def load_trace(path: Path, format_name: str) -> Trace:
@@ -99,8 +115,6 @@ def parse_mooncake(lines: Iterable[bytes]) -> Trace:
 
 
 class MooncakeRow(TraceRow):
-    """One request of a Mooncake trace."""
-
     timestamp: Annotated[float, Field(ge=0, le=MOONCAKE_MS_MAX)]
     input_length: TokenCountFrom1
     output_length: TokenCount
@@ -181,8 +195,6 @@ def parse_lmcache(lines: Iterable[bytes]) -> Trace:
 
 
 class LMCacheRow(TraceRow):
-    """One request of an LMCache trace."""
-
     timestamp: Annotated[int, Field(ge=0, le=LMCACHE_US_MAX)]
     input: str
     output: str
@@ -218,3 +230,89 @@ FORMATS: Mapping[str, Callable[[Iterable[bytes]], Trace]] = {
     "azure": parse_azure,
     "lmcache": parse_lmcache,
 }
+
+
+class TurnRow(TraceRow):
+    t: RecordedSeconds
+    think: RecordedSeconds | None = None
+    api: RecordedSeconds | None = None
+    sub: Annotated[int, Field(ge=0, le=THREADS_MAX)]
+    input_tokens: Annotated[TokenCountFrom1, Field(alias="in")]
+    out: TokenCount
+    hash_ranges: Annotated[tuple[BlockRange, ...], Field(max_length=RANGES_MAX)]
+
+
+class SessionRow(TraceRow):
+    id: str
+    block_size: Annotated[int, Field(ge=1, le=SESSION_BLOCK_TOKENS_MAX)]
+    requests: Annotated[tuple[TurnRow, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session.
+
+    `think_s`: since the answer before it in its thread; for a sub-agent's first, since the main
+    agent's last answer.
+    """
+
+    at_s: float
+    think_s: float
+    thread: int
+    input_tokens: int
+    output_tokens: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSession:
+    """One recorded session; its turns are in order of time."""
+
+    name: str
+    block_tokens: int
+    turns: tuple[Turn, ...]
+
+
+def parse_kv_cache_tester(lines: Iterable[bytes]) -> tuple[AgentSession, ...]:
+    """The sessions of these lines, as they come. Raises TraceError that names a line."""
+    sessions: list[AgentSession] = []
+    requests = 0
+    for number, line in numbered(lines):
+        sessions.append(_session(parsed_row(SessionRow, line, number), f"line {number}"))
+        requests += len(sessions[-1].turns)
+        if requests > REQUESTS_MAX:
+            raise TraceError(f"line {number}: more than {REQUESTS_MAX} requests: split the file")
+    if not sessions:
+        raise TraceError("holds no session")
+    return tuple(sessions)
+
+
+def _session(row: SessionRow, where: str) -> AgentSession:
+    turns: list[Turn] = []
+    answered_s: dict[int, float] = {}  # of each thread's last request
+    for place, request in enumerate(row.requests, 1):
+        covered = sum(count for _, count in request.hash_ranges)
+        blocks = request.input_tokens // row.block_size
+        if covered > blocks:
+            raise TraceError(
+                f"{where}, request {place}: hash_ranges name {covered} blocks; the prompt has "
+                f"{blocks}"
+            )
+        if turns and request.t < turns[-1].at_s:
+            raise TraceError(f"{where}, request {place}: t runs backwards")
+        think_s = request.think
+        if think_s is None or request.sub not in answered_s:
+            main_s = next(iter(answered_s.values()), request.t)  # the first thread is the main's
+            think_s = max(0.0, request.t - answered_s.get(request.sub, main_s))
+        turns.append(
+            Turn(
+                at_s=request.t,
+                think_s=think_s,
+                thread=request.sub,
+                input_tokens=request.input_tokens,
+                output_tokens=request.out,
+                ranges=request.hash_ranges,
+            )
+        )
+        answered_s[request.sub] = request.t + (request.api or 0.0)
+    return AgentSession(row.id, row.block_size, tuple(turns))

@@ -53,7 +53,7 @@ class RouterConfig:
     hash_key: str  # of prompt block hashes; equal in all regions, or sketches mean nothing
     epoch: int  # differs at every start
     seed: int
-    drain_s: float = 30.0  # for requests under way when asked to stop
+    drain_s: float = 30.0  # for open requests after a request to stop
     record: RecordTo | None = None
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key

@@ -1,15 +1,15 @@
 """Prefix gossip, leases and pings on the bus, each checked for who may have sent it.
 
 Gossip: the answers of each origin come to an inbox of their own, whose last token is random and
-told to that origin's region only, so nobody else can put a set in that region's mouth.
+sent to that origin's region only, so no other region can answer in its name.
 
-Leases: a claim is a publish to the lease's subject that names the last write it knows; the stream's
-answer comes to an inbox with a random token, so no agent can grant us anything. What a stream takes
-it publishes again (`schemas.catalog`: leased), with the write's number in a header; but for the
+Leases: a claim is published to the lease's subject with the number of the last known write; the
+stream's answer comes to an inbox with a random token, so no agent can forge it. The stream
+republishes accepted writes (`schemas.catalog`: leased) with their number in a header; besides the
 stream, only that region's own routers can publish there.
 
-Pings go the way that work goes, so the round trip has in it what the bus and its links cost. A
-ping that has no answer when the next one leaves is lost; an answer that comes later is none.
+Pings travel as work does, so the round trip includes the bus and its links. A ping without an
+answer when the next one leaves counts as lost; a later answer is ignored.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplyGuard:
-    """One router's. Every answer to a request goes to an inbox that this gives."""
+    """Checks reply subjects: every answer goes to an inbox that this returns."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class ReplyGuard:
         return address
 
     def drop(self, channel: str, msg: Msg) -> None:
-        """It is not answered."""
+        """Count and log a message that is not answered."""
         self._metrics.replies_dropped.labels(channel).inc()
         text = "%s: dropped a request of %d bytes: its reply subject %.200r is not allowed"
         self._log.warning(channel, "reply", text, msg.subject, len(msg.data), msg.reply)
 
 
 TOKEN_BYTES = 12
-ASKED_MAX = 256  # origins that an answer is awaited of
+ASKED_MAX = 256  # origins whose answer is awaited
 
 PART_SEEN: dict[int, Callable[[TriePart], ev.Event]] = {
     PEERS: ev.TriePartSeen,
@@ -82,7 +82,7 @@ DELTA_SEEN: dict[int, Callable[[TrieDelta], ev.Event]] = {
 
 
 class AskedStream(NamedTuple):
-    """Whose answer comes to an inbox, and of which of its streams."""
+    """The origin that answers to an inbox, and which of its streams."""
 
     origin: Origin
     stream: int
@@ -109,17 +109,17 @@ class PrefixGossip:
         self._sources: dict[str, AskedStream] = {}  # the same the other way round
 
     def receive_delta(self, msg: Msg) -> None:
-        """A router of a peer region, or of our own, tells what its region gained and lost."""
+        """Prefixes that a peer region, or our own, gained and lost."""
         delta = self._read(msg)
         if not isinstance(delta, TrieDelta):
             self._drop(msg, "no delta")
         elif delta.region != subjects.owner(msg.subject):
-            self._drop(msg, "speaks for another region")
+            self._drop(msg, "it names another region")
         elif delta.region in self._config.peers or self._is_sibling(delta):
             self._feed(ev.TrieSeen(delta))
 
     def receive_sibling(self, msg: Msg) -> None:
-        """A router of our own region tells what it placed where."""
+        """What another router of our region placed where."""
         delta = self._read(msg)
         if not isinstance(delta, TrieDelta):
             self._drop(msg, "no delta")
@@ -127,43 +127,39 @@ class PrefixGossip:
             self._feed(ev.SiblingSeen(delta))
 
     def receive_ask(self, msg: Msg) -> None:
-        """A router of a peer region, or of our own, missed something."""
+        """A router of a peer region, or of our own, requests what it missed."""
         address = self._guard.inbox("snapshot", msg)
         if address is None:
             return
         ask = self._read(msg)
         if not isinstance(ask, TrieAsk):
-            self._drop(msg, "no question")
+            self._drop(msg, "no request")
         else:
             self._feed(ev.TrieAsked(ask, address.region, msg.reply))
 
     def receive_answer(self, msg: Msg) -> None:
-        """What we had missed: deltas, or a part of the whole set."""
+        """What this router had missed: deltas, or a part of the whole set."""
         source = self._sources.get(msg.subject.rpartition(".")[2])
         answer = self._read(msg)
         if not isinstance(answer, TrieDelta | TriePart):
             self._drop(msg, "no answer")
         elif source is None or source.origin != (answer.region, answer.router):
-            self._drop(msg, "answers what was not asked")
+            self._drop(msg, "no answer to a request of ours")
         elif isinstance(answer, TriePart):
             self._feed(PART_SEEN[source.stream](answer))
         else:
             self._feed(DELTA_SEEN[source.stream](answer))
 
     def publish(self, effect: fx.PublishTrie) -> None:
-        """Tell the peers."""
         self._bus.publish(subjects.trie(self._config.region), wire.encode(effect.delta))
 
     def publish_to_siblings(self, effect: fx.PublishToSiblings) -> None:
-        """Tell the other routers of our region."""
         self._bus.publish(subjects.siblings(self._config.region), wire.encode(effect.delta))
 
     def answer(self, effect: fx.AnswerTrie) -> None:
-        """Say it again to one of them."""
         self._bus.publish(effect.inbox, wire.encode(effect.answer))
 
     def ask(self, effect: fx.AskTrie) -> None:
-        """Ask one of them."""
         origin = Origin(effect.region, RouterId(effect.ask.router))
         token = self._token(AskedStream(origin, effect.ask.stream))
         inbox = subjects.inbox(self._config.region, self._config.router, token)
@@ -243,7 +239,7 @@ class LeaseClaims:
             self._feed(ev.LeaseHeard(lease, int(number)))
 
     def receive_answer(self, msg: Msg) -> None:
-        """What a stream says to our claim."""
+        """A stream's answer to a claim."""
         number = self._awaited.pop(msg.subject.rpartition(".")[2], None)
         if number is None:
             return
@@ -257,7 +253,7 @@ class LeaseClaims:
             self._feed(ev.LeaseAnswered(number, granted=False, seq=None))
 
     def claim(self, effect: fx.ClaimLease) -> None:
-        """Ask the stream to take this write."""
+        """Publish this write to the stream."""
         token = f"{LEASE_PREFIX}{effect.number}-{secrets.token_hex(TOKEN_BYTES)}"
         while len(self._awaited) >= AWAITED_MAX:
             del self._awaited[next(iter(self._awaited))]
@@ -268,7 +264,7 @@ class LeaseClaims:
         self._bus.publish(subjects.lease(effect.lease.region), data, reply=inbox, headers=headers)
 
     def changed(self, effect: fx.OwnershipChanged) -> None:
-        """Agents must know at once."""
+        """Agents are informed at once."""
         if effect.region != self._config.region:
             verb = "adopted" if effect.owned else "handed back"
             log.warning("the replicas of region %s are %s", effect.region, verb)
@@ -279,11 +275,11 @@ class LeaseClaims:
         self._beats.want(effect.region, wanted=effect.wanted)
 
     def publish_alive(self) -> None:
-        """A sign of life, with what this router owns."""
+        """The keepalive, with the regions that this router owns."""
         owned = self._ownership.owned
-        sign = exchange.Alive(self._config.epoch, tuple(owned), tuple(owned.values()))
+        keepalive = exchange.Alive(self._config.epoch, tuple(owned), tuple(owned.values()))
         subject = subjects.alive(self._config.region, self._config.router)
-        self._bus.publish(subject, wire.encode(sign))
+        self._bus.publish(subject, wire.encode(keepalive))
 
     def _drop(self, msg: Msg, why: str, error: object = "") -> None:
         self._metrics.leases_dropped.inc()
@@ -292,17 +288,17 @@ class LeaseClaims:
 
 
 def _answered(number: int, data: bytes) -> ev.LeaseAnswered:
-    """JetStream's acknowledgement. Raises ValueError for one that says neither yes nor no."""
-    said = orjson.loads(data)
-    error = said.get("error") if isinstance(said, dict) else None
+    """JetStream's acknowledgement. Raises ValueError for one that is neither yes nor no."""
+    reply = orjson.loads(data)
+    error = reply.get("error") if isinstance(reply, dict) else None
     if isinstance(error, dict) and error.get("err_code") == WRONG_LAST_SEQUENCE:
         last = _NUMBER.search(str(error.get("description")))
         if last is None:
-            raise ValueError(f"which sequence is the last? {str(error)[:200]}")
+            raise ValueError(f"no last sequence in {str(error)[:200]}")
         return ev.LeaseAnswered(number, granted=False, seq=int(last[0]))
-    if error is not None or not isinstance(said, dict) or type(said.get("seq")) is not int:
-        raise ValueError(f"not taken: {str(said)[:200]}")
-    return ev.LeaseAnswered(number, granted=True, seq=said["seq"])
+    if error is not None or not isinstance(reply, dict) or type(reply.get("seq")) is not int:
+        raise ValueError(f"not taken: {str(reply)[:200]}")
+    return ev.LeaseAnswered(number, granted=True, seq=reply["seq"])
 
 
 PING_S = 1.0

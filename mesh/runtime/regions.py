@@ -1,7 +1,7 @@
 """The regions as this router sees them: what `/v1/regions` answers and client helpers read.
 
-The own region is shown as it tells itself to its peers, so that every region is described in the
-same words; peers by their digests, the gaps between them, and pings. What was never heard is null.
+The own region is shown by the digest that it publishes, so that every region is described by the
+same fields; peers by their digests, the gaps between them, and pings. Unknown values are null.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,6 @@ class Regions:
         self._own: Digest | None = None
 
     def published(self, digest: Digest) -> None:
-        """This router's own word of its region."""
         self._own = digest
 
     def seen(self, near: GeoLocation | None) -> tuple[http.Region, ...]:
@@ -45,8 +44,8 @@ class Regions:
 
     def _home(self, near: GeoLocation | None) -> http.Region:
         health = Health.GREEN if self._bus.is_connected else Health.RED
-        said = () if self._own is None else (self._own,)
-        return self._region(self._config.region, health, said, near, rtt_s=0.0)
+        digests = () if self._own is None else (self._own,)
+        return self._region(self._config.region, health, digests, near, rtt_s=0.0)
 
     def _peer(self, name: RegionId, near: GeoLocation | None) -> http.Region:
         now = self._clock()
@@ -67,7 +66,7 @@ class Regions:
         self,
         name: RegionId,
         health: Health,
-        said: Sequence[Digest],
+        digests: Sequence[Digest],
         near: GeoLocation | None,
         *,
         rtt_s: float | None,
@@ -79,7 +78,7 @@ class Regions:
         km = None
         if near is not None and entry.location is not None:
             km = distance_km(near, entry.location)
-        served = (model for digest in said for model, has in digest.models.items() if has.ready)
+        served = (model for digest in digests for model, has in digest.models.items() if has.ready)
         return http.Region(
             name=name,
             home=name == self._config.region,
@@ -88,10 +87,10 @@ class Regions:
             rtt_s=rtt_s,
             jitter_s=jitter_s,
             loss_ratio=loss_ratio,
-            accepting=any(digest.accepting for digest in said),
-            replicas_ready=max((digest.replicas_ready for digest in said), default=0),
-            replicas_free=max((digest.replicas_free for digest in said), default=0),
-            queue=sum(digest.queue for digest in said),
+            accepting=any(digest.accepting for digest in digests),
+            replicas_ready=max((digest.replicas_ready for digest in digests), default=0),
+            replicas_free=max((digest.replicas_free for digest in digests), default=0),
+            queue=sum(digest.queue for digest in digests),
             models=tuple(sorted(set(served))),
             endpoint=entry.endpoint,
             location=None if entry.location is None else http.Location(*entry.location),

@@ -5,47 +5,40 @@
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
 from nats.aio.msg import Msg
-from opentelemetry.context import Context
 
+from infra import tracing
 from infra.process import LimitedLog
 from mesh.adapters.bus import AdoptedHeartbeats, RouterBus
-from mesh.adapters.client_request import ClientRequest, ParsedRequest
+from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.request_body import BodyBudget
-from mesh.adapters.request_options import RequestOptions, RequestRefused
+from mesh.adapters.read_request import BodyBudget, ParsedRequest, RequestRefused
 from mesh.adapters.spans import RequestSpans, receipt_line
 from mesh.adapters.tenants import Tenants
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import (
-    BLOCK_BYTES,
-    NO_PROMPT,
-    NO_TEXT,
-)
+from mesh.core.model.prompt import PromptReader
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
-from mesh.runtime.prompts import PromptReader
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.session.bus_receiver import NOBODY_LISTENS
-from mesh.session.record import Decide, Observer, OpenRequest
+from mesh.session.record import NO_TRACE, Decide, Observer, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, state, subjects
 from schemas.decision import Placement
 from schemas.exchange import Outcome
 from schemas.http import Fault, Readiness
-from schemas.ids import ModelId, RegionId
+from schemas.ids import ModelId, RegionId, RequestId
 from schemas.replies import LEASE_PREFIX, TRIE_PREFIX
 from schemas.residency import Labels
 from schemas.state import ModelCard
@@ -55,14 +48,14 @@ log = logging.getLogger(__name__)
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
-STATUS_CLIENT_GONE = 499  # nobody receives it; traces and logs show it
+STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
 INBOX_SECRET_BYTES = 12
-OTHER = "other"  # of labels that would name what no router of ours knows
+OTHER = "other"  # label of an unknown name
 _REASONS = frozenset((*exchange.Refusal, NOBODY_LISTENS))
 
 
 class RequestObserver(Observer):
-    """Metrics, and lines in the log, of one router's requests. Warm-ups count for no client."""
+    """Metrics and log lines of one router's requests. Warm-ups are not counted as a client's."""
 
     def __init__(self, config: RouterConfig, metrics: RouterMetrics, prompts: PromptReader) -> None:
         self._home = config.region
@@ -72,7 +65,6 @@ class RequestObserver(Observer):
         self._log = LimitedLog(log)
 
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
-        """A placement was made; its receipt is read only by the log."""
         if log.isEnabledFor(logging.INFO):
             log.info("%s", receipt_line(effect.decision))
         request = record.request
@@ -84,22 +76,18 @@ class RequestObserver(Observer):
             self._metrics.hold.observe(held_s)
 
     def placed_by_peer(self, region: RegionId) -> None:
-        """A peer found a place for a forwarded request."""
         self._metrics.forwards.labels(self._known(region), "placed").inc()
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
-        """An attempt was not taken."""
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
         if event.region != self._home:
             self._metrics.forwards.labels(self._known(event.region), "refused").inc()
 
     def attempt_failed(self, record: OpenRequest, event: ev.AttemptFailed) -> None:
-        """An attempt was lost, or failed."""
         self._metrics.failures.inc()
         log.info("%s: attempt %d: %s", record.request.request_id, event.attempt, event.detail)
 
     def served(self, record: OpenRequest, end: exchange.End) -> None:
-        """An engine's whole answer is here: its counts teach how many tokens a text has."""
         if end.prompt_tokens < 0:
             return
         assert isinstance(record, ClientRequest)
@@ -108,15 +96,12 @@ class RequestObserver(Observer):
         self._metrics.cached_tokens.inc(max(0, end.cached_tokens))
 
     def frames_missing(self) -> None:
-        """Frames of an answer were lost, and are asked for again."""
         self._metrics.frames_missing.inc()
 
     def residency_refused(self, asker: str) -> None:
-        """A request may not go where it would have to."""
         self._metrics.residency_refused.labels(asker).inc()
 
     def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
-        """A peer's request was placed here, or refused for this reason."""
         if record.request.warm:
             return
         result = "placed" if refusal is None else "refused"
@@ -125,60 +110,11 @@ class RequestObserver(Observer):
             self._metrics.ingress_refusals.labels(refusal).inc()
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
-        """Somebody sent what can't be read."""
         self._log.warning(what, "unreadable", text, *args)
 
     def _known(self, region: RegionId) -> str:
-        """That region as a label: whoever sends frames may name any."""
+        """That region as a label; a frame may name any."""
         return region if region in self._regions else OTHER
-
-
-class KeptRequests:
-    """The session's store of prefixes: clients' requests, cut, to be computed again unasked."""
-
-    def __init__(self) -> None:
-        self._kept = KeptPrefixes()
-
-    def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
-        """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
-        assert isinstance(record, ClientRequest)
-        ask = record.ask
-        try:
-            return self._kept.keep(prefix, ask.path, ask.body, blocks * BLOCK_BYTES, ask.tenant)
-        except Exception:  # whatever is wrong with the copy, the client's request goes on
-            log.exception("request %s can't be cut to be kept", ask.request_id)
-            return None
-
-    def drop(self, prefix: int) -> None:
-        """Keep it no more."""
-        self._kept.drop(prefix)
-
-    def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
-        """It goes the way of every request; but nobody reads its answer."""
-        kept = self._kept.get(prefix)
-        assert kept is not None, "the core warms only what it was told is kept"
-        ask = ParsedRequest(
-            request_id=request.request_id,
-            model=request.model,
-            path=kept.path,
-            body=kept.body,
-            text=NO_PROMPT,
-            timeout_s=None,
-            options=RequestOptions(priority=request.priority),
-            residency=request.residency,
-            warm=True,
-            tenant=kept.tenant,
-        )
-        spans = RequestSpans(request.request_id, request.model, None)
-        return ClientRequest(
-            request=request,
-            path=kept.path,
-            body=kept.body,
-            tenant=kept.tenant or "",
-            ask=ask,
-            spans=spans,
-            size=NO_TEXT,
-        )
 
 
 class RequestManager:
@@ -202,7 +138,9 @@ class RequestManager:
         self._metrics = metrics
         self._clock = clock
         self._on_control = on_control
-        self._tenants = Tenants(config.region, config.settings.ground, config.keys)
+        ground = config.settings.ground
+        self._tenants = Tenants(config.region, ground, config.keys)
+        self._may_be_limited = bool(config.keys or ground.labels)  # by a key or a label
         self._prompts = PromptReader(config.hash_key)
         self.bodies = BodyBudget()
         self.messages = RequestMessages(
@@ -221,12 +159,12 @@ class RequestManager:
             config.router,
             decide=decide,
             clock=clock,
-            bus=self.messages,
-            prefixes=KeptRequests(),
-            secret=partial(secrets.token_hex, INBOX_SECRET_BYTES),
+            bus=bus,
+            prefixes=KeptPrefixes(),
+            secret=lambda: os.urandom(INBOX_SECRET_BYTES).hex(),
             keys=count(1),
             observer=RequestObserver(config, metrics, self._prompts),
-            ground=config.settings.ground,
+            ground=ground,
             give_back=self.bodies.give_back,
         )
         self.messages.bind(self.session)
@@ -244,7 +182,7 @@ class RequestManager:
         metrics.bodies.set_function(lambda: self.bodies.taken_bytes)
 
     def _performers(self, regions: Regions) -> dict[type, Callable[[Any], None]]:
-        """Of the effects that are about no request."""
+        """Of the effects that concern no request."""
 
         def publish_digest(effect: fx.PublishDigest) -> None:
             regions.published(effect.digest)
@@ -277,19 +215,12 @@ class RequestManager:
         return len(self.session)
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that some ready replica serves."""
         return self._core.models()
 
     def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it."""
         return self._core.model_card(model)
 
-    def known_models(self) -> tuple[ModelId, ...]:
-        """Models that can be asked for, if only to wait for a replica's return."""
-        return self._core.known_models()
-
     def not_ready_because(self) -> tuple[Fault, str] | None:
-        """Why requests can't be placed at present."""
         if self._core.draining:
             return Fault.DRAINING, "this router is shutting down"
         if not self._bus.is_connected:
@@ -299,7 +230,6 @@ class RequestManager:
         return None
 
     def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
-        """Where a client's request may go. Raises RequestRefused if that is nowhere."""
         try:
             return self._tenants.residency(wanted, headers)
         except RequestRefused as problem:
@@ -307,12 +237,7 @@ class RequestManager:
                 self._metrics.residency_refused.labels("client").inc()
             raise
 
-    def tenant(self, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is; empty for nobody's, None where tenants are not told apart."""
-        return self._tenants.tenant(headers)
-
     def readiness(self) -> Readiness:
-        """Whether it is known what replicas hold, and since when."""
         warmth = self._core.gossip.siblings.sync
         if warmth.warm_at is None:
             return Readiness(warm=False)
@@ -320,109 +245,124 @@ class RequestManager:
         return Readiness(warm=True, warm_for_s=warm_for_s, warmed_by=warmth.source)
 
     def admit(
-        self, ask: ParsedRequest, taken: int, parent: Context | None, changed: Callable[[], None]
+        self, parsed: ParsedRequest, headers: Mapping[str, str], changed: Callable[[], None]
     ) -> ClientRequest:
-        """Take a client's request in and place it; `taken`: what `bodies` set aside for it.
-
-        `changed` becomes the request's, and may be called before this returns.
-        """
-        now, settings = self._clock(), self._config.settings
-        spans = RequestSpans(ask.request_id, ask.model, parent)
+        """Take a client's request in and place it; see `FrontDoor`."""
+        options, model = parsed.options, parsed.model
+        residency: Labels = ()
+        tenant: str | None = None
+        try:
+            if self._may_be_limited or options.residency:
+                residency = self.residency(options.residency, headers)
+                tenant = self._tenants.tenant(headers)
+            models = self._core.known_models()
+            if models and model not in models:
+                message = f"the model {model!r} is not served here; known: {', '.join(models)}"
+                raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
+        except BaseException:
+            self.bodies.give_back(parsed.kept_bytes)
+            raise
+        now = self._clock()
+        spans = _spans(parsed.request_id, model, headers)
+        text = parsed.text
         request = Request(
             key=next(self.session.keys),
-            request_id=ask.request_id,
-            model=ask.model,
-            prompt=self._prompts.read(ask.model, ask.text, ask.options.salt, ask.tenant or ""),
+            request_id=parsed.request_id,
+            model=model,
+            prompt=self._prompts.read(model, text, options.salt, tenant or ""),
             arrived_at=now,
-            deadline=now + (ask.timeout_s or settings.request_s_max),
+            deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
             hops=0,
             origin=self._config.region,
-            priority=ask.options.priority,
-            slo_ttft_s=ask.options.slo_ttft_s,
-            session=ask.options.session,
-            residency=ask.residency,
-            wants_receipt=ask.options.debug or spans.is_recording or self._reads_receipts(),
+            priority=options.priority,
+            slo_ttft_s=options.slo_ttft_s,
+            session=options.session,
+            residency=residency,
+            wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
         )
-        kept_bytes = len(ask.body) + len(ask.text.data)
-        self.bodies.settle(taken, kept_bytes)
-        ticket = ClientRequest(
+        admitted = ClientRequest(
             request=request,
-            path=ask.path,
-            body=ask.body,
-            tenant=ask.tenant or "",
-            ask=ask,
-            size=ask.text.size,
+            path=parsed.path,
+            body=parsed.body,
+            tenant=tenant,
+            size=text.size,
+            wants_decision=options.debug,
             spans=spans,
-            kept_bytes=kept_bytes,
+            kept_bytes=parsed.kept_bytes,
             changed=changed,
         )
-        self.session.admit(ticket)
-        return ticket
+        self.session.admit(admitted)
+        return admitted
 
     def _reads_receipts(self) -> bool:
         """Whether the log or a recorder reads the candidates of every decision."""
         return self._config.record is not None or log.isEnabledFor(logging.INFO)
 
-    def started(self, ticket: ClientRequest) -> None:
-        """Its client is being sent a first byte."""
-        ticket.first_byte_at = self._clock()
-        if ticket.spans.is_recording:
-            ticket.spans.first_byte()
-        assert ticket.answer is not None
-        here = ticket.answer.region == self._config.region
+    def started(self, record: ClientRequest) -> None:
+        record.first_byte_at = self._clock()
+        if record.spans.is_recording:
+            record.spans.first_byte()
+        assert record.answer is not None
+        here = record.answer.region == self._config.region
         self._metrics.ttft_by_server("local" if here else "peer").observe(
-            ticket.first_byte_at - ticket.request.arrived_at
+            record.first_byte_at - record.request.arrived_at
         )
-        self.session.started(ticket)
+        self.session.started(record)
 
-    def finished(self, ticket: ClientRequest) -> None:
-        """Its client has the whole answer, which may end with the engine's own error."""
-        assert ticket.answer is not None and ticket.answer.head is not None
-        failure = ticket.answer.engine_failure
-        if not self._close(ticket, "ok" if failure is None else ENGINE_FAILED):
-            return
-        if failure is not None:
-            log.warning("%s: %s: %s", ticket.ask.request_id, ENGINE_FAILED, failure)
-            failure = f"{ENGINE_FAILED}: {failure}"
-        ticket.spans.end(ticket.answer.head.status, failure)
+    def finished(self, record: ClientRequest) -> None:
+        assert record.answer is not None and record.answer.head is not None
+        failure = record.answer.engine_failure
+        status = record.answer.head.status
+        if failure is None:
+            self._close(record, "ok", status)
+        elif self._close(record, ENGINE_FAILED, status, f"{ENGINE_FAILED}: {failure}"):
+            log.warning("%s: %s: %s", record.request.request_id, ENGINE_FAILED, failure)
 
-    def failed(self, ticket: ClientRequest) -> None:
-        """Its client has been told of the failure."""
-        if ticket.failure is None:
-            assert ticket.engine_error is not None
-            status, message = ticket.engine_error.status, "the engine's own error"
+    def failed(self, record: ClientRequest) -> None:
+        if record.failure is None:
+            assert record.engine_error is not None
+            status, message = record.engine_error.status, "the engine's own error"
             outcome = "failed"
         else:
-            status, message = ticket.failure.fault.value.status, ticket.failure.message
-            is_shed = ticket.failure.fault in SHED and ticket.first_byte_at is None
+            status, message = record.failure.fault.value.status, record.failure.message
+            is_shed = record.failure.fault in SHED and record.first_byte_at is None
             outcome = "shed" if is_shed else "failed"
-        if self._close(ticket, outcome):
+        if self._close(record, outcome, status, message):
             level = logging.INFO if outcome == "shed" else logging.WARNING
-            log.log(level, "%s: %d: %s", ticket.ask.request_id, status, message)
-            ticket.spans.end(status, message)
+            log.log(level, "%s: %d: %s", record.request.request_id, status, message)
 
-    def leave(self, ticket: ClientRequest) -> None:
-        """Its client is gone, unless it had its answer already."""
-        answer = ticket.answer
-        if not self.session.is_open(ticket):
+    def leave(self, record: ClientRequest) -> None:
+        answer = record.answer
+        if not self.session.is_open(record):
             return
-        if answer is None or not answer.has_said_all:
-            self.feed(ev.ClientGone(ticket.request.key))
-            self._close(ticket, "client_gone")
-            ticket.spans.end(STATUS_CLIENT_GONE, "the client hung up")
-        elif answer.is_complete or ticket.failure is not None:
-            self.finished(ticket)
+        if answer is None or not answer.has_last_event:
+            self.feed(ev.ClientGone(record.request.key))
+            self._close(record, "client_gone", STATUS_CLIENT_GONE, "the client hung up")
+        elif answer.end is not None or record.failure is not None:
+            self.finished(record)
         else:
             # OpenAI's clients hang up on [DONE]. The end of the answer, with its counts of tokens,
             # is still on its way, and a cancel would cost what is learned from it.
-            asyncio.get_running_loop().call_later(END_S, self._said_all, ticket)
+            asyncio.get_running_loop().call_later(END_S, self._end_after_last_event, record)
 
-    def _said_all(self, ticket: ClientRequest) -> None:
-        self.feed(ev.ClientGone(ticket.request.key))  # without effect if the end came
-        self.finished(ticket)
+    def _end_after_last_event(self, record: ClientRequest) -> None:
+        self.feed(ev.ClientGone(record.request.key))  # without effect if the end came
+        self.finished(record)
 
-    def _close(self, ticket: ClientRequest, outcome: str) -> bool:
-        if not self.session.close(ticket):
+    def _close(
+        self, record: ClientRequest, outcome: str, status: int, error: str | None = None
+    ) -> bool:
+        """It is over, with that HTTP status. False if it was before."""
+        if not self.session.close(record):
             return False
-        self._metrics.ended(outcome, ticket.request.arrived_at, self._clock())
+        self._metrics.ended(outcome, record.request.arrived_at, self._clock())
+        if record.spans.is_recording:
+            record.spans.end(status, error)
         return True
+
+
+def _spans(request_id: RequestId, model: ModelId, headers: Mapping[str, str]) -> Trace:
+    """A request's spans; none where tracing is off and the client sent no trace."""
+    if not tracing.is_set_up and tracing.PARENT not in headers:
+        return NO_TRACE
+    return RequestSpans(request_id, model, tracing.extract(headers))

@@ -1,14 +1,13 @@
-"""The bus messages that carry requests and answers, states of replicas and regions: out and in.
+"""Messages from the bus to a router: requests, answers, states of replicas and regions.
 
-Out: the session's `Bus` over nats-py. In: bytes are read and checked, and what nobody honest sends
-is dropped, with a warning. The asking router keeps the client, the answer and the body's parts of
-a peer's request; this region only says which replica answers. So nothing of it is stored here but
-while it is being placed, and its bytes count like those of own clients' bodies: what does not fit
-is refused before it is read.
+Each is read and checked; a malformed or forged one is dropped with a warning. The asking router
+keeps the client, the answer and the body's parts of a peer's request; this region only says which
+replica answers. So a peer's request is stored here only while it is being placed, and its bytes
+count against the same budget as clients' bodies: what does not fit is refused before it is read.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import orjson
@@ -25,32 +24,28 @@ from mesh.adapters.bus import (
 )
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.request_body import BodyBudget
-from mesh.adapters.request_options import salt_of
+from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import IngressSpan
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, prompt_text
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.session.answer import Held
 from mesh.session.headers import (
     IngressInvalid,
     accepted_headers,
     read_forwarded,
     read_tenant,
 )
-from mesh.session.record import OpenRequest
+from mesh.session.record import NO_TRACE, OpenRequest, Trace
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
-from schemas.exchange import Frame, Refusal
+from schemas.exchange import Refusal
 from schemas.http import CHAT
-from schemas.ids import ModelId, RegionId, ReplicaId
+from schemas.ids import ModelId
 from schemas.parcels import PARCEL
-from schemas.residency import Ground, Labels, labels_text
 
 log = logging.getLogger(__name__)
 
-SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to tell where its prefix lives
 ReadPrompt = Callable[[ModelId, PromptText, str, str], Prompt]  # of model, text, salt and tenant
 
 
@@ -85,89 +80,30 @@ class RequestMessages:
         self._on_control = on_control
         self._reads_receipts = reads_receipts
         self._log = LimitedLog(log)
+        self._parcels = subjects.inbox(config.region, config.router, PARCEL)
 
     def bind(self, session: Session) -> None:
         """What is received goes to that session."""
         self.session = session
         self._receive_frame = session.answers.receive_frame
 
-    # Out: mesh.session.record.Bus.
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the server can be reached at this moment."""
-        return self._bus.is_connected
-
-    def send_work(
-        self,
-        record: OpenRequest,
-        region: RegionId,
-        replica: ReplicaId,
-        inbox: str,
-        headers: dict[str, str],
-    ) -> bool:
-        """The request to an agent; a body too large for one message is asked for in parts."""
-        body = record.body
-        if len(body) > self._bus.payload_bytes_max:
-            headers[exchange.H_BODY_BYTES], body = str(len(body)), b""
-        subject = subjects.work(region, replica)
-        return self._bus.publish(subject, body, reply=inbox, headers=headers)
-
-    def send_ingress(
-        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
-    ) -> bool:
-        """The request to a peer. A peer's loop is not to read large bodies, so they go in parts."""
-        body, request = record.body, record.request
-        if len(body) > LARGE_BYTES:
-            headers[exchange.H_BODY_BYTES] = str(len(body))
-            prompt = request.prompt
-            sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])
-            body = wire.encode(sketch)
-        ground, home = self._config.settings.ground, self._config.region
-        subject = ingress_subject(ground, home, peer, request.residency)
-        return self._bus.publish(subject, body, reply=inbox, headers=headers)
-
-    def send_body(
-        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
-    ) -> None:
-        """Its body in parts, to the agent that asked for them."""
-        subject = subjects.body(region, replica)
-        for payload, headers in body_parts(record.body, inbox, self._bus.payload_bytes_max):
-            self._bus.publish(subject, payload, headers=headers)
-
-    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
-        """Nobody waits for the answer to that inbox any more."""
-        cancel = wire.encode(exchange.Cancel(inbox))
-        self._bus.publish(subjects.cancel(region, replica), cancel)
-
-    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
-        """How far an answer's client has got, or from which frame on it is to be sent again."""
-        self._bus.publish(subjects.credit(region, replica), wire.encode(credit))
-
-    def answer_peer(
-        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
-    ) -> None:
-        """What has become of a peer's request."""
-        if isinstance(message, Held):
-            frame = exchange.pack_frame(Frame.HELD, message.hops)
-        else:
-            frame = exchange.pack_frame(_KINDS[type(message)], 0, wire.encode(message))
-        self._bus.publish(inbox, frame)
-
-    # In.
-
     def receive_answer(self, msg: Msg) -> None:
         """Something for an inbox of this router: nearly always the bytes of some answer."""
-        if msg.headers is None and self._receive_frame(msg.subject, msg.data):
+        subject = msg.subject
+        if msg.headers is None and self._receive_frame(subject, msg.data):
             return
-        answers, subject = self.session.answers, msg.subject
-        nobody = is_no_responders(msg.headers)
-        if answers.nobody_listens(subject) if nobody else answers.receive_frame(subject, msg.data):
+        if subject == self._parcels:
+            self.session.answers.receive_parcel(subject.removesuffix(PARCEL), msg.data)
             return
-        token = subject.rpartition(".")[2]
-        if token == PARCEL:
-            answers.receive_parcel(subject.removesuffix(PARCEL), msg.data)
-        elif not self._on_control(token, msg) and not nobody:
+        answers = self.session.answers
+        has_no_subscriber = is_no_responders(msg.headers)
+        if has_no_subscriber:
+            is_answer = answers.no_subscriber(subject)
+        else:
+            is_answer = answers.receive_frame(subject, msg.data)
+        if is_answer:
+            return
+        if not self._on_control(subject.rpartition(".")[2], msg) and not has_no_subscriber:
             answers.receive_stray(subject, msg.data)
 
     def receive_heartbeat(self, msg: Msg) -> None:
@@ -211,7 +147,7 @@ class RequestMessages:
         self._log.warning(what, "headers", text, what, msg.subject)
 
     def receive_ingress(self, msg: Msg) -> None:
-        """A peer asks this region to place a request."""
+        """A request of a peer, to be placed in this region."""
         channel = "ingress" if subjects.ingress_label(msg.subject) is None else "ingress_within"
         asker = self._guard.inbox(channel, msg)
         if asker is None:
@@ -236,34 +172,7 @@ class RequestMessages:
         self.session.admit_forwarded(record)
 
     def _refuse(self, inbox: str, reason: Refusal) -> None:
-        self.answer_peer(inbox, exchange.Refused(reason, self._config.region, "", -1, -1))
-
-
-_KINDS: Mapping[type, Frame] = {
-    exchange.Placed: Frame.PLACED,
-    exchange.Lost: Frame.LOST,
-    exchange.Refused: Frame.REFUSED,
-}
-
-
-def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
-    """Where a router of `home` asks a peer: under a label that it carries, if any is wanted.
-
-    Raises ValueError if there is none: the core chose somebody that it may not.
-    """
-    if not labels:
-        return subjects.ingress(peer)
-    carried = sorted(set(ground.sent(home, peer)).intersection(labels))
-    if not carried:
-        raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
-    return subjects.ingress_within(peer, carried[0])
-
-
-def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:
-    """The body cut into messages of at most `part_bytes`, each with its headers."""
-    for offset in range(0, len(body), part_bytes):
-        headers = {exchange.H_BODY_INBOX: inbox, exchange.H_BODY_OFFSET: str(offset)}
-        yield body[offset : offset + part_bytes], headers
+        self._bus.answer_peer(inbox, exchange.Refused(reason, self._config.region, "", -1, -1))
 
 
 def read_ingress(
@@ -286,7 +195,9 @@ def read_ingress(
         wants_receipt=wants_receipt,
     )
     body = b"" if exchange.H_BODY_BYTES in headers else msg.data
-    span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
+    span: Trace = NO_TRACE
+    if tracing.is_set_up or tracing.PARENT in headers:
+        span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))
     if span.is_recording and not wants_receipt:
         request = replace(request, wants_receipt=True)
     kept_bytes = len(body) + header_bytes(headers)

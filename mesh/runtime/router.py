@@ -1,4 +1,4 @@
-"""The router process as a function: bus, core, HTTP face, and what happens by the clock."""
+"""The router process: bus, core, HTTP servers, and periodic work."""
 
 import asyncio
 import contextlib
@@ -38,16 +38,16 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 CATCH_UP_S = 0.2
 DRAIN_POLL_S = 0.02
-LAST_WORDS_S = 0.5  # for errors to reach clients whose answers are cut off
+ERRORS_SENT_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
 CANCEL_AGAIN_S = 0.1
 EPOCH = struct.Struct(">Q")
 NONCE_BYTES = 16
-NAMESAKE_S = 0.15  # for a namesake on the same server to answer
+SAME_NAME_S = 0.15  # for a router of the same name on the same server to answer
 
 
 class NameTaken(RuntimeError):
-    """Another router of this name runs in the region; the message says what to do."""
+    """Another router of this name runs in the region. The message says what to do."""
 
 
 class PortTaken(OSError):
@@ -70,7 +70,7 @@ async def run(
 
     Raises BusUnreachable, PortTaken or RecordingRefused at start, and BusUnreachable when the
     server has closed the connection for good: a router that can only refuse must end, to be
-    started anew.
+    restarted.
     """
     router = Router(config)
     try:
@@ -142,6 +142,7 @@ class Router:
             config.peers,
             config.bus,
             keeps_lease=config.settings.lease_s > 0.0,
+            ground=config.settings.ground,
         )
         self.core = RouterCore(
             region=config.region,
@@ -166,8 +167,8 @@ class Router:
             guard,
             self._on_control,
         )
-        self._namesake = asyncio.Event()
-        self._question = EPOCH.pack(config.epoch) + secrets.token_bytes(NONCE_BYTES)
+        self._same_name_answered = asyncio.Event()
+        self._nonce = EPOCH.pack(config.epoch) + secrets.token_bytes(NONCE_BYTES)
         self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
@@ -175,7 +176,7 @@ class Router:
         self._apis: list[HttpApi] = []
 
     async def open(self) -> None:
-        """Join the bus, then open the door."""
+        """Connect to the bus, then listen for HTTP."""
         if self._recorder is not None:
             self._recorder.open()  # before the first event, or nothing could be replayed
         await self._bus.open(
@@ -194,14 +195,14 @@ class Router:
             )
         )
         self._metrics.bus_connected.set(1)
-        await self._refuse_namesakes()
+        await self._refuse_same_name()
         for work in self._work():
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
 
     def _work(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """What goes on until the router is closed."""
-        yield from (self._ticks(), self._signs_of_life(), self._pings.run(), self._stream())
+        """The tasks that run until the router is closed."""
+        yield from (self._ticks(), self._keep_alive(), self._pings.run(), self._stream())
         if self._config.peers and self._config.settings.lease_s:
             yield self.requests.beats.keep()
 
@@ -228,7 +229,7 @@ class Router:
             log.warning("%d requests cut off by the drain limit", self.requests.open_requests)
             self.requests.feed(ev.DrainOver())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_S):
+                async with asyncio.timeout(ERRORS_SENT_S):
                     await self._until_all_are_gone()
 
     async def _until_all_are_gone(self) -> None:
@@ -236,7 +237,6 @@ class Router:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
-        """Leave at once."""
         for door in (self._http, self._page):
             if door is not None:
                 await door.cleanup()
@@ -297,15 +297,15 @@ class Router:
 
     # The bus.
 
-    async def _refuse_namesakes(self) -> None:
-        # Two routers of one name would share an inbox and look restarted to every agent, so
-        # the second asks, before its first sign of life, and the first says that it is here. Any
-        # agent or peer may publish to that inbox, but only the region's routers receive what is
-        # asked: the answer must repeat it, with its nonce.
-        self._bus.publish(self._own_inbox(WHO), self._question)
+    async def _refuse_same_name(self) -> None:
+        # Two routers of one name would share an inbox and look restarted to every agent. So
+        # the second publishes a nonce to that inbox before its first keepalive, and the first
+        # echoes it. Any agent or peer may publish there, but only the region's routers receive
+        # the nonce.
+        self._bus.publish(self._own_inbox(WHO), self._nonce)
         try:
-            async with asyncio.timeout(NAMESAKE_S):
-                await self._namesake.wait()
+            async with asyncio.timeout(SAME_NAME_S):
+                await self._same_name_answered.wait()
         except TimeoutError:
             return
         region, router = self._config.region, self._config.router
@@ -317,10 +317,10 @@ class Router:
     def _own_inbox(self, token: str) -> str:
         return subjects.inbox(self._config.region, self._config.router, token)
 
-    def _on_namesake(self, token: str, data: bytes) -> None:
-        if token == HERE and data == self._question:
-            self._namesake.set()
-        elif token == WHO and data != self._question and len(data) == len(self._question):
+    def _on_same_name(self, token: str, data: bytes) -> None:
+        if token == HERE and data == self._nonce:
+            self._same_name_answered.set()
+        elif token == WHO and data != self._nonce and len(data) == len(self._nonce):
             self._bus.publish(self._own_inbox(HERE), data)
 
     def _bus_is_lost(self) -> None:
@@ -332,11 +332,11 @@ class Router:
         self.requests.session.bus_returned()
 
     def _on_control(self, token: str, msg: Msg) -> bool:
-        """What comes to this router's inboxes of pings and of routers of its name."""
+        """Messages to this router's inboxes of pings and of routers of its name."""
         if token.startswith(PING_PREFIX):
             self._pings.receive(token, msg.data)
         elif token in (WHO, HERE):
-            self._on_namesake(token, msg.data)
+            self._on_same_name(token, msg.data)
         else:
             return False
         return True
@@ -362,11 +362,11 @@ class Router:
             late_s = self._clock() - due
             self._metrics.loop_late.observe(late_s)
             if late_s > STOOD_STILL_S - TICK_S:
-                # This process stood still. What came meanwhile is heard before anybody is lost.
+                # This process stood still: receive what came meanwhile before declaring losses.
                 await asyncio.sleep(CATCH_UP_S)
             self.requests.session.tick()
 
-    async def _signs_of_life(self) -> None:
+    async def _keep_alive(self) -> None:
         while True:
             self.requests.leases.publish_alive()
             await asyncio.sleep(ALIVE_S)

@@ -10,7 +10,6 @@ Memory is bounded: the agent sends at most WINDOW_BYTES beyond what was credited
 which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 """
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,7 +24,7 @@ from schemas.state import Digest, decode_digest
 
 PLAIN_BYTES_MAX = 1024 * 1024  # a plain answer up to this size is complete before it starts
 ERROR_BYTES_MAX = 64 * 1024  # of an engine's error answer that is kept to be passed on
-PROGRESS_S = 0.5  # how often the core is told that frames keep coming
+PROGRESS_S = 0.5  # between two progress events to the core
 STATUS_TRY_AGAIN = 429
 STATUS_SERVER_ERROR = 500
 EVENT_STREAM = "text/event-stream"
@@ -38,7 +37,7 @@ HEADS_CACHED = 512  # of at most wire.MESSAGE_BYTES_MAX, usually 50
 _DATA = Frame.DATA
 _HEADER_BYTES = FRAME_HEADER.size
 _SOME_EVENT = b"\n\n"  # in the place of one that is whole, and not the last
-_frame_header = FRAME_HEADER.unpack_from
+_frame_header = FRAME_HEADER.pack
 BUFFERED_BYTES_MAX = 2 * max(WINDOW_BYTES, PLAIN_BYTES_MAX)  # what an honest agent never reaches
 
 
@@ -50,7 +49,7 @@ class Held:
 
 
 class Working:
-    """Whoever answers lives, and has nothing to send yet."""
+    """The sender is alive, and has nothing to send yet."""
 
 
 WORKING = Working()
@@ -84,7 +83,7 @@ class EngineError:
 
 @dataclass(frozen=True, slots=True)
 class FramesMissing:
-    """Later frames came than this one, which is to be asked for."""
+    """Later frames came than this one, which is to be requested."""
 
     number: int
 
@@ -105,16 +104,16 @@ class AnswerReceiver:
         self.is_event_stream = False  # so that an error event may end it; known with the head
         self._is_error = False
         self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0  # that wait for the client
         self.taken_bytes = 0  # given out
         self.credit_at_bytes = CREDIT_BYTES  # given out: then a credit is due
-        self._credited_bytes = 0
+        self.credited_bytes = 0  # as the agent was last granted
         self._credit_may_be_lost = False  # its replica waits for something
-        self._next_number = 0
+        self.next_number = 0  # of the frame that it waits for
         self._given_out_last = b""  # the end of what was given out
         self._progress_due_at = float("-inf")
         self._missing_from = -1
-        self.body_sent = False  # in parts, as the agent wanted it
+        self.body_sent = False  # in parts, as the agent requested
 
     @property
     def is_between_events(self) -> bool:
@@ -122,20 +121,15 @@ class AnswerReceiver:
         return not self._given_out_last or self._given_out_last.endswith(EVENT_ENDS)
 
     @property
-    def has_said_all(self) -> bool:
+    def has_last_event(self) -> bool:
         """Whether its last event was given out; clients may leave on it."""
         return self.is_event_stream and self._given_out_last.endswith(LAST_EVENTS)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the engine's whole answer is here."""
-        return self.end is not None
-
-    @property
     def is_whole(self) -> bool:
         """Whether nothing of it is missing, though its end may be: its last event is here."""
-        if self.is_complete or not self.is_event_stream:
-            return self.is_complete
+        if self.end is not None or not self.is_event_stream:
+            return self.end is not None
         return b"".join((self._given_out_last, *self._chunks)).endswith(LAST_EVENTS)
 
     @property
@@ -145,20 +139,15 @@ class AnswerReceiver:
         return self.end.detail if failed and self.end is not None else None
 
     @property
-    def buffered_bytes(self) -> int:
-        """Bytes that wait for the client."""
-        return self._buffered_bytes
-
-    @property
     def is_startable(self) -> bool:
         """Whether the client may be sent its first byte."""
         if self.head is None or self._is_error:
             return False
-        if self.is_complete:
+        if self.end is not None:
             return True
         if self.is_event_stream:
             return self._whole_bytes(b"".join(self._chunks)) > 0
-        return self._buffered_bytes >= PLAIN_BYTES_MAX
+        return self.buffered_bytes >= PLAIN_BYTES_MAX
 
     def passing(self, frame: bytes, now: float) -> bytes:
         """What a frame brings, if it can be given out as it is; empty if it is to be fed instead.
@@ -168,16 +157,12 @@ class AnswerReceiver:
         """
         if self._chunks or now >= self._progress_due_at:
             return b""
-        try:
-            kind, number = _frame_header(frame)
-        except struct.error:
-            return b""
-        if kind != _DATA or number != self._next_number:
+        if not frame.startswith(_frame_header(_DATA, self.next_number)):
             return b""
         data = frame[_HEADER_BYTES:]
         if not data.endswith(b"\n\n") or data.endswith(LAST_EVENTS):
             return b""
-        self._next_number = number + 1
+        self.next_number += 1
         self.taken_bytes += len(data)
         self._given_out_last = _SOME_EVENT
         return data
@@ -195,38 +180,33 @@ class AnswerReceiver:
                 data = data[:whole]
         if data:
             self.taken_bytes += len(data)
-            self._buffered_bytes -= len(data)
+            self.buffered_bytes -= len(data)
             self._given_out_last = data[-LAST_EVENT_BYTES:]
         return data
 
     def _whole_bytes(self, data: bytes) -> int:
         """How many of the buffered bytes end with a whole event; all of them in other answers."""
-        if not self.is_event_stream or self.is_complete or data.endswith(b"\n\n"):
+        if not self.is_event_stream or self.end is not None or data.endswith(b"\n\n"):
             return len(data)
         whole = _events_bytes(data)
         return len(data) if len(data) - whole > EVENT_BYTES_MAX else whole
 
-    @property
-    def credited_bytes(self) -> int:
-        """What the agent was told last."""
-        return self._credited_bytes
-
     def credit_due(self) -> exchange.Credit | None:
-        """What to tell the agent once the taken bytes have left for the client, if it is time.
+        """The credit that is due to the agent once the taken bytes have left for the client.
 
         Short answers never need it: half a window must have gone by.
         """
-        waiting = 0 if self.is_event_stream else self._buffered_bytes
+        waiting = 0 if self.is_event_stream else self.buffered_bytes
         passed = self.taken_bytes + min(waiting, PLAIN_BYTES_MAX)
         again, self._credit_may_be_lost = self._credit_may_be_lost, False
-        if self.is_complete or (passed - self._credited_bytes < CREDIT_BYTES and not again):
+        if self.end is not None or (passed - self.credited_bytes < CREDIT_BYTES and not again):
             return None
-        self._credited_bytes = passed
+        self.credited_bytes = passed
         self.credit_at_bytes = passed + CREDIT_BYTES
         return exchange.Credit(self.inbox, passed)
 
     def feed(self, frame: FrameView, now: float) -> ev.Event | FramesMissing | None:
-        """Take in one frame. Returns what the core must hear, or the agent, if anything.
+        """Take in one frame. Returns the core's event, or which frames are missing, if any.
 
         Raises WireError for frames that no sender of ours makes.
         """
@@ -234,9 +214,9 @@ class AnswerReceiver:
         if kind is not _DATA and (message := _ABOUT_PLACE.get(kind)) is not None:
             decoded = Held(number) if message is Held else wire.decode_as(message, payload)
             return self._about_place(decoded)
-        if number != self._next_number:
+        if number != self.next_number:
             return self._out_of_order(number)
-        self._next_number = number + 1
+        self.next_number = number + 1
         if kind is _DATA:
             return self._data(payload, now)
         if kind is Frame.HEAD:
@@ -247,7 +227,7 @@ class AnswerReceiver:
         return self._progressed(now)  # WORKING, or BODY_WANTED, which the edge answers
 
     def receive(self, message: Message, now: float) -> ev.Event | None:
-        """Take in what a frame says, decoded and in its order: `feed` for a host without bytes."""
+        """Take in a decoded message, in its order: `feed` for a host without bytes."""
         if isinstance(message, bytes):
             return self._data(message, now)
         if isinstance(message, exchange.Head):
@@ -258,25 +238,16 @@ class AnswerReceiver:
         return self._progressed(now) if message is WORKING else self._about_place(message)
 
     def _out_of_order(self, number: int) -> ev.Event | FramesMissing | None:
-        """Said again, or too early: what was lost will be sent again with all that came since."""
-        if number < self._next_number or self._missing_from == self._next_number:
+        """A duplicate, or too early: from a lost frame on, all frames are sent again."""
+        if number < self.next_number or self._missing_from == self.next_number:
             return None
-        if self.replica is None:  # nobody to ask
-            return self.lost(self._next_number)
-        self._missing_from = self._next_number
-        return FramesMissing(self._next_number)
-
-    @property
-    def next_number(self) -> int:
-        """Of the frame that it waits for."""
-        return self._next_number
-
-    def misses(self, number: int) -> bool:
-        """Whether it still waits for that frame."""
-        return self._next_number == number
+        if self.replica is None:  # no sender is known
+            return self.lost(self.next_number)
+        self._missing_from = self.next_number
+        return FramesMissing(self.next_number)
 
     def lost(self, number: int) -> ev.Event:
-        """That frame was not sent again, whoever was asked."""
+        """That frame was requested again in vain."""
         return self._failed(f"frame {number} of the answer was lost")
 
     def _head(
@@ -298,7 +269,7 @@ class AnswerReceiver:
 
     def _about_place(self, message: object) -> ev.Event | None:
         if isinstance(message, Held):
-            if self.replica is not None:  # it waits no more: from here on its replica must speak
+            if self.replica is not None:  # it was placed: only its replica may answer
                 return None
             return ev.AttemptProgressed(self.key, self.attempt)
         if isinstance(message, exchange.Placed):
@@ -313,7 +284,7 @@ class AnswerReceiver:
     def _refused(self, refused: exchange.Refused) -> ev.AttemptRefused:
         region = region_named(refused.region)
         replica = place_named(region, refused.replica)[1] if refused.replica else None
-        if self.region is None:  # else it was passed to an agent, and that may be who refuses
+        if self.region is None:  # else it was passed to an agent, which may have refused it
             self.fresh = _digest(refused.digest)
         return ev.AttemptRefused(
             self.key,
@@ -329,18 +300,18 @@ class AnswerReceiver:
         if self.head is None:
             return self._failed("the answer began without its head")
         if self._is_error:
-            kept = payload[: ERROR_BYTES_MAX - self._buffered_bytes]
+            kept = payload[: ERROR_BYTES_MAX - self.buffered_bytes]
             self.taken_bytes += len(payload) - len(kept)  # so that credit goes on
             payload = kept
         self._chunks.append(payload)
-        self._buffered_bytes += len(payload)
-        if self._buffered_bytes > BUFFERED_BYTES_MAX:
+        self.buffered_bytes += len(payload)
+        if self.buffered_bytes > BUFFERED_BYTES_MAX:
             return self._failed("the replica sent more than flow control allows")
         return self._progressed(now)
 
     def _end(self, end: exchange.End) -> ev.Event:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
-            self.end = end  # its client was told by the engine itself
+            self.end = end  # the engine's own error event has reached the client
             return ev.AnswerEnded(self.key, self.attempt, None)
         if end.outcome != Outcome.DONE:
             return self._failed(end.detail or end.outcome)
@@ -369,7 +340,7 @@ class AnswerReceiver:
 
 @lru_cache(HEADS_CACHED)
 def _read_head(payload: bytes) -> tuple[exchange.Head, RegionId, ReplicaId, Mapping[str, str]]:
-    """What a HEAD frame says, and who says it. Nearly all of a replica's say the same.
+    """A HEAD frame and its sender. Nearly all of a replica's are equal.
 
     Raises WireError.
     """
@@ -389,7 +360,7 @@ def _served(end: exchange.End) -> Served:
 
 
 def _digest(text: str) -> Digest | None:
-    """A refusal stands whatever its digest says; one that can't be read is none."""
+    """A refusal counts without its digest; one that can't be read is ignored."""
     try:
         return decode_digest(text.encode()) if text else None
     except wire.WireError:

@@ -1,7 +1,7 @@
 """Frames of answers, from the bus to the request that they are for, and back to their senders.
 
 Credits and requests to retransmit go out from here. A frame that no attempt under way waits for is
-a stray: whoever sends it is told to stop.
+a stray: its sender gets a cancel.
 """
 
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ class BusReceiver:
         return True
 
     def receive_stray(self, inbox: str, data: bytes) -> None:
-        """A frame that nobody waits for: whoever sends it should stop."""
+        """A frame that no attempt waits for: its sender gets a cancel."""
         try:
             kind, _, payload = exchange.unpack_frame(data)
             if kind is Frame.PLACED or (kind is Frame.WORKING and payload):
@@ -108,13 +108,13 @@ class BusReceiver:
         except wire.WireError as error:
             self._unreadable_frame(inbox, error)
 
-    def nobody_listens(self, inbox: str) -> bool:
-        """The bus itself: what was published with this reply subject reached nobody. False if no
+    def no_subscriber(self, inbox: str) -> bool:
+        """The bus reports that a message with this reply subject had no subscriber. False if no
         attempt under way answers there."""
         record = self._streams.get(inbox)
         if record is None or record.answer is None:
             return False
-        # Nothing was begun, so it counts as a refusal: whoever was asked rests until it speaks.
+        # Nothing was begun, so it counts as a refusal: that place rests until it reports again.
         answer = record.answer
         place = answer.region or self._region, answer.replica
         event = ev.AttemptRefused(answer.key, answer.attempt, NOBODY_LISTENS, *place, -1, -1)
@@ -129,7 +129,7 @@ class BusReceiver:
             event = answer.feed(frame, now)
             if isinstance(event, FramesMissing):
                 self._observer.frames_missing()
-                self._ask_again(self._missing.enter(answer.inbox, event.number, now), now)
+                self._request_again(self._missing.enter(answer.inbox, event.number, now), now)
                 return
             if frame.kind is Frame.BODY_WANTED and not answer.body_sent:
                 answer.body_sent = True
@@ -156,7 +156,7 @@ class BusReceiver:
         self._feed(event)
 
     def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> None:
-        """To an agent that asks for the body's parts, perhaps of a region that we did not ask.
+        """To an agent that requests the body's parts, perhaps of a region that we did not choose.
 
         Raises WireError where it may not go: then this attempt is over.
         """
@@ -168,38 +168,38 @@ class BusReceiver:
         self._bus.send_body(record, region, replica, answer.inbox)
 
     def give_credit(self, answer: AnswerReceiver) -> None:
-        """Tell the agent how far its answer has got, if it is time to."""
+        """Send the agent a credit if one is due."""
         if answer.region is None or answer.replica is None:
             return
         if (credit := answer.credit_due()) is not None:
             self._bus.send_credit(answer.region, answer.replica, credit)
 
     def tick(self) -> None:
-        """Ask again for what was lost and has still not come."""
+        """Request again what was lost and has still not come."""
         now = self._clock()
         for missing in self._missing.due(now, bus_is_there=self._bus.is_connected):
-            self._ask_again(missing, now)
+            self._request_again(missing, now)
 
     def bus_returned(self) -> None:
-        """Ask for what came while the bus was away, of answers that have begun."""
+        """Request what came while the bus was away, of answers that have begun."""
         now = self._clock()
         for record in self._streams.values():
             if (answer := record.answer) is not None and answer.head is not None:
                 self._send_again(answer, answer.next_number)
-                self._missing.asked_anew(answer.inbox, now)
+                self._missing.requested_after_outage(answer.inbox, now)
 
-    def _ask_again(self, missing: RetransmitRequest, now: float) -> None:
-        """Ask for what was lost until it comes, or for too long."""
+    def _request_again(self, missing: RetransmitRequest, now: float) -> None:
+        """Request what was lost, until it comes or counts as lost."""
         record = self._streams.get(missing.inbox)
         answer = record.answer if record is not None else None
-        if record is None or answer is None or not answer.misses(missing.number):
+        if record is None or answer is None or answer.next_number != missing.number:
             self._missing.drop(missing)
         elif missing.is_lost:
             self._missing.drop(missing)
             self._over(record, answer, answer.lost(missing.number))
         elif self._bus.is_connected:
             self._send_again(answer, missing.number)
-            missing.was_asked_for(now)
+            missing.was_requested(now)
 
     def _send_again(self, answer: AnswerReceiver, number: int) -> None:
         if answer.region is not None and answer.replica is not None:

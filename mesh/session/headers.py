@@ -1,15 +1,16 @@
 """The headers of the messages that carry a request, written and read.
 
-What a peer's message says is believed only as far as it concerns that request: its place in the
-hold queue, its deadline, its labels. What a hand-off costs and how it may queue is decided here.
+A peer's message is believed only as far as it concerns that request: its place in the hold queue,
+its deadline, its labels. This router decides what a hand-off costs and how it may queue.
 """
 
 import re
 from collections.abc import Callable, Mapping
 
-from mesh.core.model.effects import Dispatch
+from mesh.core.model.effects import Dispatch, Forward
 from mesh.core.model.prompt import Prompt
 from mesh.core.model.request import Request
+from mesh.session.record import OpenRequest
 from schemas import exchange, subjects
 from schemas.exchange import HOPS_MAX, Priority
 from schemas.headers import HEADERS, TRACE
@@ -25,22 +26,54 @@ from schemas.ids import (
 )
 from schemas.residency import Labels, labels_text, parse_labels
 
-# What honest routers say is far below; what is beyond can't be reckoned with.
+# Honest routers send far lower numbers; higher ones are refused.
 DEADLINE_MS_MAX = 10**12
-WAITED_S_MAX = 60.0  # nobody is held longer; a peer's word for more gives no better place
+WAITED_S_MAX = 60.0  # the longest hold; a higher claim gives no better place
 PASSED_ON = {header.name: header for header in HEADERS["ingress"]}
 
 
 class IngressInvalid(ValueError):
-    """A peer's message that asks for nothing we could do."""
+    """A peer's message that is no valid request."""
 
 
 # Written.
 
 
-def request_headers(request: Request, path: str, attempt: int, now: float) -> dict[str, str]:
-    """The headers that work and ingress messages share."""
-    headers = deadline_header(request, now)
+def work_headers(
+    request: Request, path: str, effect: Dispatch, home: RegionId, router: RouterId, now: float
+) -> dict[str, str]:
+    """Of a request that a router of `home` hands to a replica."""
+    headers = _request_headers(request, path, effect.attempt, now)
+    _add_handoff(headers, effect, home, router)
+    return headers
+
+
+def passed_on_headers(
+    record: OpenRequest, effect: Dispatch, home: RegionId, router: RouterId, now: float
+) -> dict[str, str]:
+    """Of a peer's request that a router of `home` hands to a replica."""
+    headers = {**record.received, exchange.H_DEADLINE_MS: _deadline_ms(record.request, now)}
+    _add_handoff(headers, effect, home, router)
+    return headers
+
+
+def ingress_headers(
+    record: OpenRequest, effect: Forward, origin: RegionId, now: float
+) -> dict[str, str]:
+    """Of a request that a peer is to place; no agent needs the last of them."""
+    request = record.request
+    headers = _request_headers(request, record.path, effect.attempt, now)
+    if record.tenant:
+        headers[exchange.H_TENANT] = record.tenant
+    headers[exchange.H_WAITED_MS] = str(max(0, round((now - request.arrived_at) * 1000)))
+    headers[exchange.H_HELD_MS] = str(round(effect.held_s * 1000))
+    headers[exchange.H_HOPS] = "1"
+    headers[exchange.H_ORIGIN] = origin
+    return headers
+
+
+def _request_headers(request: Request, path: str, attempt: int, now: float) -> dict[str, str]:
+    headers = {exchange.H_DEADLINE_MS: _deadline_ms(request, now)}
     headers[exchange.H_REQUEST] = request.request_id
     headers[exchange.H_MODEL] = subjects.encode_model(request.model)
     headers[exchange.H_PATH] = path
@@ -58,40 +91,24 @@ def request_headers(request: Request, path: str, attempt: int, now: float) -> di
     return headers
 
 
-def deadline_header(request: Request, now: float) -> dict[str, str]:
-    """How long there is still use for an answer."""
-    return {exchange.H_DEADLINE_MS: str(max(1, round((request.deadline - now) * 1000)))}
+def _deadline_ms(request: Request, now: float) -> str:
+    """How long an answer is of use."""
+    return str(max(1, round((request.deadline - now) * 1000)))
 
 
-def ingress_headers(
-    request: Request, tenant: str, origin: RegionId, held_s: float, now: float
-) -> dict[str, str]:
-    """What a peer is told of the request beside those; no agent needs it."""
-    headers = {exchange.H_TENANT: tenant} if tenant else {}
-    headers[exchange.H_WAITED_MS] = str(max(0, round((now - request.arrived_at) * 1000)))
-    headers[exchange.H_HELD_MS] = str(round(held_s * 1000))
-    headers[exchange.H_HOPS] = "1"
-    headers[exchange.H_ORIGIN] = origin
-    return headers
-
-
-def handoff_headers(home: RegionId, router: RouterId, effect: Dispatch) -> dict[str, str]:
-    """The headers by which heartbeats tell routers what has been taken and what it costs.
-
-    And by which agents know whose it is: `home` is the router's own region.
-    """
-    headers = {
-        exchange.H_FROM: router,
-        exchange.H_HANDOFF: str(effect.handoff),
-        exchange.H_PREFILL_TOKENS: str(effect.prefill_tokens),
-    }
+def _add_handoff(
+    headers: dict[str, str], effect: Dispatch, home: RegionId, router: RouterId
+) -> None:
+    """Heartbeats report by these what was taken and what it costs; agents know the owner."""
+    headers[exchange.H_FROM] = router
+    headers[exchange.H_HANDOFF] = str(effect.handoff)
+    headers[exchange.H_PREFILL_TOKENS] = str(effect.prefill_tokens)
     if effect.may_queue:
         headers[exchange.H_MAY_QUEUE] = "1"
     if effect.region is not None:
         headers[exchange.H_OWNER] = home
     if effect.term is not None:
         headers[exchange.H_TERM] = str(effect.term)
-    return headers
 
 
 # Read. Everything raises IngressInvalid for what no honest router writes.
@@ -222,10 +239,9 @@ def _session(headers: Mapping[str, str]) -> str | None:
 
 
 def _residency(headers: Mapping[str, str], label: str | None) -> Labels:
-    """The labels that it wants. One of them stands in its subject, where servers look for it.
+    """The labels that it requires. One of them is in its subject, where servers check it.
 
-    Only the two together count: a label in one place alone is somebody's mistake, and whose
-    prompt it is can't be known any more.
+    A label in only one of the two places is a mistake, and the request is refused.
     """
     text = headers.get(exchange.H_RESIDENCY, "")
     try:

@@ -1,7 +1,7 @@
 """One request that is open at this router, and what the session needs of its host.
 
 A client's request, a peer's and a warm-up are the same record: a peer's has `answer_inbox` in its
-`request`, so that its answer goes straight to the asking router; nobody waits for a warm-up.
+`request`, so that its answer goes straight to the asking router; a warm-up has no client.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +19,12 @@ from schemas.ids import RegionId, ReplicaId
 
 
 class Trace:
-    """The spans of one request; this one records nothing.
+    """The spans of one request; this one is in no trace.
 
-    Where it `is_recording` nothing, only `dispatched` is called.
+    `dispatched` is called where it `is_traced`, the others where it `is_recording` too.
     """
 
+    is_traced = False
     is_recording = False
 
     def decided(self, effect: fx.Decided) -> None:
@@ -47,7 +48,6 @@ class DirectWriter(Protocol):
 
     def pass_on(self, frame: bytes, now: float) -> bool:
         """Write what a frame brings. False: feed it to the answer, and call `changed`."""
-        ...
 
 
 def _nobody_waits() -> None:
@@ -72,9 +72,9 @@ class OpenRequest:
     """
 
     request: Request
-    path: str = CHAT  # the HTTP path that is asked for at the engine
+    path: str = CHAT  # the HTTP path that is requested of the engine
     body: bytes = b""
-    tenant: str = ""  # whose API key its client gave; empty for none
+    tenant: str | None = None  # whose API key it has; empty: nobody's; None: no keys are listed
     spans: Trace = NO_TRACE
     received: Mapping[str, str] = field(default_factory=dict)
     kept_bytes: int = 0  # that its body takes of the memory for bodies
@@ -83,39 +83,13 @@ class OpenRequest:
     failure: Failure | None = None
     engine_error: EngineError | None = None  # of the last attempt that had one
     pass_engine_error: bool = False
-    changed: Callable[[], None] = _nobody_waits  # call it when the client may be told more
+    changed: Callable[[], None] = _nobody_waits  # call it when there may be more for the client
     direct_writer: DirectWriter | None = None  # while it may write what comes at once
-
-    @property
-    def key(self) -> int:
-        """Its number in this router."""
-        return self.request.key
-
-    @property
-    def arrived_at(self) -> float:
-        """When it came, on the router's clock."""
-        return self.request.arrived_at
-
-    @property
-    def deadline(self) -> float:
-        """When nobody has use for an answer any more, on the router's clock."""
-        return self.request.deadline
 
     @property
     def decision(self) -> Decision | None:
         """The receipt of the last placement."""
         return None if self.decided is None else self.decided.decision
-
-    @property
-    def is_startable(self) -> bool:
-        """Whether the client may be told something: an answer, an error, anything."""
-        if self.failure is not None or self.pass_engine_error:
-            return True
-        return self.answer is not None and self.answer.is_startable
-
-    def forget(self) -> None:
-        """Nobody needs its body and prompt any more."""
-        self.body = b""
 
 
 class Bus(Protocol):
@@ -124,7 +98,6 @@ class Bus(Protocol):
     @property
     def is_connected(self) -> bool:
         """Whether the server can be reached at this moment."""
-        ...
 
     def send_work(
         self,
@@ -135,21 +108,19 @@ class Bus(Protocol):
         headers: dict[str, str],
     ) -> bool:
         """The request to an agent, which answers to `inbox`."""
-        ...
 
     def send_ingress(
         self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
     ) -> bool:
         """The request to a peer region, to be placed there."""
-        ...
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
     ) -> None:
-        """Its body in parts, as the agent asked for them."""
+        """Its body in parts, as the agent requested them."""
 
     def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
-        """Nobody waits for the answer to that inbox any more."""
+        """The answer to that inbox is not wanted any more."""
 
     def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
         """How far an answer's client has got, or from which frame on it is to be sent again."""
@@ -179,7 +150,7 @@ class Observer:
         """An engine's whole answer is here, with its counts of tokens."""
 
     def frames_missing(self) -> None:
-        """Frames of an answer were lost, and are asked for again."""
+        """Frames of an answer were lost, and are requested again."""
 
     def residency_refused(self, asker: str) -> None:
         """A request may not go where it would have to: of a `client`, a `peer`, or its `body`."""
@@ -188,22 +159,20 @@ class Observer:
         """A peer's request was placed here, or refused for this reason."""
 
     def unreadable(self, what: str, text: str, *args: object) -> None:
-        """Somebody sent what can't be read."""
+        """A message can't be read."""
 
 
 class PrefixStore(Protocol):
-    """Keeps beginnings of clients' requests, to have them computed again unasked."""
+    """Keeps beginnings of clients' requests, to have them computed in advance."""
 
     def keep(self, prefix: int, record: OpenRequest, blocks: int) -> int | None:
         """Keep the first blocks of its prompt; bytes of the request's body, None if it can't."""
-        ...
 
     def drop(self, prefix: int) -> None:
-        """Keep it no more."""
+        """Forget it."""
 
     def open_warm_up(self, request: Request, prefix: int) -> OpenRequest:
         """A warm-up's record, with what is kept as its body."""
-        ...
 
 
 Decide = Callable[[ev.Event, float], list[fx.Effect]]

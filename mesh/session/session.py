@@ -14,12 +14,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
-from mesh.session.headers import (
-    deadline_header,
-    handoff_headers,
-    ingress_headers,
-    request_headers,
-)
+from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
 from mesh.session.record import Bus, Decide, Failure, Observer, OpenRequest, PrefixStore
 from schemas import exchange, subjects
 from schemas.exchange import Refusal
@@ -54,14 +49,12 @@ class Session:
     ) -> None:
         """`secret` makes tokens that nobody can guess, `keys` numbers that no request has had.
 
-        `give_back` is told of bytes of bodies that are not kept any more. The host adds to
-        `performers` those of effects that are about no request (digests, gossip, leases).
+        `give_back` gets the size of bodies that are no longer kept. The host adds to `performers`
+        those of effects that concern no request (digests, gossip, leases).
         """
         self.region, self.router = region, router
-        self._decide = decide
-        self._clock = clock
-        self._bus = bus
-        self._prefixes = prefixes
+        self._decide, self._clock = decide, clock
+        self._bus, self._prefixes = bus, prefixes
         self._secret = secret
         self.keys = keys
         self._observer = observer or Observer()
@@ -69,6 +62,7 @@ class Session:
         self._records: dict[int, OpenRequest] = {}  # clients' and warm-ups, by key
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
+        self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
         self._events: deque[ev.Event] = deque()
         self._is_feeding = False
         self.answers = BusReceiver(
@@ -116,7 +110,7 @@ class Session:
         return sum(answer.buffered_bytes for answer in answers if answer is not None)
 
     def feed(self, event: ev.Event) -> None:
-        """Let the core decide about one event, and do what it says."""
+        """Let the core decide about one event, and perform its effects."""
         if self._is_feeding:
             self._events.append(event)
             return
@@ -133,17 +127,14 @@ class Session:
     # Clients and peers.
 
     def admit(self, record: OpenRequest) -> None:
-        """A client's request is here: place it."""
         self._records[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
 
     def admit_forwarded(self, record: OpenRequest) -> None:
-        """A peer asks this region to place a request."""
         self._forwarded[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
 
     def is_open(self, record: OpenRequest) -> bool:
-        """Whether it has not ended."""
         return self._records.get(record.request.key) is record
 
     def started(self, record: OpenRequest) -> None:
@@ -168,8 +159,7 @@ class Session:
     def _forget(self, record: OpenRequest) -> None:
         if record.kept_bytes:
             self._give_back(record.kept_bytes)
-            record.kept_bytes = 0
-            record.forget()
+            record.kept_bytes, record.body = 0, b""
 
     def _stop_listening(self, record: OpenRequest) -> None:
         if record.answer is not None:
@@ -224,21 +214,21 @@ class Session:
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.region, answer.replica = region, effect.replica
-        headers = request_headers(record.request, record.path, effect.attempt, now)
-        headers |= handoff_headers(self.region, self.router, effect)
-        record.spans.dispatched(effect.replica, effect.attempt, headers)
+        headers = work_headers(record.request, record.path, effect, self.region, self.router, now)
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.replica, effect.attempt, headers)
         if not self._bus.send_work(record, region, effect.replica, answer.inbox, headers):
             self._not_sent(answer)
 
     def _dispatch_forwarded(
         self, effect: fx.Dispatch, inbox: str, region: RegionId, now: float
     ) -> None:
-        """Hand a peer's request to the replica and tell the asking router which one it is."""
+        """Hand a peer's request to the replica, and name the replica to the asking router."""
         record = self._forwarded.pop(effect.key)
-        headers = {**record.received, **deadline_header(record.request, now)}
-        headers |= handoff_headers(self.region, self.router, effect)
-        record.spans.dispatched(effect.replica, effect.attempt, headers)
-        # First of all, so that the agent can send nothing that would pass for this router's.
+        headers = passed_on_headers(record, effect, self.region, self.router, now)
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.replica, effect.attempt, headers)
+        # Before the work, so that no frame of the agent's can arrive first and pass for ours.
         self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
@@ -249,19 +239,17 @@ class Session:
         record = self._records[effect.key]
         answer = self._begin(record, effect.attempt)
         answer.asked = effect.peer
-        request, now = record.request, self._clock()
-        headers = request_headers(request, record.path, effect.attempt, now)
-        headers |= ingress_headers(request, record.tenant, self.region, effect.held_s, now)
-        record.spans.dispatched(effect.peer, effect.attempt, headers)
+        headers = ingress_headers(record, effect, self.region, self._clock())
+        if record.spans.is_traced:
+            record.spans.dispatched(effect.peer, effect.attempt, headers)
         if not self._bus.send_ingress(record, effect.peer, answer.inbox, headers):
             self._not_sent(answer)
 
     def _begin(self, record: OpenRequest, attempt: int) -> AnswerReceiver:
         """A new attempt of an open request, with an inbox of its own."""
         self._stop_listening(record)
-        # Who knows an inbox may answer there, cancel and credit: so nobody may guess one.
-        token = parcelled(f"{record.request.key:x}-{attempt}-{self._secret()}")
-        inbox = subjects.inbox(self.region, self.router, token)
+        # A process that knows an inbox may answer there, cancel and credit: it must be secret.
+        inbox = f"{self._inboxes}{record.request.key:x}-{attempt}-{self._secret()}"
         answer = record.answer = AnswerReceiver(record.request.key, attempt, inbox)
         self._streams[inbox] = record
         return answer
@@ -273,7 +261,7 @@ class Session:
         record = self._records.get(effect.key)
         if record is None or record.answer is None:
             return
-        # A replica that is not known yet is told when its first frame comes.
+        # A replica that is not known yet gets a cancel when its first frame comes.
         self._stop_listening(record)
         if effect.replica is not None:
             # A peer may have placed it on a replica of a region that it has adopted.
@@ -297,7 +285,7 @@ class Session:
     # Peers' requests.
 
     def _refuse_peer(self, effect: fx.RefusePeer) -> None:
-        """Tell the asking router to look elsewhere."""
+        """Refuse a peer's request; the asking router places it elsewhere."""
         record = self._forwarded.pop(effect.key)
         self._tell_refused(effect.answer_inbox, effect.reason, effect.fresh)
         if effect.reason is Refusal.RESIDENCY and not record.request.warm:
@@ -313,7 +301,7 @@ class Session:
     def _tell_refused(self, inbox: str, reason: str, fresh: Digest | None = None) -> None:
         state = "" if fresh is None else encode_state(fresh).decode()
         if len(state) > DIGEST_CHARS_MAX:
-            state = ""  # the next digest tells
+            state = ""  # the next digest has it
         refused = exchange.Refused(reason, self.region, "", -1, -1, state)
         self._bus.answer_peer(inbox, refused)
 

@@ -1,70 +1,75 @@
-"""All clients of a world: arrivals at their times, and users who continue after each answer.
+"""All clients of a world: what they send, when, and the log of what became of it.
 
-One driver plays both as trees of nodes. When a node's answer is complete, its children are sent,
-each after its pause. A node that is shed or fails ends its subtree. A user of a closed loop then
-begins the next tree after the refusal's Retry-After, or a second where it had none: otherwise
-users of a full mesh would send three thousand requests a second.
+Arrivals are sent at their times; the users of a closed loop continue after each answer. One driver
+plays both as trees of nodes. When a node's answer is complete, its children are sent, each after
+its pause. A node that is shed or fails ends its subtree. A user of a closed loop then begins the
+next tree after the refusal's Retry-After, or a second where it had none: otherwise users of a full
+mesh would send three thousand requests a second.
 
 A prompt's keys are made when it is sent and dropped when it ends, so a run of a million requests
 holds only the open ones. A client that waits longer than its timeout hangs up.
 """
 
+import hashlib
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
+from typing import TYPE_CHECKING
 
 from mesh.core.model.request import Request
-from mesh.replay.tally import RequestOutcome
-from mesh.sim.ask import Answered, Ask, Tree, number_of
-from mesh.sim.event_queue import EventQueue
-from mesh.sim.network import Network
-from mesh.sim.request_log import RequestLog
+from mesh.replay.report import RunReport, build_report
+from mesh.replay.tally import RecordedUsage, RequestOutcome, RequestResult, RunTally
 from mesh.sim.router import SimRouter
-from mesh.sim.workload import Arrival, ClosedLoopClient, RequestNode, Workload, estimate, keys_of
+from mesh.sim.workload import (
+    Arrival,
+    ClosedLoopClient,
+    OpenTree,
+    RequestEnd,
+    RequestNode,
+    SentRequest,
+    Workload,
+    estimate,
+    keys_of,
+    number_of,
+)
 from schemas.ids import RegionId
+
+if TYPE_CHECKING:
+    from mesh.sim.world import World
 
 RETRY_S = 1.0  # of a user whose request failed without a Retry-After
 TIMEOUT, UNFINISHED = "timeout", "unfinished"
 SPREAD = 2_654_435_761  # the golden ratio of 2**32: successive requests go to different routers
+NO_TTFT = -1.0
+_LINE = struct.Struct("<qqqqBB")
+_OUTCOMES = tuple(RequestOutcome)
+
+OnRequestEnd = Callable[[SentRequest, RequestEnd, float], None]
 
 
 class SimClients:
-    """Call `begin` once; `is_quiet` is called when no request is open and none will be sent."""
+    """Call `begin` once; the world's `all_answered` is called when all is done."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        queue: EventQueue,
-        network: Network,
-        routers: Mapping[RegionId, Sequence[SimRouter]],  # of every clients' region
-        log: RequestLog,
-        dice: Random,
-        *,
-        timeout_s: float,
-        token_error: float,
-        is_quiet: Callable[[], None],
-    ) -> None:
+    def __init__(self, world: "World", workload: Workload) -> None:
+        self._world = world
         self._workload = workload
-        self._queue = queue
-        self._network = network
-        self._routers = routers
-        self._log = log
-        self._dice = dice
-        self._timeout_s = timeout_s
-        self._token_error = token_error
-        self._is_quiet = is_quiet
+        self._queue = world.queue
+        self._network = world.network
+        self._log = world.requests
+        self._dice = world.dice("clients")
         self._began_at = 0.0
         self._unfinished = 0  # trees, users, and the list of arrivals
-        self._open: dict[int, Ask] = {}
+        self._open: dict[int, SentRequest] = {}
         self._timeouts: deque[tuple[float, int]] = deque()  # when, and the request's number
         self._timeout_set = False
 
     @property
-    def quiet(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every request has ended and none will be sent."""
         return self._unfinished == 0
 
-    def ask_of(self, request: Request) -> Ask:
+    def sent(self, request: Request) -> SentRequest:
         """The client's side of a request that a router decides on, for policies of the twin."""
         return self._open[number_of(request.request_id)]
 
@@ -75,14 +80,14 @@ class SimClients:
         self._unfinished = 1 + len(clients)
         for client in clients:
             self._queue.at(self._began_at + client.starts_at_s, self._next_tree, client)
-        self._await(iter(self._workload.arrivals))
+        self._schedule_next(iter(self._workload.arrivals))
 
     def give_up(self) -> None:
         """The world ends: open requests have failed."""
-        for ask in list(self._open.values()):
-            self._close(ask, Answered(RequestOutcome.FAILED, UNFINISHED))
+        for sent in list(self._open.values()):
+            self._close(sent, RequestEnd(RequestOutcome.FAILED, UNFINISHED))
 
-    def _await(self, arrivals: Iterator[Arrival]) -> None:
+    def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
         if arrival is None:
             self._finish_one()
@@ -91,8 +96,8 @@ class SimClients:
 
     def _arrive(self, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
         self._unfinished += 1
-        self._ask(arrival.region, arrival.node, Tree(None))
-        self._await(arrivals)
+        self._send(arrival.region, arrival.node, OpenTree(None))
+        self._schedule_next(arrivals)
 
     def _next_tree(self, client: ClosedLoopClient) -> None:
         until_s = self._workload.until_s
@@ -102,46 +107,48 @@ class SimClients:
             self._finish_one()
         else:
             self._unfinished += 1
-            self._ask(client.region, root, Tree(client))
+            self._send(client.region, root, OpenTree(client))
 
-    def _ask(self, region: RegionId, node: RequestNode, tree: Tree) -> None:
-        number = self._log.asked + 1
+    def _send(self, region: RegionId, node: RequestNode, tree: OpenTree) -> None:
         keys = keys_of(node)
-        prompt = estimate(keys.hashes, node.prompt_tokens, self._token_error, self._dice)
-        ask = Ask(number, region, node, tree, keys, prompt, self._queue.now)
-        self._log.began(ask)
-        self._open[number] = ask
+        token_error = self._world.config.token_error
+        prompt = estimate(keys.hashes, node.prompt_tokens, token_error, self._dice)
+        number = self._log.sent + 1
+        sent = SentRequest(number, region, node, tree, keys, prompt, self._queue.now)
+        self._log.began(sent)
+        self._open[number] = sent
         self._add_timeout(number)
-        router = self._router_of(ask)
-        self._network.send_http(region, router.site, router.hear_client, ask)
+        router = self._router_of(sent)
+        self._network.send_http(region, router.site, router.receive_request, sent)
 
-    def _router_of(self, ask: Ask) -> SimRouter:
+    def _router_of(self, sent: SentRequest) -> SimRouter:
         """The router that the request is sent to: one of its region's, always the same."""
-        routers = self._routers[ask.region]
-        return routers[(ask.number * SPREAD % 2**32 >> 16) % len(routers)]
+        world = self._world
+        routers = world.region_routers[world.config.shape.router_of(sent.region)]
+        return routers[(sent.number * SPREAD % 2**32 >> 16) % len(routers)]
 
-    def first_byte(self, ask: Ask) -> None:
+    def first_byte(self, sent: SentRequest) -> None:
         """The client has the first token."""
-        ask.first_at = self._queue.now
+        sent.first_at = self._queue.now
 
-    def answered(self, ask: Ask, answered: Answered) -> None:
+    def answered(self, sent: SentRequest, end: RequestEnd) -> None:
         """The client has the whole answer, or a refusal or error."""
-        if not ask.ended:
-            self._close(ask, answered)
+        if not sent.ended:
+            self._close(sent, end)
 
-    def _close(self, ask: Ask, answered: Answered) -> None:
-        ask.ended = True
-        del self._open[ask.number]
-        self._log.add(ask, answered, self._queue.now)
-        tree = ask.tree
+    def _close(self, sent: SentRequest, end: RequestEnd) -> None:
+        sent.ended = True
+        del self._open[sent.number]
+        self._log.add(sent, end, self._queue.now)
+        tree = sent.tree
         tree.left -= 1
         wait_s = 0.0
-        if answered.outcome is RequestOutcome.OK:
-            tree.left += len(ask.node.children)
-            for child in ask.node.children:
-                self._queue.after(child.pause_s, self._ask, ask.region, child, tree)
+        if end.outcome is RequestOutcome.OK:
+            tree.left += len(sent.node.children)
+            for child in sent.node.children:
+                self._queue.after(child.pause_s, self._send, sent.region, child, tree)
         else:
-            wait_s = answered.retry_after_s or RETRY_S
+            wait_s = end.retry_after_s or RETRY_S
         if tree.left == 0:
             if tree.client is not None:
                 self._queue.after(wait_s, self._next_tree, tree.client)
@@ -150,13 +157,13 @@ class SimClients:
     def _finish_one(self) -> None:
         self._unfinished -= 1
         if self._unfinished == 0:
-            self._is_quiet()
+            self._world.all_answered()
 
     def _add_timeout(self, number: int) -> None:
         timeouts = self._timeouts
         while timeouts and timeouts[0][1] not in self._open:
             timeouts.popleft()
-        timeouts.append((self._queue.now + self._timeout_s, number))
+        timeouts.append((self._queue.now + self._world.config.timeout_s, number))
         self._set_timeout()
 
     def _set_timeout(self) -> None:
@@ -167,12 +174,79 @@ class SimClients:
     def _time_out(self) -> None:
         self._timeout_set = False
         while self._timeouts and self._timeouts[0][0] <= self._queue.now:
-            ask = self._open.get(self._timeouts.popleft()[1])
-            if ask is not None:
-                self._hang_up(ask)
+            sent = self._open.get(self._timeouts.popleft()[1])
+            if sent is not None:
+                self._hang_up(sent)
         self._set_timeout()
 
-    def _hang_up(self, ask: Ask) -> None:
-        router = self._router_of(ask)
-        self._network.send_http(ask.region, router.site, router.hear_hang_up, ask)
-        self._close(ask, Answered(RequestOutcome.FAILED, TIMEOUT))
+    def _hang_up(self, sent: SentRequest) -> None:
+        router = self._router_of(sent)
+        self._network.send_http(sent.region, router.site, router.receive_hang_up, sent)
+        self._close(sent, RequestEnd(RequestOutcome.FAILED, TIMEOUT))
+
+
+class RequestLog:
+    """Every request's end, counted once and hashed, so that one number compares two runs.
+
+    Counts and times are `mesh replay`'s own (`mesh.replay.tally`), so both report the same fields.
+    One inter-token time is taken per answer, its mean: tokens are no events here. The digest covers
+    every request, those of the warm-up too, in the order in which they ended.
+    """
+
+    def __init__(self, regions: list[RegionId], dice: Random, reported_from: float) -> None:
+        """`reported_from`: requests that begin earlier are only counted and hashed."""
+        self.sent = 0
+        self.ended = 0
+        self.forwarded = 0
+        self.last_at = 0.0
+        self.watch: OnRequestEnd | None = None  # called with every reported end
+        self._first_at: float | None = None
+        self._reported_from = reported_from
+        self._tally = RunTally(regions, dice)
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def began(self, sent: SentRequest) -> None:
+        self.sent += 1
+        if self._first_at is None:
+            self._first_at = sent.sent_at
+
+    def add(self, sent: SentRequest, end: RequestEnd, now: float) -> None:
+        self.ended += 1
+        self.last_at = now
+        ok = end.outcome is RequestOutcome.OK
+        ttft_s = NO_TTFT if sent.first_at is None else sent.first_at - sent.sent_at
+        e2e_s = now - sent.sent_at
+        self._add_to_digest(sent, end, ttft_s, e2e_s)
+        if sent.sent_at < self._reported_from:
+            return
+        self.forwarded += ok and end.hops > 0
+        tokens = sent.node.answer.tokens
+        prompt_tokens = sent.node.prompt_tokens
+        result = RequestResult(
+            end.outcome,
+            end.reason,
+            ttft_s=ttft_s if ok else None,
+            e2e_s=e2e_s,
+            gaps_s=((e2e_s - ttft_s) / (tokens - 1),) if ok and tokens > 1 else (),
+            usage=RecordedUsage(prompt_tokens, tokens, end.cached_tokens) if ok else None,
+        )
+        self._tally.add(sent.region, result, prompt_tokens)
+        if self.watch is not None:
+            self.watch(sent, end, now)
+
+    def report(self, facts: dict[str, object]) -> RunReport:
+        """The fields of a replay's report, and `facts`."""
+        first_at = max(self._first_at or 0.0, self._reported_from)
+        return build_report(self._tally, max(0.0, self.last_at - first_at), facts)
+
+    def digest(self) -> str:
+        """The hash of all ends."""
+        return self._hash.hexdigest()
+
+    def _add_to_digest(
+        self, sent: SentRequest, end: RequestEnd, ttft_s: float, e2e_s: float
+    ) -> None:
+        outcome = _OUTCOMES.index(end.outcome)
+        us = round(ttft_s * 1e6), round(e2e_s * 1e6)
+        self._hash.update(_LINE.pack(sent.number, *us, end.cached_tokens, outcome, end.hops))
+        self._hash.update(f"{sent.region} {end.replica} {end.reason}\n".encode())

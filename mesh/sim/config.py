@@ -5,6 +5,9 @@ peers. `central:us`: one router, in region us, for all replicas and clients; req
 regions cross the wide area to it, its work crosses it again to far replicas, and every token passes
 through it. On the bus all replicas then belong to that one region; only the network knows where
 they are.
+
+Faults are a schedule, so that a run with faults is repeatable too. Their times are seconds after
+the first client may send; `until_s` may be infinite.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +16,15 @@ from math import inf
 
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
-from mesh.sim.faults import SimFault
 from mesh.sim.rtt import RttTable
-from schemas.ids import RegionId
+from schemas.ids import RegionId, ReplicaId
+from schemas.problems import checked_choice
 
 MESH, REGION_LOCAL, CENTRAL = "mesh", "region-local", "central"
 
 
-class TopologyInvalid(ValueError):
-    """An unknown topology, or one that doesn't fit the regions."""
+class WorldInvalid(ValueError):
+    """An invalid configuration; the message names the field and the valid values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,73 @@ class SimTopology:
         return tuple(other for other in regions if other != region)
 
     def check(self, regions: Collection[RegionId]) -> None:
-        """Raises TopologyInvalid if the centre is no region of this world."""
+        """Raises WorldInvalid if the centre is no region of this world."""
         if self.centre is not None and self.centre not in regions:
-            raise TopologyInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
+            raise WorldInvalid(f"topology: {self.centre} is none of {', '.join(regions)}")
 
 
 def parse_topology(text: str) -> SimTopology:
-    """The topology of that name. Raises TopologyInvalid and names the known ones."""
+    """The topology of that name. Raises WorldInvalid and names the known ones."""
     if text in (MESH, REGION_LOCAL):
         return SimTopology(text)
     kind, _, centre = text.partition(":")
     if kind != CENTRAL or not centre:
-        raise TopologyInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
+        raise WorldInvalid(f"topology {text!r}: use mesh, region-local or central:REGION")
     return SimTopology(CENTRAL, RegionId(centre))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFault:
+    replica: ReplicaId
+    at_s: float
+    until_s: float = inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionFault:
+    region: RegionId
+    at_s: float
+    until_s: float = inf
+
+
+class ReplicaCrash(ReplicaFault):
+    """Engine and agent are gone without a message; they come back empty, with a new epoch."""
+
+
+class EngineCrash(ReplicaFault):
+    """The engine's process is gone and its agent is not; it comes back empty."""
+
+
+class EngineHang(ReplicaFault):
+    """No tokens any more, also in running answers; the metrics page still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlow(ReplicaFault):
+    """Everything takes `factor` times as long."""
+
+    factor: float
+
+
+class RouterCrash(RegionFault):
+    """A region's routers are gone, with their clients' connections; they come back empty."""
+
+
+class LeaseStreamDown(RegionFault):
+    """JetStream has stopped in a region; all else there goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Nothing passes between two regions."""
+
+    one: RegionId
+    other: RegionId
+    at_s: float
+    until_s: float = inf
+
+
+SimFault = ReplicaFault | RegionFault | Cut
 
 
 LIVE_HEARTBEAT_S = 0.1  # the interval that the settings' limits are made for
@@ -62,29 +119,24 @@ ROUTERS_MAX = 16
 AT_ONCE_S = 1e-9  # an interval: every change is published at the core's next tick
 
 
-class WorldInvalid(ValueError):
-    """An invalid configuration; the message names the field and says what fits."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig:
-    """One twin. Raises WorldInvalid, TopologyInvalid or RttInvalid at construction."""
+    """One twin. Raises ValueError at construction."""
 
     regions: Mapping[RegionId, Sequence[Profile | str]]  # one entry a replica: a profile
     rtt: RttTable = field(default_factory=RttTable)
     topology: str = "mesh"  # mesh, region-local, central:REGION
-    routers: int = 1  # of each region that has any; clients come to them in turns
+    routers: int = 1  # of each region that has any; its requests are spread over them
     settings: RouterSettings = field(default_factory=RouterSettings)
     seed: int = 0
     heartbeat_s: float = LIVE_HEARTBEAT_S  # the agents' default
-    reading_s: float = 0.05  # the agents' default; an idle engine is scraped half as often
     # Interval of digests, and of prefixes in proportion; 0: at once. None: from the settings.
     gossip_s: float | None = None
-    news_at_once: bool = True  # as live: a change of state is published before the next heartbeat
+    state_at_once: bool = True  # as live: a change of state is published before the next heartbeat
     loss: float = 0.0  # share of heartbeats, digests and pings that never arrive
     jitter_s: float = 0.0  # mean extra delay between regions, exponential
     token_error: float = 0.0  # routers' estimates of prompts: deviation of the logarithm
-    batch_max_told: bool = False  # vLLM's metrics don't say it; operators may (--batch-max)
+    batch_max_known: bool = False  # vLLM's metrics lack it; operators may give --batch-max
     outstanding_max: int = 256  # an agent's answers; its default for engines with a queue
     kv_tokens: int | None = None  # replaces the profiles' own
     faults: tuple[SimFault, ...] = ()
@@ -95,7 +147,7 @@ class WorldConfig:
     def __post_init__(self) -> None:
         if not self.regions or not any(self.regions.values()):
             raise WorldInvalid("regions: give at least one replica, as us=1")
-        for name in ("heartbeat_s", "reading_s", "timeout_s", "until_s"):
+        for name in ("heartbeat_s", "timeout_s", "until_s"):
             if not getattr(self, name) > 0:
                 raise WorldInvalid(f"{name} must be more than 0")
         for name in ("gossip_s", "jitter_s", "token_error", "warmup_s"):
@@ -111,36 +163,33 @@ class WorldConfig:
 
     @property
     def shape(self) -> SimTopology:
-        """The topology, parsed."""
         return parse_topology(self.topology)
 
     def profiles(self) -> dict[RegionId, list[Profile]]:
-        """The engines of each region. Raises WorldInvalid for an unknown profile."""
+        """The engines of each region. Raises ValueError for an unknown profile."""
         return {
-            region: [_profile(named) for named in fleet] for region, fleet in self.regions.items()
+            region: [
+                one
+                if isinstance(one, Profile)
+                else PROFILES[checked_choice("profile", one, PROFILES)]
+                for one in fleet
+            ]
+            for region, fleet in self.regions.items()
         }
 
     def router_settings(self) -> RouterSettings:
         """The settings, with the limits of lateness in proportion to the intervals."""
         known = self.settings
         digest_s = known.digest_s if self.gossip_s is None else max(self.gossip_s, AT_ONCE_S)
-        beats = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
-        digests = max(1.0, digest_s / known.digest_s)
+        heartbeat_factor = max(1.0, self.heartbeat_s / LIVE_HEARTBEAT_S)
+        digest_factor = max(1.0, digest_s / known.digest_s)
         return replace(
             known,
             digest_s=digest_s,
             trie_s=known.trie_s * digest_s / known.digest_s,
-            heartbeat_late_s=known.heartbeat_late_s * beats,
-            heartbeat_lost_s=known.heartbeat_lost_s * beats,
-            handoff_s_max=known.handoff_s_max * beats,
-            digest_late_s=known.digest_late_s * digests,
-            digest_lost_s=known.digest_lost_s * digests,
+            heartbeat_late_s=known.heartbeat_late_s * heartbeat_factor,
+            heartbeat_lost_s=known.heartbeat_lost_s * heartbeat_factor,
+            handoff_s_max=known.handoff_s_max * heartbeat_factor,
+            digest_late_s=known.digest_late_s * digest_factor,
+            digest_lost_s=known.digest_lost_s * digest_factor,
         )
-
-
-def _profile(named: Profile | str) -> Profile:
-    if isinstance(named, Profile):
-        return named
-    if named not in PROFILES:
-        raise WorldInvalid(f"unknown profile {named!r}; one of {', '.join(PROFILES)}")
-    return PROFILES[named]

@@ -16,6 +16,7 @@ from mesh.sim.event_queue import EventQueue
 from mesh.sim.router import MODEL
 
 SCRAPE_S = 0.002  # from its beginning to its reading
+SCRAPE_EVERY_S = 0.05  # of an engine whose agent holds answers: the agents' default
 IDLE_SCRAPE_EVERY_S = 0.1
 SCRAPE_GAP_S = 0.01
 MODELS_EVERY_S = 1.0
@@ -102,7 +103,6 @@ class ReplicaEngine:
         self._account()
 
     def abort(self, number: int) -> None:
-        """Drop a request."""
         self.sim.abort(number, self._clock.now())
         self._account()
 
@@ -146,14 +146,12 @@ class ReplicaEngine:
         self._clock.set_rate(rate)
 
     def crash(self) -> None:
-        """The process and its state are gone."""
         self._account()
         self.is_down = True
         self.sim = EngineSim(self.profile, kv_tokens=self._kv_tokens)
         self._was_busy = False
 
     def restart(self) -> None:
-        """A new process, empty."""
         self.is_down = False
         self._changed_at = self._world()
 
@@ -167,10 +165,10 @@ class ReplicaEngine:
 
 
 class MetricScrapes:
-    """An agent's scrapes of its engine. `begin` and `end` with the agent; `hurry` for one now.
+    """An agent's scrapes of its engine. `begin` and `end` with the agent; `scrape_now` for one now.
 
-    The live cadence (agents.runtime): every `reading_s` while the agent holds answers, half as
-    often while it holds none, and at once when something says that the engine changed. A scrape is
+    The live cadence (agents.runtime): every SCRAPE_EVERY_S while the agent holds answers, half as
+    often while it holds none, and at once when an effect of its core demands it. A scrape is
     one event, at the moment of its reading; it carries the time when it began, because what was
     dispatched meanwhile may be missing in it.
     """
@@ -179,14 +177,12 @@ class MetricScrapes:
         self,
         engine: ReplicaEngine,
         queue: EventQueue,
-        reading_s: float,
         on_result: Callable[[EngineScraped | ScrapeFailed], None],
         is_busy: Callable[[], bool],
     ) -> None:
         """`on_result` is called with each scrape's result; `is_busy`: the agent holds answers."""
         self._engine = engine
         self._queue = queue
-        self._reading_s = reading_s
         self._on_result = on_result
         self._is_busy = is_busy
         self._number = 0  # of the next scrape; a postponed one is dropped
@@ -194,15 +190,13 @@ class MetricScrapes:
         self._models_due_at = float("-inf")
 
     def begin(self) -> None:
-        """Scrape now, and go on."""
         self._models_due_at = float("-inf")
         self._scrape(self._number)
 
     def end(self) -> None:
-        """Scrape no more."""
         self._number += 1
 
-    def hurry(self) -> None:
+    def scrape_now(self) -> None:
         """Scrape at once, the models too."""
         self._models_due_at = float("-inf")
         self._number += 1
@@ -213,8 +207,8 @@ class MetricScrapes:
             return
         now = self._scraped_at = self._queue.now
         self._on_result(self._failed(now) if self._engine.is_down else self._read(now))
-        every_s = self._reading_s if self._is_busy() else max(self._reading_s, IDLE_SCRAPE_EVERY_S)
-        if number == self._number:  # else `hurry` was called meanwhile
+        every_s = SCRAPE_EVERY_S if self._is_busy() else IDLE_SCRAPE_EVERY_S
+        if number == self._number:  # else `scrape_now` was called meanwhile
             self._queue.at(now + every_s, self._scrape, number)
 
     def _read(self, now: float) -> EngineScraped:
@@ -228,7 +222,7 @@ class MetricScrapes:
         self._models_due_at = float("-inf")
         return ScrapeFailed(
             began_at=now - SCRAPE_S,
-            heard_at=float("-inf"),
+            last_byte_at=float("-inf"),
             timed_out=False,
             detail=REFUSED_CONNECTION,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar
 
-ScheduledCall = tuple[float, int, Callable[..., None], tuple[Any, ...]]
+ScheduledCall = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 Message = TypeVar("Message")
 
 
@@ -27,13 +27,12 @@ class EventQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+    def at(self, when: float, call: Callable[..., object], *args: Any) -> None:
         """Call it then. A time that has passed means at once, after what is due already."""
         self._number += 1
         heappush(self._heap, (when if when > self.now else self.now, self._number, call, args))
 
-    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call it in so many seconds."""
+    def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
 
     def stop(self) -> None:

@@ -42,10 +42,10 @@ class Network:
         self._last_at: dict[RegionPair, float] = {}
         self._cuts: dict[RegionPair, int] = {}  # how many cuts are in force
         # Called with each message between regions, whether it arrives or not.
-        self.on_send: Callable[[RegionPair, Callable[..., None], tuple[Any, ...]], None] | None
+        self.on_send: Callable[[RegionPair, Callable[..., object], tuple[Any, ...]], None] | None
         self.on_send = None
 
-    def send(self, source: RegionId, to: RegionId, call: Callable[..., None], *args: Any) -> None:
+    def send(self, source: RegionId, to: RegionId, call: Callable[..., object], *args: Any) -> None:
         """Make the call at the other end when the message arrives, unless the link is cut."""
         if source == to:
             self._queue.at(self._queue.now + BUS_S, call, *args)
@@ -56,14 +56,14 @@ class Network:
             self._queue.at(arrives_at, call, *args)
 
     def send_state(
-        self, source: RegionId, to: RegionId, call: Callable[..., None], *args: Any
+        self, source: RegionId, to: RegionId, call: Callable[..., object], *args: Any
     ) -> None:
         """The same for messages that may be lost."""
         if not self._loss or self._dice.random() >= self._loss:
             self.send(source, to, call, *args)
 
     def send_http(
-        self, source: RegionId, to: RegionId, call: Callable[..., None], *args: Any
+        self, source: RegionId, to: RegionId, call: Callable[..., object], *args: Any
     ) -> None:
         """Between a client and its router: the wide area, if any, and the HTTP connection."""
         arrives_at = self._queue.now if source == to else self._arrival(source, to)
@@ -76,7 +76,6 @@ class Network:
             self._cuts[pair] = self._cuts.get(pair, 0) + 1
 
     def heal(self, one: RegionId, other: RegionId) -> None:
-        """End one cut."""
         for pair in ((one, other), (other, one)):
             self._cuts[pair] -= 1
 

@@ -29,7 +29,7 @@ from agents.sim.engine import EngineSim
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Target
-from mesh.core.policies.mesh import STALL_WEIGHT
+from mesh.core.policies.mesh_prices import STALL_WEIGHT
 from schemas.ids import ReplicaId
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class Oracle(Layered):
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
         """The least cost; ties at random."""
-        ask = self._world.clients.ask_of(request)
-        tokens, keys = ask.node.prompt_tokens, ask.keys.blocks
+        sent_request = self._world.clients.sent(request)
+        tokens, keys = sent_request.node.prompt_tokens, sent_request.keys.blocks
         costs = [self._cost(target, tokens, keys, now) for target in targets]
         least_s = min(costs).seconds + TIE_S
         best = self._dice.choice([cost for cost in costs if cost.seconds <= least_s])
         self._chosen = best
-        reason = f"first token in {best.seconds:.3f} s, by what is really so"
+        reason = f"first token in {best.seconds:.3f} s, by the engines' true state"
         held = min(request.prompt.tokens - 1, tokens - best.missing)
         return Choice(best.target, reason, held_tokens=held)
 
@@ -95,9 +95,11 @@ class Oracle(Layered):
         chosen, self._chosen = self._chosen, None
         if chosen is None:
             return
-        ask = self._world.clients.ask_of(request)
+        sent_request = self._world.clients.sent(request)
         arrives_at = now + (chosen.target.rtt_s or 0.0) / 2 + HOP_S
-        sent = Sent(arrives_at, ask.keys.blocks, ask.node.prompt_tokens, chosen.missing)
+        sent = Sent(
+            arrives_at, sent_request.keys.blocks, sent_request.node.prompt_tokens, chosen.missing
+        )
         self._sent.setdefault(spot.name, []).append(sent)
 
     def _cost(self, target: Target, tokens: int, keys: Sequence[int], now: float) -> OracleCost:
@@ -183,10 +185,10 @@ def _prefill_s(sim: EngineSim, tokens: int, context: int, running: int) -> float
 
 
 def _memory_s(
-    sim: EngineSim, inside: EngineInternals, coming: Sequence[int], tokens: int, missing: int
+    sim: EngineSim, inside: EngineInternals, on_the_way: Sequence[int], tokens: int, missing: int
 ) -> float:
     """Seconds until ending answers have freed the memory for the prompts before ours and ours."""
-    sizes = [seq.length for seq in inside.queued] + [*coming, missing]
+    sizes = [seq.length for seq in inside.queued] + [*on_the_way, missing]
     needed = sum(-(-size // BLOCK_TOKENS) for size in sizes) + len(inside.decoding) + 1
     if needed <= inside.available_blocks:
         return 0.0

@@ -31,7 +31,7 @@ SWAPS_MAX = 10_000  # pairs of places counted apart
 SWAPS_SHOWN = 10
 VALUE_CHARS_MAX = 200
 OTHERS = ("others", "others")
-NOTHING = "no decision"  # in the place of a place
+NOTHING = "no decision"  # instead of a place
 MEANINGS = {
     Placement.HOLD.value: "the request waits in the router's queue",
     Placement.SHED.value: "the request is refused",
@@ -82,7 +82,8 @@ class ReplayComparison:
     """The result of a replay. `ended`: the recording's reason for its end, None if it was cut off.
 
     `first`: the first effect that differs in anything; `first_decision`: the first request that
-    goes to another place. With other settings the former says little: receipts name the policy.
+    goes to another place. With other settings the former is of little use: receipts name the
+    policy.
     """
 
     header: RecordingHeader
@@ -102,7 +103,6 @@ class ReplayComparison:
 
     @property
     def decisions_changed(self) -> int:
-        """How many decisions differ."""
         return self.swaps.total()
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ def replay(path: Path, **changed: Any) -> ReplayComparison:
 
 
 class RecordingFile:
-    """A recording's header and its steps, in order; `ended` and `line` tell how far it was read."""
+    """A recording's header and its steps, in order; `ended` and `line` show how far it was read."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path

@@ -1,16 +1,16 @@
 """A replica of the twin: the live AgentCore beside the model of an engine.
 
 What `agents.runtime` does with tasks and HTTP is done here by the event queue: scrapes of the
-engine at the live cadence, ticks when the core wants them, frames to the requesting router. Tokens
-are no events: an answer has a first one and an end, and while it runs the agent sends its router
-a progress message once a second in place of frames (live: every half second of a stream, every
-five of a silent answer).
+engine at the live cadence, ticks when the core is due, frames to the router that the answer goes
+to. Tokens are no events: an answer has a first one and an end, and while it runs the agent sends
+its router a progress message once a second in place of frames (live: every half second of a stream,
+every five of a silent answer).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.core import effects as fx
 from agents.core import events as ev
@@ -18,17 +18,21 @@ from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
-from mesh.sim.ask import Ask
-from mesh.sim.config import WorldConfig
+from agents.sim.profiles import Profile
+from mesh.session.answer import EVENT_STREAM
+from mesh.session.session import STATUS_OK
 from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
-from mesh.sim.event_queue import CoalescingSender, EventQueue
-from mesh.sim.network import Network
-from mesh.sim.place import STATUS_OK, Asker, End
-from schemas.exchange import WORKING_S, Outcome, Refused
+from mesh.sim.event_queue import CoalescingSender
+from mesh.sim.router import SimRouter
+from mesh.sim.workload import SentRequest
+from schemas.exchange import WORKING_S, End, Head, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
-BODY = b"{}"  # stands for any body: the agent reads nothing of it
+if TYPE_CHECKING:
+    from mesh.sim.world import World
+
+BODY = b"{}"  # in place of any body: the agent reads nothing of it
 WORKING_CHECK_S = 1.0
 PROBE_S = 1.0  # from a probe to its result
 STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
@@ -36,76 +40,59 @@ STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 
 @dataclass(slots=True)
 class RunningAnswer:
-    """An answer that the engine produces."""
-
     inbox: str
-    ask: Ask
-    asker: Asker
+    request: SentRequest
+    receiver: SimRouter
     number: int  # in the engine
-    sent_at: float  # the last message about it to its router
+    last_message_at: float
     cached_tokens: int = 0
     began: bool = False
 
 
 class SimReplica:
-    """Call `start` once; `crash` and `restart` are faults. The network calls `hear_…`."""
+    """Call `start` once; `crash` and `restart` are faults. The network calls `receive_…`."""
 
-    def __init__(
-        self,
-        name: ReplicaId,
-        site: RegionId,
-        config: WorldConfig,
-        engine: ReplicaEngine,
-        queue: EventQueue,
-        network: Network,
-        routers: Sequence[Asker],
-        inside: Callable[[int], None],
-        adopters: Callable[[RegionId], Iterable[Asker]],
-    ) -> None:
-        """`site`: its place on the network; on the bus it belongs to its routers' region.
-
-        `routers` and that region's `adopters` receive its heartbeats. `inside` is called with each
-        change of the number of answers that it holds.
-        """
+    def __init__(self, world: "World", name: ReplicaId, site: RegionId, profile: Profile) -> None:
+        """`site`: its place on the network; on the bus it belongs to its routers' region."""
+        config = world.config
         self.name, self.site = name, site
-        self.engine = engine
+        self.engine = ReplicaEngine(profile, lambda: self._queue.now, config.kv_tokens)
         self.core: AgentCore | None = None
+        self._world = world
         self._config = config
-        self._region = routers[0].site
-        self._queue = queue
-        self._network = network
-        self._routers = routers
-        self._inside = inside
-        self._adopters = adopters
+        self._queue = world.queue
+        self._network = world.network
+        self._routers = world.region_routers[config.shape.router_of(site)]
+        self._region = self._routers[0].site
         self._epoch = 0
         self._scrapes = MetricScrapes(
-            engine, queue, config.reading_s, self._on_scrape, lambda: self.outstanding > 0
+            self.engine, self._queue, self._on_scrape, lambda: self.outstanding > 0
         )
         self._heartbeats: CoalescingSender[Heartbeat] = CoalescingSender(
-            queue, 0.0 if config.news_at_once else config.heartbeat_s, self._publish
+            self._queue, 0.0 if config.state_at_once else config.heartbeat_s, self._publish
         )
         self._running: dict[str, RunningAnswer] = {}
         self._by_number: dict[int, RunningAnswer] = {}
-        self._askers: Counter[Asker] = Counter()
-        self._asks: dict[str, tuple[Ask, Asker]] = {}  # received, and not dispatched or refused yet
+        self._receivers: Counter[SimRouter] = Counter()
+        # Received, and not dispatched or refused yet.
+        self._undecided: dict[str, tuple[SentRequest, SimRouter]] = {}
         self._last_number = 0
         self._tick_at = float("inf")
         self._wake_number = 0
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
-            fx.StartRelay: self._hand,
+            fx.StartRelay: self._start_relay,
             fx.AbortRelay: self._abort,
-            fx.SendEnd: self._finish,
+            fx.SendEnd: self._send_end,
             fx.ResyncRouter: lambda effect: None,  # a cut drops messages here, see `network`
             fx.LogOwnerChange: lambda effect: None,  # for the log of a live agent
             fx.PublishHeartbeat: lambda effect: self._heartbeats.offer(effect.heartbeat),
-            fx.ScrapeNow: lambda effect: self._scrapes.hurry(),
+            fx.ScrapeNow: lambda effect: self._scrapes.scrape_now(),
             fx.ProbeEngine: lambda effect: self._queue.after(PROBE_S, self._probed, self._epoch),
         }
 
     @property
     def outstanding(self) -> int:
-        """How many answers the agent holds."""
         return 0 if self.core is None else self.core.outstanding
 
     def start(self) -> None:
@@ -119,7 +106,7 @@ class SimReplica:
                 engine="vllm",
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
-                batch_max=self.engine.profile.max_seqs if self._config.batch_max_told else None,
+                batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
             )
         )
         self._tick_at = float("inf")
@@ -128,23 +115,22 @@ class SimReplica:
 
     def crash(self) -> None:
         """Agent and engine stop without a message."""
-        self._inside(-self.outstanding)
+        self._world.count_outstanding(-self.outstanding)
         self.core = None
         self._scrapes.end()
         self._tick_at = float("inf")
         self._running.clear()
-        self._askers.clear()
+        self._receivers.clear()
         self._by_number.clear()
-        self._asks.clear()
+        self._undecided.clear()
         self.engine.crash()
 
     def restart(self) -> None:
-        """Both come back, empty."""
         self.engine.restart()
         self.start()
 
     def crash_engine(self) -> None:
-        """The engine's process is gone: its answers break off, and scrapes fail."""
+        """The engine's process ends: its answers break off, and scrapes fail."""
         self.engine.crash()
         self._by_number.clear()
         for running in list(self._running.values()):
@@ -156,33 +142,39 @@ class SimReplica:
         self.engine.set_rate(rate)
         self._arm_engine()
 
-    def hear_work(self, inbox: str, headers: dict[str, str], ask: Ask, asker: Asker) -> None:
-        """A request. NATS itself reports a subject without subscribers."""
+    def receive_work(
+        self, inbox: str, headers: dict[str, str], request: SentRequest, receiver: SimRouter
+    ) -> None:
+        """A request, to be answered to `inbox` of `receiver`.
+
+        Where the agent is away, NATS itself reports a subject without subscribers.
+        """
         if self.core is None:
-            self._send(asker, asker.hear_nobody, inbox)
+            self._send(receiver, receiver.no_responders, inbox)
             return
         before = self.core.outstanding
-        self._asks[inbox] = ask, asker
+        self._undecided[inbox] = request, receiver
         self._feed(ev.WorkArrived(inbox, headers, BODY))
-        self._asks.pop(inbox, None)
-        self._inside(self.outstanding - before)
+        self._undecided.pop(inbox, None)
+        self._world.count_outstanding(self.outstanding - before)
 
-    def hear_cancel(self, inbox: str) -> None:
-        """The router cancels this answer."""
+    def receive_cancel(self, inbox: str) -> None:
         if self.core is not None:
             self._feed(ev.CancelArrived(inbox))
 
-    def hear_alive(self, region: RegionId, router: RouterId, epoch: int, term: int | None) -> None:
-        """A router is alive, and owns this replica under that term, if given."""
+    def receive_keepalive(
+        self, region: RegionId, router: RouterId, epoch: int, term: int | None
+    ) -> None:
+        """`term`: of the lease by which that region owns this replica, if it does."""
         if self.core is not None:
             self._feed(ev.AliveArrived(region, router, epoch, term))
 
-    def answers_to(self, asker: Asker) -> bool:
+    def answers_to(self, router: SimRouter) -> bool:
         """Whether this replica holds an answer for that router."""
-        return self._askers[asker] > 0
+        return self._receivers[router] > 0
 
-    def _send(self, asker: Asker, call: Callable[..., None], *args: Any) -> None:
-        self._network.send(self.site, asker.site, call, *args)
+    def _send(self, to: SimRouter, call: Callable[..., object], *args: Any) -> None:
+        self._network.send(self.site, to.site, call, *args)
 
     def _feed(self, event: ev.AgentEvent) -> None:
         core = self.core
@@ -199,26 +191,26 @@ class SimReplica:
             self._feed(ev.TimerFired())
 
     def _refuse(self, effect: fx.Refuse) -> None:
-        _, asker = self._asks[effect.inbox]
-        self._send(asker, asker.hear_refused, effect.inbox, effect.message)
+        _, receiver = self._undecided[effect.inbox]
+        self._send(receiver, receiver.receive, effect.inbox, effect.message)
 
-    def _hand(self, effect: fx.StartRelay) -> None:
-        ask, asker = self._asks[effect.inbox]
+    def _start_relay(self, effect: fx.StartRelay) -> None:
+        inbox, now = effect.inbox, self._queue.now
+        request, receiver = self._undecided[inbox]
         self._last_number += 1
-        now = self._queue.now
-        running = RunningAnswer(effect.inbox, ask, asker, self._last_number, now)
-        self._running[effect.inbox] = running
-        self._askers[asker] += 1
+        running = RunningAnswer(inbox, request, receiver, self._last_number, now)
+        self._running[inbox] = running
+        self._receivers[receiver] += 1
         if self.engine.is_down:
-            self._queue.at(now, self._end, effect.inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
+            self._queue.at(now, self._end, inbox, Outcome.ENGINE_LOST, REFUSED_CONNECTION)
             return
-        tokens = ask.node.prompt_tokens, ask.node.answer.tokens
+        tokens = request.node.prompt_tokens, request.node.answer.tokens
         try:
-            self.engine.submit(SimRequest(running.number, *tokens, ask.keys.blocks))
+            self.engine.submit(SimRequest(running.number, *tokens, request.keys.blocks))
         except NeverFits:
-            self._queue.at(now, self._engine_error, effect.inbox, STATUS_TOO_LONG)
+            self._queue.at(now, self._engine_error, inbox, STATUS_TOO_LONG)
         except QueueFull:
-            self._queue.at(now, self._engine_error, effect.inbox, STATUS_QUEUE_FULL)
+            self._queue.at(now, self._engine_error, inbox, STATUS_QUEUE_FULL)
         else:
             self._by_number[running.number] = running
             self._arm_engine()
@@ -229,38 +221,38 @@ class SimReplica:
             self.engine.abort(running.number)
             self._arm_engine()
         if effect.refused is not None and not running.began:
-            self._queue.at(self._queue.now, self._leave, effect.inbox, effect.refused)
+            self._queue.at(self._queue.now, self._refuse_late, effect.inbox, effect.refused)
         else:
             self._queue.at(self._queue.now, self._end, effect.inbox, effect.outcome, effect.detail)
 
-    def _leave(self, inbox: str, refused: Refused) -> None:
-        """Refuse an answer of which no frame was sent (late refusal)."""
+    def _refuse_late(self, inbox: str, refused: Refused) -> None:
+        """Refuse an answer of which no frame was sent."""
         running = self._remove(inbox)
         if running is None:
             return
-        self._send(running.asker, running.asker.hear_refused, inbox, refused)
+        self._send(running.receiver, running.receiver.receive, inbox, refused)
         self._feed(ev.RelayEnded(inbox=inbox, outcome=Outcome.ENGINE_LOST))
-        self._inside(-1)
+        self._world.count_outstanding(-1)
 
     def _remove(self, inbox: str) -> RunningAnswer | None:
         running = self._running.pop(inbox, None)
         if running is not None:
-            self._askers[running.asker] -= 1
+            self._receivers[running.receiver] -= 1
         return running
 
     def _probed(self, epoch: int) -> None:
         if epoch == self._epoch and self.core is not None:
             self._feed(ev.ProbeEnded(not self.engine.is_stuck))
 
-    def _finish(self, effect: fx.SendEnd) -> None:
-        _, asker = self._asks[effect.inbox]
-        self._send(asker, asker.hear_end, effect.inbox, End(effect.outcome, effect.detail))
+    def _send_end(self, effect: fx.SendEnd) -> None:
+        _, receiver = self._undecided[effect.inbox]
+        self._send(receiver, receiver.receive, effect.inbox, _end(effect.outcome, effect.detail))
 
-    def _publish(self, beat: Heartbeat) -> None:
-        if beat.epoch != self._epoch or self.core is None:
+    def _publish(self, heartbeat: Heartbeat) -> None:
+        if heartbeat.epoch != self._epoch or self.core is None:
             return
-        for router in (*self._routers, *self._adopters(self._region)):
-            self._network.send_state(self.site, router.site, router.hear_heartbeat, beat)
+        for router in (*self._routers, *self._world.leases.adopters_of(self._region)):
+            self._network.send_state(self.site, router.site, router.receive_heartbeat, heartbeat)
 
     def _arm_engine(self) -> None:
         wake_at = self.engine.wake_at
@@ -276,33 +268,32 @@ class SimReplica:
     def _step(self) -> None:
         for event in self.engine.step():
             if isinstance(event, PrefillFinished):
-                self._first_token(event)
+                running = self._by_number[event.request_id]
+                running.cached_tokens = event.cached_tokens
+                self._begin(running, STATUS_OK)
             elif isinstance(event, Finished):
                 self._finished(event.request_id)
 
-    def _first_token(self, event: PrefillFinished) -> None:
-        running = self._by_number[event.request_id]
-        running.cached_tokens = event.cached_tokens
-        self._begin(running, STATUS_OK)
-
     def _begin(self, running: RunningAnswer, status: int) -> None:
         running.began = True
-        running.sent_at = self._queue.now
-        self._send(running.asker, running.asker.hear_first, running.inbox, self, status)
-        self._feed(ev.RelayBegan(running.inbox, status == STATUS_OK))
+        running.last_message_at = self._queue.now
+        is_ok = status == STATUS_OK
+        head = Head(status, EVENT_STREAM if is_ok else "", self.site, self.name)
+        self._send(running.receiver, running.receiver.receive_head, running.inbox, head, self)
+        self._feed(ev.RelayBegan(running.inbox, is_ok))
 
     def _finished(self, number: int) -> None:
         running = self._by_number.pop(number)
-        node = running.ask.node
+        node = running.request.node
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
-        self._end(running.inbox, Outcome.DONE, "", usage)
+        self._end(running.inbox, Outcome.DONE, "", usage, streamed=True)
 
     def _engine_error(self, inbox: str, status: int) -> None:
         """The engine answers with an HTTP error, which the agent passes on as an answer."""
         running = self._running.get(inbox)
         if running is not None:
             self._begin(running, status)
-            self._end(inbox, Outcome.DONE, "", status=status)
+            self._end(inbox, Outcome.DONE, "", streamed=False)
 
     def _end(
         self,
@@ -310,16 +301,16 @@ class SimReplica:
         outcome: Outcome,
         detail: str,
         usage: TokenUsage = NO_USAGE,
-        status: int = STATUS_OK,
+        *,
+        streamed: bool = True,
     ) -> None:
         running = self._remove(inbox)
         if running is None:
             return
-        end = End(outcome, detail, usage, status)
-        self._send(running.asker, running.asker.hear_end, inbox, end)
-        streamed = running.began and status == STATUS_OK
+        self._send(running.receiver, running.receiver.receive, inbox, _end(outcome, detail, usage))
+        streamed = running.began and streamed
         self._feed(ev.RelayEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
-        self._inside(-1)
+        self._world.count_outstanding(-1)
 
     def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed) -> None:
         if self.engine.has_events:
@@ -328,15 +319,21 @@ class SimReplica:
         self._feed(result)
 
     def _keep_working(self, epoch: int) -> None:
+        """Send each router the inboxes whose answers make progress, once a second."""
         if epoch != self._epoch or self.core is None:
             return
         now = self._queue.now
-        progress: dict[Asker, list[str]] = {}
+        progress: dict[SimRouter, list[str]] = {}
         for running in self._running.values():
             streams = running.began and not self.engine.is_stuck
-            if streams or now - running.sent_at >= WORKING_S:
-                running.sent_at = now
-                progress.setdefault(running.asker, []).append(running.inbox)
-        for asker, inboxes in progress.items():
-            self._send(asker, asker.hear_progress, inboxes)
+            if streams or now - running.last_message_at >= WORKING_S:
+                running.last_message_at = now
+                progress.setdefault(running.receiver, []).append(running.inbox)
+        for receiver, inboxes in progress.items():
+            self._send(receiver, receiver.receive_progress, inboxes)
         self._queue.after(WORKING_CHECK_S, self._keep_working, epoch)
+
+
+def _end(outcome: str, detail: str, usage: TokenUsage = NO_USAGE) -> End:
+    counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    return End(outcome, detail, *counts, -1.0)

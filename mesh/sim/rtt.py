@@ -2,7 +2,7 @@
 
 A file whose name ends in `.toml` may be a whole mesh.toml or its `[[links]]` alone. Any other is
 read as one of two deprecated forms: CSV (`us,eu,80`, `#` begins a comment, `from,to,rtt_ms` may
-head it), or JSON (`{"us-eu": 80}` or `[["us", "eu", 80]]`). A pair stands for both directions.
+head it), or JSON (`{"us-eu": 80}` or `[["us", "eu", 80]]`). A pair counts for both directions.
 """
 
 import csv

@@ -3,7 +3,7 @@
 `oracle` sees the engines' true state (`mesh.sim.oracle`). `mesh-everywhere` is the `mesh` policy
 with the replicas of all regions as candidates. Both run inside a `GlobalView`: every router sees
 what the router of every region sees at this moment, without delay, and names the replica that is to
-serve; a request for a far one is forwarded as any other, and the router there obeys. All routers
+serve; a request for a far one is forwarded as any other, and the router there uses it. All routers
 share one instance of the policy, so they share what it learned and placed. Nothing of this could be
 built: the difference to `mesh` is the price of federation.
 """
@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
-from mesh.core.gossip.remote_prefixes import RemotePrefixes
-from mesh.core.gossip.siblings import Siblings
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES, PolicyMakers, Tunable, find_maker
 from mesh.core.policies.base import Choice, Destination, Expiring, Policy, Target, least_loaded
 from mesh.core.policies.mesh import MeshPolicy
 from mesh.core.view.replica import Replica
-from mesh.sim.ask import number_of
 from mesh.sim.oracle import Oracle, OracleOptions
+from mesh.sim.workload import number_of
 from schemas.decision import CandidateKind
 from schemas.ids import RegionId, RequestId
 
@@ -67,21 +64,20 @@ class GlobalView:
         """The replica that the inner policy picks, or the peer to forward to."""
         if request.hops:
             return self._as_decided(request, targets)
-        ways = {one.name: (one, way) for one, way in self._all(request, targets, now)}
-        if not ways:
+        routes = {one.name: (one, route) for one, route in self._all(request, targets, now)}
+        if not routes:
             return Choice(None, "no replica of any region is free")
-        candidates = [one for one, _ in ways.values()]
+        candidates = [one for one, _ in routes.values()]
         choice = self._inside.choose(_unique(request), candidates, now)
         if choice.target is None:
             return choice._replace(scores=())
-        _, way = ways[choice.target.name]
-        is_far = way.kind is CandidateKind.PEER
+        _, route = routes[choice.target.name]
+        is_far = route.kind is CandidateKind.PEER
         decision = GlobalDecision(choice, choice.target.name, request.prompt.tokens, is_far)
         self._decisions[request.request_id] = decision
-        return choice._replace(target=way, scores=())
+        return choice._replace(target=route, scores=())
 
     def hit_ratio(self, request: Request) -> float:
-        """As the inner policy knows it."""
         return self._inside.hit_ratio(request)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
@@ -91,19 +87,16 @@ class GlobalView:
             self._inside.placed(_unique(request), decision.spot, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Its first token has come."""
         decision = self._decisions.get(request.request_id)
         if decision is not None:
             self._inside.began(_unique(request), decision.spot, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its whole answer has come."""
         decision = self._decisions.get(request.request_id)
         if decision is not None:
             self._inside.served(_unique(request), decision.spot, served, now)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """The attempt is over."""
         decision = self._decisions.pop(request.request_id, None)
         if decision is not None:
             self._inside.left(_unique(request), decision.spot, now)
@@ -118,26 +111,17 @@ class GlobalView:
         if isinstance(self._inside, Expiring):
             self._inside.expire(now)
 
-    def tell(self, news: OutgoingPrefixes) -> None:
-        """No gossip is needed."""
-
-    def hear(self, told: RemotePrefixes) -> None:
-        """No gossip is needed."""
-
-    def share(self, siblings: Siblings) -> None:
-        """All routers share the inner policy."""
-
     def _all(
         self, request: Request, targets: Sequence[Target], now: float
     ) -> Iterator[tuple[Target, Target]]:
         """Each replica of this and every peer region, and the target that leads to it."""
-        coming: dict[str, list[GlobalDecision]] = {}
+        on_the_way: dict[str, list[GlobalDecision]] = {}
         for decision in self._decisions.values():
             if decision.on_its_way:
-                coming.setdefault(decision.name, []).append(decision)
+                on_the_way.setdefault(decision.name, []).append(decision)
         for target in targets:
             if target.replica is not None:
-                yield _with(target, target.replica, coming.get(target.name, []), now), target
+                yield _with(target, target.replica, on_the_way.get(target.name, []), now), target
                 continue
             core = self._world.routers[RegionId(target.name)].core
             if core is None:
@@ -147,7 +131,7 @@ class GlobalView:
                 if core.replicas.unavailable_because(replica, request.model, now, busy_too=True):
                     continue
                 seen = Target(name, replica.load, CandidateKind.REPLICA, target.rtt_s, replica)
-                yield _with(seen, replica, coming.get(name, []), now), target
+                yield _with(seen, replica, on_the_way.get(name, []), now), target
 
     def _as_decided(self, request: Request, targets: Sequence[Target]) -> Choice:
         decision = self._decisions.get(request.request_id)
@@ -165,15 +149,17 @@ def _unique(request: Request) -> Request:
     return replace(request, key=number_of(request.request_id))
 
 
-def _with(target: Target, replica: Replica, coming: Sequence[GlobalDecision], now: float) -> Target:
+def _with(
+    target: Target, replica: Replica, on_the_way: Sequence[GlobalDecision], now: float
+) -> Target:
     """The target with the requests on their way to it added to its load."""
-    if not coming:
+    if not on_the_way:
         return target
     sent = deepcopy(replica.on_the_way)
-    for number, decision in enumerate(coming, 1):
+    for number, decision in enumerate(on_the_way, 1):
         held = decision.choice.held_tokens or 0
         sent.add(-number, decision.tokens, decision.tokens - held, now)
-    load = target.load + len(coming)
+    load = target.load + len(on_the_way)
     return target._replace(load=load, replica=replace(replica, on_the_way=sent))
 
 

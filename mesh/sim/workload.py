@@ -27,11 +27,13 @@ from xxhash import xxh3_64_intdigest
 
 from agents.sim.kv_cache import BLOCK_TOKENS
 from mesh.core.model.prompt import BLOCKS_MAX, Prompt
-from schemas.ids import RegionId
+from mesh.replay.tally import RequestOutcome
+from schemas.ids import RegionId, ReplicaId, RequestId
 
 HASH_TOKENS = 64
 _EVERY = HASH_TOKENS // BLOCK_TOKENS
 _MASK = 2**64 - 1
+_ID_PREFIX = "twin-"
 
 
 class Segment(NamedTuple):
@@ -59,12 +61,11 @@ class RequestNode:
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
         return sum(segment.tokens for segment in self.prompt)
 
 
 def chain(
-    turns: Sequence[tuple[tuple[Segment, ...], Segment]], session: int, pause_s: float
+    turns: Sequence[tuple[tuple[Segment, ...], Segment]], session: int, pause_s: float = 0.0
 ) -> RequestNode:
     """A conversation of these prompts and answers (one or more), each after the one before."""
     after: tuple[RequestNode, ...] = ()
@@ -121,8 +122,59 @@ class ContentKeys:
     hashes: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class OpenTree:
+    """A tree of requests that is being played. `left`: nodes that are open or will be."""
+
+    client: ClosedLoopClient | None  # whose it is, in a closed loop
+    left: int = 1
+
+
+@dataclass(slots=True)
+class SentRequest:
+    """A request that a client has sent. Times are the client's own, in seconds of the world.
+
+    Work messages of the twin have a live one's headers and this object in place of a body.
+    """
+
+    number: int
+    region: RegionId
+    node: RequestNode
+    tree: OpenTree
+    keys: ContentKeys
+    prompt: Prompt  # as its router sees it
+    sent_at: float
+    first_at: float | None = None
+    ended: bool = False
+
+    @property
+    def request_id(self) -> RequestId:
+        return RequestId(f"{_ID_PREFIX}{self.number}")
+
+    @property
+    def session(self) -> str | None:
+        return str(self.node.session) if self.node.session else None
+
+
+def number_of(request_id: RequestId) -> int:
+    """The number of the `SentRequest` with this id."""
+    return int(request_id.removeprefix(_ID_PREFIX))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How one request ended, as its client sees it."""
+
+    outcome: RequestOutcome
+    reason: str = ""
+    retry_after_s: float | None = None
+    replica: ReplicaId | None = None
+    cached_tokens: int = 0
+    hops: int = 0
+    attempts: int = 0
+
+
 def keys_of(node: RequestNode) -> ContentKeys:
-    """The keys of a request's full blocks."""
     blocks = block_keys((*node.prompt, node.answer))
     full = min(node.prompt_tokens // HASH_TOKENS, BLOCKS_MAX)
     return ContentKeys(blocks, tuple(blocks[_EVERY - 1 : full * _EVERY : _EVERY]))

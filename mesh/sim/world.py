@@ -16,41 +16,57 @@ one, so that a leak in any table shows.
 - `digest`: a hash of every request's end. Equal digests, equal runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
+from typing import Any
 
-from agents.sim.profiles import Profile
 from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.model import effects as fx
 from mesh.core.policies import PolicyMakers
 from mesh.core.router import RouterCore
 from mesh.replay.report import RunReport
-from mesh.sim import faults as fault
-from mesh.sim.clients import SimClients
-from mesh.sim.config import WorldConfig
-from mesh.sim.engine import ReplicaEngine
+from mesh.sim.clients import OnRequestEnd, RequestLog, SimClients
+from mesh.sim.config import (
+    Cut,
+    EngineCrash,
+    EngineSlow,
+    RegionFault,
+    ReplicaCrash,
+    RouterCrash,
+    SimFault,
+    WorldConfig,
+)
+from mesh.sim.control_plane import LeaseStreams, PrefixGossip, RouterTimers
+from mesh.sim.engine import SCRAPE_EVERY_S
 from mesh.sim.event_queue import EventQueue
-from mesh.sim.lease_streams import LeaseStreams
 from mesh.sim.network import Network
-from mesh.sim.place import Meter, Surroundings
-from mesh.sim.pulse import Pulse
 from mesh.sim.replica import SimReplica
-from mesh.sim.request_log import OnRequestEnd, RequestLog
 from mesh.sim.router import ROUTER, SimRouter
-from mesh.sim.trie_links import TrieLinks
 from mesh.sim.workload import Workload
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.state import Digest
 
 ROUTERS_FROM_S = 1.0  # agents are up by then
 SETTLE_S = 2.5  # then a ping and a digest have crossed the widest table
 WORK_LEFT_S_MAX = 30.0  # for agents to end their answers when no client waits any more
 PROGRESS_S = 1.0  # virtual
 
+Action = Callable[[], None]
+
+
+@dataclass(slots=True)
+class DecisionMeter:
+    """What deciding costs: the seconds `handle` took for requests, by a clock from outside."""
+
+    clock: Callable[[], float] | None = None
+    decisions: int = 0
+    seconds: float = 0.0
+
 
 class World:
-    """Call `run` once; tests and reports read the attributes."""
+    """Call `run` once; its parts, tests and reports read the attributes."""
 
     def __init__(
         self,
@@ -66,9 +82,10 @@ class World:
         """
         self.config = config
         self.queue = EventQueue()
-        self.meter = Meter(perf)
+        self.meter = DecisionMeter(perf)
         self._makers = makers
-        self._inside = 0  # answers that agents hold
+        self._outstanding = 0  # answers that agents hold
+        self._pick = self.dice("queue groups").randrange
         self.network = Network(
             self.queue,
             config.rtt,
@@ -76,37 +93,28 @@ class World:
             jitter_s=config.jitter_s,
             loss=config.loss,
         )
-        self.replicas: dict[ReplicaId, SimReplica] = {}
-        self.routers: dict[RegionId, SimRouter] = {}  # the first of each region
-        self.region_routers: dict[RegionId, list[SimRouter]] = {}  # all
-        self._pulses: dict[Origin, Pulse] = {}
+        self.gossip = PrefixGossip(self)
+        self.leases = LeaseStreams(self)
         self._epochs: dict[Origin, int] = {}
+        sites = dict.fromkeys(map(config.shape.router_of, config.regions))
+        names = [RouterId(f"r{number}") for number in range(1, config.routers + 1)]
+        self.region_routers = {
+            site: [SimRouter(self, site, name) for name in names] for site in sites
+        }
+        self.routers = {site: routers[0] for site, routers in self.region_routers.items()}
+        self.replicas = {
+            name: SimReplica(self, name, region, profile)
+            for region, fleet in config.profiles().items()
+            for number, profile in enumerate(fleet, 1)
+            for name in (ReplicaId(f"{region}-{number}"),)
+        }
+        gap_s = 0.0 if config.state_at_once else config.router_settings().digest_s
+        self.timers = {
+            router.origin: RouterTimers(self, router, gap_s) for router in self.all_routers()
+        }
         regions = list(config.regions)
         self.requests = RequestLog(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
-        self.trie_links = TrieLinks(self.network, self.region_routers, config.shape)
-        self.leases = LeaseStreams(
-            self.queue,
-            self.network,
-            self.region_routers,
-            config.shape,
-            lambda origin: self._pulses[origin].say_alive(),
-        )
-        self._add_routers()
-        for region, fleet in config.profiles().items():
-            for number, profile in enumerate(fleet):
-                self._add_replica(region, number, profile)
-        self._add_pulses()
-        self.clients = SimClients(
-            workload,
-            self.queue,
-            self.network,
-            {region: self.region_routers[config.shape.router_of(region)] for region in regions},
-            self.requests,
-            self.dice("clients"),
-            timeout_s=config.timeout_s,
-            token_error=config.token_error,
-            is_quiet=self._all_answered,
-        )
+        self.clients = SimClients(self, workload)
 
     def dice(self, name: str) -> Random:
         """A random generator for one part of the world, independent of others' draws."""
@@ -116,12 +124,12 @@ class World:
         """Play to the end. `progress`: requests ended, virtual seconds."""
         phases = self.dice("phases")
         for replica in self.replicas.values():
-            self.queue.at(phases.uniform(0.0, self.config.reading_s), replica.start)
+            self.queue.at(phases.uniform(0.0, SCRAPE_EVERY_S), replica.start)
         for router in self.all_routers():
             self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, router)
         self.queue.at(SETTLE_S, self.clients.begin)
-        for trouble in self.config.faults:
-            self._schedule(trouble)
+        for fault in self.config.faults:
+            self._schedule(fault)
         if self.config.until_s < inf:
             self.queue.at(SETTLE_S + self.config.until_s, self._end)
         if progress is not None:
@@ -130,7 +138,7 @@ class World:
 
     def open_router(self, router: SimRouter) -> None:
         """Start or restart a router."""
-        origin = Origin(router.site, router.name)
+        origin = router.origin
         epoch = self._epochs[origin] = self._epochs.get(origin, 0) + 1
         name = router.site if router.name == ROUTER else f"{router.site} {router.name}"
         router.open(
@@ -141,83 +149,48 @@ class World:
                 settings=self.config.router_settings(),
                 dice=self.dice(f"router {name} {epoch}"),
                 makers=None if self._makers is None else self._makers(self),
-                peers=self.config.shape.peers_of(router.site, self.routers),
+                peers=self.peers_of(router.site),
             )
         )
-        self._pulses[origin].begin(epoch)
+        self.timers[origin].begin(epoch)
 
     def all_routers(self) -> list[SimRouter]:
-        """The routers of all regions."""
         return [router for routers in self.region_routers.values() for router in routers]
 
-    # Building.
+    def peers_of(self, region: RegionId) -> tuple[RegionId, ...]:
+        """The regions whose routers are peers of this one's."""
+        return self.config.shape.peers_of(region, self.region_routers)
 
-    def _add_routers(self) -> None:
-        shape, config, around = self.config.shape, self.config, self._surroundings()
-        for site in dict.fromkeys(shape.router_of(region) for region in config.regions):
-            self.region_routers[site] = [
-                SimRouter(site, self.queue, self.network, around, RouterId(f"r{number}"))
-                for number in range(1, config.routers + 1)
-            ]
-            self.routers[site] = self.region_routers[site][0]
+    def router(self, origin: Origin) -> SimRouter:
+        [found] = [one for one in self.region_routers[origin.region] if one.name == origin.router]
+        return found
 
-    def _surroundings(self) -> Surroundings:
-        """The parts of this world that every router uses."""
-        return Surroundings(
-            replicas=self.replicas,
-            routers=self.region_routers,
-            first_byte=lambda ask: self.clients.first_byte(ask),
-            answered=lambda ask, answered: self.clients.answered(ask, answered),
-            publish=self._publish,
-            gossip=lambda origin: (
-                self.trie_links.performers(origin) | self.leases.performers(origin)
-            ),
-            request_s=self.config.settings.request_s_max,
-            pick=self.dice("queue groups").randrange,
-            meter=self.meter,
-        )
+    def pick_router(self, region: RegionId) -> SimRouter:
+        """One of the region's routers, as a queue group would choose; a crashed one if all are."""
+        routers = self.region_routers[region]
+        living = [router for router in routers if router.is_up] or routers
+        return living[self._pick(len(living))]
 
-    def _add_replica(self, region: RegionId, number: int, profile: Profile) -> None:
-        name = ReplicaId(f"{region}-{number + 1}")
-        self.replicas[name] = SimReplica(
-            name,
-            region,
-            self.config,
-            ReplicaEngine(profile, lambda: self.queue.now, self.config.kv_tokens),
-            self.queue,
-            self.network,
-            self.region_routers[self.config.shape.router_of(region)],
-            self._count_inside,
-            self.leases.adopters_of,
-        )
-
-    def _add_pulses(self) -> None:
-        gap_s = 0.0 if self.config.news_at_once else self.config.router_settings().digest_s
-        fleet = list(self.replicas.values())
-        for router in self.all_routers():
-            peers = self.config.shape.peers_of(router.site, self.region_routers)
-            self._pulses[Origin(router.site, router.name)] = Pulse(
-                router,
-                [one for peer in peers for one in self.region_routers[peer]],
-                fleet,
-                self.queue,
-                self.network,
-                gap_s,
-                self.leases.was_adopted,
-            )
-
-    def _publish(self, origin: Origin, digest: Digest) -> None:
-        self._pulses[origin].publish(digest)
+    def control_performers(self, router: SimRouter) -> dict[type, Callable[[Any], None]]:
+        """How those effects of a router are performed that are about no request."""
+        origin = router.origin
+        return {
+            fx.PublishDigest: lambda effect: self.timers[origin].digests.offer(effect.digest),
+            **self.gossip.performers(origin),
+            **self.leases.performers(origin),
+        }
 
     # Ending.
 
-    def _count_inside(self, more: int) -> None:
-        self._inside += more
-        if self._inside == 0 and self.clients.quiet:
+    def count_outstanding(self, more: int) -> None:
+        """Agents hold so many answers more, or fewer."""
+        self._outstanding += more
+        if self._outstanding == 0 and self.clients.is_done:
             self.queue.stop()
 
-    def _all_answered(self) -> None:
-        if self._inside == 0:
+    def all_answered(self) -> None:
+        """No request is open and none will be sent: end when agents hold no answer either."""
+        if self._outstanding == 0:
             self.queue.stop()
         else:
             self.queue.after(WORK_LEFT_S_MAX, self.queue.stop)
@@ -232,37 +205,40 @@ class World:
 
     # Faults.
 
-    def _schedule(self, trouble: fault.SimFault) -> None:
-        begin, end = self._actions(trouble)
-        self.queue.at(SETTLE_S + trouble.at_s, begin)
-        if trouble.until_s < inf:
-            self.queue.at(SETTLE_S + trouble.until_s, end)
+    def _schedule(self, fault: SimFault) -> None:
+        begin, end = self._actions(fault)
+        self.queue.at(SETTLE_S + fault.at_s, begin)
+        if fault.until_s < inf:
+            self.queue.at(SETTLE_S + fault.until_s, end)
 
-    def _actions(self, trouble: fault.SimFault) -> tuple[Callable[[], None], Callable[[], None]]:
+    def _actions(self, fault: SimFault) -> tuple[Action, Action]:
         """The calls that begin and end a fault."""
-        if isinstance(trouble, fault.Cut):
-            ends = trouble.one, trouble.other
+        if isinstance(fault, Cut):
+            ends = fault.one, fault.other
             return partial(self.network.cut, *ends), partial(self.network.heal, *ends)
-        if isinstance(trouble, fault.RouterCrash):
-            routers = self.region_routers[trouble.region]
-            return partial(_each, routers, SimRouter.crash), partial(
-                _each, routers, self.open_router
+        if isinstance(fault, RouterCrash):
+            return partial(self._crash_routers, fault.region), partial(
+                self._open_routers, fault.region
             )
-        if isinstance(trouble, fault.RegionFault):
-            region = trouble.region
-            return partial(self.leases.stop, region), partial(self.leases.resume, region)
-        replica = self.replicas[trouble.replica]
-        if isinstance(trouble, fault.ReplicaCrash):
+        if isinstance(fault, RegionFault):
+            return partial(self.leases.stop, fault.region), partial(
+                self.leases.resume, fault.region
+            )
+        replica = self.replicas[fault.replica]
+        if isinstance(fault, ReplicaCrash):
             return replica.crash, replica.restart
-        if isinstance(trouble, fault.EngineCrash):
+        if isinstance(fault, EngineCrash):
             return replica.crash_engine, replica.engine.restart
-        rate = 1.0 / trouble.factor if isinstance(trouble, fault.EngineSlow) else 0.0
+        rate = 1.0 / fault.factor if isinstance(fault, EngineSlow) else 0.0
         return partial(replica.set_rate, rate), partial(replica.set_rate, 1.0)
 
+    def _crash_routers(self, region: RegionId) -> None:
+        for router in self.region_routers[region]:
+            router.crash()
 
-def _each(routers: Sequence[SimRouter], act: Callable[[SimRouter], None]) -> None:
-    for router in routers:
-        act(router)
+    def _open_routers(self, region: RegionId) -> None:
+        for router in self.region_routers[region]:
+            self.open_router(router)
 
 
 def run(
@@ -290,7 +266,7 @@ def run(
 def report(world: World, workload: Workload) -> RunReport:
     """The report of a finished world."""
     requests, meter, config = world.requests, world.meter, world.config
-    assert requests.asked == requests.ended, "a request was lost or counted twice"
+    assert requests.sent == requests.ended, "a request was lost or counted twice"
     engines = [replica.engine for replica in world.replicas.values()]
     samples = sum(engine.occupancy_samples for engine in engines)
     occupancy = sum(engine.occupancy_sum for engine in engines)
@@ -303,7 +279,7 @@ def report(world: World, workload: Workload) -> RunReport:
             "forwarded": requests.forwarded,
             "trie_bytes_per_s": {
                 f"{source}>{to}": sent / world.queue.now
-                for (source, to), sent in sorted(world.trie_links.sent_bytes.items())
+                for (source, to), sent in sorted(world.gossip.sent_bytes.items())
             },
             "warm_ups": _warm_ups(world),
             "digest": requests.digest(),
@@ -319,12 +295,7 @@ def report(world: World, workload: Workload) -> RunReport:
 
 def _warm_ups(world: World) -> dict[str, float]:
     """Sums over all routers that are up."""
-    found = [
-        router.core.warming
-        for routers in world.region_routers.values()
-        for router in routers
-        if router.core
-    ]
+    found = [router.core.warming for router in world.all_routers() if router.core]
     counts = ("begun", "ended", "stopped", "failed", "guests")
     return {
         **{name: sum(getattr(one.counts, name) for one in found) for name in counts},

@@ -46,7 +46,7 @@ class WorkerControl:
         self._stops, self._ready = stops, ready
 
     def report_ready(self) -> None:
-        """Tell the parent that this worker serves."""
+        """Report to the parent that this worker serves."""
         os.write(self._ready, READY)
 
     def on_stop(self, callback: Callable[[int], None]) -> None:
@@ -124,7 +124,7 @@ class _ForkedWorker(SupervisedProcess):
     """The parent's side of one worker."""
 
     def __init__(self, number: int, name: str, group: _WorkerGroup) -> None:
-        super().__init__(restarts_max=None)  # nobody watches a router's terminal
+        super().__init__(restarts_max=None)  # a service restarts without limit
         self._number, self._name, self._group = number, name, group
         self._stops = CLOSED  # we write
         self._ready = CLOSED  # we read, until it is ready
@@ -223,7 +223,7 @@ class _ForkedWorker(SupervisedProcess):
 def reserve_port(where: Address) -> socket.socket:
     """Hold the address that workers will share; close it to let it go. Raises OSError.
 
-    Nobody else may listen there: by SO_REUSEPORT alone, two routers could share it by mistake.
+    No other process may listen there: by SO_REUSEPORT alone, two routers could share it by mistake.
     """
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as alone:

@@ -41,7 +41,6 @@ class ProcessLifecycle:
     _in_a_row: int = 0
 
     def started(self, now: float) -> None:
-        """The process is being started."""
         assert self.phase is ProcessPhase.WAITING
         self.phase, self.due, self._started_at = ProcessPhase.STARTING, None, now
 

@@ -28,7 +28,6 @@ class ProgramKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name for people."""
         return "nats-server" if self is ProgramKind.NATS else self.name.lower()
 
 

@@ -58,11 +58,10 @@ class SupervisedProcess(ABC):
 
     @abstractmethod
     def _request_end(self) -> None:
-        """Ask the process that runs to end."""
+        """Request that the running process ends."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody called `stop`."""
         return self._stop_requested.is_set()
 
     async def supervise(self) -> None:
@@ -83,7 +82,7 @@ class SupervisedProcess(ABC):
                         await self._stop_requested.wait()
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask it to end, for good; it is due to be killed after `grace_s`."""
+        """End it for good; it is due to be killed after `grace_s`."""
         self.lifecycle.stop(asyncio.get_running_loop().time(), grace_s)
         self._stop_requested.set()
         if self.pid is not None:
@@ -142,11 +141,6 @@ class SupervisedProgram(SupervisedProcess):
         self._settled = asyncio.Event()  # ready, or not restarted
         self._death: ProgramDied | None = None
 
-    @property
-    def kind(self) -> ProgramKind:
-        """Decides when it is stopped."""
-        return self.program.kind
-
     async def wait_ready(self) -> None:
         """Return when it has become ready once. Raises ProgramFailed if it ended instead."""
         await self._settled.wait()
@@ -200,7 +194,6 @@ class SupervisedProgram(SupervisedProcess):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -219,7 +212,6 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of every program that runs now."""
         return {name: one.pid for name, one in self._programs.items() if one.pid is not None}
 
     async def start(self, program: Program) -> SupervisedProgram:
@@ -248,14 +240,15 @@ class Supervisor:
                 one.kill()
 
     async def stop(self) -> None:
-        """Stop every program, kind by kind."""
         for kind in ProgramKind:
-            await self._stop_all([one for one in self._programs.values() if one.kind is kind])
+            await self._stop_all(
+                [one for one in self._programs.values() if one.program.kind is kind]
+            )
 
     async def _stop_all(self, programs: list[SupervisedProgram]) -> None:
         tasks = {self._tasks[one.program.name]: one for one in programs}
         for one in programs:
-            one.stop(GRACE_S[one.kind])
+            one.stop(GRACE_S[one.program.kind])
             if self._hurried:
                 one.kill()
         if not tasks:

@@ -1,4 +1,4 @@
-"""An agent in this process, its engine, and who asks: what tests of the process stand on."""
+"""An agent in this process, its engine, and a router."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agents.config import AgentConfig
 from agents.runtime.process import Stop, run
 from schemas.state import ReplicaState
-from tests.agents.asker import REGION, REPLICA, Asker, asking
+from tests.agents.fake_router import REGION, REPLICA, FakeRouter, fake_router
 from tests.agents.scripted_engine import (
     CHUNKED,
     LAST_CHUNK,
@@ -24,9 +24,9 @@ from tests.agents.scripted_engine import (
 
 @dataclass(slots=True)
 class Scene:
-    """An agent at work, and both of its neighbours."""
+    """A running agent, and both of its neighbours."""
 
-    asker: Asker
+    router: FakeRouter
     engine: ScriptedEngine
     stop: Stop
     task: asyncio.Task
@@ -36,7 +36,7 @@ class Scene:
 async def scene(
     nats_server, script: Script, *, clock: Callable[[], float] = time.monotonic, **settings
 ) -> AsyncIterator[Scene]:
-    async with running(script) as engine, asking(nats_server.url) as asker:
+    async with running(script) as engine, fake_router(nats_server.url) as router:
         values = {
             "region": REGION,
             "replica": REPLICA,
@@ -50,11 +50,11 @@ async def scene(
         agent = run(AgentConfig(**values), clock, time.time_ns(), stop)
         task = asyncio.create_task(agent)
         try:
-            await asker.state(state=ReplicaState.READY)
-            yield Scene(asker, engine, stop, task)
+            await router.state(state=ReplicaState.READY)
+            yield Scene(router, engine, stop, task)
         finally:
-            stop.ask()
-            stop.ask()
+            stop.request()
+            stop.request()
             await task
 
 
@@ -63,7 +63,7 @@ async def hello(talk: Conversation) -> None:
 
 
 class Gate:
-    """A script whose answer begins at once and ends when the test says so."""
+    """A script whose answer begins at once and ends when the test opens the gate."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

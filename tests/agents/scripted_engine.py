@@ -72,13 +72,13 @@ class ScriptedEngine:
         "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     )
     requests: list[Request] = field(default_factory=list)
-    looks: list[Request] = field(default_factory=list)  # what was not posted
+    scrapes: list[Request] = field(default_factory=list)  # what was not posted
     pages: dict[str, bytes] = field(default_factory=dict)  # further ones, by path
     key: str | None = None  # who does not send it gets a 401
     port: int = 0
-    hangs: bool = False  # takes looks and never answers them
-    silent: frozenset[str] = frozenset()  # paths of looks that it never answers
-    odd_looks: Callable[[], bytes] | None = None  # what a look gets instead, then a close
+    hangs: bool = False  # takes scrapes and never answers them
+    silent: frozenset[str] = frozenset()  # paths of scrapes that it never answers
+    scrape_response: Callable[[], bytes] | None = None  # what a look gets instead, then a close
     _server: asyncio.Server | None = None
     _writers: set = field(default_factory=set)
 
@@ -111,15 +111,15 @@ class ScriptedEngine:
 
     async def _answer(self, request: Request, reader, writer) -> None:
         is_post = request.method == "POST"
-        (self.requests if is_post else self.looks).append(request)
+        (self.requests if is_post else self.scrapes).append(request)
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             writer.write(plain(401, b'{"error":"Unauthorized"}'))
         elif is_post:
             await self.script(Conversation(request, reader, writer))
         elif self.hangs or request.path in self.silent:
             await reader.read()
-        elif self.odd_looks is not None:
-            writer.write(self.odd_looks())
+        elif self.scrape_response is not None:
+            writer.write(self.scrape_response())
             writer.close()
         elif request.path == "/v1/models":
             rows = [{"id": name} for name in self.models]

@@ -1,4 +1,4 @@
-"""Three regions as real processes over delayed leaf links; us is full, so a peer answers."""
+"""Two regions as real processes over a delayed leaf link; us is full, so its peer answers."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import openai
 import orjson
 import pytest
 
-from tests.support.mesh_up import mesh_up
+from tests.support.mesh_up import mesh_up, write_config
 from tests.support.otlp_collector import otlp_collector
 from tests.support.scripted_engine import say, scripted_engine
 
@@ -45,7 +45,8 @@ async def test_a_full_region_is_served_by_a_peer_and_the_trace_shows_one_hop(tmp
         near.waiting = 9
         engines = ("--engine", f"us={near.url}", "--engine", f"eu={far.url}")
         given = (*engines, "--engine-kind", "vllm", "--policy", "skywalker")
-        async with mesh_up(tmp_path, *given, time_scale=None) as mesh:
+        config = write_config(tmp_path, regions=("us", "eu"))
+        async with mesh_up(tmp_path, *given, config=config, time_scale=None) as mesh:
             await until_full(mesh.endpoint("us"), "full")
             async with openai.AsyncOpenAI(
                 base_url=mesh.endpoint("us") + "/v1", api_key="none", max_retries=0

@@ -1,13 +1,15 @@
 """kill -9 of every router of a region under load: a neighbour serves its replicas meanwhile."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.support.ports import free_ports
-from tests.support.region_loss import LOST, Round, fragile_mesh, lose, watching
+from tests.support.region_loss import LOST, FragileMesh, Round, fragile_mesh, lose, watching
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 REGIONS = {"us": '["r1", "r2"]', "eu": '["r1"]', "ap": '["r1"]'}
 ROUND_TRIPS_MS = {("us", "eu"): 20, ("us", "ap"): 60, ("eu", "ap"): 60}
@@ -33,12 +35,17 @@ def write_config(directory: Path) -> Path:
     return path
 
 
-async def test_a_lost_region_is_served_by_its_nearest_neighbour_and_handed_back(tmp_path):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FragileMesh]:
+    """Up; a round of losses leaves every region with its own routers again."""
+    directory = tmp_path_factory.mktemp("regions")
+    async with fragile_mesh(directory, write_config(directory)) as mesh:
+        yield mesh
+
+
+async def test_a_lost_region_is_served_by_its_nearest_neighbour_and_handed_back(mesh):
     by = []
-    async with (
-        fragile_mesh(tmp_path, write_config(tmp_path)) as mesh,
-        watching(mesh, list(REGIONS)) as seen,
-    ):
+    async with watching(mesh, list(REGIONS)) as seen:
         # The other one is faster where the nearest stands still for a sixth of a second.
         while "eu" not in by and len(by) < ROUNDS_MAX:
             await seen.until("us", ("us",), 20.0)
@@ -48,11 +55,8 @@ async def test_a_lost_region_is_served_by_its_nearest_neighbour_and_handed_back(
     assert "eu" in by, by
 
 
-async def test_two_of_three_regions_lost_at_once_are_both_served_by_the_third(tmp_path):
-    async with (
-        fragile_mesh(tmp_path, write_config(tmp_path)) as mesh,
-        watching(mesh, list(REGIONS)) as seen,
-    ):
+async def test_two_of_three_regions_lost_at_once_are_both_served_by_the_third(mesh):
+    async with watching(mesh, list(REGIONS)) as seen:
         for region in REGIONS:
             await seen.until(region, (region,), 20.0)
         told = await lose(mesh, seen, ["us", "ap"], ("eu",), **LOAD)

@@ -139,7 +139,7 @@ class EngineContract:
             assert (before.stream.usage.cached_tokens or 0) < tokens / 4
             assert after.stream.usage.cached_tokens > tokens / 2
 
-    async def test_a_heartbeat_says_what_the_engine_says(self, mesh):
+    async def test_a_heartbeat_has_the_engines_own_counts(self, mesh):
         engine = mesh.engines["us-0"]
         tokens = engine.context_tokens // 2
         async with asked_directly(engine, engine.batch_max + WAITING, tokens):
@@ -171,7 +171,7 @@ class EngineContract:
         assert await mesh.placements() - before <= 2
         await mesh.until_ready()
 
-    async def test_a_hung_engine_keeps_nobody_from_an_answer(self, mesh):
+    async def test_a_hung_engine_costs_no_answer(self, mesh):
         clock = asyncio.get_running_loop().time
         async with mesh.engines["us-0"].hung():
             began = clock()
@@ -225,7 +225,7 @@ class KeyedEngineContract(EngineContract):
     That all of the above passes says that the agent gives the key with all it asks.
     """
 
-    async def test_an_engine_with_a_key_answers_nobody_else(self, mesh):
+    async def test_an_engine_with_a_key_refuses_other_clients(self, mesh):
         engine = mesh.engines["us-1"]
         url = f"{engine.url}/v1/chat/completions"
         async with aiohttp.ClientSession() as http:
@@ -240,7 +240,7 @@ class KeyedEngineContract(EngineContract):
             await mesh.until(lambda: _answers(mesh, "us-2"), "an answer of us-2")
             assert engine.api_key not in log.read_text()
 
-    async def test_an_agent_with_a_wrong_key_says_so_and_gets_no_work(self, mesh):
+    async def test_an_agent_with_a_wrong_key_logs_it_and_gets_no_work(self, mesh):
         engine = mesh.engines["us-1"]
         wrong = "not-the-engines-key"
         async with mesh.another_agent("us-3", engine, *mesh.key_file("us-3", wrong)) as log:

@@ -43,7 +43,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MeshOv
 
 
 class TestLlamaCpp(KeyedEngineContract):
-    slow_chars = 500  # each is a token
+    slow_chars = 1500  # each is a token: some ten heartbeats long
 
     async def test_the_heartbeat_knows_how_many_slots_it_has(self, mesh):
         for replica, engine in mesh.engines.items():

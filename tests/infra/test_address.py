@@ -37,12 +37,12 @@ def test_any_text_is_an_address_or_a_value_error(text):
         ("127.0.0.1:0", "from 1 to 65535"),
         ("127.0.0.1:65536", "from 1 to 65535"),
         ("127.0.0.1:٤", "from 1 to 65535"),
-        ("0.0.0.0:4101", "nobody can dial"),
-        ("[::]:4101", "nobody can dial"),
+        ("0.0.0.0:4101", "can't be dialled"),
+        ("[::]:4101", "can't be dialled"),
         (4101, 'as "host:port"'),
     ],
 )
-def test_what_is_no_address_says_what_one_looks_like(text, expected):
+def test_the_error_of_a_wrong_address_shows_the_form(text, expected):
     with pytest.raises(ValueError, match=expected):
         parse_address(text)
 

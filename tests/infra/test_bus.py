@@ -8,6 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import nats.errors
 import pytest
 import uvloop
 
@@ -16,6 +17,7 @@ from infra.topology import parse
 from tests.support.flushed import flushed
 from tests.support.nats_regions import NatsRegions, mesh_toml
 from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.stopped import stopped
 from tests.support.until import until
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -29,7 +31,7 @@ async def test_connects_under_its_own_inbox_prefix(nats_server: NatsServer):
     await client.close()
 
 
-async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, caplog):
+async def test_survives_a_server_restart_and_logs_it(nats_server: NatsServer, caplog):
     caplog.set_level("WARNING")  # as routers of `mesh up` have it
     lost, back = asyncio.Event(), asyncio.Event()
     client = await bus.connect(
@@ -58,14 +60,34 @@ async def test_survives_a_server_restart_and_says_so(nats_server: NatsServer, ca
     await client.close()
 
 
-async def test_a_flush_asks_behind_all_that_was_said():
-    heard: list[str] = []
+async def test_a_listener_that_raises_is_reported_and_called_again(nats_server: NatsServer):
+    received: list[bytes] = []
+    problems: list[Exception] = []
+
+    def listener(msg) -> None:
+        received.append(msg.data)
+        if msg.data == b"1":
+            raise ValueError("one")
+
+    client = await bus.connect(
+        bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x", on_error=problems.append
+    )
+    await client.listen("a.*", listener)
+    for text in (b"1", b"2"):
+        await client.publish("a.b", text, headers={"X": "y"})
+    await bus.flush(client)
+    assert (received, [str(problem) for problem in problems]) == ([b"1", b"2"], ["one"])
+    await client.close()
+
+
+async def test_a_flush_pings_behind_all_messages():
+    received: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","version":"2.12.7","max_payload":1000}\r\n')
         while line := await reader.readline():
-            heard.append(line.split()[0].decode())
-            if heard[-1] == "PING":
+            received.append(line.split()[0].decode())
+            if received[-1] == "PING":
                 writer.write(b"PONG\r\n")
         writer.close()
 
@@ -75,14 +97,40 @@ async def test_a_flush_asks_behind_all_that_was_said():
         client = await bus.connect(
             bus.BusAddress(f"nats://{host}:{port}"), name="t", inbox_prefix="_INBOX.t"
         )
-        heard.clear()
+        received.clear()
         await client.subscribe("a")
         await bus.flush(client)
-        assert "PING" in heard[heard.index("SUB") :]
+        assert "PING" in received[received.index("SUB") :]
         await bus.close(client)
 
 
-async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeypatch):
+async def test_a_late_answer_to_a_flush_that_timed_out_does_no_harm(nats_server, caplog):
+    address = bus.BusAddress(nats_server.url)
+    client = await bus.connect(address, name="t", inbox_prefix="_INBOX.t")
+    received = asyncio.Queue()
+    await client.subscribe("a", cb=received.put)
+    async with stopped(nats_server.pid):
+        with pytest.raises(nats.errors.FlushTimeoutError):
+            await bus.flush(client, 0.05)
+    await bus.flush(client)
+    await client.publish("a", b"1")
+    async with asyncio.timeout(20):
+        assert (await received.get()).data == b"1"
+    assert client.is_connected
+    assert [record for record in caplog.records if record.name.startswith("nats")] == []
+    await client.close()
+
+
+async def test_a_fault_of_the_client_while_closing_is_only_logged(caplog):
+    class Faulty:
+        async def close(self) -> None:
+            raise RuntimeError("of the library")
+
+    await bus.close(Faulty())
+    assert "disconnecting from the bus: of the library" in caplog.messages
+
+
+async def test_a_cancelled_connect_leaves_nothing_open(monkeypatch):
     """At every moment: at some of them nats-py loses a cancel, and would go on trying."""
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 600.0)
     there = set()
@@ -114,7 +162,7 @@ async def test_who_gives_up_connecting_is_let_go_and_leaves_nothing_open(monkeyp
         await until(lambda: not there)
 
 
-async def test_what_has_no_words_is_logged_by_its_name(nats_server: NatsServer, caplog):
+async def test_an_error_without_a_text_is_logged_by_its_name(nats_server: NatsServer, caplog):
     address = bus.BusAddress(nats_server.url)
     client = await bus.connect(address, name="t", inbox_prefix="_INBOX.us.r1")
     await client._error_cb(TimeoutError())
@@ -136,7 +184,7 @@ async def test_no_server_is_one_clear_error(tmp_path: Path, monkeypatch):
         ("router", "wrong", "refused user 'router': are NATS_USER"),
     ],
 )
-async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, user, password, says):
+async def test_a_refused_login_is_reported_at_once_and_once(tmp_path, caplog, user, password, says):
     regions = NatsRegions(parse(mesh_toml(("us", "eu"), replicas=1), "mesh.toml"), tmp_path)
     try:
         await regions.start()
@@ -149,7 +197,7 @@ async def test_who_is_turned_away_hears_so_at_once_and_once(tmp_path, caplog, us
     assert not [record for record in caplog.records if record.name == "infra.bus"]
 
 
-async def test_a_server_that_is_not_there_yet_is_told_of_once(monkeypatch, caplog):
+async def test_a_server_that_is_not_there_yet_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     with pytest.raises(bus.BusUnreachable, match="is nats-server running"):
         await bus.connect(bus.BusAddress("nats://127.0.0.1:1"), name="t", inbox_prefix="_INBOX.x")
@@ -236,7 +284,7 @@ def test_leaving_at_any_moment_of_a_loss_is_no_cancel(loop):
 
 
 @LOOPS
-def test_a_server_that_resets_at_any_moment_is_asked_again(monkeypatch, loop):
+def test_a_server_that_resets_at_any_moment_is_connected_again(monkeypatch, loop):
     """While INFO is read and answered: a write after the loss must not end the reconnecting."""
     monkeypatch.setattr(bus, "RECONNECT_WAIT_S", 0.001)
     moments = 16

@@ -35,7 +35,7 @@ async def test_nothing_to_end_is_no_wait():
     await end_all([])
 
 
-async def test_who_is_cancelled_meanwhile_leaves_nobody_behind():
+async def test_a_cancelled_caller_leaves_no_task_behind():
     slow = asyncio.create_task(loses(3))
     await asyncio.sleep(0)  # it has begun
     ending = asyncio.create_task(end_all([slow]))

@@ -39,20 +39,20 @@ def problems_of(*parts: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_file_that_says_nothing_leaves_all_open():
+def test_a_file_without_labels_leaves_all_open():
     mesh = read()
     assert (mesh.ground.labels, mesh.ground.confined, mesh.keys) == (set(), (), {})
     assert mesh.ground.may_send(US, EU)
 
 
-def test_what_it_says_is_the_ground_and_the_keys():
+def test_ground_and_keys_are_those_of_the_file():
     mesh = read("", 'residency = ["eu", "de"]\nconfined_to = ["eu"]', tenant())
     assert mesh.ground.carried_by(EU) == {"de", "eu"}
     assert mesh.ground.confined_to(EU) == {"eu"}
     assert mesh.keys == {key_hash("sk-1"): KeyHolder("acme", ("eu",))} == {KEY: ("acme", ("eu",))}
 
 
-def test_who_is_not_asked_carries_nothing_for_those_who_do_not_ask():
+def test_regions_that_are_not_forwarded_to_carry_no_labels():
     own = '[regions.eu.routing]\ntopology = "region-local"\n'
     mesh = read("", f"{CARRIES}\n{own}")
     assert mesh.ground.carried_by(EU) == mesh.ground_for(EU).carried_by(EU) == {"eu"}
@@ -86,20 +86,20 @@ def test_who_is_not_asked_carries_nothing_for_those_who_do_not_ask():
         ),
     ],
 )
-def test_a_mistake_is_a_line_that_says_what_to_do(parts, line):
+def test_a_mistake_is_a_line_with_its_correction(parts, line):
     assert any(problem.startswith(f"mesh.toml: {line}") for problem in problems_of(*parts)), (
         problems_of(*parts)
     )
 
 
 def test_a_key_written_by_mistake_is_not_repeated():
-    told = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
-    assert "write the key's SHA-256" in told
-    assert "sk-secret" not in told
+    problem = "\n".join(problems_of("", CARRIES, tenant(keys='["sk-secret"]')))
+    assert "write the key's SHA-256" in problem
+    assert "sk-secret" not in problem
 
 
-def test_of_a_list_with_wrong_items_alone_nobody_says_that_it_is_too_short():
-    [told] = problems_of("", CARRIES, tenant(keys='["6b4c"]'))
-    assert told.startswith("mesh.toml: tenants.acme.key_sha256.0: write the key's SHA-256")
-    [told] = problems_of("", CARRIES, tenant(keys="[]"))
-    assert told == "mesh.toml: tenants.acme.key_sha256: must have at least 1"
+def test_a_list_of_wrong_items_is_not_reported_as_too_short():
+    [problem] = problems_of("", CARRIES, tenant(keys='["6b4c"]'))
+    assert problem.startswith("mesh.toml: tenants.acme.key_sha256.0: write the key's SHA-256")
+    [problem] = problems_of("", CARRIES, tenant(keys="[]"))
+    assert problem == "mesh.toml: tenants.acme.key_sha256: must have at least 1"

@@ -15,11 +15,11 @@ def topology(whole="", us="", eu=""):
     return parse(text, "mesh.toml")
 
 
-def test_a_file_that_says_nothing_chooses_nothing():
+def test_a_file_without_routing_chooses_nothing():
     assert parse(DEFAULT, "mesh.toml").routing_of("us") == RoutingTable()
 
 
-def test_a_region_says_what_differs():
+def test_a_region_overrides_single_keys():
     made = topology(
         whole='policy = "mesh"\npushing = "pending"\npolicy_by_priority = {low = "least-load"}',
         us='policy = "skywalker"\npolicy_by_priority = {high = "gorgo"}\nhold_order = "hit-ratio"',
@@ -31,7 +31,7 @@ def test_a_region_says_what_differs():
     assert eu.policy_by_priority == {Priority.LOW: "least-load"}
 
 
-def test_a_region_that_keeps_to_itself_neither_asks_nor_is_asked():
+def test_a_region_local_region_neither_forwards_nor_is_forwarded_to():
     made = topology(us='topology = "region-local"')
     assert made.asked_by("us") == ()
     assert made.asked_by("eu") == ("ap",)
@@ -81,6 +81,6 @@ def test_mistakes_are_named_with_what_to_do(where, line, said):
     assert said in problem
 
 
-def test_more_hops_than_one_act_as_one_and_the_log_says_so(caplog):
+def test_more_hops_than_one_act_as_one_and_are_logged(caplog):
     assert topology(whole="hops_max = 4").routing_of("us").hops_max == 1
     assert "hops_max = 4 acts as 1" in caplog.text

@@ -48,7 +48,7 @@ def test_the_packaged_file_is_the_documented_demo():
     ]
 
 
-def test_a_number_of_replicas_stands_for_their_names():
+def test_a_number_of_replicas_means_their_names():
     topology = parse(TWO_REGIONS, "mesh.toml")
     assert topology.region("us").replicas == ("us-0", "us-1")
     assert topology.region("eu").replicas == ("a", "b")
@@ -63,7 +63,7 @@ def test_peers_are_all_the_others_by_name():
     assert load(DEFAULT_FILE).peers("eu") == ("ap", "us")
 
 
-def test_a_region_asked_for_by_a_wrong_name_lists_those_there_are():
+def test_the_error_of_a_wrong_region_lists_those_there_are():
     with pytest.raises(TopologyError, match='no region "uk": there are us, eu'):
         parse(TWO_REGIONS, "mesh.toml").region("uk")
 
@@ -203,7 +203,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("old", "new", "line"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_that_says_what_to_do(old: str, new: str, line: str):
+def test_a_mistake_is_one_line_with_its_correction(old: str, new: str, line: str):
     assert old in TWO_REGIONS
     assert f"mesh.toml: {line}" in problems_of(TWO_REGIONS.replace(old, new, 1))
 
@@ -230,18 +230,18 @@ def test_a_bad_region_name_hides_what_is_wrong_only_because_of_it():
     assert len(problems_of(text)) == 1
 
 
-def test_all_mistakes_are_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     text = TWO_REGIONS.replace("rtt_ms = 80", "rtt_ms = -1").replace('"two"', '"T"')
     assert [line.split(": ")[1] for line in problems_of(text)] == ["mesh.name", "links.0.rtt_ms"]
 
 
-def test_broken_toml_says_where():
+def test_the_error_of_broken_toml_names_the_place():
     (line,) = problems_of("[mesh]\nname = two\n")
     assert line.startswith("mesh.toml: not TOML: ")
     assert "line 2" in line
 
 
-def test_a_missing_file_says_what_to_give_instead(tmp_path):
+def test_the_error_of_a_missing_file_names_the_correction(tmp_path):
     with pytest.raises(TopologyError, match="No such file") as caught:
         load(tmp_path / "nowhere.toml")
     assert str(DEFAULT_FILE) in str(caught.value)

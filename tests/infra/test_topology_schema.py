@@ -12,7 +12,7 @@ DEFAULT = DEFAULT_FILE.read_text()
 VALIDATOR = jsonschema.Draft202012Validator(document())
 
 
-def test_what_is_committed_is_what_the_code_says():
+def test_the_committed_schema_is_what_the_code_writes():
     assert FILE.read_text() == json_text(document()), "run make schemas"
 
 

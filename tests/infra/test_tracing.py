@@ -91,12 +91,12 @@ def test_only_what_is_surely_not_sampled_is_passed_on_as_it_is(carrier, passed_o
     assert tracing.unsampled(carrier) == passed_on
 
 
-def test_a_span_that_records_nothing_says_what_the_propagator_would() -> None:
+def test_a_span_that_records_nothing_injects_what_the_propagator_would() -> None:
     came = {"traceparent": f"{TRACE}-02", "tracestate": "a=b,c=d"}
     span = trace.get_current_span(tracing.extract(came))
-    told: dict[str, str] = {}
-    tracing.inject_unrecorded(told, span)
-    assert told == came
+    injected: dict[str, str] = {}
+    tracing.inject_unrecorded(injected, span)
+    assert injected == came
     tracing.inject_unrecorded(nothing := {}, trace.INVALID_SPAN)
     assert nothing == {}
 

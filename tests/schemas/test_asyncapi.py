@@ -77,7 +77,7 @@ def test_every_frame_kind_is_described_and_the_catalog_agrees():
 
 
 @given(wire_messages())
-def test_what_is_sent_fits_what_is_told(message):
+def test_what_is_sent_fits_the_document(message):
     array = msgpack.unpackb(wire.encode(message))
     jsonschema.Draft7Validator(array_schema(type(message))).validate(array)
 
@@ -88,7 +88,7 @@ def test_every_message_of_a_channel_exists(row):
     assert message_names(row)
 
 
-def test_every_parameter_of_every_subject_is_told():
+def test_every_parameter_of_every_subject_is_documented():
     for row in document()["channels"].values():
         assert set(row["parameters"]) == {
             part.split("}")[0] for part in row["address"].split("{")[1:]

@@ -14,7 +14,7 @@ from tests.schemas.strategies import DECISIONS, DIGESTS, HEARTBEATS
 WRITTEN = {path: json.loads((HERE / path).read_text()) for path in JSON_SCHEMAS}
 
 
-def test_what_is_committed_is_what_the_code_says():
+def test_what_is_committed_is_what_the_code_makes():
     for path, text in documents().items():
         assert (HERE / path).read_text() == text, f"schemas/{path}: run make schemas"
 

@@ -57,7 +57,7 @@ def test_rounding_moves_seconds_by_half_a_microsecond_at_most_and_once(made):
             assert value == exact or value == pytest.approx(exact, abs=5.1e-7, rel=1e-15)
 
 
-def test_a_receipt_shows_no_digits_that_nobody_knows():
+def test_a_receipt_has_no_digits_beyond_microseconds():
     priced = Candidate(
         name="us-0",
         kind=CandidateKind.REPLICA,
@@ -118,7 +118,7 @@ def test_a_term_that_is_no_number_reads_as_unknown(number):
     assert decode_decision(encode_decision(made)).candidates[0].terms == {"rtt_s": None}
 
 
-def test_a_receipt_without_matches_tells_nothing_of_prompts():
+def test_a_receipt_without_matches_reveals_nothing_of_prompts():
     terms = {"rtt_s": 0.0, "prefill_s": 0.1}
     here = Candidate(
         name="us-1", kind=CandidateKind.REPLICA, available=True, seconds=0.1, terms=terms,

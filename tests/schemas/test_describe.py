@@ -10,18 +10,18 @@ from schemas.state import Heartbeat
 class Sample:
     """A sample."""
 
-    told: int
+    size: int
     """What it is,
     in two lines."""
     unexplained: str = "x"
 
 
 def test_the_text_under_a_field_is_its_description():
-    assert field_texts(Sample) == {"told": "What it is, in two lines."}
+    assert field_texts(Sample) == {"size": "What it is, in two lines."}
     schema = json_schema(Sample)
-    assert schema["properties"]["told"]["description"] == "What it is, in two lines."
+    assert schema["properties"]["size"]["description"] == "What it is, in two lines."
     assert "description" not in schema["properties"]["unexplained"]
-    assert schema["required"] == ["told"]
+    assert schema["required"] == ["size"]
 
 
 def test_the_classes_inside_are_described_too():

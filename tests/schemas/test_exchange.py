@@ -46,10 +46,11 @@ def test_the_payload_keeps_no_message_alive():
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"D\x00", "at least 5 bytes"), (b"?\x00\x00\x00\x00", "unknown frame kind")]
+    ("data", "problem"),
+    [(b"D\x00", "at least 5 bytes"), (b"?\x00\x00\x00\x00", "unknown frame kind")],
 )
-def test_the_error_says_what_is_wrong(data, says):
-    with pytest.raises(WireError, match=says):
+def test_the_error_names_what_is_wrong(data, problem):
+    with pytest.raises(WireError, match=problem):
         unpack_frame(data)
 
 

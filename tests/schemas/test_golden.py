@@ -1,4 +1,4 @@
-"""Bytes that once travelled must be understood for as long as their version is spoken.
+"""Bytes that once travelled must be understood for as long as their version is supported.
 
 `golden/` only grows: a line there is never edited, because some process out there still sends it.
 """
@@ -32,7 +32,7 @@ def listed(value):
 
 
 def holds(new, old):
-    """Whether `new` says everything that `old` says; it may say more."""
+    """Whether `new` has everything that `old` has; it may have more."""
     if isinstance(old, dict):
         return all(key in new and holds(new[key], value) for key, value in old.items())
     if isinstance(old, list):

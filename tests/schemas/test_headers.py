@@ -30,7 +30,7 @@ def test_only_raw_messages_have_headers():
         ("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "00-x"),
     ],
 )
-def test_a_pattern_tells_good_from_bad(name, good, bad):
+def test_a_pattern_accepts_the_good_and_refuses_the_bad(name, good, bad):
     assert re.search(ROWS[name].pattern, good)
     assert not re.search(ROWS[name].pattern, bad)
 

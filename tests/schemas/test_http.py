@@ -8,9 +8,9 @@ from schemas.http import ROUTES, Fault, error_body, error_event, error_headers
 
 @pytest.mark.parametrize("fault", Fault)
 def test_an_error_has_openais_shape(fault):
-    error = json.loads(error_body(fault, "say what to do", param="model"))["error"]
+    error = json.loads(error_body(fault, "name the remedy", param="model"))["error"]
     assert error == {
-        "message": "say what to do",
+        "message": "name the remedy",
         "type": fault.value.type,
         "param": "model",
         "code": fault.value.code,
@@ -24,7 +24,7 @@ def test_an_error_event_is_one_whole_event():
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_only_what_may_work_later_says_when_to_retry(fault):
+def test_only_errors_that_may_pass_have_a_retry_after(fault):
     headers = error_headers(fault, retry_after_s=0)
     assert headers == ({"retry-after": "1"} if fault.value.status in (429, 503) else {})
 
@@ -34,7 +34,7 @@ def test_a_code_names_one_fault():
     assert len(set(codes)) == len(codes)
 
 
-def test_a_path_stands_once():
+def test_a_path_has_one_row():
     places = [(route.method, route.path) for route in ROUTES]
     assert len(set(places)) == len(places)
     assert {path for method, path in places if method == "POST"} == http.ENGINE_PATHS

@@ -14,7 +14,7 @@ def test_a_legal_name_is_returned(name):
 @pytest.mark.parametrize(
     "name", ["", "US", "a.b", "-a", "a-", "a b", "*", ">", "ü", "us\n", "x" * 33]
 )
-def test_any_other_name_is_an_error_that_says_what_is_allowed(name):
+def test_any_other_name_is_an_error_with_what_is_allowed(name):
     with pytest.raises(NameInvalid, match=r"replica name .* lower-case letters"):
         checked_name("replica", name)
 

@@ -20,22 +20,22 @@ def test_the_document_is_openapi_3_1():
 
 def test_every_route_is_there():
     paths = document()["paths"]
-    told = {(method.upper(), path) for path, row in paths.items() for method in row}
-    assert told == {(route.method, route.path) for route in ROUTES}
+    documented = {(method.upper(), path) for path, row in paths.items() for method in row}
+    assert documented == {(route.method, route.path) for route in ROUTES}
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_an_error_is_what_is_told(fault):
+def test_an_error_is_as_documented(fault):
     validator("ErrorBody").validate(json.loads(error_body(fault, "why")))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_every_fault_of_a_route_is_told_with_its_code(route):
+def test_every_fault_of_a_route_is_documented_with_its_code(route):
     responses = document()["paths"][route.path][route.method.lower()]["responses"]
     for fault in route.faults:
-        told = responses[str(fault.value.status)]
-        assert f"`{fault.value.code}`" in told["description"]
-        assert ("retry-after" in told["headers"]) == any(
+        documented = responses[str(fault.value.status)]
+        assert f"`{fault.value.code}`" in documented["description"]
+        assert ("retry-after" in documented["headers"]) == any(
             other.value.retry_after for other in route.faults
             if other.value.status == fault.value.status
         )  # fmt: skip
@@ -53,7 +53,7 @@ def test_every_fault_of_a_route_is_told_with_its_code(route):
         ([], False),
     ],
 )
-def test_the_chat_request_tells_good_from_bad(body, good):
+def test_the_chat_request_accepts_the_good_and_refuses_the_bad(body, good):
     assert validator("ChatRequest").is_valid(body) is good
 
 
@@ -61,7 +61,7 @@ def test_the_chat_request_tells_good_from_bad(body, good):
     ("prompt", "good"),
     [("hi", True), (["a", "b"], True), ([1, 2, 3], True), ([[1, 2], [3]], True), (5, False)],
 )
-def test_the_completion_request_tells_good_from_bad(prompt, good):
+def test_the_completion_request_accepts_the_good_and_refuses_the_bad(prompt, good):
     body = {"model": "m", "prompt": prompt}
     assert validator("CompletionRequest").is_valid(body) is good
 

@@ -85,12 +85,12 @@ def test_any_bytes_are_a_parcel_or_a_wire_error(data):
     assert sum(5 + len(frame) for _, frame in found) <= len(data)
 
 
-def test_what_came_before_the_damage_is_heard():
+def test_frames_before_the_damage_are_received():
     [parcel] = pack_parcels([("a", b"W0000first"), ("b", b"W0000second")])
-    heard = unpack_parcel(parcel[:-1])
-    assert next(heard)[0] == "a"
+    frames = unpack_parcel(parcel[:-1])
+    assert next(frames)[0] == "a"
     with pytest.raises(WireError, match="a frame up to"):
-        next(heard)
+        next(frames)
 
 
 def test_the_layout_of_a_parcel():

@@ -19,7 +19,7 @@ from schemas.passed_headers import BYTES_MAX, HEADERS_MAX, as_mapping, chosen, m
         "retry-after",
     ],
 )
-def test_what_engines_tell_their_clients_passes(name):
+def test_headers_of_engines_for_clients_pass(name):
     assert may_pass(name)
     assert chosen([(name, "12")]) == (name, "12")
 
@@ -54,7 +54,7 @@ def test_what_engines_tell_their_clients_passes(name):
         "",
     ],
 )
-def test_what_steers_proxies_or_speaks_for_the_mesh_does_not(name):
+def test_headers_that_steer_proxies_or_are_the_mesh_s_own_do_not(name):
     assert chosen([(name, "1")]) == () == tuple(as_mapping((name, "1")))
 
 
@@ -79,8 +79,8 @@ def test_there_are_bounds_on_number_and_size():
 
 
 @given(st.lists(st.text(max_size=20)).map(tuple))
-def test_whatever_an_agent_says_only_what_may_pass_does(told):
-    assert all(may_pass(name) for name in as_mapping(told))
+def test_of_any_headers_from_an_agent_only_those_that_may_pass_do(sent):
+    assert all(may_pass(name) for name in as_mapping(sent))
 
 
 @given(

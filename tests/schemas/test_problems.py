@@ -1,4 +1,4 @@
-"""What is wrong with a value, in words for whoever gave it."""
+"""What is wrong with a value, in words for the person who gave it."""
 
 from typing import Annotated, Any
 
@@ -36,7 +36,9 @@ def own_words(value: int) -> int:
         (Annotated[int, AfterValidator(own_words)], 3, "3 is odd: give an even one", ""),
     ],
 )
-def test_each_says_what_it_must_be(kind: Any, given: object, words: str, instead: str) -> None:
+def test_each_text_names_what_it_must_be(
+    kind: Any, given: object, words: str, instead: str
+) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(given)
     [details] = caught.value.errors()

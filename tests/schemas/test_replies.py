@@ -1,4 +1,4 @@
-"""Where an answer may go, as a table of who asks where."""
+"""Where an answer may go, as a table of requesters and channels."""
 
 import itertools
 
@@ -73,7 +73,7 @@ def test_an_inbox_of_another_channel_is_not_answered():
             assert found is None or kinds <= {"work", "ingress", "ingress_within"}, (name, reply)
 
 
-def test_the_own_region_asks_itself_only_where_its_routers_may():
+def test_a_reply_to_the_own_region_is_for_channels_of_its_own_routers():
     own, trie = "_INBOX.us.r2.p-1-1-0a", "_INBOX.us.r2.trie-0a"
     assert reply_inbox("work", ASKED["work"], own, HOME, PEERS)
     assert not reply_inbox("ingress", ASKED["ingress"], own, HOME, PEERS)
@@ -88,7 +88,7 @@ def test_no_region_but_a_peer_is_answered_and_an_agent_knows_no_peers():
     assert reply_inbox("work", ASKED["work"], stranger, HOME, None)
 
 
-def test_every_channel_that_is_asked_is_in_the_rule():
+def test_every_channel_of_requests_is_in_the_rule():
     own_name = {"name"}  # answered at a subject that the agent knows by itself
     assert set(ASKED) - own_name == set(HONEST)
 

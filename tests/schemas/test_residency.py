@@ -45,16 +45,16 @@ def test_spaces_and_repeats_change_nothing():
 
 
 @given(st.lists(LABELS, max_size=4))
-def test_all_that_is_said_narrows_and_nothing_widens(said):
-    found = narrowed(*said)
-    spoken = [labels for labels in said if labels]
-    if not spoken:
+def test_all_that_is_given_narrows_and_nothing_widens(given):
+    found = narrowed(*given)
+    labelled = [labels for labels in given if labels]
+    if not labelled:
         assert found is None
     else:
-        assert found == frozenset.intersection(*spoken)
+        assert found == frozenset.intersection(*labelled)
 
 
-def test_what_the_file_says_of_regions():
+def test_the_labels_of_regions_in_the_file():
     assert GROUND.labels == {"de", "eu"}
     assert (GROUND.carried_by(DE), GROUND.carried_by(RegionId("moon"))) == ({"de", "eu"}, set())
     assert (GROUND.confined_to(DE), GROUND.confined_to(EU)) == ({"eu"}, set())
@@ -76,7 +76,7 @@ def test_who_may_send_prompts_to_whom(speaker, listener, may, labels):
     assert GROUND.sent(speaker, listener) == labels
 
 
-def test_a_confined_region_is_heard_by_its_kind_alone():
+def test_a_confined_region_publishes_to_regions_with_its_labels_only():
     assert GROUND.listeners(DE) == (EU,)
     assert GROUND.listeners(EU) == (DE, US)
 

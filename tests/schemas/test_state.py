@@ -81,11 +81,11 @@ def test_a_signal_that_is_missing_stays_missing():
 
 
 def test_unknown_fields_are_ignored():
-    assert decode_heartbeat(changed(news=[1])) == HEARTBEAT
+    assert decode_heartbeat(changed(extra=[1])) == HEARTBEAT
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "problem"),
     [
         ({"v": 2}, "v: Input should be 1"),
         ({"region": "US"}, "region: String should match"),
@@ -99,8 +99,8 @@ def test_unknown_fields_are_ignored():
         ({"taken": {"R1": 1}}, "taken.R1"),
     ],
 )
-def test_a_wrong_field_is_an_error_that_names_it(wrong, says):
-    with pytest.raises(WireError, match=says):
+def test_a_wrong_field_is_an_error_that_names_it(wrong, problem):
+    with pytest.raises(WireError, match=problem):
         decode_heartbeat(changed(**wrong))
 
 

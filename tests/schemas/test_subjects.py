@@ -59,7 +59,7 @@ def test_any_text_is_a_token_or_a_value_error(text):
 
 
 @given(NAMES, NAMES)
-def test_a_label_comes_back_from_the_subject_that_it_stands_in(region, label):
+def test_a_label_comes_back_from_its_subject(region, label):
     assert subjects.ingress_label(subjects.ingress_within(region, label)) == label
     assert subjects.ingress_label(subjects.ingress(region)) is None
 

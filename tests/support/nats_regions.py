@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from infra import bus, topology
-from infra.nats import bundle, secret_files, server
+from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
@@ -61,13 +62,18 @@ class NatsRegions:
 
     async def start(self) -> None:
         """Start every server, make its streams, and return when every link is up."""
-        for process in self._servers.values():
-            await process.start()
+        for region in self._acceptors_first():
+            await self._servers[region].start()
         for region in self.topology.regions:
             await self.set_up(region)
         async with asyncio.timeout(LINK_TIMEOUT_S):
             for name in self.topology.regions:
                 await self._until_linked(name)
+
+    def _acceptors_first(self) -> list[str]:
+        """A link whose acceptor does not listen yet is dialled again a second later."""
+        solicited = Counter(link.solicitor for link in self.topology.links)
+        return sorted(self._servers, key=lambda region: solicited[region])
 
     async def set_up(self, region: str) -> dict[str, str]:
         """Make the region's streams, as `mesh infra streams` does."""
@@ -143,7 +149,7 @@ def running_regions(
 
 
 def _edit_configs(mesh: Topology, directory: Path, files: bundle.Written, edit: Edit) -> None:
-    kept = secret_files.keep(
+    kept = bundle.keep_passwords(
         directory.absolute() / bundle.PASSWORDS, [user.key for user in users(mesh)]
     )
     for name, written in files.items():

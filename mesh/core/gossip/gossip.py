@@ -1,23 +1,22 @@
-"""What the router core has to do with gossip: hear, tell, ask, answer.
+"""Prefix gossip for the router core: receive deltas, publish them, request and answer repairs.
 
 Of the bytes that a link may carry, half are for deltas, which go to all peers alike, and half for
 answers to the region at its other end; the routers of a region share both. With a budget of 0
-nothing is told, but others are heard. Whoever tells more than may be heard of one origin is not
-listened to for a while: what it says then is missing, so it is doubted, and asked later.
+nothing is published, but others' deltas are received. An origin that sends more than its limit is
+ignored for a while; what is missing then is requested later.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
-from mesh.core.gossip.publisher import DeltaPublisher
+from mesh.core.gossip.publisher import DeltaPublisher, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import (
     Origin,
     RemotePrefixes,
     RemotePrefixSet,
-    SiblingPrefixSet,
+    SetOutcome,
 )
 from mesh.core.gossip.siblings import Siblings
 from mesh.core.gossip.stream_receiver import Repairs, StreamReceiver
@@ -29,8 +28,8 @@ from schemas.gossip import SIBLINGS, TrieAnswer, TrieAsk, TrieDelta, TriePart, s
 from schemas.ids import REGION_ROUTERS_MAX, RegionId, RouterId
 
 ORIGINS_MAX = 256
-HEARD_BURST_S = 4.0
-HEARD_LEFT_MIN = 0.25  # of the burst: an origin that has spent more is not asked yet
+RECEIVED_BURST_S = 4.0
+RECEIVED_LEFT_MIN = 0.25  # of the burst: an origin that has spent more gets no request yet
 
 
 @dataclass(slots=True)
@@ -40,21 +39,62 @@ class GossipCounts:
     sent_bytes: int = 0  # deltas, to each peer
     repair_bytes: Counter[RegionId] = field(default_factory=Counter)  # answers, to each
     received_bytes: Counter[RegionId] = field(default_factory=Counter)  # from each
-    limited: int = 0  # messages of those who told too much
-    holes: int = 0  # questions asked
+    limited: int = 0  # messages of origins above their limit
+    holes: int = 0  # repairs requested
     snapshots: int = 0  # begun to be sent
 
 
 @dataclass(slots=True)
 class OriginStream:
-    """One origin's stream, and what may still be heard of it."""
+    """One origin's stream, and how much of it may be received."""
 
     receiver: StreamReceiver
     budget: ByteBudget
 
 
+class SiblingPrefixSet(RemotePrefixSet):
+    """A sibling's set, as published to peers. What it published need not be published here too.
+
+    When a sibling is forgotten, the others publish what it had published, each a part of it. While
+    it is only silent, what is used is published by the router that places it. Nothing else is
+    published for it: prompts that it placed and did not publish may be secret.
+    """
+
+    def __init__(
+        self,
+        remote: RemotePrefixes,
+        origin: Origin,
+        outgoing: OutgoingPrefixes,
+        heirs: Callable[[RouterId], tuple[int, int]],
+        is_held: Callable[[int], bool],
+    ) -> None:
+        """`heirs`: of a router that is gone, how many there are and our place among them.
+        `is_held`: whether a block is held here."""
+        super().__init__(remote, origin)
+        self._outgoing = outgoing
+        self._heirs = heirs
+        self._is_held = is_held
+
+    def take(self, delta: TrieDelta, now: float) -> bool:
+        self._outgoing.published_by_sibling(delta.gained)
+        return super().take(delta, now)
+
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
+        for part in parts:
+            self._outgoing.published_by_sibling(part.blocks)
+        return super().put(parts, asked_at, now)
+
+    def forget(self) -> None:
+        left = [*self._remote.blocks(self._origin)]
+        super().forget()
+        if left:
+            count, place = self._heirs(self._origin.router)
+            ours = [block for block in left if block % count == place and self._is_held(block)]
+            self._outgoing.inherit(ours)
+
+
 class Gossip:
-    """One router's. `tick` at every tick; the rest as it comes."""
+    """One router's gossip with peers; with its siblings: `siblings`."""
 
     def __init__(
         self,
@@ -62,49 +102,46 @@ class Gossip:
         epoch: int,
         settings: RouterSettings,
         effects: list[fx.Effect],
-        knows: Callable[[str], bool] = lambda replica: True,
+        is_known: Callable[[str], bool] = lambda replica: True,
     ) -> None:
-        """`knows`: whether that is a replica of ours, be it lost for a while."""
+        """`is_known`: whether that is a replica of this region, or was until a while ago."""
         self.remote = RemotePrefixes()
-        news = OutgoingPrefixes(
-            settings.trie_blocks_max,
-            lambda blocks: self.remote.not_announced(origin.region, blocks),
-        )
-        self.outgoing = news if settings.trie_bytes_per_s else None  # None: nothing is told
-        self.siblings = Siblings(origin, epoch, settings, effects, knows)
+        outgoing = OutgoingPrefixes(settings.trie_blocks_max)
+        self.outgoing = outgoing if settings.trie_bytes_per_s else None  # None: not published
+        self.siblings = Siblings(origin, epoch, settings, effects, is_known)
         self.counts = GossipCounts()
         self._origin = origin
         self._ground = settings.ground
         self._effects = effects
-        self._heard_bytes_per_s = float(settings.trie_heard_bytes_per_s)
+        self._received_bytes_per_s = float(settings.trie_heard_bytes_per_s)
+        self._received_burst_bytes = self._received_bytes_per_s * RECEIVED_BURST_S
         half_bytes_per_s = settings.trie_bytes_per_s / 2
         self._repairs = Repairs(half_bytes_per_s)
         self._publisher = DeltaPublisher(
-            origin, epoch, news, trie_s=settings.trie_s, bytes_per_s=half_bytes_per_s
+            origin, epoch, outgoing, trie_s=settings.trie_s, bytes_per_s=half_bytes_per_s
         )
         self._streams: dict[Origin, OriginStream] = {}
-        self._routers: tuple[RouterId, ...] = (origin.router,)  # of this region, that live
+        self._routers: tuple[RouterId, ...] = (origin.router,)  # of this region, live ones
 
     @property
     def routers(self) -> int:
-        """Routers of this region that live, this one included."""
+        """Live routers of this region, this one included."""
         return len(self._routers)
 
-    def hear(self, delta: TrieDelta, now: float) -> None:
-        """An origin's delta."""
-        ear = self._stream_of(delta.region, delta.router)
-        if ear is not None:
-            listen = ear.receiver.hear if self._may_receive(ear, delta, now) else ear.receiver.miss
-            listen(delta, now)
+    def receive(self, delta: TrieDelta, now: float) -> None:
+        stream = self._stream_of(delta.region, delta.router)
+        if stream is not None:
+            receiver = stream.receiver
+            take = receiver.receive if self._may_receive(stream, delta, now) else receiver.miss
+            take(delta, now)
 
     def receive_part(self, part: TriePart, now: float) -> None:
-        """A part of an origin's whole set."""
-        ear = self._stream_of(part.region, part.router)
-        if ear is not None and self._may_receive(ear, part, now):
-            ear.receiver.receive_part(part, now)
+        stream = self._stream_of(part.region, part.router)
+        if stream is not None and self._may_receive(stream, part, now):
+            stream.receiver.receive_part(part, now)
 
     def asked(self, ask: TrieAsk, region: RegionId, inbox: str, now: float) -> None:
-        """Somebody in that region has a hole in what he heard."""
+        """A router in that region has a gap in a stream of this one."""
         if ask.stream == SIBLINGS:
             if region == self._origin.region:
                 self.siblings.asked(ask, inbox, now)
@@ -117,23 +154,21 @@ class Gossip:
         self._repairs.put(inbox, region, answers)
 
     def _may_know(self, region: RegionId) -> bool:
-        """Its link would not let the others ask; this holds without a link's rules, too."""
+        """Links let only these regions ask; this holds without a link's rules, too."""
         home = self._origin.region
         return region == home or self._ground.may_send(home, region)
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Who hears which event, for the router's table."""
         siblings = self.siblings
         return {
-            ev.TrieSeen: lambda event, now: self.hear(event.delta, now),
+            ev.TrieSeen: lambda event, now: self.receive(event.delta, now),
             ev.TriePartSeen: lambda event, now: self.receive_part(event.part, now),
             ev.TrieAsked: lambda event, now: self.asked(event.ask, event.region, event.inbox, now),
-            ev.SiblingSeen: lambda event, now: siblings.hear(event.delta, now),
+            ev.SiblingSeen: lambda event, now: siblings.receive(event.delta, now),
             ev.SiblingPartSeen: lambda event, now: siblings.receive_part(event.part, now),
         }
 
     def tick(self, now: float) -> None:
-        """Tell what is due, and ask."""
         self.siblings.tick(now)
         self._share(now)
         if self.outgoing is not None:
@@ -143,37 +178,32 @@ class Gossip:
             for region, inbox, answer in self._repairs.due(now):
                 self.counts.repair_bytes[region] += size_bytes(answer)
                 self._effects.append(fx.AnswerTrie(inbox, answer))
-        for origin, ear in list(self._streams.items()):
-            if ear.receiver.is_gone(now):
-                ear.receiver.forget()
+        for origin, stream in list(self._streams.items()):
+            if stream.receiver.is_gone(now):
+                stream.receiver.forget()
                 del self._streams[origin]
-            elif ear.budget.left(now) >= self._received_burst_bytes * HEARD_LEFT_MIN:
-                self._ask(origin, ear.receiver.wants(now))
+                continue
+            has_budget = stream.budget.left(now) >= self._received_burst_bytes * RECEIVED_LEFT_MIN
+            ask = stream.receiver.repair_request(now) if has_budget else None
+            if ask is not None:
+                self.counts.holes += 1
+                self._effects.append(fx.AskTrie(origin.region, ask))
 
-    @property
-    def _received_burst_bytes(self) -> float:
-        return self._heard_bytes_per_s * HEARD_BURST_S
-
-    def _ask(self, origin: Origin, ask: TrieAsk | None) -> None:
-        if ask is not None:
-            self.counts.holes += 1
-            self._effects.append(fx.AskTrie(origin.region, ask))
-
-    def _may_receive(self, ear: OriginStream, message: TrieAnswer, now: float) -> bool:
+    def _may_receive(self, stream: OriginStream, message: TrieAnswer, now: float) -> bool:
         size = size_bytes(message)
         self.counts.received_bytes[RegionId(message.region)] += size
-        if ear.budget.spend(size, now):
+        if stream.budget.spend(size, now):
             return True
         self.counts.limited += 1
         return False
 
     def _share(self, now: float) -> None:
-        """Who lives in this region tells, and each a part."""
+        """Divide the budgets among the live routers of this region."""
         region, router = self._origin
         others = (
             origin.router
-            for origin, ear in self._streams.items()
-            if origin.region == region and not ear.receiver.is_silent(now)
+            for origin, stream in self._streams.items()
+            if origin.region == region and not stream.receiver.is_silent(now)
         )
         routers = tuple(sorted((router, *others)))
         if routers != self._routers:
@@ -189,17 +219,17 @@ class Gossip:
         origin = Origin(RegionId(region), RouterId(router))
         known = self._streams.get(origin)
         if known is None and origin != self._origin and self._has_room(origin.region):
-            mirror = StreamReceiver(origin, self._shelf(origin))
-            budget = ByteBudget(self._heard_bytes_per_s, self._received_burst_bytes)
-            known = self._streams[origin] = OriginStream(mirror, budget)
+            receiver = StreamReceiver(origin, self._prefix_set(origin))
+            budget = ByteBudget(self._received_bytes_per_s, self._received_burst_bytes)
+            known = self._streams[origin] = OriginStream(receiver, budget)
         return known
 
-    def _shelf(self, origin: Origin) -> RemotePrefixSet:
-        if origin.region != self._origin.region or self.outgoing is None:
+    def _prefix_set(self, origin: Origin) -> RemotePrefixSet:
+        home, outgoing = self._origin.region, self.outgoing
+        if origin.region != home or outgoing is None:
             return RemotePrefixSet(self.remote, origin)
-        return SiblingPrefixSet(
-            self.remote, origin, self.outgoing, self._heirs, self.siblings.knows
-        )
+        outgoing.unpublished = lambda blocks: self.remote.not_announced(home, blocks)
+        return SiblingPrefixSet(self.remote, origin, outgoing, self._heirs, self.siblings.is_held)
 
     def _has_room(self, region: RegionId) -> bool:
         if len(self._streams) >= ORIGINS_MAX:

@@ -1,20 +1,34 @@
-"""The stream of deltas that one router tells of its set, and what it says to those who ask.
+"""What a router publishes of the prefixes that its region's replicas hold: to peers, to siblings.
 
-A delta every `trie_s` while there is news, as large as the budget allows; with nothing to tell, a
-sign every SIGN_S that repeats the last number. Who asks gets the missing deltas, as far as they
-are kept and take less than the whole set would, and else the set.
+`OutgoingPrefixes` is the set for peers: what is published of it, and which blocks come next. The
+index of the policy that places feeds it: `used` with every prompt that a replica holds from now on,
+`lost` when the last replica drops a block. A gain and a loss between two deltas cancel out. Blocks
+worth most to peers go first: those that many prompts shared, and lately. A block's value is its
+uses, each halved every HALF_LIFE_S; new uses weigh more and more instead of old ones less and less,
+so values need no update. A parent is used whenever its child is, so it is never worth less, and
+among equals the order of paths is kept. Blocks that don't get their turn are dropped, and come back
+with their next use.
 
-Rejected: a Merkle tree over the set, as replicated stores have it. Streams are in order and whole
-nearly always, so the number of the last delta finds every difference at no cost; what a tree would
-save of a rare snapshot of 150 kB it would spend on hashing every change.
+`DeltaPublisher` numbers the deltas: one every `trie_s` while something has changed, as large as the
+budget allows; otherwise a keepalive every SIGN_S that repeats the last number. A peer that asks
+gets the deltas it missed, as far as they are kept and shorter than the whole set, else the set.
+Rejected: a Merkle tree over the set: streams are in order and complete nearly always, so the last
+number finds every difference; a tree would spend on each change what it saves of a rare 150 kB
+snapshot.
 
-The last deltas that a router told, to be said again to those who missed some.
+`SiblingPublisher` publishes each prompt that this router placed, with its replica, at once and
+whole, because every sibling's index evicts by age like the engine: a prompt that is used again
+makes all of its path young there as here. A prompt published a moment ago is not published again. A
+sibling that missed something gets all of the replicas concerned, as of then. Rejected: the deltas
+again (they would make old prompts young, and restore what a replica lost since); only what is new
+to a replica (a system prompt that every request uses would look like the oldest).
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import nlargest
+from itertools import filterfalse, islice
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.rates import ByteBudget
 from schemas.gossip import (
@@ -29,9 +43,137 @@ from schemas.gossip import (
     size_bytes,
 )
 
+WAITING_MAX = 16_384
+HALF_LIFE_S = 60.0
+RESCALE_HALF_LIVES = 64.0
+
+
+class OutgoingPrefixes:
+    """One router's set: what is published of it, and what is waiting to be."""
+
+    def __init__(self, blocks_max: int) -> None:
+        """`blocks_max`: most blocks that are published at a time, the longest unused out first."""
+        self.is_paused = False  # for uses by requests that not all peers may know of
+        self.dropped = 0  # blocks that waited for their turn in vain, since the start
+        # Of some blocks, those that no sibling has published; None without siblings.
+        self.unpublished: Callable[[list[int]], list[int]] | None = None
+        self._blocks_max = blocks_max
+        self._published: dict[int, None] = {}  # the longest unused first
+        self._waiting: dict[int, float] = {}  # and their values
+        self._scaled_at = 0.0  # when a use weighed 1
+        self._lost: dict[int, None] = {}  # and still in `_published`
+
+    def __len__(self) -> int:
+        return len(self._published)
+
+    @property
+    def published(self) -> tuple[int, ...]:
+        """The set as peers have it after the last delta."""
+        return tuple(self._published)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._lost
+
+    def used(self, hashes: Sequence[int], now: float) -> None:
+        """A replica of this region holds this prompt from now on."""
+        if self.is_paused:
+            return
+        fresh = list(filterfalse(self._published.__contains__, hashes))
+        if len(fresh) < len(hashes):
+            self._touch(hashes)
+        if self.unpublished is not None:
+            fresh = self.unpublished(fresh)
+        if fresh:
+            self._enqueue(fresh, self._weight(now))
+
+    def _enqueue(self, blocks: Sequence[int], weight: float) -> None:
+        waiting = self._waiting
+        if waiting.keys().isdisjoint(blocks):
+            waiting.update(dict.fromkeys(blocks, weight))
+        else:
+            for block in blocks:
+                waiting[block] = waiting.pop(block, 0.0) + weight
+        if len(waiting) > WAITING_MAX:
+            oldest = _first(waiting, len(waiting) - WAITING_MAX)
+            for block in oldest:
+                del waiting[block]
+            self.dropped += len(oldest)
+
+    def _weight(self, now: float) -> float:
+        """Of a use now."""
+        half_lives = (now - self._scaled_at) / HALF_LIFE_S
+        if half_lives > RESCALE_HALF_LIVES:
+            self._scaled_at = now
+            scale = 2.0 ** -min(half_lives, 1000.0)
+            self._waiting = {block: value * scale for block, value in self._waiting.items()}
+            return 1.0
+        return float(2.0**half_lives)
+
+    def _touch(self, hashes: Sequence[int]) -> None:
+        published, lost = self._published, self._lost
+        # Leaf first, root last: then a parent is always younger than its children.
+        for block in reversed(hashes):
+            if block in published:
+                del published[block]
+                published[block] = None
+        if lost:
+            for block in hashes:
+                lost.pop(block, None)
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """No replica of this region holds these blocks any more."""
+        waiting, published, lost = self._waiting, self._published, self._lost
+        for block in blocks:
+            waiting.pop(block, None)
+            if block in published:
+                lost[block] = None
+
+    def published_by_sibling(self, blocks: Iterable[int]) -> None:
+        """Another router of this region has just published them: once is enough."""
+        for block in blocks:
+            self._waiting.pop(block, None)
+
+    def inherit(self, blocks: Sequence[int]) -> None:
+        """Held here, and published by a router that is gone: to be published after all others."""
+        waiting = self._waiting
+        for block in blocks[-(WAITING_MAX - len(waiting)) :] if len(waiting) < WAITING_MAX else ():
+            if block not in self._published:
+                waiting.setdefault(block, 0.0)
+
+    def take(self, blocks_max: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """At most so many blocks, gained and lost, to be published now; losses first."""
+        lost = self._take_lost(blocks_max)
+        count = min(blocks_max - len(lost), self._blocks_max)
+        gained: tuple[int, ...] = ()
+        if count > 0:
+            gained = tuple(nlargest(count, self._waiting, key=self._waiting.__getitem__))
+        for block in reversed(gained):
+            del self._waiting[block]
+            self._published[block] = None
+        room = blocks_max - len(lost) - len(gained)
+        for block in _first(self._published, len(self._published) - self._blocks_max):
+            self._lost[block] = None
+        return gained, lost + self._take_lost(room)
+
+    def _take_lost(self, blocks_max: int) -> tuple[int, ...]:
+        lost = _first(self._lost, blocks_max)
+        for block in lost:
+            del self._lost[block], self._published[block]
+        return lost
+
+
+def _first(blocks: Iterable[int], count: int) -> tuple[int, ...]:
+    # All in one go: a dict's iterator skips what was deleted at its front, every time anew.
+    return tuple(islice(blocks, max(0, count)))
+
 
 class DeltaLog:
-    """The newest so many, of so many blocks together."""
+    """The newest deltas: so many, of so many blocks together."""
 
     def __init__(self, deltas_max: int, blocks_max: int) -> None:
         self._deltas_max = deltas_max
@@ -40,7 +182,6 @@ class DeltaLog:
         self._blocks = 0
 
     def keep(self, delta: TrieDelta) -> None:
-        """The next one, in order."""
         self._deltas.append(delta)
         self._blocks += _blocks(delta)
         while len(self._deltas) > self._deltas_max or self._blocks > self._blocks_max:
@@ -66,56 +207,56 @@ DELTAS_AT_ONCE_MAX = 16
 
 
 class DeltaPublisher:
-    """One router's stream. `due` is asked at every tick."""
+    """One router's stream of deltas to peers."""
 
     def __init__(
         self,
         origin: Origin,
         epoch: int,
-        news: OutgoingPrefixes,
+        outgoing: OutgoingPrefixes,
         *,
         trie_s: float,
         bytes_per_s: float,
     ) -> None:
         self._origin = origin
         self._epoch = epoch
-        self._news = news
+        self._outgoing = outgoing
         self._trie_s = trie_s
         self._bytes_per_s, self._burst_s = bytes_per_s, max(BURST_S, 2.0 * trie_s)
         self._budget = ByteBudget(bytes_per_s, bytes_per_s * self._burst_s)
         self._seq = 0
         self._log = DeltaLog(LOG_DELTAS_MAX, LOG_BLOCKS_MAX)
-        self._told_at = self._announced_at = float("-inf")
+        self._delta_at = self._message_at = float("-inf")
 
     def share(self, routers: int) -> None:
-        """The budget is the link's: so many routers of this region tell over it."""
+        """Divide the link's budget among so many routers of this region."""
         self._budget.share(routers, self._bytes_per_s, self._burst_s)
 
     def due(self, now: float) -> list[TrieDelta]:
-        """What to publish now, in this order."""
-        deltas = self._deltas(now) if now - self._told_at >= self._trie_s else []
-        if not deltas and now - self._announced_at >= SIGN_S:
+        """What to publish at this tick, in order."""
+        deltas = self._deltas(now) if now - self._delta_at >= self._trie_s else []
+        if not deltas and now - self._message_at >= SIGN_S:
             sign = self._delta((), ())
             self._budget.spend(size_bytes(sign), now)
             deltas = [sign]
         if deltas:
-            self._announced_at = now
+            self._message_at = now
         return deltas
 
     def answer(self, ask: TrieAsk) -> list[TrieAnswer]:
-        """What closes the hole that a listener asks about."""
+        """What a peer missed."""
         if ask.epoch == self._epoch:
             missing = self._log.since(ask.after, self._seq)
-            whole_bytes = MESSAGE_BYTES + BLOCK_BYTES * len(self._news)
+            whole_bytes = MESSAGE_BYTES + BLOCK_BYTES * len(self._outgoing)
             if missing is not None and sum(map(size_bytes, missing)) <= whole_bytes:
                 return [*missing] or [self._delta((), ())]
         return [*self._snapshot()]
 
     def _deltas(self, now: float) -> list[TrieDelta]:
         deltas: list[TrieDelta] = []
-        while not self._news.is_quiet and len(deltas) < DELTAS_AT_ONCE_MAX:
+        while not self._outgoing.is_empty and len(deltas) < DELTAS_AT_ONCE_MAX:
             affordable = int((self._budget.left(now) - MESSAGE_BYTES) / BLOCK_BYTES)
-            gained, lost = self._news.take(min(affordable, DELTA_BLOCKS_MAX))
+            gained, lost = self._outgoing.take(min(affordable, DELTA_BLOCKS_MAX))
             if not gained and not lost:
                 break
             self._seq += 1
@@ -124,111 +265,82 @@ class DeltaPublisher:
             self._log.keep(delta)
             deltas.append(delta)
         if deltas:
-            self._told_at = now
+            self._delta_at = now
         return deltas
 
     def _delta(self, gained: tuple[int, ...], lost: tuple[int, ...]) -> TrieDelta:
-        region, router = self._origin
-        return TrieDelta(region, router, self._epoch, self._seq, gained, lost)
+        return TrieDelta(*self._origin, self._epoch, self._seq, gained, lost)
 
     def _snapshot(self) -> list[TriePart]:
-        blocks = self._news.told
+        blocks = self._outgoing.published
         cuts = range(0, max(1, len(blocks)), PART_BLOCKS_MAX)
-        region, router = self._origin
+        parts = [blocks[start : start + PART_BLOCKS_MAX] for start in cuts]
         return [
-            TriePart(
-                region,
-                router,
-                self._epoch,
-                self._seq,
-                part,
-                len(cuts),
-                blocks[start : start + PART_BLOCKS_MAX],
-            )
-            for part, start in enumerate(cuts)
+            TriePart(*self._origin, self._epoch, self._seq, number, len(cuts), part)
+            for number, part in enumerate(parts)
         ]
-
-
-# What a router says to its siblings: each prompt that it placed, and on which replica.
-#
-# Said at once and whole, from a prompt's first block to its last, because every listener keeps an
-# index that evicts by age like the engine does: a prompt that is used again makes all of its path
-# young, at the listener as here. A prompt that was said a moment ago is not said again, so what a
-# burst of one prompt costs does not grow with the burst.
-#
-# Who missed something is told all of the replicas that it was about, as it is by then. Rejected:
-# saying the deltas again. They would make old prompts young, and bring back what a replica has lost
-# since.
-#
-# Rejected: saying only what is new to a replica, as peers are told. Listeners would believe that a
-# system prompt which everybody uses is the oldest thing there.
 
 
 AGAIN_S = 5.0
 RECENT_MAX = 4096  # prompts of one replica
-REMEMBERED_MAX = 4096  # deltas, by what they were about
+REMEMBERED_MAX = 4096  # deltas, by their replicas
 
 
 class SiblingPublisher:
-    """One router's stream to its siblings; hears the index that its own policy keeps."""
+    """One router's stream to its siblings; listens to the index of its main policy."""
 
-    def __init__(self, origin: Origin, epoch: int, say: Callable[[TrieDelta], None]) -> None:
+    def __init__(self, origin: Origin, epoch: int, publish: Callable[[TrieDelta], None]) -> None:
         self.seq = 0
+        self.now = 0.0  # of the last tick or use; ages are counted from here
         self._about: deque[str] = deque(maxlen=REMEMBERED_MAX)  # the replicas of the last deltas
         self._origin = origin
         self._epoch = epoch
-        self._say = say
-        self._announced_at: dict[str, dict[int, float]] = {}  # by replica, by a prompt's last block
-        self._now = 0.0
+        self._publish = publish
+        self._used_at: dict[str, dict[int, float]] = {}  # by replica, by a prompt's last block
 
     def used(self, owner: str, hashes: Sequence[int], now: float) -> None:
         """A prompt was placed there."""
-        self._now = now
+        self.now = now
         if not hashes:
             return
-        said_at = self._announced_at.setdefault(owner, {})
-        if now - said_at.pop(hashes[-1], float("-inf")) < AGAIN_S:
-            said_at[hashes[-1]] = now
+        used_at = self._used_at.setdefault(owner, {})
+        before = used_at.pop(hashes[-1], float("-inf"))
+        used_at[hashes[-1]] = now
+        if now - before < AGAIN_S:
             return
-        said_at[hashes[-1]] = now
-        if len(said_at) > RECENT_MAX:
-            del said_at[next(iter(said_at))]
+        if len(used_at) > RECENT_MAX:
+            del used_at[next(iter(used_at))]
         # The end first: what is entered last is the youngest, and a path's beginning must be.
         for start in reversed(range(0, len(hashes), DELTA_BLOCKS_MAX)):
-            self._tell(owner, gained=tuple(hashes[start : start + DELTA_BLOCKS_MAX]))
+            self._delta(owner, gained=tuple(hashes[start : start + DELTA_BLOCKS_MAX]))
 
     def lost(self, owner: str, blocks: Sequence[int]) -> None:
         """These were never computed there."""
-        self._announced_at.pop(owner, None)
+        self._used_at.pop(owner, None)
         for start in range(0, len(blocks), DELTA_BLOCKS_MAX):
-            self._tell(owner, lost=tuple(blocks[start : start + DELTA_BLOCKS_MAX]))
+            self._delta(owner, lost=tuple(blocks[start : start + DELTA_BLOCKS_MAX]))
 
     def missed(self, owner: str, at: float) -> None:
-        """What was used last at that time or before has been evicted there."""
-        self._announced_at.pop(owner, None)
-        self._tell(owner, missed_ms=max(0, round((self._now - at) * 1000)))
+        """Blocks used last at that time or before have been evicted there."""
+        self._used_at.pop(owner, None)
+        self._delta(owner, missed_ms=max(0, round((self.now - at) * 1000)))
 
     def gone(self, owner: str) -> None:
         """Siblings see it themselves."""
-        self._announced_at.pop(owner, None)
-
-    def tick(self, now: float) -> None:
-        """Time has passed: ages are counted from here."""
-        self._now = now
+        self._used_at.pop(owner, None)
 
     def since(self, after: int) -> Collection[str] | None:
-        """Replicas that deltas after that number were about; None if it is not known any more."""
+        """Replicas that deltas after that number were about; None if unknown by now."""
         missing = self.seq - after
         if not 0 <= missing <= len(self._about):
             return None
         return {self._about[-number] for number in range(1, missing + 1)}
 
     def sign(self, is_warm: bool) -> TrieDelta:
-        """Repeats the last number."""
-        region, router = self._origin
-        return TrieDelta(region, router, self._epoch, self.seq, (), (), is_cold=int(not is_warm))
+        """A keepalive that repeats the last number."""
+        return TrieDelta(*self._origin, self._epoch, self.seq, (), (), is_cold=int(not is_warm))
 
-    def _tell(
+    def _delta(
         self,
         replica: str,
         gained: tuple[int, ...] = (),
@@ -236,7 +348,6 @@ class SiblingPublisher:
         missed_ms: int = -1,
     ) -> None:
         self.seq += 1
-        region, router = self._origin
-        delta = TrieDelta(region, router, self._epoch, self.seq, gained, lost, replica, missed_ms)
+        delta = TrieDelta(*self._origin, self._epoch, self.seq, gained, lost, replica, missed_ms)
         self._about.append(replica)
-        self._say(delta)
+        self._publish(delta)

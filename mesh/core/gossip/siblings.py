@@ -1,59 +1,177 @@
-"""Routers of one region, which place on the same replicas: each hears what the others placed.
+"""Routers of one region, which place on the same replicas: each receives what the others placed.
 
-The stream is numbered like the one to peers, and its holes are mended in the same way. It stays on
-the region's own bus, so it may say more: which replica, and at once. There is no leader: every
-router tells what it placed itself, and whoever starts takes everything from one that is warm.
+A sibling's placements are entered as if they had been made here, so all routers of a region keep
+one index (`SharedIndex`), of what all of them placed, evicted in one order. Rejected: a set for
+each sibling beside one's own: each would be bounded by the whole replica's memory. A sibling may
+name a replica before this router receives its heartbeat, or after it was handed back, so any name
+is entered, and dropped if its replica stays unknown. Times are those of arrival; no clocks are
+compared.
 
-Whether a router that has started knows what its region's replicas hold.
-
-It does when a sibling has told it all, or when there is nobody to ask: it is alone, or all routers
-of the region have just started. Until then it serves as well as it can.
-
-Rejected: taking a lone router's own set back from a peer. Peers were told what the region holds,
-not which replica holds it, and a placement here needs the replica; nor do they hear that one was
-restarted meanwhile. Its engines say by their answers soon enough what they have.
+The stream is numbered and repaired like the one to peers. It stays on the region's own bus, so it
+names the replica, and is sent at once. There is no leader: every router publishes what it placed
+itself, and a router that starts gets everything from a sibling that is *warm*: one that has the
+whole index, or that found no sibling to ask when it started (`StateSync`). Until then a router
+serves as well as it can. Rejected: a lone router's own set back from a peer: peers know what the
+region holds, not which replica holds it, nor that one was restarted meanwhile.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from mesh.core.gossip.common_index import SharedIndex
 from mesh.core.gossip.publisher import SiblingPublisher
-from mesh.core.gossip.remote_prefixes import Origin
+from mesh.core.gossip.remote_prefixes import Origin, SetOutcome
 from mesh.core.gossip.stream_receiver import Repairs, StreamReceiver
 from mesh.core.model import effects as fx
 from mesh.core.model.settings import RouterSettings
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from schemas.gossip import SIBLINGS, TrieAsk, TrieDelta, TriePart, size_bytes
+from schemas.gossip import (
+    DELTA_BLOCKS_MAX,
+    SIBLING_PARTS_MAX,
+    SIBLINGS,
+    TrieAsk,
+    TrieDelta,
+    TriePart,
+    size_bytes,
+)
 from schemas.ids import RouterId
 
-ALONE_S = 1.5  # three signs of life of somebody else's would have come
+REPLICAS_MAX = 4096
+SKEW_S = 0.1  # a placement reaches a sibling so much later
+UNKNOWN_S = 30.0  # a replica without heartbeats for so long is dropped
+SWEEP_S = 1.0
+SPAN_S = 1.0  # placements within this time have one age in a snapshot
+
+
+class SharedIndex:
+    """The prefix indexes that a region's routers keep in common; all siblings' `PrefixSet`."""
+
+    def __init__(self, is_known: Callable[[str], bool]) -> None:
+        """`is_known`: whether that is a replica of this region, or was until a while ago."""
+        self.indexes: list[PrefixIndex[str]] = []  # the first is the one that is published
+        self._is_known = is_known
+        self._unknown: dict[str, float] = {}  # replicas, since when
+        self._swept_at = float("-inf")
+
+    def expire(self, now: float) -> None:
+        """Drop unknown replicas: they were handed back, or a sibling invents them."""
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        owners = {owner for index in self.indexes for owner in index.owners}
+        unknown = (owner for owner in owners if not self._is_known(owner))
+        self._unknown = {owner: self._unknown.get(owner, now) for owner in unknown}
+        for owner, since in self._unknown.items():
+            if now - since >= UNKNOWN_S:
+                for index in self.indexes:
+                    index.forget(owner)
+
+    def take(self, delta: TrieDelta, now: float) -> bool:
+        for index in self.indexes:
+            if not self._has_room(index, delta.replica):
+                continue
+            if delta.missed_ms >= 0:
+                index.leave_until(delta.replica, now - delta.missed_ms / 1000 + SKEW_S)
+            index.remove(delta.replica, delta.lost)
+            if delta.gained:
+                index.enter(delta.replica, delta.gained, now)
+        return True
+
+    def put(self, parts: Sequence[TriePart], asked_at: float, now: float) -> SetOutcome:
+        """A sibling's whole index: what is younger here stays.
+
+        A replica that was restarted since the request is left out: the sibling may have sent its
+        blocks before it knew.
+        """
+        put = SetOutcome.TAKEN
+        for index in self.indexes:
+            for replica, replica_parts in groupby(parts, lambda part: part.replica):
+                missed_at = index.missed_at(replica)
+                if missed_at is not None and missed_at >= asked_at - SKEW_S:
+                    put = SetOutcome.IN_PART
+                elif self._has_room(index, replica):
+                    _merge(index, replica, tuple(replica_parts), now)
+        return put
+
+    def trust(self, whole: bool) -> None:
+        """A gap changes nothing: what was placed there is held there."""
+
+    def forget(self) -> None:
+        """A sibling that starts anew removes nothing."""
+
+    def parts(
+        self, about: Collection[str] | None, now: float
+    ) -> list[tuple[str, float, tuple[int, ...], float | None]]:
+        """Replica, time, blocks, and up to when all was evicted: in as many parts as allowed.
+
+        `about`: these replicas; None: all.
+        """
+        if not self.indexes:
+            return []
+        index, span_s = self.indexes[0], SPAN_S
+        while True:
+            parts = [
+                (replica, at, blocks, index.missed_at(replica))
+                for replica in index.owners
+                if about is None or replica in about
+                for at, blocks in _runs(index.held(replica), span_s)
+            ]
+            if len(parts) <= SIBLING_PARTS_MAX or span_s > now:
+                return parts[-SIBLING_PARTS_MAX:]
+            span_s *= 4.0
+
+    @staticmethod
+    def _has_room(index: PrefixIndex[str], replica: str) -> bool:
+        known = index.owners
+        return bool(replica) and (replica in known or len(known) < REPLICAS_MAX)
+
+
+def _merge(index: PrefixIndex[str], replica: str, parts: Sequence[TriePart], now: float) -> None:
+    oldest = parts[0]
+    if oldest.missed_ms >= 0:  # before the oldest block, however often both were passed on
+        index.leave_until(replica, now - max(oldest.missed_ms, oldest.age_ms + 1) / 1000)
+    held = [(block, now - part.age_ms / 1000) for part in parts for block in part.blocks]
+    index.merge(replica, held)
+
+
+def _runs(
+    held: Sequence[tuple[int, float]], span_s: float
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Blocks of about one age together, the oldest first; each with the age of its oldest."""
+    start = 0
+    for end in range(1, len(held) + 1):
+        is_last = end == len(held)
+        if is_last or held[end][1] - held[start][1] > span_s or end - start == DELTA_BLOCKS_MAX:
+            yield held[start][1], tuple(block for block, _ in held[start:end])
+            start = end
+
+
+ALONE_S = 1.5  # three keepalives of a sibling would have arrived
 ASK_S = 0.5
 GIVE_UP_S = 10.0
 
 
 class StateSync:
-    """`tick` until `warm_at` is set."""
+    """How a router that starts gets its siblings' index; `tick` until `warm_at` is set."""
 
     def __init__(self) -> None:
         self.warm_at: float | None = None
-        self.source: RouterId | None = None  # the sibling that told it all
+        self.source: RouterId | None = None  # the sibling that sent all
         self._began_at: float | None = None
         self._asked_at = float("-inf")
         self._asked: list[RouterId] = []
 
     def synced_from(self, router: RouterId, now: float) -> None:
-        """This sibling has."""
+        """This sibling has sent all."""
         if self.warm_at is None:
             self.warm_at, self.source = now, router
 
     def end(self, now: float) -> None:
-        """There is nobody to ask."""
         if self.warm_at is None:
             self.warm_at = now
 
     def tick(self, siblings: Mapping[RouterId, bool], now: float) -> RouterId | None:
-        """Whom to ask for everything now. `siblings`: those that live, and whether each is warm."""
+        """The sibling to ask for all now. `siblings`: live ones, and whether each is warm."""
         if self._began_at is None:
             self._began_at = now
         since_s = now - self._began_at
@@ -71,7 +189,7 @@ class StateSync:
 
 SIBLINGS_MAX = 64
 ALIVE_S = 0.5
-BACK_S = 1.0  # on the bus again, until every sibling has said what may be missing
+BACK_S = 1.0  # after the bus returns, until every sibling has sent a keepalive
 
 
 @dataclass(slots=True)
@@ -81,11 +199,11 @@ class Sibling:
     receiver: StreamReceiver
     epoch: int
     is_warm: bool
-    was_away: bool = False  # or we were
+    was_away: bool = False  # from the bus, or this router was
 
 
 class Siblings:
-    """One router's part in it. `join` at the start, `tick` at every tick, the rest as it comes."""
+    """One router's view of its siblings."""
 
     def __init__(
         self,
@@ -93,23 +211,23 @@ class Siblings:
         epoch: int,
         settings: RouterSettings,
         effects: list[fx.Effect],
-        knows: Callable[[str], bool],
+        is_known: Callable[[str], bool],
     ) -> None:
-        """`knows`: whether that is a replica of ours."""
+        """`is_known`: whether that is a replica of this region, or was until a while ago."""
         self.sync = StateSync()
         self.sent_bytes = self.received_bytes = self.snapshots = self.holes = 0
         self._origin = origin
         self._epoch = epoch
         self._is_silent = settings.siblings_bytes_per_s == 0
         self._effects = effects
-        self._common = SharedIndex(knows)
+        self._common = SharedIndex(is_known)
         self._placed = SiblingPublisher(origin, epoch, self._publish)
         self._repairs = Repairs(settings.siblings_bytes_per_s)
         self._siblings: dict[RouterId, Sibling] = {}
-        self._announced_at = self._now = self._back_at = float("-inf")
+        self._keepalive_at = self._now = self._back_at = float("-inf")
 
     def join(self, index: PrefixIndex[str]) -> None:
-        """This index is kept in common. Of the first one it is said what comes to be there."""
+        """Keep this index in common; the first one's changes are published."""
         if self._is_silent:
             return
         if not self._common.indexes:
@@ -118,20 +236,18 @@ class Siblings:
 
     @property
     def indexes(self) -> Sequence[PrefixIndex[str]]:
-        """Those that are kept in common, of the policy that speaks first."""
         return self._common.indexes
 
     @property
     def doubted(self) -> int:
-        """Those whose stream has a hole."""
+        """Siblings whose stream has a gap."""
         return sum(not sibling.receiver.is_whole for sibling in self._siblings.values())
 
-    def knows(self, block: int) -> bool:
-        """Whether some replica is believed to hold it."""
+    def is_held(self, block: int) -> bool:
+        """Whether some replica is estimated to hold it."""
         return any(block in index for index in self._common.indexes[:1])
 
-    def hear(self, delta: TrieDelta, now: float) -> None:
-        """A sibling's delta."""
+    def receive(self, delta: TrieDelta, now: float) -> None:
         router = RouterId(delta.router)
         if router == self._origin.router:
             return
@@ -145,39 +261,38 @@ class Siblings:
         misses_some = known.was_away or not known.receiver.is_whole
         known.epoch, known.was_away = max(delta.epoch, known.epoch), False
         known.is_warm = not delta.is_cold
-        known.receiver.hear(delta, now)
+        known.receiver.receive(delta, now)
         if starts_anew and misses_some:
-            known.receiver.want_all(now)  # it learns again what it had said, and so do we
+            known.receiver.request_all(now)  # it learns again what it had published
 
     def receive_part(self, part: TriePart, now: float) -> None:
-        """A part of all that a sibling knows."""
         known = self._siblings.get(RouterId(part.router))
         if known is not None:
             self.received_bytes += size_bytes(part)
             is_all = known.receiver.receive_part(part, now)
             if is_all and self.sync.warm_at is None:
                 self.sync.synced_from(RouterId(part.router), now)
-                self._doubt_the_cold(now)
+                self._request_from_cold(now)
 
     def asked(self, ask: TrieAsk, inbox: str, now: float) -> None:
-        """A sibling has a hole in what it heard, or starts."""
+        """A sibling has a gap in this router's stream, or starts."""
         is_ours = ask.router == self._origin.router and not self._is_silent
         if not is_ours or not self._repairs.has_room(inbox, self._origin.region):
             return
         about = self._placed.since(ask.after) if ask.epoch == self._epoch else None
-        if about is None and not self._can_tell_all(ask.asker, now):
+        if about is None and not self._has_all(ask.asker, now):
             return  # the asker tries another, or again
         self.snapshots += about is None
         self._repairs.put(inbox, self._origin.region, self._snapshot(about, now))
 
     def bus_returned(self) -> None:
-        """Nothing was heard meanwhile: siblings that start anew now may have said something."""
+        """Nothing was received meanwhile: siblings that start anew now may have published."""
         self._back_at = self._now
         for sibling in self._siblings.values():
             sibling.was_away = True
 
-    def _can_tell_all(self, asker: str, now: float) -> bool:
-        """Whether that helps: who is warm asks everybody, who is cold believes that it was all."""
+    def _has_all(self, asker: str, now: float) -> bool:
+        """Whether to send all: warm routers ask every sibling, cold ones take it as complete."""
         known = self._siblings.get(RouterId(asker))
         if known is not None and known.is_warm and self.sync.warm_at is not None:
             return True
@@ -191,16 +306,16 @@ class Siblings:
         return self.sync.warm_at is not None and now - self._back_at >= BACK_S
 
     def tick(self, now: float) -> None:
-        """Say that we live, answer, and ask."""
+        """Publish a keepalive, answer requests, and request what is missing."""
         self._now = now
-        self._placed.tick(now)
+        self._placed.now = now
         self._common.expire(now)
         if self._is_silent:
             self.sync.end(now)
             return
-        if now - self._announced_at >= ALIVE_S:
+        if now - self._keepalive_at >= ALIVE_S:
             self._publish(self._placed.sign(self._is_warm(now)))
-            self._announced_at = now
+            self._keepalive_at = now
         for _, inbox, answer in self._repairs.due(now):
             self.sent_bytes += size_bytes(answer)
             self._effects.append(fx.AnswerTrie(inbox, answer))
@@ -208,7 +323,7 @@ class Siblings:
             if sibling.receiver.is_gone(now):
                 del self._siblings[router]
             elif self.sync.warm_at is not None:
-                self._ask(sibling.receiver.wants(now))
+                self._ask(sibling.receiver.repair_request(now))
         if self.sync.warm_at is None:
             self._warm(now)
 
@@ -220,29 +335,29 @@ class Siblings:
         }
         router = self.sync.tick(warm, now)
         if router is not None:
-            mirror = self._siblings[router].receiver
-            mirror.want_all(now)
-            self._ask(mirror.question(now))
+            receiver = self._siblings[router].receiver
+            receiver.request_all(now)
+            self._ask(receiver.request(now))
         elif self.sync.warm_at is not None:
-            self._doubt_the_cold(now)
+            self._request_from_cold(now)
 
-    def _doubt_the_cold(self, now: float) -> None:
-        """Who has just started, or come back, may have placed what nobody else knows of."""
+    def _request_from_cold(self, now: float) -> None:
+        """A sibling that has just started, or returned, may have placed prompts unknown here."""
         for sibling in self._siblings.values():
             if not sibling.is_warm:
-                sibling.receiver.want_all(now)
+                sibling.receiver.request_all(now)
 
     def _meet(self, router: RouterId, delta: TrieDelta, now: float) -> None:
-        mirror = StreamReceiver(Origin(self._origin.region, router), self._common, SIBLINGS)
-        self._siblings[router] = Sibling(mirror, delta.epoch, not delta.is_cold)
+        receiver = StreamReceiver(Origin(self._origin.region, router), self._common, SIBLINGS)
+        self._siblings[router] = Sibling(receiver, delta.epoch, not delta.is_cold)
         is_warm = self.sync.warm_at is not None
         if is_warm and delta.is_cold:
-            mirror.hear(delta, now)
+            receiver.receive(delta, now)
             return
-        # Who is cold takes everything from one sibling, not from each what it has said so far.
-        mirror.join(delta, now)
+        # A cold router takes everything from one sibling, not from each what it has published.
+        receiver.join(delta, now)
         if is_warm:
-            mirror.want_all(now)  # we thought that we were alone
+            receiver.request_all(now)  # this router thought that it was alone
 
     def _ask(self, ask: TrieAsk | None) -> None:
         if ask is not None:
@@ -251,12 +366,10 @@ class Siblings:
             self._effects.append(fx.AskTrie(self._origin.region, ask))
 
     def _snapshot(self, about: Collection[str] | None, now: float) -> list[TriePart]:
-        region, router = self._origin
         parts = self._common.parts(about, now) or [("", now, (), None)]
         return [
             TriePart(
-                region,
-                router,
+                *self._origin,
                 self._epoch,
                 self._placed.seq,
                 number,
@@ -272,6 +385,6 @@ class Siblings:
 
     def _publish(self, delta: TrieDelta) -> None:
         if not self._siblings and not delta.is_sign:
-            return  # nobody to tell: who comes later asks for everything
+            return  # a sibling that comes later requests everything
         self.sent_bytes += size_bytes(delta)
         self._effects.append(fx.PublishToSiblings(delta))

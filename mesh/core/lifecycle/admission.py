@@ -1,60 +1,41 @@
-"""Admission: what a request may expect, whether that is in time for it, and when to come back.
+"""Admission: how long a request would wait, whether that is too long, and when a client may retry.
 
-A request that says when a first token is of no use any more (`slo_ttft_s`) is shed as soon as it
-is clear that it can't be in time: its client can try elsewhere while that still helps, and the
-engines compute only answers that somebody reads. Clear means
+A request with an objective (`slo_ttft_s`) is shed as soon as
 
     expected > SLO_MARGIN × what is left of its objective, or nothing is left
 
-with expected, in seconds from now, as far as it is known:
+so that its client can try elsewhere while that helps. The expected seconds, as far as known, are
 
-    line_s      its place in line / the pace at which the line moves
+    line_s      its place in the queue / the pace at which held requests are placed
     queue_s     the wait in the engine's queue, by the policy
   + the rest    of the cheapest first token, by the policy: round trip, prefill, …
 
-Line and engine queue drain side by side, so the longer of the two counts and not their sum. At a
-cold start neither is known and nobody is shed. Who says no objective may wait as long as the
-region's limit allows (`QueueDelay`). Rejected: shedding by length of the queue alone
-(it knows no seconds), and never shedding early (a client learns at its deadline what was known
-at arrival; that is how queues fill with requests that are answered too late for anyone).
+Both queues drain side by side, so the longer of the two counts and not their sum. While neither is
+known no request is shed. Rejected: shedding by queue length alone (it says nothing about seconds),
+and shedding only at the deadline (queues fill with requests that are answered too late).
 
-When a refused client should come back: Retry-After, from the backlog and the pace of the line.
+A request without an objective is limited by `queue_delay_s_max` (`QueueDelay`): at five times the
+capacity a queue without a limit in seconds answered nearly all requests after 38 s, and refused the
+first after 79 s. So a request is refused
 
-    wait_s     until the line is short enough to be joined, at the present pace
-  + told / pace: those who were told to come back, and are before it
+    at arrival     if its expected wait exceeds the limit
+    while held     once it has waited that long, and its whole wait would be twice the limit
 
-Whoever is refused is expected to return, or a crowd that was refused within a second would be back
-within a second too, each second anew. So each refusal books one place at the pace of the line, and
-the next one is told a later time. Bookings lapse at the same pace, whether anybody returns or not.
-Up to a fifth is added by chance, to part those who were refused at one moment by several routers.
+The expected wait is its place in the queue by the queue's pace. Before the pace is known, it is
+what the first request in the queue has waited, or the policy's estimate of queues if that is more;
+being an estimate, it refuses only beyond twice the limit. The second rule is laxer, because an
+admitted request is served in time unless the queue slows down or higher classes overtake. Only time
+in queues counts, other regions' included, not the time of failed attempts. As many requests as
+there are replicas may wait whatever the pace, up to `hold_s_max`: the limit is for crowds, not for
+long jobs. While no replica serves a kind of request, its time does not count; it starts anew.
+Rejected: a limit on the time already waited alone (CoDel: every client is refused late), last come
+first served (a conversation's next turn would overtake), DAGOR's threshold of classes.
 
-Rejected: the wait alone (a line that newcomers keep at its limit is always about to be joined, so
-everyone is told one second), and an exponential back-off (it knows neither backlog nor pace).
-
-How long a request may be held that has no objective of its own: `queue_delay_s_max`.
-
-Without a limit in seconds a line is as long as its room: at five times the capacity nearly
-everyone was answered, after 38 s, and the first was refused after 79. So a request is refused
-
-    when it would join a line   in which it would wait for longer than the limit
-    while it is held            once it has waited so long, and its whole wait would be twice that
-
-The expected wait is its place in line by the line's pace. Before the pace is known, what the first
-in line has waited stands for it, or the policy's estimate of queues where that is more; as it is an
-estimate, from times that may be old, it refuses beyond twice the limit only. The
-second rule is laxer, because whoever was let in is served in time unless the line slows down or
-higher classes overtake: then it says so late and for certain. Only time in lines counts, also in
-other regions': an attempt that failed after half a minute was no wait.
-
-The limit is for a crowd, not for a long job: as many as there are replicas to serve them may wait
-whatever the pace, each for the next place of one, as long as anybody may be held (`hold_s_max`).
-And it is for lines that move: while nobody serves a kind of request (its replicas restart, its bus
-or its carriers are away) no time is counted, and when somebody does again it starts anew.
-
-Rejected: a limit on the time already waited alone (CoDel's sojourn time): everyone is refused late,
-after having waited in vain. Last come, first served while overloaded: it serves some sooner, but a
-conversation's next turn would overtake those who were let in, and class and arrival are what the
-line promises. DAGOR's threshold of classes: few use classes here; whoever does is served by class.
+Retry-After (`RetryAfter`) is the wait until the queue may be joined, plus the clients refused
+before and not due yet, at the queue's pace: each refusal books one place, or a refused crowd would
+return together. Bookings lapse at the same pace. Up to a fifth is added at random. Rejected: the
+wait alone (a queue at its limit would send all clients away for one second), and exponential
+back-off.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -72,11 +53,11 @@ from mesh.core.placement.placement import PlacementResult
 from schemas.decision import Placement
 from schemas.ids import ModelId
 
-HELD_FACTOR = 2.0  # of the limit: whoever was let in may wait so long in all
+HELD_FACTOR = 2.0  # of the limit: the longest whole wait of an admitted request
 
 
 class LongWait(NamedTuple):
-    """A wait in line that is too long; in seconds, all of it."""
+    """A wait in queues that is too long, in seconds."""
 
     wait_s: float
     limit_s: float
@@ -86,7 +67,7 @@ class LongWait(NamedTuple):
 
 
 class QueueDelay:
-    """Decides who waits for too long; changes nothing but what it knows of outages."""
+    """Which requests wait too long. Its only state: when no replica served a kind of request."""
 
     def __init__(
         self,
@@ -97,21 +78,19 @@ class QueueDelay:
         serving: Callable[[RequestKind, float, int], int],
         absent: Container[RequestKind],
     ) -> None:
-        """`line_s`: a request's wait by its place in line. `serving`: how many replicas serve
-        requests of that kind, as far as the last argument. `absent`: kinds that are held and that
-        nobody serves, as of the last tick."""
+        """`line_s`: a request's wait by its place in the queue. `serving`: replicas that serve that
+        kind of request, counted up to the last argument. `absent`: held kinds that no replica
+        served at the last tick."""
         self.limit_s = limit_s  # 0: none
         self._held = held
         self._inflight = inflight
         self._line_s = line_s
         self._serving = serving
         self._absent = absent
-        self._unserved_at: dict[
-            RequestKind, float
-        ] = {}  # of those held: when nobody served them last
+        self._unserved_at: dict[RequestKind, float] = {}  # of held kinds, when last
 
     def look(self, now: float) -> None:
-        """A tick: see which kinds of those that are held nobody serves at present."""
+        """A tick: note which held kinds no replica serves now."""
         before, self._unserved_at = self._unserved_at, {}
         for kind in self._held.held_kinds:
             if kind in self._absent:
@@ -122,11 +101,9 @@ class QueueDelay:
     def too_long(
         self, record: RequestRecord, place: PlacementResult | None, now: float
     ) -> LongWait | None:
-        """The wait that it would have if that is too long, else None.
+        """Its whole wait if it joins the queue, or stays in it, and that is too long; else None.
 
-        That of a newcomer if it joins, or of one that is held if it goes on waiting.
-
-        `place`: what was last said of where it could go.
+        `place`: the last decision about it.
         """
         request, limit_s = record.request, self.limit_s
         if not limit_s or request.slo_ttft_s is not None:
@@ -155,11 +132,11 @@ class QueueDelay:
         *,
         joins: bool,
     ) -> tuple[float, float]:
-        """What it still has to wait: by the line, and by the policy where the line says little."""
+        """What it still has to wait: by the queue, and by the policy where the pace is unknown."""
         first = None if place is None else place.first_token
         guess_s = 0.0 if first is None else first.queue_s
         if place is not None and place.placement is Placement.PEER:
-            return 0.0, guess_s  # it leaves this line
+            return 0.0, guess_s  # it leaves this queue
         line_s = self._line_s(request, now)
         if line_s is not None:
             return line_s, 0.0
@@ -169,7 +146,7 @@ class QueueDelay:
         return self._waited_s(self._inflight[head.key], kind, now), guess_s
 
     def _waited_s(self, record: RequestRecord, kind: RequestKind, now: float) -> float:
-        """In lines, here and in other regions, since somebody serves its kind."""
+        """In queues, here and in other regions, since some replica serves its kind."""
         held_s = record.request.held_before_s + record.waited_s(now)
         return min(held_s, now - self._unserved_at.get(kind, -inf))
 
@@ -180,30 +157,30 @@ LATEST_S = RETRY_AFTER_S_MAX / (1.0 + JITTER_RATIO)
 
 
 class RetryAfter:
-    """Of one line; time and chance are arguments."""
+    """Of one model's queue."""
 
     def __init__(self) -> None:
-        self._told = 0.0  # refused, and not due back yet
+        self._booked = 0.0  # clients refused, and not due back yet
         self._counted_at = 0.0
 
     def after_s(self, wait_s: float | None, pace_per_s: float, now: float, dice: Random) -> float:
-        """Whole seconds until one more should come back, who is counted from now on.
+        """Book one more client; whole seconds until it should retry.
 
-        `wait_s`: until the line may be joined; None if that is not known.
+        `wait_s`: until the queue may be joined; None if unknown.
         """
-        self._told = max(0.0, self._told - pace_per_s * (now - self._counted_at))
+        self._booked = max(0.0, self._booked - pace_per_s * (now - self._counted_at))
         self._counted_at = now
         after_s = LATEST_S if wait_s is None else wait_s
         if pace_per_s > 0.0:
-            after_s += self._told / pace_per_s
-            self._told = min(self._told + 1.0, RETRY_AFTER_S_MAX * pace_per_s)
+            after_s += self._booked / pace_per_s
+            self._booked = min(self._booked + 1.0, RETRY_AFTER_S_MAX * pace_per_s)
         after_s = ceil(min(LATEST_S, max(RETRY_AFTER_S_MIN, after_s)))
         return float(after_s + dice.randint(0, ceil(JITTER_RATIO * after_s)))
 
 
 # An expected time is a mean of times that scatter about as widely: half as much again is not luck.
 SLO_MARGIN = 1.5
-MODELS_MAX = 256  # lines whose pace is remembered; a mesh serves far fewer models
+MODELS_MAX = 256  # whose queue's pace is remembered; a mesh serves far fewer
 BEGUN_WINDOW_S = 10.0
 
 
@@ -218,7 +195,7 @@ class LateFirstToken(NamedTuple):
 
 
 class Admission:
-    """Watches the lines move; decides nothing by itself."""
+    """Measures the queues' pace; estimates waits."""
 
     def __init__(
         self,
@@ -228,22 +205,19 @@ class Admission:
         dice: Random,
         serving: Callable[[RequestKind, float, int], int],
     ) -> None:
-        """`serving`: how many replicas serve that kind of requests, as far as the last argument."""
+        """`serving`: replicas that serve that kind of request, counted up to the last argument."""
         self._held = held
         self._dice = dice
         self._serving = serving
-        self._absent: set[RequestKind] = (
-            set()
-        )  # held, and served by nobody at present: no crowd for others
+        self._absent: set[RequestKind] = set()  # held, and no replica serves them now
         self._paces: dict[ModelId, ReleasePace] = {}
         self._retry_after: dict[ModelId, RetryAfter] = {}
-        self._delay = QueueDelay(
+        self.delay = QueueDelay(
             settings.queue_delay_s_max, held, inflight, self._line_s, serving, self._absent
         )
-        self._begun = EventRate(BEGUN_WINDOW_S)
+        self.begun = EventRate(BEGUN_WINDOW_S)  # attempts, held before or not
 
     def waits(self, request: Request, now: float) -> None:
-        """It has joined the line."""
         if request.model not in self._paces and len(self._paces) >= MODELS_MAX:
             oldest = next(iter(self._paces))
             del self._paces[oldest]
@@ -251,7 +225,7 @@ class Admission:
         self._paces.setdefault(request.model, ReleasePace()).waits(now)
 
     def look(self, now: float) -> None:
-        """A tick: a line that nobody serves does not move, which says nothing of its pace."""
+        """A tick: time in which no replica serves a queue does not count for its pace."""
         held = self._held.held_kinds
         self._absent.clear()
         self._absent.update(kind for kind in held if not self._serving(kind, now, 1))
@@ -259,30 +233,24 @@ class Admission:
         for model in self._held.models():
             if (pace := self._paces.get(model)) is not None:
                 (pace.waits if model in served else pace.nobody_waits)(now)
-        self._delay.look(now)
+        self.delay.look(now)
 
     def released(self, request: Request, now: float) -> None:
-        """It has left the line for an attempt."""
         if (pace := self._paces.get(request.model)) is not None:
             pace.released(now)
         self.left(request, now)
 
     def left(self, request: Request, now: float) -> None:
-        """It is out of the line, for whatever reason."""
         pace = self._paces.get(request.model)
         if pace is not None and not self._held.waiting(request.model):
             pace.nobody_waits(now)
 
-    def begun(self, now: float) -> None:
-        """A request is being tried, held before or not."""
-        self._begun.count(now)
-
     def expected_s(
         self, request: Request, place: PlacementResult | None, now: float
     ) -> float | None:
-        """Seconds from now until its first token; None while nothing is known of it.
+        """Seconds from now until its first token; None while unknown.
 
-        `place`: what was last said of where it could go; None if it was not asked for.
+        `place`: the last decision about it, if there is one.
         """
         waits = place is None or place.target is None
         line_s = self._line_s(request, now) if waits else None
@@ -294,7 +262,7 @@ class Admission:
     def late(
         self, record: RequestRecord, place: PlacementResult | None, now: float
     ) -> LateFirstToken | None:
-        """That it can't be in time, if that is clear."""
+        """Its late first token, if it is clear that it can't be in time."""
         request = record.request
         if request.slo_ttft_s is None:
             return None
@@ -305,26 +273,20 @@ class Admission:
             return None
         return LateFirstToken(so_far_s + (expected_s or 0.0), request.slo_ttft_s)
 
-    def too_long(
-        self, record: RequestRecord, place: PlacementResult | None, now: float
-    ) -> LongWait | None:
-        """The wait that it would have, without an objective, if that is longer than it may be."""
-        return self._delay.too_long(record, place, now)
-
     def with_expectation(
         self, record: RequestRecord, place: PlacementResult, now: float
     ) -> PlacementResult:
-        """The placement with what is expected of it in its reason."""
+        """The placement with the expected first token in its reason."""
         expected_s = self.expected_s(record.request, place, now)
         if expected_s is None:
             return place
         return place._replace(reason=f"{place.reason}; first token expected in {expected_s:.3f} s")
 
     def retry_after_s(self, request: Request, late: LateFirstToken | None, now: float) -> float:
-        """Whole seconds until it should come back; it is expected back then.
+        """Whole seconds until its client should retry.
 
-        When it could join the line, or, with an objective, when those before it are gone and it
-        would be in time; and behind those who were told to come back before.
+        When it could join the queue or, with an objective, when those before it are gone and it
+        would be in time; and after clients that were refused before.
         """
         back = replace(request, arrived_at=now)
         ahead = self._held.ahead(back, self._absent) - (request in self._held)
@@ -336,7 +298,7 @@ class Admission:
             wait_s = max(wait_s, late.expected_s - late.slo_s)
         elif wait_s is not None and request.slo_ttft_s is None:
             place_s = 1.0 / pace_per_s if ahead and self._held.is_full else 0.0
-            wait_s = max(place_s, wait_s - self._delay.limit_s)
+            wait_s = max(place_s, wait_s - self.delay.limit_s)
         if request.model in self._paces:
             retry_after = self._retry_after.setdefault(request.model, RetryAfter())
         else:
@@ -349,7 +311,7 @@ class Admission:
         return None if not per_s else (self._held.ahead(request, self._absent) + 1) / per_s
 
     def _pace_per_s(self, model: ModelId, now: float) -> float:
-        """Of the model's line; before that is known, how many were begun at all."""
+        """Of the model's queue; before that is known, of all attempts."""
         pace = self._paces.get(model)
         known = None if pace is None else pace.per_s(now)
-        return self._begun.per_s(now) if known is None else known
+        return self.begun.per_s(now) if known is None else known

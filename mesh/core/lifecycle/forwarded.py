@@ -1,37 +1,27 @@
-"""Work that peers ask for: what this region takes, and what it needs for its own clients.
+"""Requests that peers forward here: which of them this region takes, and those that it holds.
 
-A peer's request is placed on a local replica, held in the region's own hold queue, or
-refused at once with the reason. It is held only where the policy judges load: others forward to who
-is free, so whoever isn't refuses (SkyWalker 3.3).
+A peer's request is placed on a local replica, held in the region's own hold queue, or refused at
+once with the reason. It is held only where the policy judges load: other policies forward to free
+regions only, so a region that isn't free refuses (SkyWalker 3.3).
 
-Nothing is taken that would spoil the region's own goal for first tokens (`own_ttft_goal_s`). With
-a goal, nothing foreign is taken while any of the region's own clients wait for the model, and
-after taking it, one replica at least must be able to begin with a client of ours in time. For each
+No request is taken that would spoil the region's own goal for first tokens (`own_ttft_goal_s`).
+With a goal, peers' requests are refused while any of the region's own clients wait for the model,
+and after taking one, at least one replica must be able to serve an own client in time. For a
 replica that has room,
 
     (prompt tokens queued there + the foreign one's, if it goes there + the client's) × seconds
     per token + what every first token costs
 
-must be within the goal for one of them. The client is imagined to have as much to compute as
-the request in hand. A replica whose speed is not known yet counts as in time, as everywhere:
-nobody is turned away for a guess.
+must be within the goal; the client is assumed to have as much to compute as the request in hand. A
+replica of unknown speed counts as in time. Rejected: replicas reserved for own work (idle GPUs),
+and a limit on the number of foreign requests (it ignores their length).
 
-Rejected: a share of the replicas kept for own work (idle GPUs whenever no client comes), and a
-limit on foreign requests (says nothing of how long they are).
-
-Peers' requests that wait here: in the region's one line, at their place by arrival.
-
-A request goes to the region where its first token is expected soonest, and that may be one where
-it must wait as well, because its prefix is there or because the line is shorter. It waits there as
-those of the region's own clients do and is told from them only by where its end is said: its own
-router keeps the client, and hears HELD at once and every HELD_S, or PLACED, or REFUSED.
-
-Rejected: refusing at once whoever can't be placed, and letting its own region ask again. News of a
-free place reaches that region half a round trip later than those who wait beside the replica, so
-between two busy regions nothing would be exchanged, and each would compute every prefix itself.
-
-Whoever asked may be gone meanwhile. It isn't told to us: when the request is placed, its router
-tells the replica to stop.
+A held request of a peer waits like those of the region's own clients, at its place by arrival: its
+prefix may be here, or this queue be shorter. Its own router keeps the client, and receives HELD at
+once and every HELD_S, then PLACED or REFUSED. Rejected: refusing it and letting its region ask
+again: that region learns half a round trip late that a replica is free, so between two busy
+regions no request would be exchanged. A client that hangs up meanwhile is not reported here: when
+the request is placed, its router cancels it at the replica.
 """
 
 from mesh.core.lifecycle.admission import Admission
@@ -51,7 +41,7 @@ HELD_MAX = 128  # bodies are kept with them, in the one budget for all bodies
 
 
 class ForwardedQueue:
-    """Knows who of those held is a guest, and keeps their routers informed."""
+    """Peers' requests in the hold queue: their routers are sent HELD now and then."""
 
     def __init__(self, held: HoldQueue, effects: list[fx.Effect]) -> None:
         self._held = held
@@ -60,49 +50,43 @@ class ForwardedQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may wait here."""
         return len(self._announced_at) >= HELD_MAX or self._held.is_full
 
-    def wait(self, request: Request, now: float) -> None:
-        """It has joined the line."""
-        self._notify_held(request, now)
-
     def check(self, request: Request, now: float) -> None:
-        """A tick: say so again, if it is a guest and time."""
+        """A tick: send HELD again if it is a peer's request and time."""
         if now - self._announced_at.get(request.key, now) >= HELD_S:
-            self._notify_held(request, now)
+            self.notify(request, now)
 
     def leave(self, request: Request) -> None:
-        """It waits no more."""
         self._announced_at.pop(request.key, None)
 
-    def _notify_held(self, request: Request, now: float) -> None:
+    def notify(self, request: Request, now: float) -> None:
         assert request.answer_inbox is not None
         self._announced_at[request.key] = now
         self._effects.append(fx.TellHeld(request.answer_inbox, request.hops))
 
 
 class ForwardedRequests:
-    """Decides on peers' requests; does nothing."""
+    """Decides on peers' requests; changes no state."""
 
     def __init__(
         self,
         settings: RouterSettings,
         replicas: ReplicaTable,
         placer: Placer,
-        line: QueueScheduler,
-        guests: ForwardedQueue,
+        scheduler: QueueScheduler,
+        queue: ForwardedQueue,
         admission: Admission,
     ) -> None:
         self._goal_s = settings.own_ttft_goal_s
         self._replicas = replicas
         self._placer = placer
-        self._scheduler = line
-        self._queue = guests
+        self._scheduler = scheduler
+        self._queue = queue
         self._admission = admission
 
     def place(self, request: Request, now: float, *, draining: bool) -> PlacementResult | Refusal:
-        """The local replica that it goes to, or that it may wait, or why not."""
+        """A placement on a local replica, a hold, or the reason for refusing it."""
         if draining:
             return Refusal.DRAINING
         if request.warm:
@@ -115,9 +99,8 @@ class ForwardedRequests:
             why = self._placer.forbids_here(request)
             if why is not None or not may_wait or self._queue.is_full:
                 return why or Refusal.NO_REPLICA
-            too_long = self._admission.too_long(
-                RequestRecord(request), place, now
-            )  # its wait at home counts
+            # Its wait at home counts.
+            too_long = self._admission.delay.too_long(RequestRecord(request), place, now)
             return place if too_long is None else Refusal.NO_REPLICA
         if self._goal_s is not None and not self._leaves_room(request, place, self._goal_s, now):
             return Refusal.OWN_WORK
@@ -136,7 +119,7 @@ class ForwardedRequests:
         """Whether a client's request could begin there in time, after the foreign one."""
         foreign_tokens = 0
         if replica.heartbeat.replica == place.target:
-            if not _has_second_place(replica):
+            if not _has_room_for_two(replica):
                 return False
             foreign_tokens = place.prefill_tokens
         s_per_token = replica.heartbeat.prefill_s_per_token
@@ -147,7 +130,7 @@ class ForwardedRequests:
         return tokens * s_per_token + (replica.heartbeat.prefill_base_s or 0.0) <= goal_s
 
 
-def _has_second_place(replica: Replica) -> bool:
-    """Whether its batch, as far as it is known, takes two more."""
+def _has_room_for_two(replica: Replica) -> bool:
+    """Whether its batch, as far as known, takes two more."""
     batch_max = replica.heartbeat.batch_max
     return batch_max is None or replica.load + 2 <= batch_max

@@ -1,31 +1,21 @@
-"""Requests that nobody can take yet: in line by class and arrival, bounded (SkyWalker 3.3).
+"""The hold queue: requests that wait for a place, by class and arrival (SkyWalker 3.3).
 
-One line per model, because a request whose model has no free replica must not block those
-behind it that ask for another. Within a model, requests are ordered by `effective_arrival`
-(arrival, and a head start for higher classes), also when a request comes back because a replica
-refused it. Where the order has groups, each group has its own lines, and the order says which group
-is next.
+One queue per model: a request whose model has no free replica must not block those for another.
+Within a model the order is `effective_arrival`, also when a request comes back after a refusal: a
+class is worth HEAD_START_S of waiting. A higher class goes first, and no request starves: all that
+go before it arrived at most two head starts later. The number is settled at arrival; an age rule
+would reorder the queue as time passes.
 
-In which order held requests are tried: by class and time, or Preble's priority groups.
+`PriorityGroups` is Preble's order (3.3): a request's group is the tenth of its prompt that is
+cached, and a batch takes from each group in proportion to its number, "ten from priority group 10,
+nine from priority 9". What Preble's engine does for a batch is done here over time: a round gives
+group g g releases, the highest first, and the next round begins when no waiting group has any left.
+High requests go into the highest group and low ones into the lowest, whatever is cached. The ratio
+is read once, when the request is held: at every try it would cost a walk of the index per request.
 
-Preble 3.3: a request's group is the tenth of its prompt that is cached, and a batch takes from
-each group in proportion to its number, "ten from priority group 10, nine from priority 9". What
-its engine does for a batch we do over time: a round gives group g g releases, the highest group
-first, and the next round begins when nobody who waits has any left. So prompts that are cached
-go first and reuse what is there, and nobody starves: every round releases from every group.
-
-Classes of requests: a class is worth HEAD_START_S of waiting. Whoever waits stands as if it had
-come so much earlier or later: a higher class goes first, and nobody starves, because all who go
-before a request came at most two head starts after it. It is one number, settled at arrival; an
-age rule would order the line anew as time passes. Where there are groups, high goes into the
-highest and low into the lowest, whatever is cached: the shares see to it that low is served.
-
-Rejected: the longest match first (SGLang's `lpm`), which lets a steady stream of cached prompts
-keep a new one waiting for ever. A prompt that is hardly cached would be in group 0 by the
-paper's formula and have no share at all; here it is in group 1.
-
-The ratio is asked for once, when the request is held: asking at every try would cost a walk of
-the index for each one in line.
+Rejected: the longest match first (SGLang's `lpm`): a steady stream of cached prompts would starve a
+new one. A prompt that is hardly cached would be in group 0 by the paper's formula and get no
+share; here it is in group 1.
 """
 
 from bisect import bisect_left, insort
@@ -40,19 +30,19 @@ from schemas.residency import Labels
 from schemas.settings import HoldOrder
 
 GROUPS = 10  # Preble's P
-# A sixth of the longest hold: low has its turn long before it would be shed for its age.
+# A sixth of the longest hold: low requests are tried long before they are shed for their age.
 HEAD_START_S = 10.0
 _CLASSES_BEFORE = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-EVERYBODY = 1  # the one group of those who come first
+THE_GROUP = 1  # of `FirstCome`
 
 
 def effective_arrival(request: Request) -> float:
-    """The arrival time that a request is treated as having, in seconds: its class in seconds."""
+    """The time by which a request is ordered, in seconds: its arrival, later for lower classes."""
     return request.arrived_at + HEAD_START_S * _CLASSES_BEFORE[request.priority]
 
 
 class QueueOrder(Protocol):
-    """Whose turn it is among groups of held requests; inside a group it is `effective_arrival`."""
+    """The order of groups of held requests; within a group it is `effective_arrival`."""
 
     def group(self, request: Request) -> int:
         """The group that a request waits in."""
@@ -63,7 +53,7 @@ class QueueOrder(Protocol):
         ...
 
     def released(self, group: int) -> None:
-        """One of that group has got a place."""
+        """A request of that group was placed."""
         ...
 
 
@@ -71,17 +61,17 @@ class FirstCome:
     """One group, so `effective_arrival` alone decides."""
 
     def group(self, request: Request) -> int:
-        """Everybody's."""
-        return EVERYBODY
+        """The one group."""
+        return THE_GROUP
 
     def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
-        """Everybody, one after the other."""
+        """All, one after the other."""
         for group, length in waiting.items():
             for _ in range(length):
                 yield group
 
     def released(self, group: int) -> None:
-        """Nothing changes for the others."""
+        """The order does not depend on it."""
 
 
 class PriorityGroups:
@@ -93,7 +83,7 @@ class PriorityGroups:
         self._left = self._full_round()
 
     def group(self, request: Request) -> int:
-        """63 of 100 tokens cached and ten groups: group 6; high and low have theirs."""
+        """63 of 100 tokens cached and ten groups: group 6."""
         if request.priority is Priority.HIGH:
             return self._groups
         if request.priority is Priority.LOW:
@@ -101,7 +91,7 @@ class PriorityGroups:
         return min(self._groups, max(1, int(self._hit_ratio(request) * self._groups)))
 
     def walk(self, waiting: MutableMapping[int, int]) -> Iterator[int]:
-        """As if each one tried were released; only `released` counts, for some are stuck."""
+        """As if each request tried were placed; only `released` counts, for some can't be."""
         left = self._left.copy()
         while waiting:
             for group in sorted(waiting, reverse=True):
@@ -113,7 +103,7 @@ class PriorityGroups:
             left = self._full_round()
 
     def released(self, group: int) -> None:
-        """A group that had none left was tried last: all others are stuck or done as well."""
+        """A group that had none left was tried last: the round is over."""
         if not self._left[group]:
             self._left = self._full_round()
         self._left[group] -= 1
@@ -133,28 +123,28 @@ LOWEST_FIRST = (Priority.LOW, Priority.NORMAL, Priority.HIGH)
 
 
 def kind_of(request: Request) -> RequestKind:
-    """What decides where it can go, as far as it says itself; a peer's goes no further."""
+    """What the places for it depend on; a peer's request is not forwarded again."""
     return request.model, request.residency, request.answer_inbox is not None
 
 
 class HoldQueue:
-    """New requests up to `length_max` over all models; one that comes back always has its place."""
+    """New requests up to `length_max` over all models; one that comes back is always taken."""
 
     def __init__(self, length_max: int, turns: QueueOrder | None = None) -> None:
         """`turns`: the order of trying; by `effective_arrival` alone unless given."""
         self._length_max = length_max
         self._turns = FirstCome() if turns is None else turns
         self._lines: dict[int, dict[ModelId, WaitingRequests]] = {}  # of each group
-        self._group_of: dict[int, int] = {}  # by the request's key
+        self.group_of: dict[int, int] = {}  # of each held request, by its key
         self._waiting: dict[ModelId, int] = {}
         self._alike: dict[RequestKind, WaitingRequests] = {}
         self._untried: dict[Priority, WaitingRequests] = {priority: [] for priority in LOWEST_FIRST}
 
     def __contains__(self, request: Request) -> bool:
-        return request.key in self._group_of
+        return request.key in self.group_of
 
     def __len__(self) -> int:
-        return len(self._group_of)
+        return len(self.group_of)
 
     @property
     def is_full(self) -> bool:
@@ -162,25 +152,17 @@ class HoldQueue:
         return len(self) >= self._length_max
 
     def waiting(self, model: ModelId) -> int:
-        """Requests held for one model."""
         return self._waiting.get(model, 0)
 
     def alike(self, kind: RequestKind) -> int:
-        """Requests of that kind that are held."""
         return len(self._alike.get(kind, ()))
 
     @property
-    def kinds(self) -> int:
-        """How many different kinds of requests are held."""
-        return len(self._alike)
-
-    @property
     def held_kinds(self) -> Collection[RequestKind]:
-        """Which ones."""
         return self._alike.keys()
 
     def ahead(self, request: Request, without: Container[RequestKind] = ()) -> int:
-        """Those held for its model who stand before that one, whether it is held or not.
+        """Requests held for its model that go before it, whether it is held or not.
 
         `without`: requests of these kinds are not counted, unless it is one of them.
         """
@@ -191,7 +173,7 @@ class HoldQueue:
         return sum(bisect_left(line, place) for line in lines)
 
     def next_of(self, model: ModelId, without: Container[RequestKind] = ()) -> Request | None:
-        """Whoever stands first in the line of that model; None if nobody waits."""
+        """The first request held for that model; None if there is none."""
         lines = self._lines_of(model, without)
         return min((line[0] for line in lines), default=(0.0, 0, None))[2]
 
@@ -203,38 +185,33 @@ class HoldQueue:
                 yield line
 
     def newest_below(self, priority: Priority) -> Request | None:
-        """Who came last of the lowest class, if that is lower than `priority`.
-
-        Not one that came back: it has its place.
-        """
+        """The last new request of the lowest class, if that is lower than `priority`."""
         for lower in LOWEST_FIRST[: LOWEST_FIRST.index(priority)]:
             if held := self._untried[lower]:
                 return held[-1][2]
         return None
 
     def put(self, request: Request, *, comes_back: bool = False) -> None:
-        """Hold a request at its place. For a new one the caller has looked at `is_full`."""
+        """Hold a request at its place. For a new one the caller checks `is_full` first."""
         group = self._turns.group(request)
         line = self._lines.setdefault(group, {}).setdefault(request.model, [])
-        insort(line, (effective_arrival(request), request.key, request))
+        entry = effective_arrival(request), request.key, request
+        insort(line, entry)
         if not comes_back:
-            insort(
-                self._untried[request.priority], (effective_arrival(request), request.key, request)
-            )
-        self._group_of[request.key] = group
+            insort(self._untried[request.priority], entry)
+        self.group_of[request.key] = group
         self._waiting[request.model] = self.waiting(request.model) + 1
-        alike = self._alike.setdefault(kind_of(request), [])
-        insort(alike, (effective_arrival(request), request.key, request))
+        insort(self._alike.setdefault(kind_of(request), []), entry)
 
     def release(self, request: Request) -> None:
-        """Take out one that has got a place: it was its group's turn."""
-        group = self._group_of[request.key]
+        """Take out a request that was placed in its group's turn."""
+        group = self.group_of[request.key]
         self.remove(request)
         self._turns.released(group)
 
     def remove(self, request: Request) -> bool:
-        """Take a request out, wherever it stands; False if it is not held."""
-        group = self._group_of.pop(request.key, None)
+        """Take a request out; False if it is not held."""
+        group = self.group_of.pop(request.key, None)
         if group is None:
             return False
         lines = self._lines[group]
@@ -254,11 +231,10 @@ class HoldQueue:
         return True
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that somebody waits for."""
         return tuple(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
-        """All of them, over all models, in the order of trying. They may be removed meanwhile."""
+        """All, over all models, in the order of trying. They may be removed meanwhile."""
         lines = {
             group: merge(*(line.copy() for line in lines.values()))
             for group, lines in self._lines.items()

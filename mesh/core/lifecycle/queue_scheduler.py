@@ -1,7 +1,7 @@
-"""Those who are held, and when they are tried again: whenever somebody may have room.
+"""When held requests are tried again: whenever a replica or peer may have room.
 
-A request that may not go where there is room (that place failed it before, or it would rather
-wait for another) doesn't block those behind it that may.
+A request that can't use the room (that place failed it before, or it waits for a better one)
+doesn't block those behind it that can.
 """
 
 from collections import Counter
@@ -17,17 +17,16 @@ from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
 
 OTHERS_WAIT = "others wait for this model"
-NOWHERE: frozenset[str] = frozenset()  # what a request avoids that nobody failed
-# Requests held by choice that are asked again at every event; the price of being choosy is work
-# for the router, and behind so many there is somebody who isn't.
+NOWHERE: frozenset[str] = frozenset()  # what a request avoids that has not failed
+# Requests held by the policy's choice that don't block newcomers, and are tried at every event.
 CHOOSY_MAX = 16
-# At least so long between two heartbeats that they are asked for: each asking prices everybody,
-# and a hundred replicas would otherwise keep a core busy with those who wait.
-ASK_AGAIN_S = 0.02
+# Heartbeats closer together don't each cause a try: each try prices all candidates, and a hundred
+# replicas would keep a core busy with the held requests.
+RETRY_S = 0.02
 
 
 class QueueScheduler:
-    """The hold queue at work."""
+    """Tries held requests in order."""
 
     def __init__(
         self,
@@ -42,13 +41,15 @@ class QueueScheduler:
         self._replicas = replicas
         self._placer = placer
         self._begin = begin
-        # Of those held, who could have gone somewhere when last asked: keys, with their kinds.
+        # Held requests for which a place was available when last tried: keys, with their kinds.
         self._choosy: dict[int, RequestKind] = {}
-        self._asked_at = float("-inf")
+        self._tried_at = float("-inf")
 
     def must_queue(self, newcomer: Request) -> bool:
-        """Whether it has its place behind others: those for the same model who want to be on the
-        same ground. Who waits for other ground must not hold up those who don't need it."""
+        """Whether requests for the same model and labels are held before it.
+
+        Requests that wait for other labels must not hold it up.
+        """
         model, labels, _ = kind_of(newcomer)
         ours_and_theirs = (model, labels, False), (model, labels, True)
         waiting = sum(map(self._held.alike, ours_and_theirs))
@@ -61,7 +62,7 @@ class QueueScheduler:
         return waiting > choosy
 
     def place_new(self, request: Request, now: float) -> PlacementResult:
-        """Where it goes: not where others wait for, but a peer may be better than a line."""
+        """Place it. Local replicas that held requests wait for are not for it; peers may be."""
         if self._replicas.bus.is_away(now):
             return self._placer.held(request, AWAY)
         must_wait = self.must_queue(request)
@@ -73,7 +74,7 @@ class QueueScheduler:
         return place
 
     def joined(self, request: Request, place: PlacementResult) -> None:
-        """A newcomer is held, for that reason."""
+        """A newcomer is held for the reason in `place`."""
         if place.by_choice and len(self._choosy) < CHOOSY_MAX:
             self._choosy[request.key] = kind_of(request)
 
@@ -82,14 +83,14 @@ class QueueScheduler:
         return record is not None and record.held_since is not None
 
     def place_waiting(self, now: float) -> None:
-        """Place those who wait, in the order of trying, as far as there is room."""
+        """Place held requests in order, as far as there is room."""
         if self._replicas.bus.is_away(now):
             return
         self._choosy.clear()
-        self._asked_at = now
+        self._tried_at = now
         stuck: set[tuple[RequestKind, str, frozenset[str]]] = set()
-        kinds_left = self._held.kinds * self._placer.policy_count
-        ahead: Counter[ModelId] = Counter()  # those of a model that stay, up to here
+        kinds_left = len(self._held.held_kinds) * self._placer.policy_count
+        ahead: Counter[ModelId] = Counter()  # requests of a model that stay held, up to here
         for request in self._held:
             record = self._inflight[request.key]
             kind, avoid = (kind_of(request), self._placer.policy_name(request)), record.avoided(now)
@@ -112,11 +113,9 @@ class QueueScheduler:
                 return
 
     def offer(self, name: ReplicaId | None, now: float) -> None:
-        """Let those who wait have the room that this replica may have now.
-
-        Where a policy judges load there may always be some: then not more often than it pays.
-        """
-        if not len(self._held) or (self._placer.judges_load and now - self._asked_at < ASK_AGAIN_S):
+        """Try held requests, as this replica may have room now; at most every RETRY_S where the
+        policy judges load by itself."""
+        if self._placer.judges_load and now - self._tried_at < RETRY_S:
             return
         replica = None if name is None else self._replicas.get(name)
         if replica is not None and self._placer.may_go(replica, self._held.models(), now):

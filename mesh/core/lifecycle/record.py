@@ -1,18 +1,16 @@
 """The life of a request, its own client's or a peer's: its states, and every transition.
 
-This is the only module that writes to a `RequestRecord`; all others ask it. A peer's request is
-the same record: `request.answer_inbox` says where its answer goes, and it ends here as soon as a
-replica has it, because that replica answers to the peer's router.
+This is the only module that writes to a `RequestRecord`; others read it. A peer's request is the
+same record: its answer goes to `request.answer_inbox`, and it ends here as soon as a replica has
+it, because that replica answers to the peer's router.
 
-`attempt` numbers the attempt under way. An event that names another attempt is out of date, and
-whoever receives it ignores it (`is_current`).
+`attempt` numbers the attempt under way. The router ignores events of earlier attempts.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from mesh.core.model.replica_names import split_replica_name
 from mesh.core.model.request import Request
 from mesh.core.placement.placement import PlacementResult
 from mesh.core.policies.base import Destination
@@ -28,17 +26,17 @@ SERVER_ERRORS_MAX = 2  # of the engines that one request was tried on
 class RequestState(Enum):
     """Where a request is in its life."""
 
-    ARRIVED = auto()  # nothing is decided yet
+    ARRIVED = auto()  # no decision yet
     HELD = auto()  # in the hold queue
-    TRIED = auto()  # an attempt is under way; its client has seen nothing, so another may follow
-    STARTED = auto()  # its client has a first byte: this attempt's answer, or an error event
+    TRIED = auto()  # an attempt is under way; its client has no byte yet, so another may follow
+    STARTED = auto()  # its client has a first byte: only this attempt's answer, or an error event
     ENDED = auto()
 
 
 class Transition(Enum):
-    """What happens to it."""
+    """What changes a request's state."""
 
-    HOLD = auto()  # nobody takes it at present, or its attempt came to nothing: it waits
+    HOLD = auto()  # no place is available, or its attempt failed: it waits in the hold queue
     DISPATCH = auto()  # an attempt begins on a replica, or through a peer
     START = auto()  # the first byte goes to its client
     END = auto()  # answered, failed, refused, or its client is gone
@@ -64,14 +62,14 @@ class ImpossibleTransition(AssertionError):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request and what has become of it so far."""
+    """One request, its state and its attempt under way."""
 
     request: Request
     state: RequestState = RequestState.ARRIVED
     attempt: int = 0
     peer: RegionId | None = None  # region asked in this attempt, None when local
-    replica: ReplicaId | None = None  # None while a peer has not said which
-    destination: Destination | None = None  # of this attempt, until it is left
+    replica: ReplicaId | None = None  # None until the peer names it
+    destination: Destination | None = None  # of this attempt
     handoff: int | None = None  # number of this attempt's hand-off, when local
     attempted_at: float = 0.0
     last_frame_at: float = 0.0  # of this attempt
@@ -81,66 +79,36 @@ class RequestRecord:
     failures: int = 0
     refusals: int = 0
     avoid: frozenset[str] = frozenset()  # places that failed it; membership only
-    refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to wait
+    refused_by: dict[str, float] = field(default_factory=dict)  # peers, and until when to avoid
     engine_status: int | None = None  # of the last attempt's engine: the edge keeps its error
     server_errors: int = 0  # attempts that engines answered with one
 
-    # What others ask.
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it waits in the hold queue."""
-        return self.held_since is not None
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether an attempt is under way that may still be replaced by another."""
-        return self.state is RequestState.TRIED
-
     @property
     def has_started(self) -> bool:
-        """Whether its client has seen a byte."""
         return self.state is RequestState.STARTED
-
-    def is_current(self, attempt: int) -> bool:
-        """Whether that attempt is the one under way."""
-        return self.attempt == attempt and self.held_since is None
-
-    @property
-    def adopted_from(self) -> RegionId | None:
-        """The region of the adopted replica that it is tried on, if it is."""
-        if self.peer or self.replica is None:
-            return None
-        return split_replica_name(self.replica).region
-
-    def is_at(self, replica: ReplicaId) -> bool:
-        """Whether it is tried on that replica, known by this name here."""
-        return self.peer is None and self.replica == replica
 
     @property
     def waits_at_peer(self) -> bool:
-        """Whether all that came of this attempt is word that it waits in a peer's hold queue."""
+        """Whether the peer has reported only that the request is in its hold queue."""
         placed = self.replica is not None or self.has_started
         return self.peer is not None and not placed and self.last_frame_at > self.attempted_at
 
     def waited_s(self, now: float) -> float:
-        """Seconds in the hold queue so far."""
         return self.held_s + (0.0 if self.held_since is None else now - self.held_since)
 
     def avoided(self, now: float) -> frozenset[str]:
-        """Where it should not be tried at present."""
+        """Places that must not be chosen now."""
         if not self.refused_by:
             return self.avoid
         return self.avoid | {place for place, until in self.refused_by.items() if until > now}
 
     def is_worth_another(self, failures_max: int) -> bool:
-        """Whether a replica that has not failed it may do better.
+        """Whether to try another replica after a failure.
 
-        A lost connection, a hang or an unreadable answer says something of the replica, so others
-        are asked, up to `failures_max` attempts. An engine's own 5xx may be the request's fault
-        (some answer 500 to a prompt that is too long), or the engine's (one that has lost its GPU):
-        one more engine tells the two apart. 501 is always the request's fault; 429 says that this
-        engine is full, which others may not be.
+        A lost connection, a hang or an unreadable answer is the replica's fault: up to
+        `failures_max` attempts. An engine's 5xx may be the request's fault (some answer 500 to a
+        prompt that is too long) or the engine's (its GPU failed): one more engine is tried. 501 is
+        the request's fault; 429 means that this engine is full, which others may not be.
         """
         if self.failures >= failures_max or self.engine_status == STATUS_NOT_IMPLEMENTED:
             return False
@@ -155,61 +123,48 @@ class RequestRecord:
         self.state = state
 
     def hold(self, now: float) -> None:
-        """No attempt is under way: it waits from `now` on."""
+        """It waits in the hold queue from `now` on; the attempt before is over."""
         self._enter(Transition.HOLD)
         self.held_since = now
-        self.peer = self.replica = None
+        self.peer = self.replica = self.handoff = self.destination = None
 
-    def dispatch(self, place: PlacementResult, now: float) -> Destination:
-        """The next attempt begins where `place` says."""
+    def dispatch(self, destination: Destination, handoff: int | None, now: float) -> None:
+        """The next attempt begins. `handoff`: its number, on a local replica."""
         self._enter(Transition.DISPATCH)
-        target = place.target
-        assert target is not None, "a place to go to"
-        self.held_s, self.held_since, self.place = self.waited_s(now), None, None
+        if self.held_since is not None:
+            self.held_s += now - self.held_since
+        self.held_since = self.place = self.engine_status = None
         self.attempt += 1
         self.attempted_at = self.last_frame_at = now
-        self.engine_status = None
-        if place.is_local:
-            self.replica, self.peer = ReplicaId(target), None
-            self.destination = Destination(CandidateKind.REPLICA, target)
+        self.handoff, self.destination = handoff, destination
+        if destination.kind is CandidateKind.REPLICA:
+            self.replica, self.peer = ReplicaId(destination.name), None
         else:
-            self.replica, self.peer = None, RegionId(target)
-            self.destination = Destination(CandidateKind.PEER, target)
-        return self.destination
+            self.replica, self.peer = None, RegionId(destination.name)
 
     def start(self, now: float) -> None:
-        """Its client has the first byte."""
         self._enter(Transition.START)
         self.last_frame_at = now
 
     def end(self) -> None:
-        """It is over, whatever its client was sent."""
+        """Answered, failed, refused, or its client is gone."""
         self._enter(Transition.END)
 
-    # What is noted without a transition.
+    # Updates without a transition.
 
     def decided(self, place: PlacementResult) -> None:
-        """The last decision about a request that waits, or is going to."""
+        """The last decision about a request that is held, or about to be."""
         self.place = place
 
-    def handed_off(self, number: int) -> None:
-        """The replica's table counts this attempt under that number."""
-        self.handoff = number
-
-    def left(self) -> None:
-        """This attempt takes no room anywhere any more."""
-        self.handoff = self.destination = None
-
     def placed_by_peer(self, replica: ReplicaId, now: float) -> None:
-        """The peer that was asked has said which replica answers."""
+        """The peer has named the replica that answers."""
         self.replica, self.last_frame_at = replica, now
 
     def progressed(self, now: float) -> None:
-        """A frame of this attempt came."""
         self.last_frame_at = now
 
     def refused(self, now: float) -> None:
-        """Whoever was asked did not take it: a peer is asked again later, longer each time."""
+        """The replica or peer did not take it. A peer is avoided, longer after each refusal."""
         self.refusals += 1
         if self.peer is not None:
             self.refused_by[self.peer] = now + REFUSED_S * self.refusals
@@ -228,5 +183,6 @@ class RequestRecord:
             self.avoid |= {place}
 
     def handed_back(self, region: RegionId, replica: ReplicaId) -> None:
-        """Its adopted replica belongs to `region` again: as if that one had placed it there."""
+        """Its replica belongs to `region` again: from now on as if that peer had placed it."""
         self.peer, self.replica = region, replica
+        self.handoff = self.destination = None

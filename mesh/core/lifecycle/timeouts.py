@@ -1,4 +1,4 @@
-"""What can still be hoped for: of an attempt under way, and of places not tried yet."""
+"""Timeouts of attempts, waits and requests, and which places not tried yet may serve a request."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from schemas.exchange import SILENCE_S_MAX, WORKING_S
 from schemas.ids import ModelId, RegionId
 from schemas.state import ModelCard
 
-RETURN_S = WORKING_S + 3.0  # an answer that goes on is heard of after the bus's return
+RETURN_S = WORKING_S + 3.0  # by then an answer that goes on sends a frame after the bus's return
 DEADLINE_PASSED = "the request's deadline has passed"
 
 
@@ -31,7 +31,7 @@ class Timeouts:
         self._replicas = replicas
         self._peers = peers
         self._settings = settings
-        # Nothing is missed of an attempt that was heard of within this time.
+        # An attempt with a frame within this time can't be lost.
         self._patience_s = min(SILENCE_S_MAX, settings.heartbeat_lost_s, settings.peer_reply_s)
 
     def ready_models(self) -> tuple[ModelId, ...]:
@@ -48,7 +48,7 @@ class Timeouts:
         return tuple(sorted(ready))
 
     def model_card(self, model: ModelId) -> ModelCard:
-        """What an engine says of it, one of this region's rather than of a peer's."""
+        """Its card, by an engine of this region rather than of a peer."""
         if (card := self._replicas.card(model)) is not None:
             return card
         digests = (digest for _, peer in self._peers for digest in peer.digests.values())
@@ -57,16 +57,16 @@ class Timeouts:
 
     def others_serve(self, record: RequestRecord) -> bool:
         """Whether a place that has not failed this request serves its model, free or not."""
-        request, takes = record.request, self._residency
-        wanted = takes.wanted(request)
+        request, residency = record.request, self._residency
+        wanted = residency.wanted(request)
         for replica in self._replicas:
             is_left = replica.heartbeat.replica not in record.avoid
-            is_within = is_left and takes.takes_replica(wanted, replica)
+            is_within = is_left and residency.takes_replica(wanted, replica)
             if is_within and self._replicas.serves(replica, request.model):
                 return True
         return self._may_leave(is_foreign=request.answer_inbox is not None) and any(
             region not in record.avoid
-            and takes.takes_peer(wanted, region, peer)
+            and residency.takes_peer(wanted, region, peer)
             and peer.ready(request.model, wanted) > 0
             for region, peer in self._peers
         )
@@ -74,25 +74,25 @@ class Timeouts:
     def serving(self, kind: RequestKind, now: float, enough: int = 1) -> int:
         """Replicas, here and in other regions, that serve requests of this kind, free or not.
 
-        Counted as far as `enough`. 0 while the bus is away; replicas that the router is blind to
-        are not counted, for what they do can't be seen.
+        Counted up to `enough`. 0 while the bus is away; without replicas that the router is
+        blind to.
         """
         model, labels, is_foreign = kind
-        replicas, takes = self._replicas, self._residency
-        if not replicas.bus.is_there:
+        replicas, residency = self._replicas, self._residency
+        if replicas.bus.lost_at is not None:
             return 0
-        wanted, found = takes.wanted_by(labels, is_foreign=is_foreign), 0
+        wanted, found = residency.wanted_by(labels, is_foreign=is_foreign), 0
         for replica in replicas.serving(model):
             if found >= enough:
                 return found
             found += (
                 replicas.serves(replica, model)
-                and takes.takes_replica(wanted, replica)
+                and residency.takes_replica(wanted, replica)
                 and not replicas.is_blind_to(replica, now)
             )
         if self._may_leave(is_foreign=is_foreign):
             for region, peer in self._peers:
-                if found < enough and takes.takes_peer(wanted, region, peer):
+                if found < enough and residency.takes_peer(wanted, region, peer):
                     found += peer.ready(model, wanted)
         return found
 
@@ -100,8 +100,8 @@ class Timeouts:
         return not is_foreign and self._settings.hops_max > 0
 
     def unserved_because(self, record: RequestRecord) -> str | None:
-        """Why nobody at all may serve it, or None if somebody will have room."""
-        if not self._replicas.bus.is_there:
+        """Why no place at all may serve it, or None if one will have room."""
+        if self._replicas.bus.lost_at is not None:
             return UNREACHABLE
         if self.others_serve(record):
             return None
@@ -109,7 +109,7 @@ class Timeouts:
         return f"no replica{within} serves {record.request.model!r} at present"
 
     def due_for_check(self, records: Iterable[RequestRecord], now: float) -> list[RequestRecord]:
-        """Those of them who must be looked at: at every tick that is hardly any of thousands."""
+        """Those of them that may have run out of time: few of thousands at a tick."""
         patience_s = self._patience_s
         return [
             record
@@ -124,26 +124,23 @@ class Timeouts:
         ]
 
     def is_kept_too_long(self, record: RequestRecord, now: float) -> bool:
-        """Whether a peer says that it waits there when nobody may wait for so long any more.
-
-        A peer that keeps to this refuses it first; so this one lies, or is stuck.
-        """
+        """Whether a peer holds it for longer than any request may be held, by its defect."""
         if record.peer is None or not record.waits_at_peer:
             return False
         patience_s = self._settings.hold_s_max + self._reply_s(record.peer)
         return now - record.attempted_at > patience_s
 
     def is_left_waiting(self, record: RequestRecord, now: float) -> bool:
-        """Whether the router that it waited for abroad is gone: not that region's fault."""
+        """Whether the peer's router that held it is gone, which is not that region's fault."""
         return record.waits_at_peer and not self.is_kept_too_long(record, now)
 
     def lost_because(self, record: RequestRecord, now: float) -> str | None:
-        """Why no answer can be expected of the attempt under way, or None."""
+        """Why the attempt under way can bring no answer, or None."""
         bus = self._replicas.bus
         silent_s = bus.silent_s(record.last_frame_at, now)
         if silent_s > SILENCE_S_MAX:
-            who = "the replica" if bus.is_there else f"{UNREACHABLE}: the replica"
-            return f"{who} has not been heard of for {silent_s:.0f} s"
+            who = "the replica" if bus.lost_at is None else f"{UNREACHABLE}: the replica"
+            return f"{who} has been silent for {silent_s:.0f} s"
         if record.last_frame_at < bus.returned_at and bus.silent_s(bus.returned_at, now) > RETURN_S:
             return "its answer was lost with the bus"
         if self.is_kept_too_long(record, now):
@@ -155,7 +152,7 @@ class Timeouts:
             lost = record.replica is not None and silent_s > self._settings.heartbeat_lost_s
             why = f"replica {record.replica} was lost: no heartbeat and no answer"
             return why if lost else None
-        # Without heartbeats only the answer itself tells; one that has nothing to say says WORKING.
+        # Without heartbeats only the answer shows; an agent with nothing to send sends WORKING.
         patience_s = self._settings.heartbeat_lost_s + WORKING_S
         if self._replicas.is_blind_to(replica, now) and silent_s > patience_s:
             return f"replica {record.replica} does not answer, and no heartbeats arrive"
@@ -164,20 +161,20 @@ class Timeouts:
     def _lost_at_peer_because(self, record: RequestRecord, silent_s: float) -> str | None:
         assert record.peer is not None
         peer = self._peers.get(record.peer)
-        assert peer is not None, "peers that were asked are remembered"
+        assert peer is not None, "peers that requests were forwarded to are kept"
         is_unplaced = record.replica is None and not record.has_started
         if is_unplaced and silent_s > self._reply_s(record.peer):
-            return f"region {record.peer} did not say where it placed the request"
-        # Routers of that region may restart while its agent works on. An agent that has nothing
-        # to send says WORKING; only when that fails to come as well is the link cut.
-        heard_of = record.replica is not None or record.has_started
-        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if heard_of else 0.0)
+            return f"region {record.peer} did not report where it placed the request"
+        # Routers of that region may restart while its agent works on. An agent with nothing to send
+        # sends WORKING; only when that is missing too is the link cut.
+        is_placed = record.replica is not None or record.has_started
+        patience_s = self._settings.heartbeat_lost_s + (WORKING_S if is_placed else 0.0)
         if not peer.digests and silent_s > patience_s:
             return f"region {record.peer} can't be reached"
         return None
 
     def _reply_s(self, region: RegionId) -> float:
-        """What it takes at most to hear from a peer what it made of a request."""
+        """Longest time until a peer reports what it did with a request."""
         peer = self._peers.get(region)
         rtt_s = None if peer is None else peer.rtt_s
         return self._settings.peer_reply_s + (rtt_s or 0.0)

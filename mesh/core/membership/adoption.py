@@ -1,35 +1,32 @@
-"""Who hands work to a region's replicas: its own routers, or, when all are gone, one peer's.
+"""Which routers give work to a region's replicas: its own or, if all are gone, one peer's.
 
-Theory of operation. Each region has a lease (`lease.py`) in a stream on its own nats-server,
-which goes on when the routers are gone. Any router of the region renews it in the region's name,
-four times a lease. A peer may *adopt* the region when two things have come together: no digest of
-its routers is heard, and nobody has written the lease for as long as it lasts. A link that is cut
-shows both, but then the stream can't be reached either, and nothing is adopted; a stream that has
-stopped shows the second alone.
+Each region has a lease (`lease.py`) in a stream on its own nats-server, which works on when the
+routers are gone. Any router of the region renews it in the region's name, four times per lease. A
+peer may *adopt* the region when two things coincide: no digest of its routers arrives, and the
+lease has not been written for as long as it lasts. A link that is cut shows both, but then the
+stream can't be reached either, and nothing is adopted; a stream that has stopped shows only the
+second.
 
-The nearest living region goes first: it claims at once, and every other one waits a step for each
-living region that is nearer, by the round trips that digests tell. Who is first does not matter
-for safety; the stream takes one of them. The adopter listens to the heartbeats of the region,
-places work on its replicas like on its own, counts them in its digest, and renews its lease. It
-lets go of them at once when it hears that somebody else has written the lease, when its own last
-write is as old as a lease, when it shuts down, and when the region's routers have been heard for a
-whole lease (they may be too old to know of leases).
+The nearest living region claims first, at once; each other one waits a step per living region that
+is nearer, by the round trips in digests. The order is not needed for safety: the stream takes one
+of them. The adopter receives the region's heartbeats, places on its replicas like on its own,
+counts them in its digest, and renews its lease. It hands them back as soon as another region has
+written the lease, its own last write is as old as a lease, it shuts down, or the region's routers
+have sent digests for a whole lease (they may be too old to know of leases).
 
-A region's own routers take the lease back at once, whoever holds it. They serve without one as
-long as they know of no other owner: where nobody can write the stream, nobody else owns either.
-All of a region's routers own alike: an adopter's sibling joins by a renewal of its own.
-A region that is confined to labels claims none that carries no such label: whatever it would place
-there it could not send, and others can.
+A region's own routers take the lease back at once, whichever region holds it. They serve without
+one as long as they know of no other owner: if the stream can't be written, no region owns anything.
+All of a region's routers own alike: an adopter's sibling joins by a renewal of its own. A region
+confined to labels claims no region without such a label: it could not send anything there.
 
-That leaves what two of them may do inside one lease, one of them not knowing of the other yet.
-Routers say the terms of their leases with every sign of life, and an agent refuses work of any
-other region than the one that said the highest (`agents/core/routers.py`).
+That leaves two owners that don't know of each other within one lease. Routers publish the terms of
+their leases in keepalives, and an agent refuses work of any other region than the one with the
+highest term (`agents/core/routers.py`).
 
-Rejected: a leader of each region or of the mesh (the request path would wait for elections);
-leases that the stream drops by age (the age is judged by the wall clock of the server's host, and
-with the message goes the term); reading the stream across links (JetStream's API in the allow-list
-for what the stream can say by itself). Source: SkyWalker, section 4.2, whose central controller
-this does without.
+Rejected: a leader per region or mesh (requests would wait for elections); leases that the stream
+drops by age (judged by the server host's wall clock, and the term would be lost with the message);
+reading the stream across links (JetStream's API in the allow-list). Source: SkyWalker, section 4.2,
+whose central controller this replaces.
 """
 
 from collections.abc import Callable
@@ -48,36 +45,35 @@ from schemas.state import Digest, Lease
 
 # Parts of a lease.
 RENEW = 0.25  # three renewals may be lost
-# An adopter's routers write by themselves, one each: more seldom, as they may meet; at the latest
-# when so much of it is left.
+# Of an adopted region, when so much is left: more seldom, as every router of the adopter renews.
 RENEW_ADOPTED = 0.6
-SILENCE = 0.5  # without a digest, which comes every 0.1 s: the region may be gone
-STEP = 0.15  # a farther region gives a nearer one so long to claim: a wide round trip
+SILENCE = 0.5  # without a digest, due every 0.1 s: the region may be gone
+STEP = 0.15  # that a region waits for each nearer one: a long round trip
 JITTER = 0.03
-START_LEASES = 3.0  # a router that has just started has heard nothing yet, of anybody
+START_LEASES = 3.0  # a router that has just started has received nothing yet
 
 
 class ReplicaControl(Protocol):
-    """What becomes of the replicas."""
+    """What ownership does with replicas."""
 
     def adopt(self, region: RegionId, now: float) -> None:
-        """From now on they are this region's."""
+        """They are this region's from now on."""
 
     def hand_back(self, region: RegionId, now: float) -> None:
-        """They are not any more; what is under way there goes on."""
+        """They are not any more; answers under way go on."""
 
 
 @dataclass(slots=True)
 class Watched:
-    """A peer region's signs of life, beside its lease."""
+    """A peer region's digests, beside its lease."""
 
-    heard_at: float  # a digest of a router that takes requests
-    back_since: float = inf  # heard of again after we adopted it
+    seen_at: float  # the last digest of a router that accepts requests
+    back_since: float = inf  # the first one after this region adopted it
     jitter_s: float | None = None  # drawn once each time it falls silent
 
 
 class Ownership:
-    """One router's. Without peers, or with a lease of 0 s, nobody claims anything."""
+    """One router's leases. Without peers, or with a lease of 0 s, it claims none."""
 
     def __init__(
         self,
@@ -89,167 +85,158 @@ class Ownership:
         table: PeerTable,
         dice: Random,
         effects: list[fx.Effect],
-        hands: ReplicaControl,
+        control: ReplicaControl,
+        owned: dict[RegionId, int],
     ) -> None:
+        """`owned`: filled with the regions that this one owns by a lease, each with its term."""
         self._home, self._router = home, router
         self._lease_s = settings.lease_s
         self._ground = settings.ground
         self._table = table
         self._dice = dice
         self._effects = effects
-        self._hands = hands
+        self._control = control
         regions = (home, *peers) if peers and settings.lease_s else ()
         self._leases = {region: LeaseState(region) for region in regions}
         self._watched: dict[RegionId, Watched] = {}
-        self._adopted: set[RegionId] = set()
-        self._told: dict[RegionId, int] = {}  # what agents were last told that we own
+        # Peer regions whose replicas are this region's, each with its lease's term, by name. A new
+        # dict with every change.
+        self.adopted: dict[RegionId, int] = {}
+        self.owned = owned  # those and home; agents know these terms
+        self.release_at = inf  # when the first adopted region's lease expires
         self._accepting = True
         self._last_number = 0
         self.adoptions = self.hand_backs = 0  # since the start
 
-    @property
-    def adopted(self) -> dict[RegionId, int]:
-        """Peer regions whose replicas are ours, each with the term of the lease."""
-        if not self._adopted:  # nearly always, and asked at every heartbeat
-            return {}
-        return {region: self._leases[region].term for region in sorted(self._adopted)}
-
-    @property
-    def owned(self) -> dict[RegionId, int]:
-        """All regions that we own by a lease, each with its term."""
-        home = self._leases.get(self._home)
-        ours = {self._home: home.term} if home is not None and home.owner == self._home else {}
-        return ours | self.adopted
-
-    def term(self, region: RegionId) -> int | None:
-        """The term to hand work over under; None while there is no lease."""
-        return self.owned.get(region)
-
     def is_ours(self, region: RegionId, now: float) -> bool:
         """Whether an adopted region's replicas may be given work at this moment."""
-        return region in self._adopted and now < self._leases[region].ours_until
+        return region in self.adopted and now < self._leases[region].ours_until
 
     def adopted_by(self, now: float) -> RegionId | None:
-        """Who owns our own replicas, if it is not us."""
+        """The peer that owns this region's replicas, if one does."""
         home = self._leases.get(self._home)
         if home is None or home.owner in (None, self._home):
             return None
-        return home.owner if now - home.heard_at < self._lease_s else None
+        return home.owner if now - home.seen_at < self._lease_s else None
 
     def leases(self) -> tuple[LeaseState, ...]:
-        """What is known of every region's lease, for metrics."""
+        """Every region's lease, for metrics."""
         return tuple(self._leases.values())
 
     def handlers(self) -> dict[type, Callable[[Any, float], None]]:
-        """Who hears which event, for the router's table."""
-        return {ev.LeaseHeard: self._on_heard, ev.LeaseAnswered: self._on_answered}
+        return {ev.LeaseHeard: self._on_lease_seen, ev.LeaseAnswered: self._on_answered}
 
-    def hear_digest(self, digest: Digest, now: float) -> None:
-        """A peer's router speaks. One that drains is leaving: its region may be gone after it."""
+    def digest_seen(self, digest: Digest, now: float) -> None:
+        """A peer's digest. A router that drains doesn't count: its region may be gone after it."""
         watched = self._watched.get(digest.region)
         if watched is not None and digest.accepting:
-            watched.heard_at, watched.jitter_s = now, None
-            if digest.region in self._adopted:
+            watched.seen_at, watched.jitter_s = now, None
+            if digest.region in self.adopted:
                 watched.back_since = min(watched.back_since, now)
 
     def saw_term(self, region: RegionId, term: int) -> None:
-        """One of the region's agents knows of this term."""
-        if (tenure := self._leases.get(region)) is not None:
-            tenure.saw_term(term)
+        """One of the region's agents has reported this term."""
+        if (state := self._leases.get(region)) is not None:
+            state.saw_term(term)
 
     def release_expired(self, now: float) -> None:
-        """Before anything else is decided: a process that stood still may own nothing any more."""
-        if not self._adopted:
-            return
-        lapsed = [region for region in self._adopted if not self.is_ours(region, now)]
-        for region in sorted(lapsed):
-            self._let_go(self._leases[region], now)
-        if lapsed:
-            self._tell()
+        """Hand back regions whose lease has expired; due from `release_at` on.
+
+        The router calls it before it decides anything: its process may have been suspended.
+        """
+        for region in [region for region in self.adopted if not self.is_ours(region, now)]:
+            self._hand_back(self._leases[region], now)
+        self._publish_changes()
 
     def tick(self, now: float, *, accepting: bool) -> None:
-        """Claim, renew and let go, as time has it."""
+        """Claim, renew and hand back what is due."""
         self._accepting = accepting
-        for region, tenure in self._leases.items():
-            if tenure.asked is not None and now - tenure.asked.sent_at >= self._lease_s:
-                tenure.unanswered(now)
+        for region, state in self._leases.items():
+            if state.asked is not None and now - state.asked.sent_at >= self._lease_s:
+                state.unanswered(now)
             if region == self._home:
-                self._keep_home(tenure, now)
-            elif region in self._adopted:
-                self._keep_adopted(tenure, now)
+                self._keep_home(state, now)
+            elif region in self.adopted:
+                self._keep_adopted(state, now)
             else:
-                self._watch(tenure, now)
-        self._tell()
+                self._watch(state, now)
+        self._publish_changes()
 
-    # What the stream says.
+    # Messages of the stream.
 
-    def _on_heard(self, event: ev.LeaseHeard, now: float) -> None:
+    def _on_lease_seen(self, event: ev.LeaseHeard, now: float) -> None:
         lease = event.lease
-        tenure = self._leases.get(lease.region)
-        if tenure is None or not tenure.hear(lease, event.seq, now):
+        state = self._leases.get(lease.region)
+        if state is None or not state.seen(lease, event.seq, now):
             return
         if lease.region == self._home:
-            self._keep_home(tenure, now)
-        elif lease.region in self._adopted:
-            self._keep_adopted(tenure, now)
-        self._tell()
+            self._keep_home(state, now)
+        elif lease.region in self.adopted:
+            self._keep_adopted(state, now)
+        self._publish_changes()
 
     def _on_answered(self, event: ev.LeaseAnswered, now: float) -> None:
-        tenure = next((t for t in self._leases.values() if _is_asked(t, event.number)), None)
-        if tenure is None:  # nobody waits for it any more
+        state = next((t for t in self._leases.values() if _is_asked(t, event.number)), None)
+        if state is None:  # the claim is out of date
             return
         if event.seq is None:
-            tenure.unanswered(now + self._lease_s * RENEW)
+            state.unanswered(now + self._lease_s * RENEW)
         elif event.granted:
-            tenure.granted(self._home, event.seq, self._lease_s, now)
-            if tenure.region != self._home and tenure.region not in self._adopted:
-                self._adopt(tenure, now)
+            state.granted(self._home, event.seq, self._lease_s, now)
+            if state.region != self._home and state.region not in self.adopted:
+                self._adopt(state, now)
         else:
-            # Who has written may have been a sibling: the stream is about to say it. A router that
-            # has just come home knew of no write, and takes back whatever it is.
-            knew = tenure.seq
-            tenure.outdated(event.seq, now)
-            if tenure.region == self._home and not knew:
-                self._keep_home(tenure, now)
-        self._tell()
+            # The last writer may have been a sibling: the stream is about to report it. A router
+            # that has just started knew of no write, and takes the lease back from any.
+            knew = state.seq
+            state.outdated(event.seq, now)
+            if state.region == self._home and not knew:
+                self._keep_home(state, now)
+        self._publish_changes()
 
-    def _adopt(self, tenure: LeaseState, now: float) -> None:
-        late = now >= tenure.ours_until or tenure.owner != self._home
+    def _adopt(self, state: LeaseState, now: float) -> None:
+        late = now >= state.ours_until or state.owner != self._home
         if late or not self._accepting:
             return
-        self._watched[tenure.region].back_since = inf
-        self._adopted.add(tenure.region)
+        self._watched[state.region].back_since = inf
+        self.adopted = dict(sorted({**self.adopted, state.region: state.term}.items()))
         self.adoptions += 1
-        self._hands.adopt(tenure.region, now)
+        self._control.adopt(state.region, now)
 
-    def _tell(self) -> None:
-        """Let agents know at once what has changed, not with the next sign of life."""
-        owned = self.owned
+    def _publish_changes(self) -> None:
+        """Publish to agents at once what has changed, not with the next keepalive."""
+        home = self._leases.get(self._home)
+        owned = {self._home: home.term} if home is not None and home.owner == self._home else {}
+        self.adopted = {region: self._leases[region].term for region in self.adopted}
+        owned |= self.adopted
         for region in self._leases:
-            if owned.get(region) != self._told.get(region):
+            if owned.get(region) != self.owned.get(region):
                 self._effects.append(fx.OwnershipChanged(region, region in owned))
-        self._told = owned
+        self.owned.clear()
+        self.owned.update(owned)
+        ends = (self._leases[region].ours_until for region in self.adopted)
+        self.release_at = min(ends, default=inf)
 
-    # What time makes of it.
+    # At ticks.
 
-    def _keep_home(self, tenure: LeaseState, now: float) -> None:
-        is_ours = tenure.owner == self._home
-        if not is_ours or now - tenure.heard_at >= self._lease_s * RENEW:
-            self._claim(tenure, now)
+    def _keep_home(self, state: LeaseState, now: float) -> None:
+        is_ours = state.owner == self._home
+        if not is_ours or now - state.seen_at >= self._lease_s * RENEW:
+            self._claim(state, now)
 
-    def _keep_adopted(self, tenure: LeaseState, now: float) -> None:
-        watched = self._watched[tenure.region]
-        if not self._is_living(tenure.region, now):
+    def _keep_adopted(self, state: LeaseState, now: float) -> None:
+        watched = self._watched[state.region]
+        if not self._is_living(state.region, now):
             watched.back_since = inf
         is_back = now - watched.back_since >= self._lease_s
-        is_taken = tenure.owner not in (None, self._home)
-        if is_taken or is_back or now >= tenure.ours_until or not self._accepting:
-            self._let_go(tenure, now)
-        elif tenure.owner is not None and tenure.ours_until - now <= self._lease_s * RENEW_ADOPTED:
-            self._claim(tenure, now)
+        is_taken = state.owner not in (None, self._home)
+        if is_taken or is_back or now >= state.ours_until or not self._accepting:
+            self._hand_back(state, now)
+        elif state.owner is not None and state.ours_until - now <= self._lease_s * RENEW_ADOPTED:
+            self._claim(state, now)
 
-    def _watch(self, tenure: LeaseState, now: float) -> None:
-        region = tenure.region
+    def _watch(self, state: LeaseState, now: float) -> None:
+        region = state.region
         if region not in self._watched:  # the first tick
             self._watched[region] = Watched(now + self._lease_s * (START_LEASES - SILENCE))
         watched = self._watched[region]
@@ -258,34 +245,34 @@ class Ownership:
         if watched.jitter_s is None:
             watched.jitter_s = self._dice.uniform(0.0, JITTER) * self._lease_s
         wait_s = self._nearer(region, now) * STEP * self._lease_s + watched.jitter_s
-        ours = tenure.owner == self._home  # by a sibling: it may be joined at once
-        lapsed_at = -inf if ours else tenure.heard_at + self._lease_s
-        if now >= max(lapsed_at, watched.heard_at + SILENCE * self._lease_s) + wait_s:
-            self._claim(tenure, now)
+        ours = state.owner == self._home  # by a sibling: join at once
+        lapsed_at = -inf if ours else state.seen_at + self._lease_s
+        if now >= max(lapsed_at, watched.seen_at + SILENCE * self._lease_s) + wait_s:
+            self._claim(state, now)
 
     def _is_living(self, region: RegionId, now: float) -> bool:
         watched = self._watched.get(region)
-        return watched is not None and now - watched.heard_at <= self._lease_s * SILENCE
+        return watched is not None and now - watched.seen_at <= self._lease_s * SILENCE
 
     def _nearer(self, lost: RegionId, now: float) -> int:
-        """How many living regions are nearer to the lost one than we are."""
-        mine = (_or_inf(self._table.rtt_s(lost)), self._home)
+        """How many living regions are nearer to the lost one than this one."""
+        mine = (self._table.rtt_s.get(lost, inf), self._home)
         others = [
-            (min(told, default=inf), region)
+            (min(rtts), region)
             for region, peer in self._table
             if region != lost and self._is_living(region, now)
             if self._ground.may_send(region, lost)
-            if (told := [d.rtt_s[lost] for d in peer.digests.values() if lost in d.rtt_s])
+            if (rtts := [d.rtt_s[lost] for d in peer.digests.values() if lost in d.rtt_s])
         ]
         return sum(other < mine for other in others)
 
-    def _claim(self, tenure: LeaseState, now: float) -> None:
-        if tenure.asked is not None or now < tenure.ask_at or not self._accepting:
+    def _claim(self, state: LeaseState, now: float) -> None:
+        if state.asked is not None or now < state.ask_at or not self._accepting:
             return
         self._last_number += 1
-        asked = tenure.ask(self._last_number, self._home, now)
+        asked = state.ask(self._last_number, self._home, now)
         lease = Lease(
-            region=tenure.region,
+            region=state.region,
             owner=self._home,
             router=self._router,
             term=asked.term,
@@ -293,16 +280,12 @@ class Ownership:
         )
         self._effects.append(fx.ClaimLease(asked.number, asked.expected, lease))
 
-    def _let_go(self, tenure: LeaseState, now: float) -> None:
-        self._adopted.discard(tenure.region)
-        tenure.ours_until = -inf
+    def _hand_back(self, state: LeaseState, now: float) -> None:
+        self.adopted = {region: t for region, t in self.adopted.items() if region != state.region}
+        state.ours_until = -inf
         self.hand_backs += 1
-        self._hands.hand_back(tenure.region, now)
+        self._control.hand_back(state.region, now)
 
 
-def _is_asked(tenure: LeaseState, number: int) -> bool:
-    return tenure.asked is not None and tenure.asked.number == number
-
-
-def _or_inf(value: float | None) -> float:
-    return inf if value is None else value
+def _is_asked(state: LeaseState, number: int) -> bool:
+    return state.asked is not None and state.asked.number == number

@@ -1,38 +1,33 @@
-"""What one router knows of one region's lease: the newest write, and what it asked itself.
+"""One region's lease as one router knows it: the newest write, and this router's own claim.
 
-The lease is the last message of a stream on that region's own server. Whoever would own the
-region's replicas writes it anew and names the number of the write that it believes to be the last;
-the stream takes it only if that is so. So of two who claim at once exactly one gets it, wherever
-they are, and whoever lags behind gets nothing.
+The lease is the last message of a stream on that region's own server. A claim writes it anew and
+names the number of the write that the router believes to be the last; the stream takes it only if
+that is so. Of two claims at once exactly one succeeds, and an outdated one fails.
 
-Two numbers order all that is heard. *Terms* rise with every change of the owner, and a renewal
-keeps its term. The stream numbers its *writes*. A stream that was lost and began anew counts from
-one again; terms go on, because agents remember the highest (`Heartbeat.term`).
+Two numbers order the writes. *Terms* rise with every change of the owner; a renewal keeps its term.
+The stream numbers its *writes*; one that was lost and began anew counts from one again, while terms
+go on, because agents remember the highest (`Heartbeat.term`). A term that an agent reports is a
+hint: the lease follows it by steps, one per write, so that no single agent can exhaust the terms.
+If they were exhausted all the same, the stream's numbers would decide alone.
 
-A term that an agent speaks of is a hint: the lease comes after it by steps, one with each write
-that the stream takes, so that no single voice can use the terms up. Were they used up all the same,
-the stream's numbers would go on alone.
-
-No wall clock is in this. An owner counts its lease from before it asked for it; whoever waits for
-the lease to end counts from when a write was heard of, which is later. So the owner's ends first,
-by however much the two clocks differ in what they show, as long as they run equally fast.
+No wall clock is involved. An owner counts its lease from before its claim, a claimant waits from
+when it saw the last write, which is later. So the owner's lease ends first, whatever the two clocks
+show, as long as they run at about the same rate.
 """
 
 from dataclasses import dataclass
 from math import inf
 
 from schemas.ids import RegionId
-from schemas.rising import ROUTER_TERM
-from schemas.state import TERM_MAX, Lease
+from schemas.state import TERM_MAX, TERM_STEP, Lease
 
-GUARD = 0.9  # of a lease is used by its owner: clocks of two hosts don't run quite equally fast
-assert ROUTER_TERM.step is not None
-HINT_STEP = ROUTER_TERM.step  # how far above the last write an agent is believed
+GUARD = 0.9  # of a lease is used by its owner: two hosts' clocks differ a little in rate
+HINT_STEP = TERM_STEP  # most that a reported term counts above the last write
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseClaim:
-    """A claim on its way."""
+    """A claim without an answer yet."""
 
     number: int
     expected: int
@@ -42,34 +37,34 @@ class LeaseClaim:
 
 @dataclass(slots=True)
 class LeaseState:
-    """One region's lease. Fed with what the stream says; asked before claiming."""
+    """One region's lease."""
 
     region: RegionId
-    seq: int = 0  # of the newest write; 0: none was heard of
-    owner: RegionId | None = None  # who wrote it; None: nobody, or it is not known yet
+    seq: int = 0  # of the newest write; 0: none is known
+    owner: RegionId | None = None  # that wrote it; None: unknown
     term: int = 0
-    floor: int = 0  # the highest term that anybody has spoken of
-    heard_at: float = -inf  # when the newest write was heard of
+    floor: int = 0  # the highest term that was reported
+    seen_at: float = -inf  # when the newest write was
     ours_until: float = -inf  # by a write of this router alone
     asked: LeaseClaim | None = None
     ask_at: float = -inf  # not before
 
-    def hear(self, lease: Lease, seq: int, now: float) -> bool:
-        """The stream took a write. Whether it is news."""
+    def seen(self, lease: Lease, seq: int, now: float) -> bool:
+        """The stream took a write. Whether it is a new one."""
         self.floor = max(self.floor, lease.term)
-        known, said = (self.term, self.seq), (lease.term, seq)
-        if said < known or (said == known and self.owner is not None):
+        known, seen = (self.term, self.seq), (lease.term, seq)
+        if seen < known or (seen == known and self.owner is not None):
             return False
-        self.seq, self.owner, self.term, self.heard_at = seq, lease.owner, lease.term, now
+        self.seq, self.owner, self.term, self.seen_at = seq, lease.owner, lease.term, now
         return True
 
     def saw_term(self, term: int) -> None:
-        """An agent knows of this term: an owner of a lower one is refused work."""
+        """An agent has reported this term: it refuses work of owners with a lower one."""
         if term <= TERM_MAX:
             self.floor = max(self.floor, min(term, max(self.term, self.seq) + HINT_STEP))
 
     def next_term(self, me: RegionId) -> int:
-        """Under which term `me` would write: the same while it owns, unless that is outdated."""
+        """The term of a write by `me`: the same while it owns, unless that is outdated."""
         if self.owner == me and self.term >= self.floor:
             return self.term
         return min(max(self.seq, self.floor) + 1, TERM_MAX)
@@ -80,13 +75,13 @@ class LeaseState:
         return self.asked
 
     def granted(self, me: RegionId, seq: int, lease_s: float, now: float) -> None:
-        """The stream took our own write."""
+        """The stream took this router's write."""
         asked = self.asked
         assert asked is not None, "only what was asked is granted"
         self.asked = None
         self.ours_until = asked.sent_at + lease_s * GUARD
-        if (asked.term, seq) >= (self.term, self.seq):  # else somebody has written since
-            self.seq, self.owner, self.term, self.heard_at = seq, me, asked.term, now
+        if (asked.term, seq) >= (self.term, self.seq):  # else there is a newer write
+            self.seq, self.owner, self.term, self.seen_at = seq, me, asked.term, now
             self.floor = max(self.floor, asked.term)
 
     def outdated(self, seq: int, now: float) -> None:
@@ -94,11 +89,11 @@ class LeaseState:
         asked = self.asked
         assert asked is not None, "only what was asked is refused"
         self.asked = None
-        # A write that was heard of since we asked says more than this. A lower number than the one
-        # we knew is a stream that began anew.
+        # A write seen since the claim is newer than this. A lower number than the known one is a
+        # stream that began anew.
         if asked.expected == self.seq and seq != self.seq:
-            self.seq, self.owner, self.heard_at = seq, None, now
+            self.seq, self.owner, self.seen_at = seq, None, now
 
     def unanswered(self, again_at: float) -> None:
-        """Nobody keeps that stream, or nobody can be reached there."""
+        """The stream does not exist, or can't be reached."""
         self.asked, self.ask_at = None, again_at

@@ -1,4 +1,4 @@
-"""Everything a router may want done. The edge performs effects in order and decides nothing."""
+"""All effects of the router core. The edge executes them in order and decides nothing."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from schemas.state import Digest, Lease
 class Dispatch:
     """Publish the request on a replica's work subject.
 
-    For a client's request the answer comes to this attempt's own inbox; for a peer's request it
-    goes to the inbox the peer gave, and the peer is told who will send it.
+    The answer to a client's request comes to this attempt's own inbox. The answer to a peer's goes
+    to the peer's inbox, and the peer receives the replica's name.
     """
 
     key: int
@@ -23,9 +23,9 @@ class Dispatch:
     replica: ReplicaId
     handoff: int
     answer_inbox: str | None
-    prefill_tokens: int = 0  # prompt tokens that the replica is not believed to hold
+    prefill_tokens: int = 0  # prompt tokens that the replica is estimated not to hold
     may_queue: bool = False  # the replica may take it though other work is pending
-    region: RegionId | None = None  # whose the replica was before it was adopted; None: this one's
+    region: RegionId | None = None  # of an adopted replica; None: this one
     term: int | None = None  # of the lease by which this region owns it, if there is one
 
 
@@ -41,7 +41,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """Tell the replica, if it is known yet, that nobody waits for this attempt's answer."""
+    """Cancel this attempt at the replica, if that is known yet."""
 
     key: int
     attempt: int
@@ -51,7 +51,7 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RefusePeer:
-    """Tell the asking peer that this region does not take its request, and how it is now."""
+    """Refuse the peer's request, with this region's digest as of now."""
 
     key: int
     answer_inbox: str
@@ -61,7 +61,7 @@ class RefusePeer:
 
 @dataclass(frozen=True, slots=True)
 class TellHeld:
-    """Tell the asking peer that its request waits in this region's line, after so many hops."""
+    """Report to the peer that its request is held here, after so many hops."""
 
     answer_inbox: str
     hops: int
@@ -69,11 +69,11 @@ class TellHeld:
 
 @dataclass(frozen=True, slots=True)
 class TellLost:
-    """Tell a peer that the replica answering its request is gone."""
+    """Report to a peer that the replica answering its request is lost."""
 
     answer_inbox: str
     replica: ReplicaId
-    region: RegionId | None = None  # whose the replica was before it was adopted; None: this one's
+    region: RegionId | None = None  # of an adopted replica; None: this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +103,28 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class PublishDigest:
-    """Tell the peers how this region is."""
+    """Publish this region's state to peers."""
 
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
 class PublishTrie:
-    """Tell the peers which prefixes this region has gained and lost."""
+    """Publish to peers which prefixes this region has gained and lost."""
 
     delta: TrieDelta
 
 
 @dataclass(frozen=True, slots=True)
 class PublishToSiblings:
-    """Tell the other routers of this region what was placed on which replica."""
+    """Publish to the other routers of this region what was placed on which replica."""
 
     delta: TrieDelta
 
 
 @dataclass(frozen=True, slots=True)
 class AskTrie:
-    """Ask a router of that region, which may be our own, for what was missed of its deltas."""
+    """Request missing deltas of a router of that region, which may be this one."""
 
     region: RegionId
     ask: TrieAsk
@@ -132,7 +132,7 @@ class AskTrie:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTrie:
-    """Say it again to one who asked."""
+    """Answer such a request."""
 
     inbox: str
     answer: TrieAnswer
@@ -149,7 +149,7 @@ class ClaimLease:
 
 @dataclass(frozen=True, slots=True)
 class OwnershipChanged:
-    """Tell agents at once."""
+    """Publish a keepalive to agents at once."""
 
     region: RegionId
     owned: bool
@@ -157,7 +157,7 @@ class OwnershipChanged:
 
 @dataclass(frozen=True, slots=True)
 class HearReplicas:
-    """Listen, or not any more, to heartbeats of a region that is not our own."""
+    """Subscribe to heartbeats of a peer region, or unsubscribe."""
 
     region: RegionId
     wanted: bool
@@ -174,14 +174,14 @@ class KeepPrefix:
 
 @dataclass(frozen=True, slots=True)
 class DropPrefix:
-    """Keep it no more."""
+    """Drop that prefix."""
 
     prefix: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenWarmUp:
-    """What is kept as `prefix` is this request from now on: it is being placed."""
+    """Make a request of the text kept as `prefix`: it is being placed."""
 
     request: Request
     prefix: int
@@ -189,14 +189,14 @@ class OpenWarmUp:
 
 @dataclass(frozen=True, slots=True)
 class CloseWarmUp:
-    """That one is over."""
+    """That request is over."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopWarmUp:
-    """Tell the replica that a peer's warm-up must give way."""
+    """Cancel a peer's warm-up at the replica."""
 
     answer_inbox: str
     replica: ReplicaId

@@ -1,8 +1,8 @@
-"""Everything that may happen to a router. Times are not in events: `handle` is given `now`."""
+"""All events of a router. They carry no times: `handle` gets `now`."""
 
 from dataclasses import dataclass
 
-from mesh.core.model.request import NOTHING_SAID, Request, Served
+from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from schemas.gossip import TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, ReplicaId
 from schemas.state import Digest, Heartbeat, Lease
@@ -10,28 +10,28 @@ from schemas.state import Digest, Heartbeat, Lease
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A client, or a peer's router, wants an answer."""
+    """A client's request, or a peer's."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """Nobody waits for this answer any more."""
+    """The client has hung up."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """A replica of this region spoke, or one of a region that it has adopted."""
+    """The heartbeat of a replica of this region, or of an adopted one."""
 
     heartbeat: Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class DigestSeen:
-    """A peer region's router spoke."""
+    """The digest of a peer region's router."""
 
     digest: Digest
 
@@ -46,35 +46,35 @@ class RttMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TrieSeen:
-    """A router of a peer region, or of our own, told peers what its region gained and lost."""
+    """A delta for peers of a router of a peer region, or of this one."""
 
     delta: TrieDelta
 
 
 @dataclass(frozen=True, slots=True)
 class TriePartSeen:
-    """A part of a peer router's whole set, as an answer to our question."""
+    """A part of a router's whole set, sent on request."""
 
     part: TriePart
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingSeen:
-    """Another router of this region told what it placed on which replica."""
+    """A sibling's delta: what it placed on which replica."""
 
     delta: TrieDelta
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingPartSeen:
-    """A part of all that such a router knows, as an answer to our question."""
+    """A part of a sibling's whole index, sent on request."""
 
     part: TriePart
 
 
 @dataclass(frozen=True, slots=True)
 class TrieAsked:
-    """A router of that region missed something of what this one told."""
+    """A router of that region requests deltas of this one that it missed."""
 
     ask: TrieAsk
     region: RegionId
@@ -91,10 +91,7 @@ class LeaseHeard:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswered:
-    """What that stream says to our own claim: `seq` is the number of its newest write, then.
-
-    None: nobody answers for the stream.
-    """
+    """The stream's answer to this router's claim; `seq`: its newest write. None: no answer."""
 
     number: int
     granted: bool
@@ -103,7 +100,7 @@ class LeaseAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PlacedByPeer:
-    """A peer's router found a place for a forwarded request."""
+    """A peer's router placed a forwarded request."""
 
     key: int
     attempt: int
@@ -112,7 +109,7 @@ class PlacedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRefused:
-    """Not taken. `replica` is None when a whole peer region refuses. -1: count unknown."""
+    """Refused. `replica`: None when a whole peer region refuses. -1: count unknown."""
 
     key: int
     attempt: int
@@ -125,7 +122,7 @@ class AttemptRefused:
 
 @dataclass(frozen=True, slots=True)
 class AttemptProgressed:
-    """Frames of the answer arrive: the replica lives, whatever its heartbeats say."""
+    """Frames of the answer arrive: the replica is alive, even without heartbeats."""
 
     key: int
     attempt: int
@@ -133,7 +130,7 @@ class AttemptProgressed:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """The client has been sent a first byte: from here on nothing may be placed again."""
+    """The client was sent a first byte: the request may not be placed again."""
 
     key: int
     attempt: int
@@ -141,10 +138,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """Taken, or never delivered, and no answer came of it.
-
-    `status`: the engine did answer, with this error, which the edge keeps to pass on.
-    """
+    """The attempt failed. `status`: of the engine's error answer, which the edge keeps."""
 
     key: int
     attempt: int
@@ -154,17 +148,16 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
-    """The engine's whole answer is here. `served` is None if nothing can be learned from it: its
-    end was lost, or it ended with an error of the engine's."""
+    """The whole answer has arrived. `served`: None if its end was lost or an engine's error."""
 
     key: int
     attempt: int
-    served: Served | None = NOTHING_SAID
+    served: Served | None = NOTHING_REPORTED
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixKept:
-    """The edge keeps that prefix's text, in a body of so many bytes; None: it can't."""
+    """The edge keeps that prefix's text in so many bytes; None: it can't."""
 
     prefix: int
     body_bytes: int | None
@@ -172,12 +165,12 @@ class PrefixKept:
 
 @dataclass(frozen=True, slots=True)
 class BusLost:
-    """Nothing is heard any more and nothing can be said."""
+    """The router's bus connection is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class BusReturned:
-    """The bus was away: work sent and answers under way may have been lost with it."""
+    """It is back: work and frames sent meanwhile may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +180,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class DrainOver:
-    """There is no more time to finish in: whoever still waits is to be told so."""
+    """The time to finish is over: requests that are left fail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class GeoLocation(NamedTuple):
 
 
 def parse_location(text: str) -> GeoLocation:
-    """The location in `lat,lon`, in degrees. Raises ValueError that says what fits."""
+    """The location in `lat,lon`, in degrees. Raises ValueError that names what fits."""
     parts = text.split(",") if len(text) <= LOCATION_CHARS_MAX else []
     try:
         lat, lon = (float(part) for part in parts)
@@ -36,7 +36,7 @@ def parse_location(text: str) -> GeoLocation:
 
 
 def checked_location(lat: float, lon: float) -> GeoLocation:
-    """These degrees, if they are on the globe. Raises ValueError that says what fits."""
+    """These degrees, if they are on the globe. Raises ValueError that names what fits."""
     if not (isfinite(lat) and isfinite(lon) and abs(lat) <= 90 and abs(lon) <= 180):
         raise ValueError("a latitude is from -90 to 90 degrees, a longitude from -180 to 180")
     return GeoLocation(lat, lon)

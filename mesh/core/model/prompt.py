@@ -1,21 +1,20 @@
-"""A prompt as chained block hashes: what the prefix index knows of it.
+"""A prompt as chained block hashes, which the prefix index works with.
 
 The prompt's text is cut into blocks of BLOCK_BYTES; each block's hash covers everything before it
-too, so one hash stands for the whole prefix up to its block's end, and equal hashes mean equal
-prefixes. The model, the request's salt and its tenant are hashed first: prefixes of different
-models, salts or tenants never meet. In the engine they don't either, but for tenants, which it does
-not know.
+too, so one hash identifies the whole prefix up to its block's end. The model, the request's salt
+and its tenant are hashed first, so prefixes of different models, salts or tenants never match. (In
+the engine tenants would, as it does not know them.)
 
 Hashes cross regions, so they are keyed BLAKE2b (RFC 7693), not a checksum: without the mesh's
-secret nobody can turn them back into text, nor even test a guess. Whoever has the secret can
-test guesses of a whole prefix, block by block; the hashes alone tell how many prompts begin
-alike. One running state makes all of a prompt's hashes: 53 us for 4,000 tokens, where seeded xxh3
-takes 20 and hides nothing. Rejected: xxh3 inside and a keyed hash of it on the wire, which costs
-the same and needs a second name for every block.
+secret they can't be turned back into text, nor can a guess be tested. With the secret, guesses of a
+whole prefix can be, block by block; the hashes alone show how many prompts begin alike. One running
+state makes all of a prompt's hashes: 53 us for 4,000 tokens, where seeded xxh3 takes 20 and hides
+nothing. Rejected: xxh3 inside and a keyed hash of it on the wire (the same cost, and two names per
+block).
 
-Text instead of tokens, because a router that tokenised would need every model's tokenizer and
-its CPU (SkyWalker's tree is over characters for the same reason). Tokens are estimated from
-bytes with a ratio learned from what engines report. Images and the like are no text: see `parts`.
+Text instead of tokens, because tokenising would need every model's tokenizer and its CPU
+(SkyWalker's tree is over characters for the same reason). Tokens are estimated from bytes with a
+ratio learned from what engines report. Images and the like are no text: see `prompt_parts.py`.
 
 Templates put tools before the messages, so they come first here. A response format comes last: few
 engines put it into the prompt, and wherever they do, equal messages should match as far as they go.
@@ -42,18 +41,19 @@ from mesh.core.model.prompt_parts import (
 )
 from schemas.ids import ModelId
 
-BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to tell chats apart, 8 bytes each
+BLOCK_BYTES = 256  # about 64 tokens of English: fine enough to distinguish chats, 8 bytes each
 HASH_BYTES = 8
-BLOCKS_MAX = 8192  # 2 MiB of text; what lies beyond is not needed to tell prompts apart
-CHAINS_CACHED = 256  # models and tenants whose chain need not be begun anew
-PIECES_MAX = 65_536  # messages, and parts of them: millions would hold up everybody's answers
+BLOCKS_MAX = 8192  # 2 MiB of text; more is not needed to distinguish prompts
+CHAINS_CACHED = 256  # models and tenants
+PIECES_MAX = 65_536  # messages, and parts of them: millions would delay all answers
 BYTES_PER_TOKEN_START = 4.0
 BYTES_PER_TOKEN_WEIGHT = 0.05  # of a new observation in the running average
 INFINITE = float("inf")
+MODELS_MAX = 256  # whose estimates are kept; a mesh serves far fewer models
 
 
 class PromptInvalid(ValueError):
-    """The body has no prompt where its endpoint wants one; the message says what is wrong."""
+    """The body has no prompt where its endpoint requires one; the message names the defect."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -62,18 +62,18 @@ class PromptInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What placement needs to know of a prompt. `hashes`: one a full block, each of its prefix."""
+    """A prompt as placement needs it. `hashes`: one per full block, each of its prefix."""
 
     tokens: int
     hashes: tuple[int, ...]
-    # Tokens that one block of text stands for.
+    # Of one block of text.
     block_tokens: float = BLOCK_BYTES / BYTES_PER_TOKEN_START
     # Where parts that are no text end, in leading blocks, and by how many tokens all parts up to
     # there differ from text of their length.
     parts: tuple[tuple[int, float], ...] = ()
 
     def held_tokens(self, blocks: int) -> int:
-        """Tokens that so many leading blocks stand for."""
+        """Tokens of so many leading blocks."""
         tokens = blocks * self.block_tokens
         if self.parts and (before := bisect_right(self.parts, (blocks, INFINITE))):
             tokens += self.parts[before - 1][1]
@@ -91,10 +91,10 @@ class Prompt:
 
 
 class TextSize(NamedTuple):
-    """What its tokens are estimated from, and learned.
+    """What a prompt's tokens are estimated from, and learned.
 
-    `text_bytes`: without the stand-ins of `parts`. `is_certain`: whether it is known that the
-    engine has all of it in its prompt.
+    `text_bytes`: without the stand-ins of `parts`. `is_certain`: whether the engine has all of it
+    in its prompt, for certain.
     """
 
     text_bytes: int
@@ -114,7 +114,7 @@ class PromptText(NamedTuple):
 
     @property
     def size(self) -> TextSize:
-        """What is to be kept of it."""
+        """Kept until the answer reports tokens."""
         kinds = tuple(part.kind for part in self.parts)
         text_bytes = len(self.data) - STAND_IN_BYTES * len(kinds)
         return TextSize(text_bytes, kinds, self.is_certain)
@@ -130,12 +130,10 @@ class TokenRatio:
         self._bytes_per_token = BYTES_PER_TOKEN_START
 
     def tokens(self, text_bytes: int) -> int:
-        """The estimate for a text of that many bytes."""
         return max(1, round(text_bytes / self._bytes_per_token))
 
     @property
     def block_tokens(self) -> float:
-        """Tokens that a block of text stands for."""
         return BLOCK_BYTES / self._bytes_per_token
 
     def observe(self, text_bytes: int, prompt_tokens: int) -> None:
@@ -175,6 +173,31 @@ class TokenEstimate:
             self._ratio.observe(size.text_bytes, prompt_tokens)
 
 
+class PromptReader:
+    """Hashes prompts and estimates their tokens, as learned per model."""
+
+    def __init__(self, hash_key: str) -> None:
+        self._hash_key = hash_key
+        self._estimates: dict[ModelId, TokenEstimate] = {}
+
+    def read(self, model: ModelId, text: PromptText, salt: str = "", tenant: str = "") -> Prompt:
+        """The prompt of that text; shared only with prompts of the same `salt` and `tenant`."""
+        hashes = block_hashes(text.data, key=self._hash_key, model=model, salt=salt, tenant=tenant)
+        return self._estimate(model).prompt(text, hashes)
+
+    def learn(self, model: ModelId, size: TextSize, prompt_tokens: int) -> None:
+        """What an engine counted for a text of that size."""
+        self._estimate(model).observe(size, prompt_tokens)
+
+    def _estimate(self, model: ModelId) -> TokenEstimate:
+        estimate = self._estimates.get(model)
+        if estimate is None:
+            if len(self._estimates) >= MODELS_MAX:
+                self._estimates.pop(next(iter(self._estimates)))
+            estimate = self._estimates[model] = TokenEstimate()
+        return estimate
+
+
 def prompt_text(body: Mapping[str, Any], *, chat: bool) -> PromptText:
     """A request's prompt, in the order the engine will see it.
 
@@ -196,7 +219,7 @@ def block_hashes(
 ) -> tuple[int, ...]:
     """The chained hashes of the full blocks of `text`; at most BLOCKS_MAX.
 
-    `salt`: the request's own word. `tenant`: whose it is, which no request can say itself.
+    `salt`: named by the request. `tenant`: determined by its API key.
     """
     end = min(len(text) // BLOCK_BYTES, BLOCKS_MAX) * BLOCK_BYTES
     if not end:

@@ -1,18 +1,17 @@
 """Parts of a message that are no text: images, audio, video and files.
 
-Their bytes, base64 in a data URL mostly, say nothing about their tokens: 0.3 MB of image is some
+Their bytes, mostly base64 in a data URL, don't determine their tokens: 0.3 MB of image is some
 hundred tokens and not 75,000. So such a part enters the prompt's bytes as a stand-in of fixed
-length, made from a digest of what the part holds, and its tokens are an estimate: one per model and
-kind of part, corrected by the prompt tokens that engines report.
+length, made from a digest of its content, and its tokens are an estimate, per model and kind of
+part, corrected by the prompt tokens that engines report.
 
-The stand-in is as long as the text that an image usually weighs (512 tokens), so that blocks of
-prompts with images stand for about as much memory as others, and a prompt that holds nothing but an
-image has blocks at all. What the estimate differs from that length is added where the stand-in ends
-(`Prompt.parts`).
+The stand-in is as long as the text of a usual image's tokens (512), so that blocks of prompts with
+images take about as much memory as others, and a prompt of one image has blocks at all. The
+difference between the estimate and that length is added where the stand-in ends (`Prompt.parts`).
 
-The digest is XXH3 over slices: 4 ms for 32 MiB, where BLAKE2b takes 60 ms, on the event loop. It
-stays inside this process: what is published is the keyed hash of blocks that contain it. Whoever
-constructs two files of one digest gets a wrong estimate of what is cached, and nothing else.
+The digest is XXH3 over slices: 4 ms for 32 MiB on the event loop, where BLAKE2b takes 60 ms. It
+stays inside this process; published is the keyed hash of blocks that contain it. Two files
+constructed with one digest cause a wrong estimate of what is cached, and nothing else.
 """
 
 from collections.abc import Mapping

@@ -28,36 +28,34 @@ class EventRate:
         return self._per_s
 
 
-# How fast the hold queue is emptied: releases per second of the time in which it was not empty.
-# A rate over all time would measure demand, not capacity: after a quiet hour it is near zero.
-# Counting begins with the first release.
-
-
-WINDOW_S = 10.0  # of waiting: what lies further back fades
+# How fast the hold queue is emptied: releases per second of the time in which it was not empty. A
+# rate over all time would measure demand: after a quiet hour it is near zero. Counting begins with
+# the first release.
+WINDOW_S = 10.0  # of waiting: what is further back fades
 RELEASES_MIN = 3  # before these, and
-BUSY_S_MIN = 1.0  # this much waiting, nothing can be said
-KEPT_S = 60.0  # without anybody waiting: then the fleet may be another, and nothing is known
+BUSY_S_MIN = 1.0  # this much waiting, the pace is unknown
+KEPT_S = 60.0  # with an empty queue: then the pace is forgotten, as the fleet may have changed
 
 
 class ReleasePace:
-    """One line's. Tell it when somebody begins to wait, is released, and when nobody waits."""
+    """One queue's."""
 
     def __init__(self) -> None:
-        self._empty_at: float | None = None  # nobody waits since then
-        self._since: float | None = None  # counted up to here, while somebody waits
+        self._empty_at: float | None = None  # the queue is empty since then
+        self._since: float | None = None  # counted up to here, while requests wait
         self._busy_s = 0.0
         self._releases = 0.0
         self._seen = 0  # releases, none of them faded
 
     def waits(self, now: float) -> None:
-        """Somebody waits, from now on or still."""
+        """Requests wait, from now on or still."""
         self._forget_if_old(now)
         self._empty_at = None
         if self._since is None:
             self._since = now
 
     def released(self, now: float) -> None:
-        """Somebody who waited has got a place."""
+        """A request that waited was placed."""
         if not self._seen:
             self._since = now
         else:
@@ -66,14 +64,14 @@ class ReleasePace:
         self._seen += 1
 
     def nobody_waits(self, now: float) -> None:
-        """The line is empty."""
+        """The queue is empty."""
         self._count_to(now)
         self._since = None
         if self._empty_at is None:
             self._empty_at = now
 
     def per_s(self, now: float) -> float | None:
-        """Releases a second; None while too little was seen. Falls while nobody is released."""
+        """Releases a second; None while unknown. Falls while no request is released."""
         self._forget_if_old(now)
         self._count_to(now)
         if self._seen < RELEASES_MIN or self._busy_s < BUSY_S_MIN:
@@ -94,12 +92,11 @@ class ReleasePace:
             self._busy_s = WINDOW_S
 
 
-# A token bucket: so many bytes a second, and a burst after quiet times.
-
-
 class ByteBudget:
-    """Bytes that may be spent. A message larger than what is left may go if the bucket is full:
-    otherwise one larger than the burst never would."""
+    """A token bucket: bytes per second, and a burst after quiet times.
+
+    If the bucket is full, any message may go, even one larger than the burst.
+    """
 
     def __init__(self, bytes_per_s: float, burst_bytes: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -108,7 +105,7 @@ class ByteBudget:
         self._at: float | None = None
 
     def share(self, parts: int, of_bytes_per_s: float, burst_s: float) -> None:
-        """Have one of so many equal parts of that from now on."""
+        """Take one of so many equal parts of that rate from now on."""
         self._bytes_per_s = of_bytes_per_s / parts
         self._burst_bytes = self._bytes_per_s * burst_s
 
@@ -121,7 +118,7 @@ class ByteBudget:
         return self._left_bytes
 
     def spend(self, size_bytes: int, now: float) -> bool:
-        """Whether a message of that size may go; if so it is paid for."""
+        """Whether a message of that size may go; if so it is counted."""
         left = self.left(now)
         if left < size_bytes and left < self._burst_bytes:
             return False

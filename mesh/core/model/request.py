@@ -10,9 +10,9 @@ from schemas.residency import Labels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A client's request, or a peer's (then `answer_inbox` says where its answer goes).
+    """A client's request, or a peer's, whose answer goes to `answer_inbox`.
 
-    `key` tells requests apart inside this router; `request_id` is the client's name for it and
+    `key` is unique inside this router; `request_id` is the client's name for it and
     may repeat. Times are seconds on the router's clock.
     """
 
@@ -26,21 +26,21 @@ class Request:
     origin: RegionId
     answer_inbox: str | None = None
     priority: Priority = Priority.NORMAL
-    slo_ttft_s: float | None = None  # its client has no use for a first token later than this
-    session: str | None = None  # whose conversation it is part of, if the client says
-    warm: bool = False  # nobody asks: it is computed to be held (`mesh.core.warming`)
-    residency: Labels = ()  # it may go only where one of these is carried; empty: anywhere
-    wants_receipt: bool = True  # somebody reads the candidates that each decision weighed
-    held_before_s: float = 0.0  # a peer's: seconds in its own region's line
+    slo_ttft_s: float | None = None  # its objective: a later first token is of no use
+    session: str | None = None  # of the conversation, if the client names one
+    warm: bool = False  # a warm-up (`mesh.core.warming`)
+    residency: Labels = ()  # a place must carry one of these; empty: any place
+    wants_receipt: bool = True  # its receipts must list candidates
+    held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine said that an answer cost, in tokens; None where it said nothing."""
+    """An answer's tokens as its engine reported them; None where it did not."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
 
 
-NOTHING_SAID = Served()
+NOTHING_REPORTED = Served()

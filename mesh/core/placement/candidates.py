@@ -1,20 +1,18 @@
-"""The replicas as a placement sees them: who may be chosen, who may not and why.
+"""The candidates of a placement: the available replicas and peers, and why others are not.
 
-Between two requests of a busy router few of its replicas have changed, and looking at each of
-them anew would cost as much as pricing it. So the layer of a model is kept while nobody comes,
-goes, begins to take work or ceases to (`ReplicaTable.roll`), and of those that have more or less in
-work since (`ReplicaTable.stirred`) the targets are made anew. Time changes it too: it is kept until
-the one that has been silent for longest is late. And it is kept where it is the same for all who
-ask for the model: of a whole fleet, for a policy that judges load by itself, with nobody in line
-before and nowhere to avoid.
+Between two requests of a busy router few of its replicas have changed, and examining each anew
+costs as much as pricing it. So a model's layer of replicas is kept until a replica comes or goes,
+or begins or ceases to take work (`ReplicaTable.roll`), a round trip changes, or a replica is late.
+Of replicas whose load has changed since (`ReplicaTable.changed`) the targets are made anew. It is
+kept only where it is the same for all requests for the model: of a whole fleet, for a policy that
+judges load by itself, with no request held before and no place to avoid.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from mesh.core.model.request import Request
-from mesh.core.placement.receipt import CandidateLayer
 from mesh.core.placement.residency import EXCLUDED, Residency
 from mesh.core.policies.base import Sampling, Target
 from mesh.core.view.peers import PeerTable
@@ -26,10 +24,21 @@ from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.residency import Label
 
 KEPT_MAX = 64  # models
+FAILED_BEFORE = "failed before"
 
-FreeReplicas = list[Replica]
-BusyReplicas = list[tuple[Replica, str]]
 RoundTripsByRegion = Mapping[RegionId, float | None]
+
+
+@dataclass(slots=True)
+class CandidateLayer:
+    """Replicas, or peers, that serve the model."""
+
+    kind: CandidateKind
+    free: list[Target] = field(default_factory=list)
+    busy: list[tuple[Target, str]] = field(default_factory=list)  # and why it may not be chosen
+
+    def __len__(self) -> int:
+        return len(self.free) + len(self.busy)
 
 
 @dataclass(slots=True)
@@ -37,14 +46,14 @@ class CachedLayer:
     """The layer of one model."""
 
     layer: CandidateLayer
-    places: dict[ReplicaId, int]  # of each in `layer.free`
+    places: dict[ReplicaId, int]  # of each replica in `layer.free`
     busy: frozenset[str]  # names of the others in it
     rtt_s: RoundTripsByRegion
-    silent_since: float  # the one of the whole fleet that was heard of first
+    silent_since: float  # the earliest last heartbeat of the whole fleet
 
 
 class CandidateCache:
-    """Makes them, and keeps the latest."""
+    """Makes the layers, and keeps those of replicas."""
 
     def __init__(
         self,
@@ -54,7 +63,7 @@ class CandidateCache:
         dice: Random,
         late_s: float,
     ) -> None:
-        """`late_s`: a replica that has been silent for longer is not given work."""
+        """`late_s`: a replica that has been silent for longer gets no work."""
         self._replicas = replicas
         self._peers = peers
         self._residency = residency
@@ -63,7 +72,7 @@ class CandidateCache:
         self._kept: dict[ModelId, CachedLayer] = {}
         self._roll = replicas.roll  # of those kept
 
-    def layer(
+    def of_replicas(
         self,
         request: Request,
         avoid: Collection[str],
@@ -73,40 +82,68 @@ class CandidateCache:
         sampling: Sampling | None,
         busy_too: bool,
     ) -> CandidateLayer:
-        """To be read, until it is asked for the next one.
+        """The local replicas; valid until the next call.
 
-        Of a large fleet some, if the policy says whom it wants to see (`sampling`) and any is
-        available. Who wants certain ground sees everybody: few may stand there, and a sample hold
-        none.
+        Of a large fleet a sample, if the policy names the replicas that it must contain
+        (`sampling`) and any of the sample is available. A request that requires labels gets all:
+        few replicas may carry them, and a sample none.
         """
-        wanted, model = self._residency.wanted(request), request.model
-        if sampling is not None and wanted is None and len(self._replicas) > ALL_MAX:
-            some = serving = self._replicas.serving(model)
+        table, model = self._replicas, request.model
+        is_open = not request.residency and not self._residency.is_confined
+        wanted = None if is_open else self._residency.wanted(request)
+        if sampling is not None and wanted is None and len(table.by_name) > ALL_MAX:
+            some = serving = table.serving(model)
             if len(serving) > ALL_MAX:
                 holders = sampling.holders(request, HOLDERS_MAX)
-                some = self._replicas.sample_serving(model, holders, self._dice)
-            # The line is everybody's: to those few comes their part of it.
+                some = table.sample_serving(model, holders, self._dice)
+            # The hold queue is shared by all replicas: these few get their part of it.
             share = ahead * len(some) / max(1, len(serving))
             layer = self._made(model, some, wanted, avoid, now, share, busy_too=busy_too)
             if layer.free:
                 return layer
-        if not busy_too or wanted is not None or avoid or ahead or self._replicas.adopted_by_peer:
-            everybody = self._replicas
-            return self._made(model, everybody, wanted, avoid, now, ahead, busy_too=busy_too)
+        if not busy_too or wanted is not None or avoid or ahead or table.adopted_by_peer:
+            replicas = table.by_name.values()
+            return self._made(model, replicas, wanted, avoid, now, ahead, busy_too=busy_too)
         return self._of_all(model, now)
 
+    def of_peers(
+        self, request: Request, avoid: Collection[str], now: float, *, busy_too: bool
+    ) -> CandidateLayer:
+        """The peer regions."""
+        layer = CandidateLayer(CandidateKind.PEER)
+        if not self._peers.by_region:
+            return layer
+        residency, wanted = self._residency, self._residency.wanted(request)
+        for region, peer in self._peers.by_region.items():
+            why = residency.keeps_from_peer(wanted, region, peer)
+            if why is None:
+                why = self._peers.unavailable_because(
+                    peer, request.model, now, busy_too=busy_too, labels=wanted
+                )
+            queue, seen = peer.queue, peer.seen_within(wanted)
+            load = queue + len(peer.forwarded_at)
+            target = Target(region, load, layer.kind, peer.rtt_s, None, seen, queue)
+            if why is None and region not in avoid:
+                layer.free.append(target)
+            else:
+                layer.busy.append((target, why or FAILED_BEFORE))
+        return layer
+
     def _of_all(self, model: ModelId, now: float) -> CandidateLayer:
-        """What is kept, brought up to date, or else made anew."""
-        rtt_s = self._rtt_s()
+        """The kept layer, brought up to date, or a new one."""
+        replicas, rtt_s = self._replicas.by_name.values(), self._rtt_s()
         self._bring_up_to_date()
         kept = self._kept.get(model)
-        if kept is not None and now - kept.silent_since <= self._late_s and kept.rtt_s == rtt_s:
-            return kept.layer
-        layer = self._made(model, self._replicas, None, (), now, 0, busy_too=True)
-        # Who doesn't say how much it takes may cease to with any hand-off.
-        if len(layer) and all(one.heartbeat.outstanding_max is not None for one in self._replicas):
-            silent_since = min(one.seen_at for one in self._replicas)
-            if now - silent_since > self._late_s:  # it would be of no use
+        if kept is not None and kept.rtt_s == rtt_s:
+            if now - kept.silent_since > self._late_s:
+                kept.silent_since = min([one.seen_at for one in replicas])
+            if now - kept.silent_since <= self._late_s:
+                return kept.layer
+        layer = self._made(model, replicas, None, (), now, 0, busy_too=True)
+        # A replica that doesn't report how much it takes may cease to with any hand-off.
+        if len(layer) and all(one.heartbeat.outstanding_max is not None for one in replicas):
+            silent_since = min([one.seen_at for one in replicas])
+            if now - silent_since > self._late_s:  # it can't be kept
                 return layer
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
@@ -116,19 +153,20 @@ class CandidateCache:
         return layer
 
     def _bring_up_to_date(self) -> None:
-        """Those that were given work, or were heard of, since the last time."""
-        stirred = self._replicas.stirred()
-        if self._roll != self._replicas.roll:
-            self._roll = self._replicas.roll
+        """Make the targets anew whose replicas have changed since the last time."""
+        table, changed = self._replicas, self._replicas.changed
+        if self._roll != table.roll:
+            self._roll = table.roll
             self._kept.clear()
-        for model, kept in list(self._kept.items()):
-            for replica in stirred:
-                place = kept.places.get(replica.heartbeat.replica)
-                if place is not None:
-                    [kept.layer.free[place]] = _targets([replica], kept.rtt_s, 0)
-                elif replica.heartbeat.replica in kept.busy:
-                    del self._kept[model]
-                    break
+        for model, kept in list(self._kept.items()) if changed else ():
+            if not kept.busy.isdisjoint(changed):
+                del self._kept[model]
+                continue
+            free, places = kept.layer.free, kept.places
+            replicas = [table.by_name[name] for name in changed if name in places]
+            for target in _targets(replicas, kept.rtt_s, 0):
+                free[places[ReplicaId(target.name)]] = target
+        changed.clear()
 
     def _made(
         self,
@@ -147,7 +185,7 @@ class CandidateCache:
         if wanted is not None:
             free, others = self._sorted_by_label(wanted, free, others)
         if avoid:
-            others += [(one, "failed before") for one in free if one.heartbeat.replica in avoid]
+            others += [(one, FAILED_BEFORE) for one in free if one.heartbeat.replica in avoid]
             free = [one for one in free if one.heartbeat.replica not in avoid]
         kind = CandidateKind.REPLICA
         busy = [
@@ -158,29 +196,30 @@ class CandidateCache:
         return CandidateLayer(kind, _targets(free, self._rtt_s(), ahead), busy)
 
     def _sorted_by_label(
-        self, wanted: frozenset[Label], free: FreeReplicas, others: BusyReplicas
-    ) -> tuple[FreeReplicas, BusyReplicas]:
-        """Before anything else: those outside are none of the candidates, whatever they are."""
-        inside: FreeReplicas = []
-        outside: BusyReplicas = []
+        self, wanted: frozenset[Label], free: list[Replica], others: list[tuple[Replica, str]]
+    ) -> tuple[list[Replica], list[tuple[Replica, str]]]:
+        """Replicas without the labels are EXCLUDED, whatever else keeps them from being chosen."""
+        within: list[Replica] = []
+        outside: list[tuple[Replica, str]] = []
         for replica in free:
             if self._residency.takes_replica(wanted, replica):
-                inside.append(replica)
+                within.append(replica)
             else:
                 outside.append((replica, EXCLUDED))
         for replica, why in others:
             if why != OTHER_MODEL and not self._residency.takes_replica(wanted, replica):
                 why = EXCLUDED
             outside.append((replica, why))
-        return inside, outside
+        return within, outside
 
     def _rtt_s(self) -> RoundTripsByRegion:
-        return {region: self._peers.rtt_s(region) for region in self._replicas.regions()}
+        known = self._peers.rtt_s
+        return {region: known.get(region) for region in self._replicas.loss_detectors}
 
 
 def _targets(replicas: Sequence[Replica], rtt_s: RoundTripsByRegion, ahead: float) -> list[Target]:
     kind, new = CandidateKind.REPLICA, tuple.__new__
-    # Made past their own `__new__`, which takes twice as long, for everybody.
+    # `Target.__new__` takes twice as long, and this runs for every candidate.
     return [
         new(
             Target,

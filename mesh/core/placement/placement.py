@@ -1,21 +1,21 @@
 """Where a request goes: a local replica, a peer region, or nowhere yet (SkyWalker Algorithm 1).
 
 HANDLEREQUEST of the paper, for layered policies: the available local replicas if there are any,
-else the available peers, else hold. A joint policy is shown both layers at once and may prefer
-to hold. A receipt of those considered comes with every answer. It lists the first few and
-counts all: listing a thousand replicas for every request would cost more than placing it.
+else the available peers, else hold. A joint policy gets both layers at once and may prefer to
+hold. Every result has a receipt, which lists the first few candidates and counts all: listing a
+thousand replicas per request would cost more than placing it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import NamedTuple
 
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.model.request import Request, Served
 from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.candidates import CandidateCache
-from mesh.core.placement.receipt import CandidateLayer, receipt
+from mesh.core.placement.candidates import CandidateCache, CandidateLayer
+from mesh.core.placement.receipt import receipt
 from mesh.core.placement.residency import AWAY, EXCLUDED, Residency
 from mesh.core.policies import POLICIES, PolicyMakers, make_policy
 from mesh.core.policies.base import (
@@ -37,34 +37,28 @@ from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.settings import PushingKind
 
-NOWHERE = RegionId("")  # home of a placer that nobody told where it is
-NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # of those in a receipt
+NOT_THERE = frozenset({EXCLUDED, AWAY, OTHER_MODEL, NO_REPLICA})  # reasons in a receipt
 
-PLACEMENTS = {CandidateKind.REPLICA: Placement.LOCAL, CandidateKind.PEER: Placement.PEER}
+NO_RECEIPT: tuple[tuple[Candidate, ...], int] = (), 0
 
 
 class PlacementResult(NamedTuple):
-    """The outcome: `target` is a replica's or a peer's name, None when held."""
+    """The decision: `target` is a replica's or a peer's name, None when held."""
 
     placement: Placement
     target: str | None
     reason: str
     policy: str
-    by_choice: bool = False  # held though somebody was free: others in line may be placed
-    prefill_tokens: int = 0  # of the prompt, not believed to be held there
-    first_token: FirstToken | None = None  # held: where soonest; placed: by a peer or SLO
-    may_queue: bool = False  # it was chosen with what is pending there in view
+    by_choice: bool = False  # held though a place was available: others held may be placed
+    prefill_tokens: int = 0  # of the prompt, estimated not to be cached there
+    first_token: FirstToken | None = None  # held: the soonest; placed: at a peer, or with objective
+    may_queue: bool = False  # the policy chose it knowing what is pending there
     candidates: tuple[Candidate, ...] = ()  # the best first, at most CANDIDATES_MAX
     considered: int = 0  # all of them
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it goes to a replica of this region, or of one that it has adopted."""
-        return self.placement is Placement.LOCAL
-
 
 class PolicyPair:
-    """One policy at work: an instance for each layer, or one for both if it is joint."""
+    """One policy: an instance for each layer, or one for both if it is joint."""
 
     def __init__(
         self, name: str, settings: RouterSettings, dice: Random, makers: PolicyMakers
@@ -74,13 +68,9 @@ class PolicyPair:
         self.remote = self.local if self.local.joint else make_policy(name, settings, dice, makers)
         self.sampling = self.local if isinstance(self.local, Sampling) else None
 
-    def of(self, kind: CandidateKind) -> Policy:
-        """The instance that knows this layer."""
-        return self.local if kind is CandidateKind.REPLICA else self.remote
-
 
 class Placer:
-    """Asks the policy, over those available, and writes the receipt."""
+    """Places requests by their class's policy, and feeds all policies with what comes of it."""
 
     def __init__(
         self,
@@ -88,18 +78,17 @@ class Placer:
         replicas: ReplicaTable,
         peers: PeerTable,
         dice: Random,
-        makers: PolicyMakers | None = None,
-        home: RegionId = NOWHERE,
+        makers: PolicyMakers | None,
+        home: RegionId,
     ) -> None:
-        self._settings = settings
         self.residency = Residency(home, settings.ground)
         self._outgoing: OutgoingPrefixes | None = None
-        # What the main policy estimates that replicas hold; None for one that follows no prefixes.
+        # The main policy's estimate of what replicas hold; None if it has no index.
         self.index: PrefixIndex[str] | None = None
         self._pushes_past_pending = settings.pushing.kind is not PushingKind.PENDING
+        self._may_forward = settings.hops_max > 0
         self._replicas = replicas
-        self._peers = peers
-        self._locals = CandidateCache(
+        self._candidates = CandidateCache(
             replicas, peers, self.residency, dice, settings.heartbeat_late_s
         )
         names = dict.fromkeys((settings.policy, *(name for _, name in settings.policy_by_priority)))
@@ -111,14 +100,15 @@ class Placer:
             priority: self._pairs[name] for priority, name in settings.policy_by_priority
         }
         self._main_pair = self._pairs[settings.policy]
-        # Whether any of the policies does.
-        self.judges_load = any(brain.local.judges_load for brain in self._pairs.values())
-        policies = [one for brain in self._pairs.values() for one in (brain.local, brain.remote)]
+        self.judges_load = any(pair.local.judges_load for pair in self._pairs.values())
+        self._local_policies = [pair.local for pair in self._pairs.values()]
+        self._remote_policies = [pair.remote for pair in self._pairs.values()]
+        policies = [*self._local_policies, *self._remote_policies]
         once = {id(policy): policy for policy in policies}.values()  # a joint one is both
-        self._ageing = [policy for policy in once if isinstance(policy, Expiring)]
+        self._expiring = [policy for policy in once if isinstance(policy, Expiring)]
 
     def join_gossip(self, gossip: Gossip) -> None:
-        """Feed all policies' indexes with what other routers announce; announce the main one's."""
+        """Feed all policies' indexes with other routers' prefixes; publish the main one's."""
         self._outgoing = gossip.outgoing
         main = self._main_pair
         for pair in (main, *(one for one in self._pairs.values() if one is not main)):
@@ -126,57 +116,58 @@ class Placer:
                 index = pair.local.indexes[CandidateKind.REPLICA]
                 if pair is main:
                     self.index, index.outgoing = index, gossip.outgoing
-                gossip.siblings.join(index)  # the first that joins is the one that is sent
+                gossip.siblings.join(index)  # the first that joins is published
             if isinstance(pair.remote, PrefixFollowing):
                 pair.remote.indexes[CandidateKind.PEER].announced = gossip.remote
 
     def forbidden(self, request: Request, now: float) -> PlacementResult | None:
-        """The receipt of a request that may go nowhere; None if it may go somewhere."""
+        """The receipt of a request that no region may serve; None if some may."""
+        if not request.residency and not self.residency.is_confined:
+            return None
         why = self.residency.forbids(request)
         if why is None:
             return None
-        brain = self._pair_by_priority.get(request.priority, self._main_pair)
-        layers = [
-            self._local_layer(brain, request, (), now, 0),
-            self._peer_layer(brain, request, (), now),
-        ]
-        return self._held(request, brain, why, *layers)._replace(placement=Placement.SHED)
+        pair = self._pair_by_priority.get(request.priority, self._main_pair)
+        local = self._local_layer(pair, request, (), now, 0)
+        remote = self._candidates.of_peers(request, (), now, busy_too=pair.local.judges_load)
+        return self._held(request, pair, why, local, remote)._replace(placement=Placement.SHED)
 
     def forbids_here(self, request: Request) -> Refusal | None:
-        """What to tell a peer whose request has no place here, whoever may be free."""
+        """The refusal of a peer's request that no replica here may serve, free or not."""
         return self.residency.refuses_here(request, self._replicas)
 
     def place(
         self, request: Request, avoid: Collection[str], now: float, ahead: int = 0
     ) -> PlacementResult:
-        """Choose, without doing anything yet. Places in `avoid` failed this request before.
+        """Choose a place; changes no state. Places in `avoid` failed this request before.
 
         `ahead`: requests that are held here and go before it.
         """
-        brain = self._pair_by_priority.get(request.priority, self._main_pair)
-        local = self._local_layer(brain, request, avoid, now, ahead)
-        if local.free and not brain.local.joint:
-            return self._choose(brain, brain.local, request, local.free, now, local)
-        if request.answer_inbox is not None or not self._settings.hops_max:
+        pair = self._pair_by_priority.get(request.priority, self._main_pair)
+        local = self._local_layer(pair, request, avoid, now, ahead)
+        if local.free and not pair.local.joint:
+            return self._choose(pair, pair.local, request, local.free, now, local)
+        if request.answer_inbox is not None or not self._may_forward:
             if local.free:
-                return self._choose(brain, brain.local, request, local.free, now, local)
+                return self._choose(pair, pair.local, request, local.free, now, local)
             within = self.residency.within(request)
-            return self._held(request, brain, f"no local replica{within} is free", local)
-        remote = self._peer_layer(brain, request, avoid, now)
+            return self._held(request, pair, f"no local replica{within} is free", local)
+        judges_load = pair.local.judges_load
+        remote = self._candidates.of_peers(request, avoid, now, busy_too=judges_load)
         free = [*local.free, *remote.free]
         if free:
-            return self._choose(brain, brain.remote, request, free, now, local, remote)
-        return self._held(request, brain, self._nobody(request, local, remote), local, remote)
+            return self._choose(pair, pair.remote, request, free, now, local, remote)
+        return self._held(request, pair, self._none_free(request, local, remote), local, remote)
 
-    def _nobody(self, request: Request, *layers: CandidateLayer) -> str:
-        """Why it must wait: whoever will do is busy, or away."""
+    def _none_free(self, request: Request, *layers: CandidateLayer) -> str:
+        """Why it must wait: all places that may serve it are busy, or away."""
         within = self.residency.within(request)
         if within and all(why in NOT_THERE for layer in layers for _, why in layer.busy):
             return f"no replica{within} is ready, and no peer: they are away, not forbidden"
         return f"no replica and no peer{within} is free"
 
     def may_go(self, replica: Replica, models: Collection[ModelId], now: float) -> bool:
-        """Whether a held request for one of these models may find room in that replica."""
+        """Whether that replica may have room for a held request for one of these models."""
         busy_too = self.judges_load
         return any(
             self._replicas.unavailable_because(replica, model, now, busy_too=busy_too) is None
@@ -185,7 +176,6 @@ class Placer:
 
     @property
     def policy_count(self) -> int:
-        """How many policies there are; each has another idea of who is available."""
         return len(self._pairs)
 
     def policy_name(self, request: Request) -> str:
@@ -193,88 +183,66 @@ class Placer:
         return self._pair_by_priority.get(request.priority, self._main_pair).name
 
     def held(self, request: Request, reason: str) -> PlacementResult:
-        """The receipt of a request that is held without asking anybody."""
+        """The receipt of a request that is held without any candidate."""
         return self._held(
             request, self._pair_by_priority.get(request.priority, self._main_pair), reason
         )
 
     def hit_ratio(self, request: Request) -> float:
-        """Part of the prompt that some local replica is believed to hold."""
+        """Part of the prompt that some local replica is estimated to hold."""
         return self._pair_by_priority.get(request.priority, self._main_pair).local.hit_ratio(
             request
         )
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """The request goes there; every policy learns it, whichever chose."""
-        for policy in self._policies(spot.kind, request):
+        """The request goes there; all policies learn it, whichever chose.
+
+        Its prefix is not noted for publication if some peer may not know of it: here, and not in
+        each policy, so that none can forget it.
+        """
+        if self._outgoing is not None:
+            is_labelled = request.residency or self.residency.is_confined
+            self._outgoing.is_paused = bool(is_labelled) and self.residency.is_secret(request)
+        for policy in self._of_layer(spot):
             policy.placed(request, spot, now)
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """Its first token has come from there."""
-        for policy in self._policies(spot.kind, request):
+        for policy in self._of_layer(spot):
             policy.began(request, spot, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its whole answer has come from there."""
-        for policy in self._policies(spot.kind, request):
+        for policy in self._of_layer(spot):
             policy.served(request, spot, served, now)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """Nothing came of it there."""
-        for policy in self._policies(spot.kind, request):
+        for policy in self._of_layer(spot):
             policy.left(request, spot, now)
 
     def forget_replica(self, replica: ReplicaId) -> None:
         """It is gone, or came back with an empty cache."""
         spot = Destination(CandidateKind.REPLICA, replica)
-        for policy in self._policies(spot.kind):
+        for policy in self._local_policies:
             policy.forget(spot)
 
     def expire(self, now: float) -> None:
-        """A tick: policies let go of what is too old."""
-        for policy in self._ageing:
+        """A tick: policies drop what is too old."""
+        for policy in self._expiring:
             policy.expire(now)
 
-    def _policies(self, kind: CandidateKind, about: Request | None = None) -> Iterator[Policy]:
-        """Whoever is to learn something; what peers may not know of a request, news don't hear.
-
-        Here, and not in each policy, so that none can forget it.
-        """
-        if self._outgoing is not None:
-            self._outgoing.is_paused = about is not None and self.residency.is_secret(about)
-        return (brain.of(kind) for brain in self._pairs.values())
+    def _of_layer(self, spot: Destination) -> list[Policy]:
+        is_local = spot.kind is CandidateKind.REPLICA
+        return self._local_policies if is_local else self._remote_policies
 
     def _local_layer(
-        self, brain: PolicyPair, request: Request, avoid: Collection[str], now: float, ahead: int
+        self, pair: PolicyPair, request: Request, avoid: Collection[str], now: float, ahead: int
     ) -> CandidateLayer:
-        judges_load, sampling = brain.local.judges_load, brain.sampling
-        return self._locals.layer(
-            request, avoid, now, ahead, sampling=sampling, busy_too=judges_load
+        return self._candidates.of_replicas(
+            request, avoid, now, ahead, sampling=pair.sampling, busy_too=pair.local.judges_load
         )
-
-    def _peer_layer(
-        self, brain: PolicyPair, request: Request, avoid: Collection[str], now: float
-    ) -> CandidateLayer:
-        layer = CandidateLayer(CandidateKind.PEER)
-        busy_too, wanted = brain.local.judges_load, self.residency.wanted(request)
-        for region, peer in self._peers:
-            why = self.residency.keeps_from_peer(wanted, region, peer)
-            if why is None:
-                why = self._peers.unavailable_because(
-                    peer, request.model, now, busy_too=busy_too, labels=wanted
-                )
-            load = peer.queue + len(peer.forwarded_at)
-            seen = peer.seen_within(wanted)
-            target = Target(region, load, layer.kind, peer.rtt_s, None, seen, peer.queue)
-            if why is None and region not in avoid:
-                layer.free.append(target)
-            else:
-                layer.busy.append((target, why or "failed before"))
-        return layer
 
     def _choose(
         self,
-        brain: PolicyPair,
+        pair: PolicyPair,
         policy: Policy,
         request: Request,
         free: Sequence[Target],
@@ -284,13 +252,15 @@ class Placer:
         choice = policy.choose(request, free, now)
         target = choice.target
         if target is None:
-            return self._held(request, brain, choice.reason, *layers, choice=choice)
-        candidates, considered = _listed(request, layers, choice)
+            return self._held(request, pair, choice.reason, *layers, choice=choice)
+        # Listing candidates costs as much as pricing them.
+        listed = receipt(layers, choice, request.prompt) if request.wants_receipt else NO_RECEIPT
+        candidates, considered = listed
         return PlacementResult(
-            PLACEMENTS[target.kind],
+            Placement.LOCAL if target.kind is CandidateKind.REPLICA else Placement.PEER,
             target.name,
             choice.reason,
-            brain.name,
+            pair.name,
             prefill_tokens=_prefill_tokens(request, choice),
             first_token=choice.first_token if target.peer or request.slo_ttft_s else None,
             may_queue=policy.judges_load or self._pushes_past_pending,
@@ -301,19 +271,21 @@ class Placer:
     def _held(
         self,
         request: Request,
-        brain: PolicyPair,
+        pair: PolicyPair,
         reason: str,
         *layers: CandidateLayer,
         choice: Choice | None = None,
     ) -> PlacementResult:
-        candidates, considered = _listed(request, layers, choice or Choice(None, reason))
-        chosen = choice is not None
+        listed = NO_RECEIPT
+        if request.wants_receipt:
+            listed = receipt(layers, choice or Choice(None, reason), request.prompt)
+        candidates, considered = listed
         return PlacementResult(
             Placement.HOLD,
             None,
             reason,
-            brain.name,
-            by_choice=chosen,
+            pair.name,
+            by_choice=choice is not None,
             first_token=choice.first_token if choice is not None else None,
             candidates=candidates,
             considered=considered,
@@ -324,12 +296,3 @@ def _prefill_tokens(request: Request, choice: Choice) -> int:
     if choice.held_tokens is None:
         return request.prompt.uncached_tokens(choice.matched_blocks)
     return max(1, request.prompt.tokens - choice.held_tokens)
-
-
-def _listed(
-    request: Request, layers: Sequence[CandidateLayer], choice: Choice
-) -> tuple[tuple[Candidate, ...], int]:
-    """What the receipt lists; nothing if nobody reads it, for listing costs as much as pricing."""
-    if not request.wants_receipt:
-        return (), 0
-    return receipt(layers, choice, request.prompt)

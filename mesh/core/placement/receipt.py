@@ -1,4 +1,4 @@
-"""The receipt of one placement: who was considered, each with its price, the best first.
+"""The receipt of one placement: its candidates, each with its price, the best first.
 
 Order: the chosen one, then those that the policy scored, cheapest first, then the other
 available ones, then the unavailable with the reason why. Only the first CANDIDATES_MAX are
@@ -6,32 +6,20 @@ listed, all are counted.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from mesh.core.model.prompt import Prompt
+from mesh.core.placement.candidates import CandidateLayer
 from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import Candidate, CandidateKind
 
 CANDIDATES_MAX = 8  # listed in a receipt; writing one down costs as much as pricing it
 
 
-@dataclass(slots=True)
-class CandidateLayer:
-    """Those of one layer who serve the model."""
-
-    kind: CandidateKind
-    free: list[Target] = field(default_factory=list)
-    busy: list[tuple[Target, str]] = field(default_factory=list)  # and why it may not be chosen
-
-    def __len__(self) -> int:
-        return len(self.free) + len(self.busy)
-
-
 def receipt(
     layers: Sequence[CandidateLayer], choice: Choice, prompt: Prompt
 ) -> tuple[tuple[Candidate, ...], int]:
-    """Those to list, and how many there are."""
+    """The candidates to list, and how many there are."""
     listed = islice(_ordered(layers, choice, prompt), CANDIDATES_MAX)
     return tuple(listed), sum(map(len, layers))
 
@@ -55,7 +43,7 @@ def _ordered(
 
 
 def _ranked(choice: Choice) -> list[Score]:
-    """The chosen one's, and then all."""
+    """The chosen candidate's score, and then all."""
     scored = sorted(choice.scores, key=_rank)
     if choice.target is None:
         return scored
@@ -90,9 +78,11 @@ def _candidate(target: Target, why: str | None, score: Score, prompt: Prompt) ->
         seconds=score.seconds,
         terms=terms,
         matched_tokens=prompt.held_tokens(score.matched_blocks),
-        pending=target.replica.pending if target.replica is not None else _queue(target),
+        pending=_pending(target),
     )
 
 
-def _queue(target: Target) -> int | None:
+def _pending(target: Target) -> int | None:
+    if target.replica is not None:
+        return target.replica.pending
     return None if target.peer is None else target.peer.queue

@@ -1,14 +1,10 @@
-"""The policies by name. A dict of functions is our registry.
+"""The policies by name, with their options.
 
-A name may carry options behind a colon, `llm-d:1/1/2`, if the policy has any.
-
-A policy's own options, written behind its name: `cache-aware:0.3/64/1.5`.
-
-A policy that has any declares a frozen dataclass of numbers with their defaults; the values after
-the colon fill its fields in their order, separated by `/`, and an empty or missing one keeps the
-default. So one text, which fits into a command line, a log and a receipt, says all of what was
-run. Rejected: fields of RouterSettings for each policy's knobs, which would grow with every
-policy and could not hold two settings of one policy side by side.
+A name may carry options behind a colon, `cache-aware:0.3/64/1.5`. A policy that has any declares a
+frozen dataclass of numbers with defaults; the values fill its fields in order, separated by `/`,
+and an empty or missing one keeps the default. So one text, which fits into a command line, a log
+and a receipt, names all of what was run. Rejected: fields of RouterSettings for each policy's
+options, which could not hold two variants of one policy side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +36,7 @@ OptionsT = TypeVar("OptionsT")
 
 @dataclass(frozen=True)
 class Tunable(Generic[OptionsT]):
-    """Makes a policy that has options; called like any other maker."""
+    """Makes a policy that has options."""
 
     options: OptionsT
     make: Callable[[RouterSettings, Random, OptionsT], Policy]
@@ -50,12 +46,12 @@ class Tunable(Generic[OptionsT]):
         return self.make(settings, dice, self.options)
 
     def tuned(self, text: str) -> "Tunable[OptionsT]":
-        """The same with the options in `text`. Raises ValueError that says what fits."""
+        """The same with the options in `text`. Raises ValueError that names what fits."""
         return Tunable(read_options(self.options, text), self.make)
 
 
 def read_options(default: OptionsT, text: str) -> OptionsT:
-    """`default` with the values in `text`. Raises ValueError that says what fits."""
+    """`default` with the values in `text`. Raises ValueError that names what fits."""
     known: Any = default  # a dataclass, which has no type of its own
     names = [field.name for field in fields(known)]
     values = text.split("/")
@@ -138,7 +134,7 @@ POLICIES: PolicyMakers = {
 def find_maker(name: str, makers: PolicyMakers = POLICIES) -> PolicyMaker:
     """What makes the policy of that name, options and all.
 
-    Raises ValueError that names the nearest or all known ones, or says which options fit.
+    Raises ValueError that names the nearest or all known ones, or which options fit.
     """
     plain, colon, options = name.partition(":")
     maker = makers.get(plain)

@@ -1,15 +1,15 @@
-"""What a policy is: it picks one of the available candidates, and says what it knew.
+"""What a policy is: it picks one of the available candidates, and reports what it knew.
 
-A policy ranks; it never admits. Who is available was settled before it is asked (selective
-pushing). There are two kinds:
+A policy ranks; it never admits. Which candidates are available is settled before it is called
+(selective pushing). There are two kinds:
 
-* *layered* (`joint = False`): one instance picks among local replicas, another among peer
-  regions, and peers are asked only when no local replica is available (SkyWalker 3.1,
-  two-layer routing);
+* *layered* (`joint = False`): one instance picks among local replicas, another among peer regions,
+  and peers are considered only when no local replica is available (SkyWalker 3.1, two-layer
+  routing);
 * *joint* (`joint = True`): one instance weighs replicas, peers and holding against each other.
 
-A policy learns from what becomes of its placements, and of those that others made: `placed`,
-`began` if a first token comes, `served` if the whole answer does, and `left`.
+A policy learns from its own placements and from others': `placed`, `began` at the first token,
+`served` at the end of the answer, and `left`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from schemas.state import Heartbeat
 
 
 class Destination(NamedTuple):
-    """The name of a place to put a request: a replica or a peer region."""
+    """The name of a place for a request: a replica or a peer region."""
 
     kind: CandidateKind
     name: str
@@ -34,10 +34,9 @@ class Destination(NamedTuple):
 class Target(NamedTuple):
     """One available place, and what is known of it.
 
-    `load`: requests in it or on their way, however its layer counts. `rtt_s`: round trip to it,
-    0.0 inside the region, None while unknown. Exactly one of `replica` and `peer` is set, as
-    `kind` says. `ahead`: requests that are held in its region and go before this one; where some
-    of its replicas are shown and not all, the part of them that comes to those.
+    `load`: requests in it or on their way. `rtt_s`: round trip to it, 0.0 inside the region, None
+    while unknown. Exactly one of `replica` and `peer` is set, by `kind`. `ahead`: requests held in
+    its region that go before this one; for a sample of its replicas, their part of them.
     """
 
     name: str
@@ -50,12 +49,11 @@ class Target(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a policy thought of one target: `seconds` of expected TTFT where it computes them.
+    """A policy's estimate for one target: `seconds` of expected TTFT where it computes them.
 
-    `terms` add up to `seconds`, the ones in seconds; others are there to be read. Three have one
-    meaning everywhere: `line_s`, the wait among those who are held in its region, `queue_s`, the
-    wait in the target's queue, and `others_s`, what the request costs others, which its own client
-    does not wait for.
+    Those `terms` that are seconds add up to it; others inform. Three have one meaning everywhere:
+    `line_s`, the wait in its region's hold queue, `queue_s`, the wait in the target's queue, and
+    `others_s`, what the request costs others, for which its own client does not wait.
     """
 
     target: Target
@@ -72,12 +70,11 @@ class FirstToken(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The pick. `matched_blocks`: prompt blocks the pick is believed to hold.
+    """The pick. `matched_blocks`: prompt blocks that the pick is estimated to hold.
 
-    `target` None: hold the request here for now; only a joint policy may say so. `scores`: of
-    the targets it looked at, in any order. `held_tokens`: of the prompt, where the policy knows
-    better than by blocks. `is_guess`: its seconds come of no experience; nobody may be shed for
-    them.
+    `target` None: hold the request for now; only a joint policy may. `scores`: of the targets
+    examined, in any order. `held_tokens`: of the prompt, where the policy knows more than blocks.
+    `is_guess`: its seconds come from no answer or report; no request may be shed for them.
     """
 
     target: Target | None
@@ -94,7 +91,7 @@ class Choice(NamedTuple):
 
     @property
     def first_token(self) -> FirstToken | None:
-        """At the pick, or the soonest of those looked at; None where no seconds are known."""
+        """At the pick, or the soonest of those examined; None where no seconds are known."""
         if self.is_guess:
             return None
         known = [
@@ -113,18 +110,18 @@ class Policy(Protocol):
     """One way to choose."""
 
     joint: ClassVar[bool]
-    judges_load: ClassVar[bool]  # busy targets are shown to it too, and it may give them work
+    judges_load: ClassVar[bool]  # it gets busy targets too, and may give them work
 
     def choose(self, request: Request, targets: Sequence[Target], now: float) -> Choice:
-        """Pick one of `targets`, which are all available and at least one."""
+        """Pick one of `targets`: available ones, replicas before peers, and at least one."""
         ...
 
     def hit_ratio(self, request: Request) -> float:
-        """Part of the prompt that some place is believed to hold, 0 to 1; orders the held."""
+        """Part of the prompt that some place is estimated to hold, 0 to 1."""
         ...
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """The request went to `spot`, whoever chose it."""
+        """The request went to `spot`, whichever policy chose it."""
         ...
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
@@ -147,10 +144,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Expiring(Protocol):
-    """A policy whose beliefs grow old; what it may do about it beside what all policies do."""
+    """A policy that drops what is too old at ticks."""
 
     def expire(self, now: float) -> None:
-        """A tick: let go of some of what is too old."""
+        """A tick: drop some of what is too old."""
         ...
 
 
@@ -166,7 +163,7 @@ class PrefixFollowing(Protocol):
 
 @runtime_checkable
 class Sampling(Protocol):
-    """A policy that is shown a few replicas of a large fleet, if it can say whom it must see."""
+    """A policy that gets a sample of a large fleet, with the replicas that it names."""
 
     def holders(self, request: Request, most: int) -> Sequence[str]:
         """Up to `most` replicas that hold the most of the prompt, available or not."""
@@ -174,19 +171,18 @@ class Sampling(Protocol):
 
 
 def least_loaded(targets: Sequence[Target], dice: Random) -> Target:
-    """The target with the least load; ties at random, so that no replica is everyone's first."""
+    """The target with the least load; ties at random, so that routers don't all pick the same."""
     least = min(target.load for target in targets)
     return dice.choice([target for target in targets if target.load == least])
 
 
 class Layered:
-    """What most policies have in common: two layers, and nothing to learn."""
+    """The base of most policies: two layers, and nothing to learn."""
 
     joint: ClassVar[bool] = False
     judges_load: ClassVar[bool] = False
 
     def hit_ratio(self, request: Request) -> float:
-        """It knows no prefixes."""
         return 0.0
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
@@ -205,12 +201,10 @@ class Layered:
         """Nothing to forget."""
 
 
-# How fast a target computes: what it says itself, else what a paper measured.
-#
-# Every policy that adds up seconds needs the same three numbers. A replica's heartbeat carries
-# what its agent has learned, a region's digests the median over its replicas. Who says nothing is
-# given the figures of one A100 node with Mistral 7B (GORGO, Table 1 and appendix A): a wrong speed
-# that is the same for all still compares them by tokens, zero would make the unknown the best.
+# How fast a target computes, for policies that add up seconds. A replica's heartbeat reports what
+# its agent has learned, a region's digests the median over its replicas. Without a report: one A100
+# node with Mistral 7B (GORGO, Table 1 and appendix A). A wrong speed that is the same for all still
+# compares them by tokens; zero would make the unknown target the best.
 
 
 PREFILL_S_PER_TOKEN = 0.0938e-3  # GORGO, Table 1: slope of TTFT on prompt tokens, R² 0.986
@@ -233,7 +227,7 @@ TYPICAL = Speed()
 
 
 def speed_of(target: Target) -> Speed:
-    """By what the target said last; a speed of zero is none."""
+    """By the target's last report; a speed of zero is none."""
     if target.replica is not None:
         return _of_replica(target.replica.heartbeat)
     if target.peer is not None:
@@ -251,7 +245,7 @@ def _of_replica(beat: Heartbeat) -> Speed:
 
 
 def _of_peer(peer: Peer) -> float | None:
-    """Over its routers, each of which tells the median of the same replicas."""
-    said = [digest.prefill_s_per_token for digest in peer.digests.values()]
-    known = [s_per_token for s_per_token in said if s_per_token]
+    """Over its routers, each of which reports the median of the same replicas."""
+    reported = [digest.prefill_s_per_token for digest in peer.digests.values()]
+    known = [s_per_token for s_per_token in reported if s_per_token]
     return sum(known) / len(known) if known else None

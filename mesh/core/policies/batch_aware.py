@@ -6,15 +6,13 @@ A GPU step costs the same however full its batch is. So:
   `backlog_max` batches;
 * *two choices*: otherwise the less occupied of two targets taken at random, occupancy being the
   requests in it and on their way against the most that its batch takes, or its KV cache's use if
-  that is nearer to full. A target whose occupancy nobody says comes after the other;
-* *bounded fill wait*: a request whose pick stands idle waits for others, until it is
-  `fill_wait_s` old; when it goes, those that have gathered behind it go along, as far as they
-  fit into one batch.
+  that is nearer to full. A target of unknown occupancy comes after the other;
+* *bounded fill wait*: a request whose pick is idle waits for others, until it is `fill_wait_s` old;
+  when it goes, requests held behind it go along, as far as they fit into one batch.
 
-The chapter lets the replica wait. A router must do it for engines with continuous batching, which
-start at once: it holds the oldest and looks again at the next heartbeat, arrival or tick, so the
-wait is as exact as those are frequent, and a pick that runs by then takes it without waiting. The
-price: who holds the queue's head holds up those behind it, for as long.
+In the chapter the replica waits. Engines with continuous batching start at once, so the router
+waits: it holds the oldest and decides again at the next heartbeat, arrival or tick; a pick that
+runs by then takes it without waiting. Requests behind the oldest are held up for as long.
 
 Replicas come before peers, as everywhere; nothing waits to fill a peer's batch.
 """
@@ -70,7 +68,6 @@ class BatchAware(Indexed):
         return choice or self._of_two(request, pool, now)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it, and so is its batch."""
         super().forget(spot)
         if self._started is not None and self._started[0] == spot.name:
             self._started = None
@@ -113,17 +110,17 @@ class BatchAware(Indexed):
         if target.load == 0 and target.kind is CandidateKind.REPLICA:
             waited_s = now - request.arrived_at
             if not request.hops and waited_s < self._options.fill_wait_s:
-                return Choice(None, "waits for others: its pick stands idle", scores=scores)
+                return Choice(None, "waits for others: its pick is idle", scores=scores)
             self._started = target.name, now
-        said = " and ".join("unknown" if it is None else f"{it:.0%}" for it in filled)
-        reason = f"less occupied of two: {said} of a batch"
+        shown = " and ".join("unknown" if it is None else f"{it:.0%}" for it in filled)
+        reason = f"less occupied of two: {shown} of a batch"
         return Choice(target, reason, self._held_by(request, target), scores)
 
 
 def occupancy(target: Target, model: ModelId) -> float | None:
     """How full it is: 1.0 when its batch or KV cache is full, more with a queue.
 
-    Of a region: the part of its replicas that is busy. None if nobody says.
+    Of a region: the part of its replicas that is busy. None if unknown.
     """
     if target.replica is not None:
         return _of_replica(target.replica)

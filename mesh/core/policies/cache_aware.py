@@ -2,7 +2,7 @@
 
 While the loads are out of balance, by an absolute *and* a relative measure, the shortest queue;
 otherwise the holder of the longest prefix, if it holds more than `cache_threshold` of the prompt,
-or else the shortest queue again. The prompt is entered for whoever is chosen.
+or else the shortest queue again. The prompt is entered for the chosen one.
 
 The two settings that are common are 0.5/32/1.1 (the library) and 0.3/64/1.5 (its command line).
 As published, a match may end at a worker that can't be used now, and is lost; here only available

@@ -1,4 +1,4 @@
-"""Consistent hashing: one conversation, one target, with nothing to remember but who exists.
+"""Consistent hashing: one conversation, one target, with no state but the targets' names.
 
 What is hashed names the conversation: the session that the client gave, or else the first blocks
 of the prompt, which the turns of a conversation share. Too few blocks, and all who share a system
@@ -11,13 +11,13 @@ the plain ring.
 
 A consistent-hash ring with virtual nodes (Karger and others, 1997; as Envoy's ring hash).
 
-Every name stands at many points of a circle; a key belongs to the first name at or after its own
+Every name has many points of a circle; a key belongs to the first name at or after its own
 point. A name that comes or goes moves only the keys at its points. The ring keeps names that are
 not available at the moment, and a walk passes over them: a replica that is full for a second
-must not move anybody else's keys (SkyWalker 3.2, its second extension).
+must not move others' keys (SkyWalker 3.2, its second extension).
 
 A fixed number of points per name, instead of a fixed size of the whole ring divided by the names:
-then a new name moves nobody's points. The points come from the names alone, so all routers that
+then a new name moves no other points. The points come from the names alone, so all routers that
 know the same names have the same ring.
 """
 
@@ -34,7 +34,7 @@ from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Destination, Layered, Target
 
 POINTS = 128  # per name: shares of the keys differ by some 9 % (1 / sqrt(POINTS))
-NAMES_MAX = 4096  # beyond it, names that are away are dropped
+NAMES_MAX = 4096  # beyond it, names of absent targets are dropped
 
 
 def key_of(text: str) -> int:
@@ -54,7 +54,6 @@ class HashRing:
         return len(self._known)
 
     def learn(self, names: Sequence[str]) -> None:
-        """Put those names on the ring that are new to it."""
         new = dict.fromkeys(name for name in names if name not in self._known)
         if not new:
             return
@@ -67,7 +66,6 @@ class HashRing:
         self._set(sorted(points))
 
     def forget(self, name: str) -> None:
-        """It will not come back soon."""
         if name in self._known:
             self._keep([other for other in self._known if other != name])
 
@@ -128,7 +126,6 @@ class ConsistentHash(Layered):
         )
 
     def forget(self, spot: Destination) -> None:
-        """It leaves the ring; if it comes back, it comes back to its old place."""
         self._ring.forget(spot.name)
 
     def _allowed(self, targets: Sequence[Target]) -> Sequence[Target]:

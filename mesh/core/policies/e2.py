@@ -2,17 +2,17 @@
 
 Exploit: among the targets that hold the longest node of the matched path, the one with the least
 load cost. Explore: all targets, by load cost L + M + P (Algorithm 2), in seconds of computing: what
-the target was given within the window H, what evicting for this prompt will cost those who share
+the target was given within the window H, what evicting for this prompt will cost those that share
 the victims, and the prompt's own missing prefill. L counts what was given within the last three
-minutes and not what runs at the moment, because a prefix stays where it was placed; only counts of
-tokens are kept, and each target's own speed turns them into seconds.
+minutes and not what runs now, because a prefix stays where it was placed; only token counts are
+kept, and each target's own speed turns them into seconds.
 
-The steps that the paper takes after an assignment are taken here when the next request comes,
-because they only change where future requests go: *rebalancing* turns a request away from the most
-loaded target to the least loaded while their loads differ by more than TH_BAL; *autoscaling* gives
-a prefix whose requests wait twice as long as before a second home; *prefill/decode balancing*
-explores first where decoding has left the processor idle. None of them applies below WARM requests
-per target (the authors' number).
+The steps that the paper takes after an assignment are taken here when the next request comes, as
+they only affect future requests: *rebalancing* turns a request from the most loaded target to the
+least loaded while their loads differ by more than TH_BAL; *autoscaling* gives a prefix whose
+requests wait twice as long as before a second home; *prefill/decode balancing* explores first where
+decoding has left the processor idle. None applies below WARM requests per target (the authors'
+number).
 
 The paper leaves DECODERATIO open. Here it is seconds of decoding per second of prefill, this
 prompt's included, and IMBALR is how often it may exceed the ratio of all targets together.
@@ -44,9 +44,8 @@ from mesh.core.policies.e2_tree import (
     RadixTree,
 )
 
-# A prefix is replicated when "average queueing time doubles over H" (Preble 3.2): the two halves of
-# the window are compared, and the later wait must also exceed what computing the prefix once more
-# costs.
+# A prefix is replicated when "average queueing time doubles over H" (Preble 3.2), comparing the
+# window's halves, and the later wait exceeds what computing the prefix once more costs.
 WAITS_MIN = 5  # requests in each half, for an average that means something
 PREFIXES_MAX = 4096  # watched at once; beyond it the longest unused is forgotten
 
@@ -81,7 +80,7 @@ class QueueWaits:
 
 
 class PrefixScaling(Generic[Prefix]):
-    """The waits of the prefixes that were in use of late."""
+    """The waits of requests, by recently used prefix."""
 
     def __init__(self, window_s: float) -> None:
         self._half_s = window_s / 2.0
@@ -107,7 +106,7 @@ class PrefixScaling(Generic[Prefix]):
         return waits.doubled(prefill_s)
 
     def replicated(self, prefix: Prefix) -> None:
-        """Judge it anew: what it waited before says nothing about two."""
+        """Start anew: waits before say nothing about two homes."""
         self._waits.pop(prefix, None)
 
 
@@ -178,12 +177,10 @@ class E2(Layered):
         return self._explore(request, free, match)
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes
         return self._tree.held_blocks(hashes) / len(hashes) if hashes else 0.0
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its load counts from the assignment on, and its prefix will be there."""
         self._expire(now)
         account = self._account(spot.name)
         leaf, held, shared = self._tree.insert(account, request.prompt.hashes)
@@ -195,7 +192,6 @@ class E2(Layered):
             self._under_way[request.key] = assignment
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """It has waited; a prefix whose requests wait ever longer needs another home."""
         assignment = self._under_way.get(request.key)
         if assignment is None or assignment.began:
             return
@@ -206,19 +202,16 @@ class E2(Layered):
             self._scaling.waited(assignment.shared, wait_s, now)
 
     def served(self, request: Request, spot: Destination, served: Served, now: float) -> None:
-        """Its length enters the average answer's."""
         assignment = self._under_way.get(request.key)
         if assignment is not None:
             self._window.answered(assignment, served)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """What never began to be answered was no load."""
         assignment = self._under_way.pop(request.key, None)
         if assignment is not None and not assignment.began and self._window.take_back(assignment):
             self._tree.count(assignment.account, assignment.leaf, -1)
 
     def forget(self, spot: Destination) -> None:
-        """Whoever comes back under that name holds nothing and was given nothing."""
         account = self._accounts.pop(spot.name, None)
         if account is not None:
             self._tree.forget(account)
@@ -341,23 +334,23 @@ class E2(Layered):
         return account
 
     def _read_all(self, targets: Sequence[Target], request: Request) -> dict[LoadAccount, Target]:
-        """The account of each; most have said nothing new."""
+        """The account of each; most have no new report."""
         read, accounts = {}, self._accounts
         for target in targets:
             account, replica = accounts.get(target.name), target.replica
-            if account is None or replica is None or account.said is not replica.heartbeat:
+            if account is None or replica is None or account.report is not replica.heartbeat:
                 account = self._read(target, request)
             read[account] = target
         return read
 
     def _read(self, target: Target, request: Request) -> LoadAccount:
-        """Its account, with what it says of itself now."""
+        """Its account, with its latest report."""
         account = self._account(target.name)
-        said = None if target.replica is None else target.replica.heartbeat
-        if said is None or said is not account.said:
-            account.said, account.speed = said, speed_of(target)
-            if said is not None and said.kv_capacity_tokens:
-                blocks = int(said.kv_capacity_tokens / request.prompt.block_tokens)
+        report = None if target.replica is None else target.replica.heartbeat
+        if report is None or report is not account.report:
+            account.report, account.speed = report, speed_of(target)
+            if report is not None and report.kv_capacity_tokens:
+                blocks = int(report.kv_capacity_tokens / request.prompt.block_tokens)
                 account.capacity_blocks = min(self._blocks_max, max(1, blocks))
             account.reprice()
         return account

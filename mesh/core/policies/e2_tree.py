@@ -1,14 +1,13 @@
-"""E2's radix tree over prompts: who holds which part, and how many requests of late shared it.
+"""E2's radix tree over prompts: which target holds which part, and how many requests shared it.
 
-A node is a run of blocks that no known prompt leaves in the middle; nodes split where prompts
-part. Preble prices whole nodes (its "key portion" is one), so the flat `PrefixIndex` won't do.
-Block hashes are chained, which makes this tree quick: equal hashes at a node's end mean equal
-prompts up to there, so a node is passed with one comparison whatever its length, and the place
-where two runs part is found by bisection.
+A node is a run of blocks that no known prompt leaves in the middle; nodes split where prompts part.
+Preble prices whole nodes (its "key portion" is one), which the flat `PrefixIndex` can't. Block
+hashes are chained: equal hashes at a node's end mean equal prompts up to there, so passing a node
+takes one comparison, and the place where two runs part is found by bisection.
 
 Each holder has its nodes in order of last use, children before their parents: its least
 recently used node is always a leaf of what it holds, and taking nodes from that end never
-leaves a gap. A node stays while anybody holds it or a request within the window shares it
+leaves a gap. A node stays while a target holds it or a request within the window shares it
 (Preble 3.2, "Global scheduler").
 """
 
@@ -25,7 +24,7 @@ HolderT = TypeVar("HolderT", bound="Holder")
 
 
 class Holder:
-    """What one target holds: at most `capacity_blocks` blocks. Told apart by identity."""
+    """What one target holds: at most `capacity_blocks` blocks. Compared by identity."""
 
     __slots__ = ("blocks", "capacity_blocks", "nodes")
 
@@ -58,7 +57,7 @@ class RadixMatch(NamedTuple, Generic[HolderT]):
     node: RadixNode[HolderT] | None
     holders: Sequence[HolderT]  # of that node
     blocks_of: dict[HolderT, int]  # how far each one holds the prompt
-    path: Sequence[RadixNode[HolderT]]  # the known nodes on its way, whoever holds them
+    path: Sequence[RadixNode[HolderT]]  # all known nodes on its way
 
 
 class Inserted(NamedTuple, Generic[HolderT]):
@@ -76,7 +75,7 @@ class RadixTree(Generic[HolderT]):
         self._root: RadixNode[HolderT] = RadixNode(0, (), None)
 
     def match(self, hashes: Sequence[int], among: Collection[HolderT]) -> RadixMatch[HolderT]:
-        """How far some of `among` (quick to ask) hold the prompt."""
+        """How far some of `among` (with quick `in`) hold the prompt."""
         blocks, longest = 0, 0
         key: RadixNode[HolderT] | None = None
         key_holders: list[HolderT] = []
@@ -93,7 +92,7 @@ class RadixTree(Generic[HolderT]):
         return RadixMatch(blocks, key, key_holders, blocks_of, [node for node, _ in walk])
 
     def held_blocks(self, hashes: Sequence[int]) -> int:
-        """How many leading blocks anybody holds."""
+        """How many leading blocks some target holds."""
         held = 0
         for node, end in self._walk(hashes):
             if not node.owners:
@@ -152,7 +151,6 @@ class RadixTree(Generic[HolderT]):
         return cost
 
     def forget(self, owner: HolderT) -> None:
-        """It holds nothing any more."""
         while owner.nodes:
             self._evict(owner)
 
@@ -243,15 +241,15 @@ class LoadAccount(Holder):
         "load_s",
         "missed_tokens",
         "output_tokens",
+        "report",
         "requests",
-        "said",
         "speed",
     )
 
     def __init__(self, capacity_blocks: int) -> None:
         super().__init__(capacity_blocks)
         self.speed: Speed = TYPICAL
-        self.said: object = None  # what `speed` was read from
+        self.report: object = None  # that `speed` was read from
         self.given = 0  # requests, ever
         self.requests = 0
         self.missed_tokens = 0
@@ -272,7 +270,6 @@ class LoadAccount(Holder):
         return self.requests * average * self.speed.decode_s_per_token
 
     def reprice(self) -> None:
-        """To be called when anything that `load_s` adds up from has changed."""
         self.load_s = self.prefill_s + self.decode_s
 
 

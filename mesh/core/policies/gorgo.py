@@ -2,31 +2,23 @@
 
     cost = RTT + t_p · (L_p - L_hit) + q̂ · t_p · (tokens queued and running)      (GORGO 3.4)
 
-Every candidate has all three terms, here and elsewhere. The authors' code differs from their
-paper in that: a peer costs no wait there, so a busy peer draws the requests of all its
-neighbours, and peers without the prefix are not looked at when one has it. t_p is each target's
-own (section 8 asks for it: fleets are mixed), the paper's constant where a target says nothing.
+Every candidate has all three terms. In the authors' code, unlike their paper, a peer has no queue
+term, so a busy peer attracts the requests of all its neighbours, and peers without the prefix are
+ignored when one has it. t_p is each target's own (section 8: fleets are mixed), the paper's
+constant where it is not reported.
 
-A peer tells how much waits, not how many tokens: its held requests are taken to be as long as
-those this router has seen, its running ones to fill the part of the KV cache it tells of caches
-as large as the ones here. A target whose round trip is unknown comes after all others, because
-no constant fits both the next town and the next continent.
+A peer reports how many requests wait, not how many tokens: held ones count as long as those that
+this router has seen, running ones fill the reported part of a KV cache as large as the ones here. A
+target of unknown round trip comes after all others: no constant fits a town and a continent.
 
-`gorgo-proxy` is this policy at a router that serves all regions: its targets are all replicas,
-each at its round trip. Nothing in the code differs. `gorgo-tuned` learns the weights.
-
-What the three terms of GORGO's cost are worth: as the paper sets them, or learned on line.
-
-GORGO 3.4 leaves t_p and q̂ "tunable at runtime" and section 8 names the wish: tune them by the
-TTFT observed. That is a linear fit, TTFT = rtt·w₁ + prefill·w₂ + queue·w₃ + base, learned by
-recursive least squares with forgetting: exact where a gradient step would crawl, because the
-terms differ in size by two orders and rise together. The base (what every request pays) is
-fitted so that it doesn't distort the others; it is the same for all and decides nothing.
-
-Three bounds keep it sane. Each error is clipped to a few times the usual one, since TTFT has a
-long tail; each weight stays in its range; and forgetting stops where the terms have not varied
-for long, or the first surprise would throw the weights about. Rejected: tuning by which of two
-settings had the lower mean TTFT, which needs hours of steady load to tell them apart.
+`gorgo-proxy` is this policy at a router that serves all regions: its targets are all replicas, each
+at its round trip; the code is the same. `gorgo-tuned` learns the weights (3.4 leaves t_p and q̂
+"tunable at runtime", section 8 proposes to tune them by the observed TTFT) by a linear fit, TTFT =
+rtt·w₁ + prefill·w₂ + queue·w₃ + base, with recursive least squares and forgetting; a gradient step
+would be slow, because the terms differ in size by two orders and rise together. The base is the
+same for all targets. Each error is clipped to a few times the usual one, as TTFT has a long tail;
+each weight stays in its range; and forgetting stops where the terms have not varied for long.
+Rejected: comparing the mean TTFT of two settings, which needs hours of steady load.
 """
 
 from collections.abc import Sequence
@@ -44,8 +36,8 @@ from schemas.ids import ModelId
 # are half of what Table 1's 0.0938 ms a token makes of them.
 QUEUE_WEIGHT = 0.5
 
-FORGETTING = 0.999  # a lesson counts half after 700 more
-COVARIANCE_START = 10.0  # of a weight that nothing is known of, relative to errors of 1 s²
+FORGETTING = 0.999  # an observation counts half after 700 more
+COVARIANCE_START = 10.0  # of an unknown weight, relative to errors of 1 s²
 COVARIANCE_MAX = 10.0  # in sum; beyond it nothing is forgotten
 ERROR_WEIGHT = 0.05  # of a new error in the running average of their sizes
 ERRORS_MAX = 4.0  # an error counts as this many usual ones at most
@@ -103,7 +95,7 @@ class FixedWeights:
 
 
 class TunedWeights:
-    """Begins with the paper's, and follows what is observed."""
+    """Begins with the paper's, and follows observations."""
 
     def __init__(self, start: Terms = AS_WRITTEN) -> None:
         self._fit = [*start, 0.0]
@@ -116,16 +108,14 @@ class TunedWeights:
 
     @property
     def present(self) -> Terms:
-        """The ones to weigh with now, each in its range."""
         return Terms(*self._fit[:3])
 
     @property
     def base_s(self) -> float:
-        """What every request pays."""
+        """Of every request."""
         return self._fit[3]
 
     def learn(self, terms: Terms, ttft_s: float) -> None:
-        """One step of recursive least squares."""
         inputs = (*terms, 1.0)
         spread = [_dot(row, inputs) for row in self._covariance]
         scale = FORGETTING + _dot(inputs, spread)
@@ -163,7 +153,7 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 LENGTH_WEIGHT = 0.05  # of a new prompt in the running average of lengths
-KV_USED_RATIO = 0.5  # of a peer that doesn't tell: neither idle nor full
+KV_USED_RATIO = 0.5  # of a peer that doesn't report it
 SCORES_MAX = 16  # of the cheapest, for the receipt
 
 
@@ -177,7 +167,7 @@ class GorgoCost(NamedTuple):
 
 
 class Gorgo(Layered):
-    """The cheapest of all by the paper's cost; never holds while somebody is available."""
+    """The cheapest of all by the paper's cost; never holds while a target is available."""
 
     joint: ClassVar[bool] = True
 
@@ -211,37 +201,31 @@ class Gorgo(Layered):
         return Choice(best.target, reason, best.matched_blocks, scores)
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         return self._index.hit_ratio(request.prompt.hashes)
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its prefill will leave the prompt's KV there."""
         self._index.insert(spot, request.prompt.hashes, now)
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[:2] == (request.key, spot) and not request.answer_inbox:
             self._under_way[request.key] = chosen[2], now
 
     def began(self, request: Request, spot: Destination, now: float) -> None:
-        """The cost that was expected meets the one that was paid."""
         expected = self._under_way.pop(request.key, None)
         if expected is not None:
             terms, placed_at = expected
             self._weights.learn(terms, now - placed_at)
 
     def left(self, request: Request, spot: Destination, now: float) -> None:
-        """One that never began teaches nothing."""
         self._under_way.pop(request.key, None)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it."""
         self._index.forget(spot)
 
     def expire(self, now: float) -> None:
-        """What was not used for long is believed no more."""
         self._index.expire(now)
 
     def _look(self, request: Request, targets: Sequence[Target]) -> None:
-        """Learn how long requests are, and how large caches."""
+        """Learn the usual length of prompts, and the size of caches."""
         tokens, usual = request.prompt.tokens, self._prompt_tokens
         self._prompt_tokens = tokens if usual is None else usual + LENGTH_WEIGHT * (tokens - usual)
         for target in targets:
@@ -263,7 +247,7 @@ class Gorgo(Layered):
     def _replica_queue_s(self, replica: Replica, t_p: float, now: float) -> float:
         beat = replica.heartbeat
         waiting = replica.prefill_queue_tokens(now, t_p)
-        if waiting is None:  # then by what waits, each as long as usual
+        if waiting is None:  # by the requests that wait, each as long as usual
             waiting = (replica.pending or 0) * self._usual_tokens
         waiting_s = waiting * t_p
         if beat.kv_used_ratio is None or beat.kv_capacity_tokens is None:
@@ -272,7 +256,7 @@ class Gorgo(Layered):
         return waiting_s + beat.kv_used_ratio * beat.kv_capacity_tokens * t_p
 
     def _peer_queue_s(self, peer: Peer, model: ModelId, t_p: float) -> float:
-        """Of its least busy replica, as far as it tells, and of those it holds or was sent."""
+        """Of its least busy replica, as far as reported, and of requests held or sent there."""
         wait_s, ready, ratios = 0.0, 0, []
         for digest in peer.digests.values():
             has = digest.models.get(model)

@@ -1,9 +1,9 @@
-"""What policies that follow prefixes have in common: the indexes, and how they are fed.
+"""The base of policies that follow prefixes: their indexes, and how they are fed.
 
-An index follows what was placed, not what engines have: it is an approximation, bounded to about
-what an engine's memory holds. Replicas and peers have one each (SkyWalker 3.2: a tree for the
-replicas, one for the other balancers), because a region may be called like a replica. What peers
-tell of themselves counts where it goes deeper.
+An index follows what was placed, not what engines have: an approximation, bounded to about what an
+engine's memory holds. Replicas and peers have one each (SkyWalker 3.2: a tree for the replicas, one
+for the other balancers), because a region may have a replica's name. What peers announce counts
+where it goes deeper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,36 +26,31 @@ class Indexed(Layered):
 
     @property
     def indexes(self) -> Mapping[CandidateKind, PrefixIndex[str]]:
-        """What was placed on replicas, and what on peers."""
         return self._index_of
 
     def hit_ratio(self, request: Request) -> float:
-        """Of the longest match that anyone has, free or not."""
         hashes = request.prompt.hashes
         return max(index.hit_ratio(hashes) for index in self._index_of.values())
 
     def placed(self, request: Request, spot: Destination, now: float) -> None:
-        """Its prefill will leave the prompt's KV there."""
         self._index_of[spot.kind].insert(spot.name, request.prompt.hashes, now)
 
     def forget(self, spot: Destination) -> None:
-        """Its KV is gone with it."""
         self._index_of[spot.kind].forget(spot.name)
 
     def expire(self, now: float) -> None:
-        """What was not used for long is believed no more."""
         for index in self._index_of.values():
             index.expire(now)
 
     def _depths(self, request: Request, targets: Sequence[Target]) -> dict[str, int]:
-        """How many leading blocks each of these, all of one layer, is believed to hold."""
+        """How many leading blocks each of these, all of one layer, is estimated to hold."""
         kind, hashes = targets[0].kind, request.prompt.hashes
         names = [target.name for target in targets]
         index = self._index_of[kind]
         return index.deepen(index.depths(hashes, names), hashes, names)
 
     def _holders(self, request: Request, targets: Sequence[Target]) -> tuple[list[Target], int]:
-        """Those of one layer who hold the most of the prompt, and how many blocks that is."""
+        """Those of one layer that hold the most of the prompt, and how many blocks that is."""
         depths = self._depths(request, targets)
         most = max(depths.values(), default=0)
         if not most:
@@ -63,7 +58,6 @@ class Indexed(Layered):
         return [target for target in targets if depths.get(target.name) == most], most
 
     def _held_by(self, request: Request, target: Target) -> int:
-        """Leading blocks of the prompt that this one is believed to hold."""
         return self._depths(request, [target]).get(target.name, 0)
 
 

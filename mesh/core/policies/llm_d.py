@@ -3,15 +3,14 @@
 * queue: the shortest queue among the candidates is 1, the longest 0, linear between; 1 for all
   when they are equal;
 * kv: the part of the KV cache that is not in use;
-* prefix: the part of the prompt's blocks that is believed to be held.
+* prefix: the part of the prompt's blocks that is estimated to be held.
 
 The highest sum is chosen, ties at random. A queue is what waits in a replica or on its way there,
 or what a peer region holds and was sent.
 
-As published, a metric that could not be read counts as 0, so the replica that nobody knows
-anything of looks like the emptiest. Here those who lack a signal are a tier behind those who lack
-fewer, and within a tier only what all know differs: they get work when nobody better known is
-available.
+As published, a metric that could not be read counts as 0, so an unknown replica looks like the
+emptiest. Here targets that lack a signal are a tier behind those that lack fewer: they get work
+when no better known target is available.
 """
 
 import math
@@ -24,7 +23,7 @@ from mesh.core.model.request import Request
 from mesh.core.policies.base import Choice, Score, Target
 from mesh.core.policies.indexed import Indexed
 
-SCORES_MAX = 8  # told of one choice: the best
+SCORES_MAX = 8  # of the best, for the receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class LlmDOptions:
 
 
 class Signals(NamedTuple):
-    """What is known of all targets, a column each, None where nobody says."""
+    """The signals of all targets, a column each, None where not reported."""
 
     queue: list[float | None]
     kv: list[float | None]
@@ -70,12 +69,12 @@ class LlmD(Indexed):
         first = ranks[order[0]]
         best = self._dice.choice([place for place in order if ranks[place] == first])
         terms = signals.terms(best).items()
-        said = ", ".join(f"{name} {_in_words(value)}" for name, value in terms)
+        shown = ", ".join(f"{name} {_in_words(value)}" for name, value in terms)
         scores = [
             Score(targets[place], None, signals.terms(place), signals.blocks[place])
             for place in order[:SCORES_MAX]
         ]
-        reason = f"score {-first[1]:.2f}: {said}"
+        reason = f"score {-first[1]:.2f}: {shown}"
         return Choice(targets[best], reason, signals.blocks[best], scores)
 
     def _signals(self, request: Request, targets: Sequence[Target]) -> Signals:
@@ -107,7 +106,7 @@ class LlmD(Indexed):
 
 
 def _queue(target: Target) -> int | None:
-    """Requests that wait there; None if nobody says."""
+    """Requests that wait there; None if not reported."""
     if target.replica is not None:
         return target.replica.pending
     return target.load if target.peer is not None else None
@@ -122,14 +121,14 @@ def _queue_scores(queues: list[int | None]) -> list[float | None]:
 
 
 def _kv_score(target: Target) -> float | None:
-    """Part of its KV cache that is free; None if nobody says. Of a region: as its routers see."""
+    """Part of its KV cache that is free; None if not reported. Of a region: by its digests."""
     if target.replica is not None:
         used = target.replica.heartbeat.kv_used_ratio
         return None if used is None else 1.0 - used
     if target.peer is None:
         return None
-    said = [digest.kv_used_ratio for digest in target.peer.digests.values()]
-    known = [ratio for ratio in said if ratio is not None]
+    ratios = [digest.kv_used_ratio for digest in target.peer.digests.values()]
+    known = [ratio for ratio in ratios if ratio is not None]
     return 1.0 - sum(known) / len(known) if known else None
 
 

@@ -1,7 +1,7 @@
 """Power of two choices: of two targets taken at random, the less loaded one.
 
-Two probes keep the longest queue almost as short as looking at all would, and without everybody
-rushing to the one emptiest replica while the news of it is old (Mitzenmacher, 2001).
+Two probes keep the longest queue almost as short as examining all would, and routers with old
+information don't all pick the same emptiest replica (Mitzenmacher, 2001).
 """
 
 from collections.abc import Sequence
@@ -51,11 +51,9 @@ class LeastLoad(Layered):
         return Choice(target, f"least load: {target.load} requests")
 
 
-# Round robin: each in turn, by name. The baseline that knows nothing.
-#
-# The turn is kept as a name, not an index, so that targets coming and going (full, not full)
-# don't make it favour whoever stands first; and per model, so that one model's requests don't
-# skip the turn of another's replicas.
+# Round robin: each in turn, by name; the baseline without information. The turn is kept as a name,
+# not an index, so that targets that become available or full don't favour the first one; and per
+# model, so that one model's requests don't skip the turn of another's replicas.
 
 
 MODELS_MAX = 256  # whose turns are remembered; the longest unused is forgotten

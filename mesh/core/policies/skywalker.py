@@ -5,8 +5,7 @@ the least loaded. A match shorter than `explore_below` of the prompt does not bi
 explores "when the prefix hit ratio is low, e.g. < 50 %"): then the least loaded target is
 chosen, and the prompt is entered for it all the same, or affinity would never start.
 
-Who is available, replicas before peers, and what is held are the rest of the paper: the placer's
-(`placement.py`) and the tables' business.
+Availability, replicas before peers, and holding, the rest of the paper, are in `placement.py`.
 """
 
 from collections.abc import Sequence
@@ -57,11 +56,9 @@ class SkyWalker(Indexed):
 #
 # Each region has a ring of its replicas and one of its peers (LBRing): the placer makes an instance
 # of this policy for either. A place on the ring that is not available, by selective pushing, is
-# passed over to the next. That is all the paper's variant needs to follow prefixes, by the key
-# alone; what it misses is what different users' prompts share.
-#
-# The paper's key is what the client provides, a user or session id. A request without one is known
-# by the beginning of its prompt, as in `consistent_hash.py`.
+# passed over to the next. It follows prefixes by the key alone; it misses what different users'
+# prompts share. The paper's key is a user or session id; a request without one is identified by the
+# beginning of its prompt, as in `consistent_hash.py`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +85,15 @@ class SkyWalkerCH(Layered):
         return choose_on_ring(self._ring, request, self._blocks, targets, targets, self._dice)
 
     def forget(self, spot: Destination) -> None:
-        """It leaves the ring; if it comes back, it comes back to its old place."""
         self._ring.forget(spot.name)
 
 
-# Region-local: what most operators run, and what SkyWalker is measured against (its Figure 10).
-#
-# Every region serves its own clients with its own replicas: SkyWalker's rule inside the region, and
-# nothing ever leaves it. When no replica is free the request waits, however idle the peers are.
+# Region-local: what SkyWalker is measured against (its Figure 10). Every region serves its own
+# clients with its own replicas; if none is free the request waits, however idle the peers are.
 
 
 class RegionLocal(SkyWalker):
-    """Never forwards. Joint, because it has to refuse the peers that it is shown."""
+    """Never forwards. Joint, to get the peers and refuse them."""
 
     joint: ClassVar[bool] = True
 

@@ -1,1 +1,1 @@
-"""Prompts as chained block hashes, and who is believed to hold them."""
+"""Prompts as chained block hashes, and the owners that hold them."""

@@ -1,18 +1,18 @@
 """The prefix index: which owners hold the KV of which prompt prefixes (SkyWalker 3.2).
 
 Logically a trie: every node has the set of owners of the prefix that ends there. Because block
-hashes are chained, a hash already names its whole path, so the trie is one dict from hash to
-owners and walking it is one look-up a block. Owners are bits of an int: "is any *available*
-owner here" is one `&`.
+hashes are chained, a hash names its whole path, so the trie is one dict from hash to owners and
+walking it is one look-up per block. Owners are bits of an int, so "does an available owner hold
+this" is one `&`.
 
-A match stops at the first block without an available owner: a child's owners are a subset of
-its parent's, so none can come deeper. Memory is bounded per owner, oldest insertion out first;
-an insertion touches its path leaf first and root last, so a parent is always younger than its
-children and eviction never leaves a gap in a path. What nobody has asked for during `ttl_s` goes
-too: an engine that idled has kept it, but one that was restarted behind its agent has not.
+A match stops at the first block without an available owner: a child's owners are a subset of its
+parent's. Memory is bounded per owner, the oldest insertion out first; an insertion enters its path
+leaf first and root last, so a parent is always younger than its children and eviction never leaves
+a gap in a path. Blocks that no request has used for `ttl_s` go too: an engine that idled has kept
+them, but one that was restarted behind its agent has not.
 
-Rejected: taking a prompt's blocks out when its engine says that it had not kept them. By then it
-has computed them anew; what a miss tells of is the blocks as old (`forget_until`).
+Rejected: removing a prompt's blocks when its engine reports a miss. By then it has computed them
+anew; gone are the blocks of the same age (`forget_until`).
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -23,22 +23,23 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 TTL_S = 3600.0
 MISSED_MAX = 4096  # owners, those that are gone included
-OWNERS_AT_ONCE = 4  # looked through for what is old, at each tick
+OWNERS_AT_ONCE = 4  # searched for old blocks at each tick
 EXPIRED_AT_ONCE = 1024  # blocks of each; about half a millisecond
 ALL = -1  # every bit
 NO_BLOCKS: dict[int, float] = {}
-TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as what is false and true
+NEVER = float("-inf")
+TRUTH = bytes.maketrans(b"01", b"\x00\x01")  # binary digits as false and true
 
 
 class PrefixMatch(NamedTuple):
-    """How many leading blocks some available owner holds, and who the deepest owners are."""
+    """How many leading blocks some available owner holds, and its deepest owners."""
 
     blocks: int
     owners: tuple[object, ...]
 
 
 class PrefixListener(Protocol):
-    """Is told which prefixes this region's replicas come to hold and lose."""
+    """Receives which prefixes this region's replicas come to hold and lose."""
 
     def used(self, hashes: Sequence[int], now: float) -> None:
         """A replica holds this prompt from now on."""
@@ -48,7 +49,7 @@ class PrefixListener(Protocol):
 
 
 class AnnouncedPrefixes(Protocol):
-    """What owners announce that they hold, which may be more than was placed on them from here."""
+    """What owners announce that they hold, which may be more than was placed on them here."""
 
     def depths(self, hashes: Sequence[int], owners: Iterable[Any]) -> Mapping[Any, int]:
         """How many leading blocks each of these owners announces; those with none are left out."""
@@ -56,19 +57,19 @@ class AnnouncedPrefixes(Protocol):
 
 
 class IndexListener(Protocol):
-    """Hears what this index was told itself, and says it to indexes of the same owners."""
+    """Receives this index's own changes, for indexes of the same owners at other routers."""
 
     def used(self, owner: Any, hashes: Sequence[int], now: float) -> None:
         """A prompt was inserted."""
 
     def lost(self, owner: Any, blocks: Sequence[int]) -> None:
-        """These never came to be there."""
+        """These were never computed there."""
 
     def missed(self, owner: Any, at: float) -> None:
-        """What was inserted last at that time or before is not there any more."""
+        """Blocks inserted last at that time or before are evicted."""
 
     def gone(self, owner: Any) -> None:
-        """The owner is gone with all it held, which everybody sees."""
+        """The owner is gone with all it held, as other routers see too."""
 
 
 class PrefixIndex(Generic[OwnerT]):
@@ -82,13 +83,13 @@ class PrefixIndex(Generic[OwnerT]):
         # Block hash -> when it was inserted, the oldest insertion first.
         self._blocks_of: dict[OwnerT, dict[int, float]] = {}
         self._bit_of: dict[OwnerT, int] = {}
-        self._owners: list[OwnerT] = []  # by the bit's place; of a free bit the last one's name
+        self._owners: list[OwnerT] = []  # by the bit's place; a free bit keeps its last owner
         self._free_bits: list[int] = []
-        self._turns: list[OwnerT] = []  # to be looked through for what is old
-        self._now = float("-inf")  # of the last tick
-        # Nothing of an owner was inserted before; it saves a look past all that has been used anew.
+        self._turns: list[OwnerT] = []  # to be searched for old blocks
+        self._now = NEVER  # of the last tick
+        # No block of an owner was inserted before.
         self._oldest_at: dict[OwnerT, float] = {}
-        self._missed_at: dict[OwnerT, float] = {}  # up to when what was inserted has been missed
+        self._missed_at: dict[OwnerT, float] = {}  # blocks inserted up to then are evicted
         self.outgoing: PrefixListener | None = None
         self.listener: IndexListener | None = None
         self.announced: AnnouncedPrefixes | None = None
@@ -101,28 +102,24 @@ class PrefixIndex(Generic[OwnerT]):
 
     @property
     def owners(self) -> tuple[OwnerT, ...]:
-        """Who is believed to hold anything."""
         return tuple(self._blocks_of)
 
     @property
     def owner_count(self) -> int:
-        """How many of them, without naming them."""
         return len(self._blocks_of)
 
     def held(self, owner: OwnerT) -> list[tuple[int, float]]:
-        """Its blocks and when each was inserted last, the longest unused first."""
+        """Its blocks and when each was inserted last, the oldest first."""
         return list(self._blocks_of.get(owner, NO_BLOCKS).items())
 
     def has(self, owner: OwnerT, block: int) -> bool:
-        """Whether it is believed to hold this block."""
         return block in self._blocks_of.get(owner, NO_BLOCKS)
 
     def missed_at(self, owner: OwnerT) -> float | None:
-        """Up to when what it was given is known to be gone."""
+        """Its blocks inserted up to then are evicted; None if none are known to be."""
         return self._missed_at.get(owner)
 
     def blocks(self, owner: OwnerT) -> int:
-        """How many blocks it is believed to hold."""
         return len(self._blocks_of.get(owner, ()))
 
     def bound(self, owner: OwnerT, blocks: int) -> None:
@@ -133,17 +130,19 @@ class PrefixIndex(Generic[OwnerT]):
         """Most blocks that are kept for it."""
         return self._bounds.get(owner, self._blocks_max)
 
-    def insert(self, owner: OwnerT, hashes: Sequence[int], now: float) -> None:
-        """`owner` holds, or is about to hold, the KV of this prompt."""
-        bound = self._bounds.get(owner, self._blocks_max)
+    def insert(self, owner: OwnerT, hashes: Sequence[int], now: float) -> tuple[int, float]:
+        """`owner` holds, or is about to hold, the KV of this prompt. Returns `depth` before."""
+        held = self.depth(owner, hashes)
         self.enter(owner, hashes, now)
+        hashes = hashes[: self._bounds.get(owner, self._blocks_max)]
         if self.outgoing is not None:
-            self.outgoing.used(hashes[:bound], now)
+            self.outgoing.used(hashes, now)
         if self.listener is not None:
-            self.listener.used(owner, hashes[:bound], now)
+            self.listener.used(owner, hashes, now)
+        return held
 
     def enter(self, owner: OwnerT, hashes: Sequence[int], now: float) -> None:
-        """The same, as another index of the same owners says."""
+        """The same, from another router's index of the same owners."""
         bit = self._bit(owner)
         blocks, owners_of = self._blocks_of[owner], self._owners_of
         bound = self._bounds.get(owner, self._blocks_max)
@@ -160,19 +159,19 @@ class PrefixIndex(Generic[OwnerT]):
         self._expire(owner, now)
 
     def merge(self, owner: OwnerT, held: Iterable[tuple[int, float]]) -> None:
-        """What another index has of it, with times: of each block the later one counts.
+        """Another index's blocks of it, with times: of each block the later one counts.
 
-        Takes time in proportion to all that both hold; it is for indexes that start.
+        Takes time in proportion to all that both hold.
         """
         bit, blocks = self._bit(owner), self._blocks_of[owner]
-        after = self._missed_at.get(owner, float("-inf"))
+        after = self._missed_at.get(owner, NEVER)
         for block, at in held:
             known = blocks.get(block)
             if at > after and (known is None or at > known):
                 blocks[block] = at
                 self._owners_of[block] = self._owners_of.get(block, 0) | bit
         self._oldest_at.pop(owner, None)
-        # Sorting is stable: what came in one prompt keeps its order.
+        # Sorting is stable: blocks of one prompt keep their order.
         self._blocks_of[owner] = dict(sorted(blocks.items(), key=itemgetter(1)))
         bound = self._bounds.get(owner, self._blocks_max)
         merged = self._blocks_of[owner]
@@ -183,7 +182,7 @@ class PrefixIndex(Generic[OwnerT]):
 
         Of no block it is minus infinity.
         """
-        blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, float("-inf")
+        blocks, depth, at = self._blocks_of.get(owner, NO_BLOCKS), 0, NEVER
         for inserted_at in map(blocks.get, hashes):
             if inserted_at is None:
                 break
@@ -191,7 +190,7 @@ class PrefixIndex(Generic[OwnerT]):
         return depth, at
 
     def retract(self, owner: OwnerT, hashes: Sequence[int], at: float) -> None:
-        """`owner` never got the blocks that were inserted at `at`; what came since stays."""
+        """`owner` did not compute the blocks inserted at `at`; later insertions stay."""
         blocks = self._blocks_of.get(owner, NO_BLOCKS)
         never = [block for block in hashes if blocks.get(block) == at]
         self.remove(owner, never)
@@ -199,7 +198,7 @@ class PrefixIndex(Generic[OwnerT]):
             self.listener.lost(owner, never)
 
     def remove(self, owner: OwnerT, blocks: Iterable[int]) -> None:
-        """`owner` does not hold these, as another index of the same owners says."""
+        """`owner` does not hold these, by another router's index."""
         known = self._blocks_of.get(owner, NO_BLOCKS)
         self._drop(owner, [block for block in dict.fromkeys(blocks) if block in known])
 
@@ -210,15 +209,14 @@ class PrefixIndex(Generic[OwnerT]):
             self.listener.missed(owner, at)
 
     def leave_until(self, owner: OwnerT, at: float) -> None:
-        """The same, as another index of the same owners says."""
+        """The same, from another router's index."""
         self._note_missed(owner, at)
-        # All in one go: a dict's iterator passes over what was deleted at its front, every time
-        # anew.
+        # All in one go: a dict's iterator skips what was deleted at its front, every time anew.
         held = self._blocks_of.get(owner, NO_BLOCKS).items()
         self._drop(owner, [block for block, _ in takewhile(lambda item: item[1] <= at, held)])
 
     def expire(self, now: float) -> None:
-        """Let go of some of what is older than `ttl_s`; call at every tick, owners take turns."""
+        """Drop some blocks older than `ttl_s`; call at every tick, owners take turns."""
         self._now = now
         if not self._turns:
             self._turns = list(self._blocks_of)
@@ -229,7 +227,7 @@ class PrefixIndex(Generic[OwnerT]):
 
     def _expire(self, owner: OwnerT, now: float) -> None:
         oldest = now - self._ttl_s
-        if self._oldest_at.get(owner, float("-inf")) >= oldest:
+        if self._oldest_at.get(owner, NEVER) >= oldest:
             return
         blocks = self._blocks_of[owner]
         first = islice(blocks.items(), EXPIRED_AT_ONCE)
@@ -248,7 +246,7 @@ class PrefixIndex(Generic[OwnerT]):
         return PrefixMatch(blocks, self._names(deepest))
 
     def depths(self, hashes: Iterable[int], available: Iterable[OwnerT]) -> dict[OwnerT, int]:
-        """How many leading blocks each available owner holds; those that hold none are left out."""
+        """How many leading blocks each available owner holds; without those that hold none."""
         mask = self._mask(available)
         found: dict[OwnerT, int] = {}
         depth = 0
@@ -278,16 +276,16 @@ class PrefixIndex(Generic[OwnerT]):
     def holders(
         self, hashes: Iterable[int], among: Iterable[OwnerT] | None = None
     ) -> list[tuple[int, Sequence[OwnerT]]]:
-        """Those who hold a beginning of it, the shallowest first: how many blocks, and who.
+        """Owners of a beginning of it, the shallowest first: how many blocks, and which owners.
 
-        `among`: these alone; else whoever it is, available or not.
+        `among`: only these, else all.
         """
         found: list[tuple[int, Sequence[OwnerT]]] = []
         depth, before = 0, ALL if among is None else self._mask(among)
         last: int | None = ALL
         for owners in map(self._owners_of.get, hashes):
-            if owners != last:  # mostly they are those of the block before
-                last, here = owners, before & (owners or 0)  # a gap stays one, whatever follows it
+            if owners != last:  # mostly they are the same as of the block before
+                last, here = owners, before & (owners or 0)  # after a gap nothing counts
                 if depth and (left := before & ~here):
                     found.append((depth, self._names(left)))
                 if not here:
@@ -309,8 +307,8 @@ class PrefixIndex(Generic[OwnerT]):
 
     def forget(self, owner: OwnerT) -> None:
         """`owner` is gone, and its KV with it."""
-        if self._now > float("-inf"):
-            self._note_missed(owner, self._now)  # an older snapshot may still be on its way
+        if self._now > NEVER:
+            self._note_missed(owner, self._now)  # an older snapshot may still arrive
         if self.listener is not None:
             self.listener.gone(owner)
         if owner not in self._bit_of:
@@ -348,20 +346,20 @@ class PrefixIndex(Generic[OwnerT]):
         return bit
 
     def _drop(self, owner: OwnerT, blocks: Sequence[int]) -> None:
-        """It holds all of these, and none of them any more."""
+        """Remove these, all of which it holds."""
         if not blocks:
             return
         held, owners_of, others = self._blocks_of[owner], self._owners_of, ~self._bit_of[owner]
-        nobodys = []
+        unowned = []
         for block in blocks:
             del held[block]
             if left := owners_of[block] & others:
                 owners_of[block] = left
             else:
                 del owners_of[block]
-                nobodys.append(block)
+                unowned.append(block)
         if self.outgoing is not None:
-            self.outgoing.lost(nobodys)
+            self.outgoing.lost(unowned)
 
     def _names(self, bits: int) -> tuple[OwnerT, ...]:
         digits = bin(bits)[:1:-1].encode().translate(TRUTH)  # the lowest bit first

@@ -1,28 +1,19 @@
-"""The other regions as this router sees them: round-trip time, digest, what was just sent.
+"""The peer regions as this router sees them: health, round trip, digests, work just forwarded.
 
-A peer is available (SkyWalker 3.3 and Algorithm 1) while it has replicas that are not full and
-its hold queue is at most tau. Digests are older than heartbeats by half a round trip, so what
-was forwarded since the last one is counted against the replicas it said were free.
+A peer is available (SkyWalker 3.3 and Algorithm 1) while it has replicas that are not full and its
+hold queue is at most tau. A digest is half a round trip old on arrival, so what was forwarded
+since is counted against the free replicas that it names.
 
-Whether somebody far away is alive, told from the gaps between what it says.
+Health is judged by the gap since the last digest: green while digests come in time, yellow when
+some are missing, red when the peer gets no work. Each router judges by what it receives itself, so
+no rumour needs a refutation, for which SWIM has incarnation numbers; (epoch, seq) order the digests
+of one router, and after a silence any new epoch counts, whatever its host's clock shows. Rejected:
+a detector that learns each peer's cadence (phi accrual): routers publish at a fixed one. Source:
+SWIM (Das et al. 2002) 4.2; SkyWalker 3.3.
 
-Green while digests come as they should, yellow when some are missing, red when so many are that
-it gets no work. Nobody is told by others that a third one is down: each router judges by what it
-hears itself, so there is no rumour to refute. What SWIM needs incarnation numbers for is left to
-the digests' own (epoch, seq): the next one that is newer than the last heard makes it green at
-once, a late one of an earlier life makes it nothing, and after a silence any new life counts,
-whatever its host's clock says, because what was said before the silence is forgotten by then.
-
-Rejected: a failure detector that learns each peer's cadence (phi accrual). Digests leave by a
-clock of our own making, so the gap that matters is known beforehand.
-Source: SWIM (Das et al. 2002) 4.2; SkyWalker 3.3 for what a peer must say to be given work.
-
-The round trips of pings to one peer: how long, how unsteady, how many never came back.
-
-A ping goes the way that work goes, over the bus and its links, so what it costs there is in it
-and a TCP handshake is not. One late ping is not a trend: the median of the last few enters a
-running average. Jitter is RFC 3550's (6.4.1), a running average of the difference between one
-round trip and the next; loss is counted over the last pings.
+Round trips are measured by pings over the bus, the way that work goes. The median of the last few
+enters a running average, so one late ping is no trend. Jitter is RFC 3550's (6.4.1); loss is
+counted over the last pings.
 """
 
 from collections import deque
@@ -36,13 +27,13 @@ from schemas.state import Digest, Health, ModelCapacity
 
 RTT_WEIGHT = 0.3  # of a new median in the running average
 RTT_SAMPLES = 5  # the median of so many
-JITTER_WEIGHT = 1 / 16  # RFC 3550: a good noise reduction that still follows
+JITTER_WEIGHT = 1 / 16  # RFC 3550
 PINGS_COUNTED = 60  # a minute of them: one lost is under two percent
 
 
 @dataclass(slots=True)
 class RoundTripEstimate:
-    """Seconds. Everything is None until it is known."""
+    """Seconds; None until known."""
 
     rtt_s: float | None = None
     jitter_s: float | None = None
@@ -51,13 +42,12 @@ class RoundTripEstimate:
 
     @property
     def loss_ratio(self) -> float | None:
-        """Part of the last pings that no answer came to."""
+        """Part of the last pings without an answer."""
         if not self._answered:
             return None
         return 1.0 - sum(self._answered) / len(self._answered)
 
     def measured(self, rtt_s: float) -> None:
-        """A ping came back."""
         self._answered.append(True)
         if self._samples:
             change_s = abs(rtt_s - self._samples[-1])
@@ -70,12 +60,11 @@ class RoundTripEstimate:
         )
 
     def lost(self) -> None:
-        """No answer came before the next ping."""
         self._answered.append(False)
 
 
 def health(gap_s: float, late_s: float, lost_s: float) -> Health:
-    """The colour of a gap since the last word, in seconds; infinite if there was none."""
+    """The health by the gap since the last digest, in seconds; infinite if there was none."""
     if gap_s > lost_s:
         return Health.RED
     return Health.YELLOW if gap_s > late_s else Health.GREEN
@@ -89,18 +78,18 @@ PEERS_MAX = 256  # regions
 
 @dataclass(slots=True)
 class Peer:
-    """One peer region. Several routers may speak for it; each one's digest stands by itself."""
+    """One peer region, by the last digest of each of its routers."""
 
     digests: dict[RouterId, Digest] = field(default_factory=dict)
-    heard_at: dict[RouterId, float] = field(default_factory=dict)  # the same routers
-    seen_at: float = float("-inf")  # any of them
+    heard_at: dict[RouterId, float] = field(default_factory=dict)  # when those arrived
+    seen_at: float = float("-inf")  # the latest arrival
     pings: RoundTripEstimate = field(default_factory=RoundTripEstimate)
     forwarded_at: deque[float] = field(default_factory=deque)
     refused_at: float | None = None
     within: frozenset[Label] | None = None  # only replicas that carry one of these count
 
     def seen_within(self, labels: frozenset[Label] | None) -> "Peer":
-        """The peer as a request sees it that wants one of these labels; for one decision."""
+        """The peer for one decision about a request that requires one of these labels."""
         return self if labels is None else replace(self, within=labels)
 
     @property
@@ -110,12 +99,10 @@ class Peer:
 
     @property
     def queue(self) -> int:
-        """Requests held in the region, over all its routers."""
         return sum([digest.queue for digest in self.digests.values()])
 
     @property
     def accepting(self) -> bool:
-        """Whether any of its routers takes requests."""
         return any(digest.accepting for digest in self.digests.values())
 
     def free(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
@@ -123,21 +110,21 @@ class Peer:
 
         `labels`: only of those that carry one of them.
         """
-        return max([capacity.free for capacity in self._told(model, labels)], default=0)
+        return max([capacity.free for capacity in self._capacities(model, labels)], default=0)
 
     def wait_s(self, model: ModelId) -> float | None:
-        """Shortest wait that any of its routers told; None while none did."""
-        waits = [one.wait_s for one in self._told(model, None) if one.wait_s is not None]
+        """Shortest wait by its routers' digests; None while unknown."""
+        waits = [one.wait_s for one in self._capacities(model, None) if one.wait_s is not None]
         return min(waits, default=None)
 
     def running(self, model: ModelId) -> float | None:
-        """Requests running beside a newcomer; None while nobody told."""
-        told = [one.running for one in self._told(model, None) if one.running is not None]
-        return max(told, default=None)
+        """Requests running beside a newcomer; None while unknown."""
+        known = [one.running for one in self._capacities(model, None) if one.running is not None]
+        return max(known, default=None)
 
     def kv_free_tokens(self, model: ModelId) -> int | None:
-        """Most KV memory that one of its replicas has left; None while nobody told."""
-        known = [one.kv_free_tokens for one in self._told(model, None)]
+        """Most KV memory that one of its replicas has left; None while unknown."""
+        known = [one.kv_free_tokens for one in self._capacities(model, None)]
         return max([tokens for tokens in known if tokens is not None], default=None)
 
     @property
@@ -150,14 +137,13 @@ class Peer:
 
     @property
     def requests_per_s(self) -> float:
-        """Arrivals over all its routers."""
         return sum([digest.requests_per_s for digest in self.digests.values()])
 
     def ready(self, model: ModelId, labels: Collection[Label] | None = None) -> int:
         """Replicas that serve the model, full or not; `labels` as of `free`."""
-        return max([capacity.ready for capacity in self._told(model, labels)], default=0)
+        return max([capacity.ready for capacity in self._capacities(model, labels)], default=0)
 
-    def _told(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
+    def _capacities(self, model: ModelId, labels: Collection[Label] | None) -> list[ModelCapacity]:
         kinds = [digest.models for digest in self.digests.values()]
         labels = self.within if labels is None else labels
         if labels is not None:
@@ -170,37 +156,28 @@ class Peer:
 
 
 class PeerTable:
-    """All peers that were heard of."""
+    """All known peers."""
 
-    def __init__(self, settings: RouterSettings, home: RegionId | None = None) -> None:
+    def __init__(self, settings: RouterSettings, home: RegionId) -> None:
         self._settings = settings
-        self._home = home
-        self._peers: dict[RegionId, Peer] = {}
+        self.by_region: dict[RegionId, Peer] = {}
+        # Seconds to a replica there and back; 0.0 at home, absent while unknown.
+        self.rtt_s: dict[RegionId, float] = {home: 0.0}
 
     def __iter__(self) -> Iterator[tuple[RegionId, Peer]]:
-        return iter(self._peers.items())
+        return iter(self.by_region.items())
 
     def get(self, region: RegionId) -> Peer | None:
-        """The peer of that name, if it was heard of."""
-        return self._peers.get(region)
-
-    def rtt_s(self, region: RegionId) -> float | None:
-        """Seconds to a replica there and back; 0.0 at home, None while unknown."""
-        if self._home is None or region == self._home:
-            return 0.0
-        peer = self._peers.get(region)
-        return None if peer is None else peer.rtt_s
+        return self.by_region.get(region)
 
     def round_trips(self) -> dict[RegionId, float]:
-        """Seconds to every peer that was measured."""
-        return {name: peer.rtt_s for name, peer in self._peers.items() if peer.rtt_s is not None}
+        return {name: peer.rtt_s for name, peer in self if peer.rtt_s is not None}
 
     def remember(self, region: RegionId) -> None:
-        """Work may be handed over to it, whether it was heard of or not."""
+        """Make it known without a digest: its requests may be handed back to it."""
         self._known(region)
 
     def measured(self, region: RegionId, rtt_s: float | None) -> None:
-        """Take in one ping; None if no answer came to it."""
         peer = self._known(region)
         if peer is None:
             return
@@ -208,9 +185,11 @@ class PeerTable:
             peer.pings.lost()
         else:
             peer.pings.measured(rtt_s)
+        if peer.rtt_s is not None:
+            self.rtt_s[region] = peer.rtt_s
 
     def health(self, peer: Peer, now: float) -> Health:
-        """How alive it is, by the gap since any of its routers spoke."""
+        """Its health, by the gap since the last digest of any of its routers."""
         gap_s = now - peer.seen_at
         return health(gap_s, self._settings.digest_late_s, self._settings.digest_lost_s)
 
@@ -225,34 +204,33 @@ class PeerTable:
         if known is None and len(peer.digests) >= ROUTERS_MAX:
             return
         if known is not None and not (digest.rtt_s and digest.cards):
-            # Told now and then: the last ones hold.
+            # These come now and then: the last ones hold.
             digest = replace(
                 digest, rtt_s=digest.rtt_s or known.rtt_s, cards=digest.cards or known.cards
             )
         peer.digests[digest.router], peer.heard_at[digest.router] = digest, now
         peer.seen_at, peer.refused_at = now, None
-        # The digest left half a round trip ago: what was forwarded since can't be in it. An
-        # unknown round trip is not a short one.
+        # The digest left half a round trip ago: what was forwarded since can't be in it.
         rtt_s = self._settings.digest_lost_s if peer.rtt_s is None else peer.rtt_s
         while peer.forwarded_at and peer.forwarded_at[0] < now - rtt_s:
             peer.forwarded_at.popleft()
 
     def forwarded(self, region: RegionId, now: float) -> None:
         """Count a request that is being sent there."""
-        self._peers[region].forwarded_at.append(now)
+        self.by_region[region].forwarded_at.append(now)
 
     def refused(self, region: RegionId, now: float) -> None:
-        """It had nobody free: not available until its next digest."""
-        if (peer := self._peers.get(region)) is not None:
+        """It had no free replica: not available until its next digest."""
+        if (peer := self.by_region.get(region)) is not None:
             peer.refused_at = now
 
     def expire(self, now: float, paused_s: Callable[[float], float] = lambda since: 0.0) -> None:
-        """Forget what routers said that fell silent: their queues and models are unknown again.
+        """Drop digests of silent routers: their queues and models are unknown again.
 
-        `paused_s`: seconds since a time that are nobody's silence, as this router stood still.
+        `paused_s`: of the seconds since a time, those in which this process was suspended.
         """
         lost_s = self._settings.digest_lost_s
-        for peer in self._peers.values():
+        for peer in self.by_region.values():
             for router, heard_at in list(peer.heard_at.items()):
                 if now - heard_at > lost_s and now - heard_at - paused_s(heard_at) > lost_s:
                     del peer.digests[router], peer.heard_at[router]
@@ -268,9 +246,9 @@ class PeerTable:
         busy_too: bool = False,
         labels: Collection[Label] | None = None,
     ) -> str | None:
-        """Why this peer should not be asked now, or None if it may be.
+        """Why this peer may not be given a request now, or None if it may.
 
-        `busy_too`: whoever asks judges by itself what is too busy. `labels`: only replicas that
+        `busy_too`: the policy judges by itself what is too busy. `labels`: only replicas that
         carry one of these count.
         """
         if self.health(peer, now) is Health.RED:
@@ -290,7 +268,7 @@ class PeerTable:
         return None
 
     def _known(self, region: RegionId) -> Peer | None:
-        """The peer of that name, from now on; None if there are too many."""
-        if region not in self._peers and len(self._peers) < PEERS_MAX:
-            self._peers[region] = Peer()
-        return self._peers.get(region)
+        """The peer of that name, added if it is new; None if there are too many."""
+        if region not in self.by_region and len(self.by_region) < PEERS_MAX:
+            self.by_region[region] = Peer()
+        return self.by_region.get(region)

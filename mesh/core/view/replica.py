@@ -1,15 +1,12 @@
 """One replica as a router knows it: its last heartbeat, and what was handed to it since.
 
-What is read of everybody for every request is worked out once a heartbeat, or counted with every
-hand-off, and is an attribute.
+What is read of every replica for every request is computed once per heartbeat, or counted with
+every hand-off, and is an attribute.
 
-Work sent to one replica that its heartbeats don't show yet.
-
-A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`)
-or it is over. When its answer begins it waits no longer, but it still sits in the batch slot
-that the last heartbeat showed free: giving that slot away again is how a replica gets pending
-work. Rejected: counting only what has not begun, which overfills a batch by as much as starts
-between two heartbeats.
+A hand-off takes room from the moment it is sent until a heartbeat counts it (`Heartbeat.taken`) or
+it is over. When its answer begins it waits no longer, but it still occupies the batch slot that the
+last heartbeat showed free. Rejected: counting only hand-offs that have not begun, which overfills a
+batch by as many as begin between two heartbeats.
 """
 
 from collections import deque
@@ -17,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import Heartbeat, ModelCard, ReplicaState
 
 
 @dataclass(slots=True)
 class UnseenHandoff:
-    """One piece of work on its way."""
+    """One hand-off that no heartbeat has confirmed."""
 
     sent_at: float
     tokens: int
@@ -32,14 +29,14 @@ class UnseenHandoff:
 
 
 class UnseenHandoffs:
-    """One replica's, by their numbers, the oldest first."""
+    """One replica's, by number, the oldest first."""
 
     def __init__(self) -> None:
         self._unseen: dict[int, UnseenHandoff] = {}
-        self.count = 0  # all of them; an attribute, because it is read for everybody every time
+        self.count = 0
         self.tokens = 0  # their prompt tokens
-        self.prefill_tokens = 0  # still to be computed, of those whose answers have not begun
-        self.waiting = 0  # and how many those are
+        self.waiting = 0  # those whose answers have not begun
+        self.prefill_tokens = 0  # of those, still to be computed
 
     def __len__(self) -> int:
         return self.count
@@ -53,7 +50,6 @@ class UnseenHandoffs:
         self.waiting += 1
 
     def began(self, number: int) -> None:
-        """Its answer has begun: it runs."""
         handoff = self._unseen.get(number)
         if handoff is not None and handoff.waits:
             handoff.waits = False
@@ -61,7 +57,6 @@ class UnseenHandoffs:
             self.prefill_tokens -= handoff.prefill_tokens
 
     def over(self, number: int) -> None:
-        """It ended, or was never taken."""
         handoff = self._unseen.pop(number, None)
         if handoff is not None:
             self.count -= 1
@@ -71,12 +66,12 @@ class UnseenHandoffs:
                 self.prefill_tokens -= handoff.prefill_tokens
 
     def confirm(self, last: int) -> None:
-        """A heartbeat counts everything up to number `last`."""
+        """A heartbeat counts hand-offs up to number `last`."""
         while self._unseen and (first := next(iter(self._unseen))) <= last:
             self.over(first)
 
     def expire(self, sent_before: float) -> None:
-        """What no heartbeat confirmed for so long was lost, or has been served."""
+        """Hand-offs that no heartbeat confirmed for so long were lost, or have been served."""
         while self._unseen:
             number, handoff = next(iter(self._unseen.items()))
             if handoff.sent_at >= sent_before:
@@ -98,40 +93,40 @@ class Replica:
     heartbeat: Heartbeat
     seen_at: float
     on_the_way: UnseenHandoffs = field(default_factory=UnseenHandoffs)
-    refused_at: float | None = None  # an agent's word is newer than its last heartbeat
-    relayed: deque[ForwardedAnswer] = field(
-        default_factory=deque
-    )  # what it owes to peers, oldest first
-    # By its last heartbeat: requests in it, how many more its agent takes (none if it isn't ready,
-    # or doesn't say), and KV memory that no request was promised.
+    refused_at: float | None = None  # the agent refused work since its last heartbeat
+    relayed: deque[ForwardedAnswer] = field(default_factory=deque)  # to peers, the oldest first
+    # By its last heartbeat: requests in it, how many more its agent takes (0 if it isn't ready, or
+    # doesn't report it), and KV memory that is not assigned to requests.
     inside: int = field(init=False)
     room: int = field(init=False)
-    kv_told_tokens: float | None = field(init=False)
+    kv_reported_tokens: float | None = field(init=False)
     cards: Mapping[ModelId, ModelCard] = field(default_factory=dict)
-    took: bool = False  # `takes`, when it was last settled
+    # As of the table's last update: its agent takes more work; it is ready and has none.
+    takes: bool = False
+    is_idle: bool = False
 
     def __post_init__(self) -> None:
-        self.hear(self.heartbeat, self.seen_at)
+        self.update(self.heartbeat, self.seen_at)
 
-    def hear(self, beat: Heartbeat, now: float) -> None:
-        """Its last word.
+    def update(self, beat: Heartbeat, now: float) -> None:
+        """Take in a heartbeat.
 
-        The agent's own count of requests never misses; the engine's may include work of others.
+        The agent's own count of requests is complete; the engine's may include work of others.
         """
         self.heartbeat, self.seen_at, self.refused_at = beat, now, None
-        if beat.cards:  # told now and then: the last ones hold
+        if beat.cards:  # sent now and then: the last ones hold
             self.cards = beat.cards
         self.inside = max(beat.outstanding, (beat.running or 0) + (beat.pending or 0))
         is_ready, most = beat.state is ReplicaState.READY, beat.outstanding_max
         self.room = most - beat.outstanding if is_ready and most is not None else 0
-        self.kv_told_tokens = None
+        self.kv_reported_tokens = None
         if beat.kv_capacity_tokens is not None and beat.kv_used_ratio is not None:
             free = beat.kv_capacity_tokens * (1.0 - beat.kv_used_ratio)
-            self.kv_told_tokens = free - (beat.prefill_queued_tokens or 0)
+            self.kv_reported_tokens = free - (beat.prefill_queued_tokens or 0)
 
     @property
     def pending(self) -> int | None:
-        """Requests waiting in the engine or on their way there; None if the engine won't say."""
+        """Requests waiting in the engine or on their way there; None if not reported."""
         known = self.heartbeat.pending
         return None if known is None else known + self.on_the_way.waiting
 
@@ -141,24 +136,48 @@ class Replica:
         return self.inside + self.on_the_way.count
 
     @property
-    def takes(self) -> bool:
-        """Whether its agent is known to take more work."""
-        return self.on_the_way.count < self.room and self.refused_at is None
-
-    @property
     def kv_free_tokens(self) -> float | None:
-        """KV memory that no request has been promised, less than 0 if too much was; or unknown."""
-        told = self.kv_told_tokens
-        return None if told is None else told - self.on_the_way.tokens
+        """KV memory not assigned to requests, below 0 if too much was; None if unknown."""
+        free = self.kv_reported_tokens
+        return None if free is None else free - self.on_the_way.tokens
 
     def prefill_queue_tokens(self, now: float, s_per_token: float) -> float | None:
         """Prompt tokens this replica still has to compute; None if unknown.
 
-        What its heartbeat said was waiting, less what it has computed since at `s_per_token`,
-        and what was handed off since.
+        The heartbeat's queue, less what it has computed since at `s_per_token`, and what was
+        handed off since.
         """
         queued = self.heartbeat.prefill_queued_tokens
         if queued is None:
             return None
         old = queued - (now - self.seen_at) / s_per_token if s_per_token else queued
         return (old if old > 0.0 else 0.0) + self.on_the_way.prefill_tokens
+
+
+# Names are unique inside a region only. A router that has adopted a region knows that region's
+# replicas as `<region>/<replica>`; no name contains a slash.
+
+SLASH = "/"
+
+
+class RegionAndReplica(NamedTuple):
+    """A name's parts; `region` is None for a replica of this region."""
+
+    region: RegionId | None
+    replica: ReplicaId
+
+
+def replica_name_at(region: RegionId, replica: ReplicaId, home: RegionId) -> ReplicaId:
+    """The name in the tables of a router of `home`."""
+    return replica if region == home else ReplicaId(f"{region}{SLASH}{replica}")
+
+
+def is_adopted(name: ReplicaId) -> bool:
+    """Whether that is a replica of another region."""
+    return SLASH in name
+
+
+def split_replica_name(name: ReplicaId) -> RegionAndReplica:
+    """The name on the bus."""
+    region, slash, replica = name.rpartition(SLASH)
+    return RegionAndReplica(RegionId(region) if slash else None, ReplicaId(replica))

@@ -1,20 +1,17 @@
-"""Who serves which model, and who of them is idle: kept up to date so that a few can be drawn.
+"""Which replicas serve a model, and which of them are idle, so that a sample can be drawn.
 
-Looking at a thousand replicas for every request costs more than all else about placing it, and
-gains little: the best of a few random ones is nearly as good as the best of all, and each further
-one gains less (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
-Where the news is old it is even better: routers that see the same heartbeats all send their next
+Examining a thousand replicas per request costs more than all else about placing it, and gains
+little: the best of a few random ones is nearly as good as the best of all, and each further one
+gains less (Mitzenmacher, "The power of two choices in randomized load balancing", 2001). With old
+information it is even better: routers that see the same heartbeats would all send their next
 requests to the same least loaded replica (Mitzenmacher, "How useful is old information?", 2000;
-seen live in ai-dynamo/dynamo, issue 589), but their samples differ. A random few would miss two
-kinds that matter: the holders of a long prefix, which the policy names, and the last idle ones of
-a busy fleet, which are drawn apart.
+seen live in ai-dynamo/dynamo, issue 589), but their samples differ. A random sample would miss two
+kinds that matter: the holders of a long prefix, which the policy names, and the last idle replicas
+of a busy fleet, which are drawn separately. Rejected: a heap of all by load: all routers would pick
+its top.
 
-Rejected: a heap of all by load. It finds the least loaded one, which is what everybody rushes to.
-
-A set that is drawn from at random, in constant time.
-
-A list holds the things and a dict says where each is; whoever leaves is replaced by the last one.
-A dict alone would have to be walked through to reach its n-th thing.
+A `SampledSet` is drawn from at random in constant time: a list holds the things and a dict their
+places; the last one replaces a removed one.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator
@@ -27,7 +24,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class SampledSet(Generic[T]):
-    """Its order depends on what came and went, and on nothing else."""
+    """Its order depends only on what was added and discarded."""
 
     def __init__(self) -> None:
         self._things: list[T] = []
@@ -43,13 +40,11 @@ class SampledSet(Generic[T]):
         return iter(self._things)
 
     def add(self, thing: T) -> None:
-        """Put it in, if it isn't there."""
         if thing not in self._places:
             self._places[thing] = len(self._things)
             self._things.append(thing)
 
     def discard(self, thing: T) -> None:
-        """Take it out, if it is there."""
         place = self._places.pop(thing, None)
         if place is None:
             return
@@ -58,10 +53,7 @@ class SampledSet(Generic[T]):
             self._things[place], self._places[last] = last, place
 
     def draw(self, most: int, dice: Random) -> list[T]:
-        """All of them if there are no more than `most`, else so many draws.
-
-        They are not taken out, and the same one may be drawn again.
-        """
+        """All of them if there are no more than `most`, else so many draws with replacement."""
         if len(self._things) <= most:
             return self._things.copy()
         return dice.choices(self._things, k=most)
@@ -69,14 +61,14 @@ class SampledSet(Generic[T]):
 
 Member = TypeVar("Member")
 
-ALL_MAX = 64  # replicas of a model that are all looked at
+ALL_MAX = 64  # replicas of a model that are all examined
 HOLDERS_MAX = 16
 IDLE_MAX = 16
 OTHERS_MAX = 48
 
 
 class ModelReplicas(Generic[Member]):
-    """Those of one model."""
+    """The replicas of one model."""
 
     def __init__(self) -> None:
         self.members: dict[ReplicaId, Member] = {}
@@ -84,18 +76,16 @@ class ModelReplicas(Generic[Member]):
         self._listed: list[ReplicaId] | None = None  # the members, until one comes or goes
 
     def enter(self, name: ReplicaId, member: Member) -> None:
-        """It serves the model."""
         self.members[name] = member
         self._listed = None
 
     def leave(self, name: ReplicaId) -> None:
-        """It serves it no longer."""
         self.members.pop(name, None)
         self.idle.discard(name)
         self._listed = None
 
     def some(self, first: Iterable[str], dice: Random) -> list[Member]:
-        """Those of `first` who are members, some idle ones, and some of all; nobody twice."""
+        """The members among `first`, some idle ones, and some of all; none twice."""
         if not self.members:
             return []
         if self._listed is None:
@@ -108,38 +98,34 @@ class ModelReplicas(Generic[Member]):
 
 
 class ReplicaSampler(Generic[Member]):
-    """The crews of all models."""
+    """The replicas of all models."""
 
     def __init__(self) -> None:
-        self._crews: dict[ModelId, ModelReplicas[Member]] = {}
-        self._nobody: ModelReplicas[Member] = ModelReplicas()
+        self._by_model: dict[ModelId, ModelReplicas[Member]] = {}
+        self._none: ModelReplicas[Member] = ModelReplicas()
 
     def models(self) -> Collection[ModelId]:
-        """Those that somebody serves, or would if it were ready."""
-        return self._crews.keys()
+        return self._by_model.keys()
 
     def replicas_of(self, model: ModelId) -> ModelReplicas[Member]:
-        """To be read."""
-        return self._crews.get(model, self._nobody)
+        return self._by_model.get(model, self._none)
 
     def enter(self, name: ReplicaId, models: Iterable[ModelId], member: Member) -> None:
-        """It serves these models from now on."""
         for model in models:
-            self._crews.setdefault(model, ModelReplicas()).enter(name, member)
+            self._by_model.setdefault(model, ModelReplicas()).enter(name, member)
 
     def leave(self, name: ReplicaId, models: Iterable[ModelId]) -> None:
-        """It serves these no longer."""
         for model in models:
-            crew = self._crews.get(model)
-            if crew is not None:
-                crew.leave(name)
-                if not crew.members:
-                    del self._crews[model]
+            replicas = self._by_model.get(model)
+            if replicas is not None:
+                replicas.leave(name)
+                if not replicas.members:
+                    del self._by_model[model]
 
     def settle(self, name: ReplicaId, models: Iterable[ModelId], *, is_idle: bool) -> None:
-        """Whether it has work may have changed; it serves these."""
+        """Note whether it is idle; it serves these models."""
         for model in models:
-            idle = self._crews[model].idle
+            idle = self._by_model[model].idle
             if is_idle:
                 idle.add(name)
             else:

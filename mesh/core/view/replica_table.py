@@ -1,47 +1,44 @@
-"""The replicas that this router may place on, as it knows them: heartbeats plus what it just sent.
+"""The replicas that this router may place on: their heartbeats plus what it just sent.
 
 Selective pushing (SkyWalker 3.3): a replica takes work while nothing is pending in it, that is,
-while all it accepted fits its running batch. A heartbeat is up to 100 ms old, so what this
-router handed off since then must be counted too: every hand-off has a number that rises,
-heartbeats say which number was the last one taken (`Heartbeat.taken`), and all later ones are
-*on their way* (`replica.py`). They may fill the room the heartbeat left (batch slots and KV
-tokens), no more; without this, everyone would hit the emptiest replica until its next heartbeat.
+while all it accepted fits its running batch. A heartbeat is up to 100 ms old, so every hand-off has
+a rising number, heartbeats name the last one taken (`Heartbeat.taken`), and all later ones are *on
+their way* (`replica.py`). They may fill the room that the heartbeat left (batch slots and KV
+tokens), no more; otherwise all routers would overfill the emptiest replica until its next one.
 
-What a heartbeat does not say is None and is never taken for zero: an engine that does not tell
-its batch size gets a small fixed number of hand-offs per heartbeat instead of "room for all".
+What a heartbeat does not report is None and is never taken for zero: an engine that does not report
+its batch size gets a small fixed number of hand-offs per heartbeat.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from mesh.core.model.replica_names import is_adopted
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.bus_status import BusStatus
-from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
-from mesh.core.view.replica import ForwardedAnswer, Replica
+from mesh.core.view.bus_status import REST_S, BusStatus, HeartbeatLossDetector
+from mesh.core.view.replica import ForwardedAnswer, Replica, is_adopted
 from mesh.core.view.replica_sampling import ReplicaSampler
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.settings import PushingKind
 from schemas.state import Heartbeat, ModelCard, ReplicaState
 
-REPLICAS_MAX = 16_384  # with those adopted; heartbeats of more are not listened to
+REPLICAS_MAX = 16_384  # adopted ones included; heartbeats of more are ignored
 OTHER_MODEL = "other model"
 KEPT_S = 600.0  # a replica lost for longer has an empty cache, or another one's
 
 
 class LostReplica(NamedTuple):
-    """A replica that fell silent: if the same agent comes back, so does its engine's cache."""
+    """A replica that fell silent: if the same agent returns, its engine's cache may still count."""
 
     epoch: int
     lost_at: float
 
 
 class HeartbeatChange(NamedTuple):
-    """What a heartbeat changed. `orphans`: peers' inboxes whose answers died with the agent."""
+    """What a heartbeat changed. `orphans`: peers' inboxes whose answers are lost with the agent."""
 
-    changed: bool  # of what peers are told: full, state or models
-    restarted: bool  # the agent is another one, or gone: what it had taken is lost
+    changed: bool  # what the digest contains: full, state or models
+    restarted: bool  # another process, or gone: the work that it had is lost
     orphans: tuple[str, ...]
 
 
@@ -49,45 +46,45 @@ NO_CHANGE = HeartbeatChange(changed=False, restarted=False, orphans=())
 
 
 class ReplicaTable:
-    """All replicas of the region, and of those it has adopted, that were heard of.
+    """All known replicas of the region, and of those that it has adopted.
 
-    `adopted_by_peer`: a peer owns the region's own ones at present, so nothing may be placed on
-    them here.
+    `adopted_by_peer`: a peer owns the region's own replicas now, so none of them is available here.
     """
 
     def __init__(self, me: RouterId, settings: RouterSettings) -> None:
         self._me = me
         self._settings = settings
-        self._replicas: dict[ReplicaId, Replica] = {}
+        self.by_name: dict[ReplicaId, Replica] = {}
         self._sampler: ReplicaSampler[Replica] = ReplicaSampler()
         self._lost: dict[ReplicaId, LostReplica] = {}
-        self._loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}
+        self.loss_detectors: dict[RegionId, HeartbeatLossDetector] = {}  # of each region seen
         self.bus = BusStatus(settings)
         self.adopted_by_peer = False
-        self.roll = 0  # rises when one comes or goes, begins to take work or ceases to
-        self._stirred: set[ReplicaId] = set()
-        self._last_handoff = 0  # over all replicas: it must outlive each of them
+        self.roll = 0  # rises when a replica comes or goes, begins to take work or ceases to
+        # Replicas whose load may have changed; the candidate cache clears it.
+        self.changed: dict[ReplicaId, None] = {}
+        self._last_handoff = 0  # over all replicas, as it outlives each of them
 
     def __iter__(self) -> Iterator[Replica]:
-        return iter(self._replicas.values())
+        return iter(self.by_name.values())
 
     def __len__(self) -> int:
-        return len(self._replicas)
+        return len(self.by_name)
 
     def get(self, name: ReplicaId) -> Replica | None:
-        """The replica of that name, if it is known."""
-        return self._replicas.get(name)
+        return self.by_name.get(name)
 
     def remembers(self, name: str) -> bool:
-        """Whether it is one of ours, or was until it fell silent a while ago."""
-        return name in self._replicas or name in self._lost
+        """Whether it is known, or was until it fell silent a while ago."""
+        return name in self.by_name or name in self._lost
 
     def see(self, beat: Heartbeat, now: float) -> HeartbeatChange:
         """Take in a heartbeat; one that arrives out of order is ignored."""
-        self._loss_detectors.setdefault(beat.region, HeartbeatLossDetector(self._settings)).heard(
-            now
-        )
-        known = self._replicas.get(beat.replica)
+        detector = self.loss_detectors.get(beat.region)
+        if detector is None:
+            detector = self.loss_detectors[beat.region] = HeartbeatLossDetector(self._settings)
+        detector.seen(now)
+        known = self.by_name.get(beat.replica)
         if known is not None and _is_older(beat, known.heartbeat):
             return NO_CHANGE
         if known is not None and beat.epoch != known.heartbeat.epoch:
@@ -102,13 +99,14 @@ class ReplicaTable:
             self._remove(known)
             return HeartbeatChange(changed=True, restarted=True, orphans=_inboxes(known))
         last = known.heartbeat
-        known.hear(beat, now)
+        known.update(beat, now)
         taken = beat.taken.get(self._me, 0)
-        if taken <= self._last_handoff:  # else none of ours: who hands over may name any router
+        if taken <= self._last_handoff:  # a higher one was not ours: agents may name any
             known.on_the_way.confirm(taken)
         if last.models != beat.models:
             self._sampler.leave(beat.replica, last.models)
             self._sampler.enter(beat.replica, beat.models, known)
+            known.is_idle = False
         if (last.state, last.models) != (beat.state, beat.models):
             self.roll += 1
         self._settle(known)
@@ -118,96 +116,90 @@ class ReplicaTable:
         return HeartbeatChange(changed=changed, restarted=False, orphans=())
 
     def _add(self, beat: Heartbeat, now: float) -> bool:
-        crowd = len(self._replicas) + len(self._lost)
-        if beat.state is ReplicaState.GONE or crowd >= REPLICAS_MAX:
+        known = len(self.by_name) + len(self._lost)
+        if beat.state is ReplicaState.GONE or known >= REPLICAS_MAX:
             return False
-        self._replicas[beat.replica] = replica = Replica(beat, now)
+        self.by_name[beat.replica] = replica = Replica(beat, now)
         self.roll += 1
-        self._loss_detectors[beat.region].known += 1
+        self.loss_detectors[beat.region].known += 1
         self._sampler.enter(beat.replica, beat.models, replica)
         self._settle(replica)
         return True
 
     def _remove(self, replica: Replica) -> None:
         beat = replica.heartbeat
-        del self._replicas[beat.replica]
-        self._loss_detectors[beat.region].known -= 1
+        del self.by_name[beat.replica]
+        self.loss_detectors[beat.region].known -= 1
         self._sampler.leave(beat.replica, beat.models)
-        self._stirred.discard(beat.replica)
+        self.changed.pop(beat.replica, None)
         self.roll += 1
 
     def _settle(self, replica: Replica) -> None:
-        """What it has in work, or whether it takes more, may have changed."""
-        beat, takes = replica.heartbeat, replica.takes
-        is_idle = beat.state is ReplicaState.READY and not replica.load
-        self._sampler.settle(beat.replica, beat.models, is_idle=is_idle)
-        self._stirred.add(beat.replica)
-        if takes is not replica.took:
-            replica.took = takes
+        """Note that its load, or whether it takes more, may have changed."""
+        beat, on_the_way = replica.heartbeat, replica.on_the_way.count
+        self.changed[beat.replica] = None
+        takes = on_the_way < replica.room and replica.refused_at is None
+        if takes is not replica.takes:
+            replica.takes = takes
             self.roll += 1
-
-    def stirred(self) -> list[Replica]:
-        """Those settled anew since this was last asked; for one who keeps what was so before."""
-        stirred = [self._replicas[name] for name in self._stirred]
-        self._stirred.clear()
-        return stirred
+        is_idle = not (on_the_way or replica.inside) and beat.state is ReplicaState.READY
+        if is_idle is not replica.is_idle:
+            replica.is_idle = is_idle
+            self._sampler.settle(beat.replica, beat.models, is_idle=is_idle)
 
     def remove(self, name: ReplicaId) -> None:
-        """It is not ours any more, though it is not lost."""
-        if (replica := self._replicas.get(name)) is not None:
+        """Drop a replica that was handed back, without counting it as lost."""
+        if (replica := self.by_name.get(name)) is not None:
             self._remove(replica)
         self._lost.pop(name, None)
 
     def names_of(self, region: RegionId) -> list[ReplicaId]:
-        """Replicas of that region."""
-        found = self._replicas.items()
+        found = self.by_name.items()
         return [name for name, replica in found if replica.heartbeat.region == region]
 
     def hand_off(self, name: ReplicaId, tokens: int, prefill_tokens: int, now: float) -> int:
         """Count work that is being sent to a replica; returns the hand-off's number.
 
-        `tokens`: of its prompt; `prefill_tokens`: those of them that it has to compute.
+        `tokens`: of its prompt; `prefill_tokens`: of those, estimated to be computed.
         """
         self._last_handoff += 1
-        replica = self._replicas[name]
+        replica = self.by_name[name]
         replica.on_the_way.add(self._last_handoff, tokens, prefill_tokens, now)
         self._settle(replica)
         return self._last_handoff
 
     def began(self, name: ReplicaId, number: int) -> None:
-        """A hand-off has begun to answer: it no longer waits."""
-        replica = self._replicas.get(name)
+        replica = self.by_name.get(name)
         if replica is not None:
             replica.on_the_way.began(number)
 
     def over(self, name: ReplicaId, number: int) -> None:
-        """A hand-off ended, however it did: it takes no room any more."""
-        replica = self._replicas.get(name)
+        replica = self.by_name.get(name)
         if replica is not None:
             replica.on_the_way.over(number)
             self._settle(replica)
 
     def refused(self, name: ReplicaId, now: float) -> None:
-        """Its agent did not take work: it is not available until it says so itself."""
-        replica = self._replicas.get(name)
+        """Its agent refused work: it is not available until its next heartbeat."""
+        replica = self.by_name.get(name)
         if replica is not None:
             replica.refused_at = now
             self._settle(replica)
 
     def relay(self, name: ReplicaId, inbox: str, deadline: float) -> None:
-        """Remember that a peer awaits this replica's answer, until `deadline` at most."""
-        replica = self._replicas[name]
+        """Note a peer's inbox that this replica answers to, until `deadline` at most."""
+        replica = self.by_name[name]
         replica.relayed.append(ForwardedAnswer(inbox, deadline))
         while len(replica.relayed) > self._settings.relayed_max:
             replica.relayed.popleft()
 
     def expire(self, now: float) -> list[tuple[ReplicaId, tuple[str, ...]]]:
-        """Drop what time has ended. Returns replicas lost just now with the inboxes they owe."""
+        """Drop what is overdue. Returns the replicas lost now, with peers' inboxes."""
         kept_s = self._settings.handoff_s_max
         kept_blind_s = max(kept_s, self._settings.heartbeat_blind_s)
         lost_s = self._settings.heartbeat_lost_s
         lost = []
-        for name, replica in list(self._replicas.items()):
+        for name, replica in list(self.by_name.items()):
             if replica.on_the_way.count:
                 is_blind = self.is_blind_to(replica, now)
                 replica.on_the_way.expire(now - (kept_blind_s if is_blind else kept_s))
@@ -221,7 +213,7 @@ class ReplicaTable:
         return lost
 
     def forgotten(self, now: float) -> list[ReplicaId]:
-        """Replicas that have been lost for so long that nothing they held counts any more."""
+        """Replicas that have been lost for KEPT_S: their caches count no more."""
         gone = [name for name, lost in self._lost.items() if now - lost.lost_at > KEPT_S]
         for name in gone:
             del self._lost[name]
@@ -229,38 +221,33 @@ class ReplicaTable:
 
     def is_lost(self, replica: Replica, now: float) -> bool:
         """Whether its heartbeats have been missing for too long."""
-        since = self._loss_detectors[replica.heartbeat.region].since(replica.seen_at)
+        since = self.loss_detectors[replica.heartbeat.region].since(replica.seen_at)
         is_silent = self.bus.silent_s(since, now) > self._settings.heartbeat_lost_s
         return is_silent and not self.is_blind_to(replica, now)
 
     def is_blind_to(self, replica: Replica, now: float) -> bool:
-        """Whether nobody of its region is heard, though more than one was: `heartbeat_loss.py`."""
-        return self.bus.is_away(now) or self._loss_detectors[replica.heartbeat.region].is_blind(now)
+        """Whether its region's heartbeats are lost rather than replicas."""
+        return self.bus.is_away(now) or self.loss_detectors[replica.heartbeat.region].is_blind(now)
 
     def serves(self, replica: Replica, model: ModelId) -> bool:
-        """Whether it is ready and has this model."""
         beat = replica.heartbeat
         return beat.state is ReplicaState.READY and model in beat.models
 
-    def regions(self) -> Collection[RegionId]:
-        """Whose replicas were heard of."""
-        return self._loss_detectors.keys()
-
     def card(self, model: ModelId) -> ModelCard | None:
-        """What the engine of some replica that serves the model says of it."""
+        """The card of the model, from some replica that serves it."""
         cards = (replica.cards.get(model) for replica in self.serving(model))
         return next((card for card in cards if card is not None), None)
 
     def models(self) -> tuple[ModelId, ...]:
-        """Models that somebody serves, or would if it were ready."""
+        """Models that some replica has, ready or not."""
         return tuple(self._sampler.models())
 
     def serving(self, model: ModelId) -> Collection[Replica]:
-        """Those who have this model, whatever their state."""
+        """Replicas that have this model, whatever their state."""
         return self._sampler.replicas_of(model).members.values()
 
     def sample_serving(self, model: ModelId, first: Iterable[str], dice: Random) -> list[Replica]:
-        """Some of them: those of `first`, idle ones, random ones; nobody twice."""
+        """Some of them: those of `first`, idle ones, random ones; none twice."""
         return self._sampler.replicas_of(model).some(first, dice)
 
     def partition_available(
@@ -271,15 +258,15 @@ class ReplicaTable:
         busy_too: bool = False,
         among: Iterable[Replica] | None = None,
     ) -> tuple[list[Replica], list[tuple[Replica, str]]]:
-        """Those that `unavailable_because` has nothing against, and the others with the reason.
+        """The available replicas, and the others with the reason of `unavailable_because`.
 
-        `among`: these, everybody if not said. It is asked of many for every request, so what is
-        mostly the case is seen at once.
+        `among`: these, else all. It runs for many replicas per request, so the most frequent
+        case comes first.
         """
         free, others, adopted_by_peer = [], [], self.adopted_by_peer
         late_s, kind = self._settings.heartbeat_late_s, self._settings.pushing.kind
         any_load, until_pending = busy_too or kind is PushingKind.BLIND, kind is PushingKind.PENDING
-        for replica in self._replicas.values() if among is None else among:
+        for replica in self.by_name.values() if among is None else among:
             beat, on_the_way = replica.heartbeat, replica.on_the_way.count
             if (
                 on_the_way < replica.room
@@ -301,10 +288,10 @@ class ReplicaTable:
     def unavailable_because(
         self, replica: Replica, model: ModelId, now: float, *, busy_too: bool = False
     ) -> str | None:
-        """Why this replica should not be pushed work now, or None if it may be.
+        """Why this replica may not be given work now, or None if it may.
 
-        `busy_too`: whoever asks judges by itself what is too busy. That needs an agent which takes
-        work that must queue; one that doesn't say how much it takes is too old to.
+        `busy_too`: the policy judges by itself what is too busy. That needs an agent that takes
+        work which must queue; one that doesn't report how much it takes is too old for it.
         """
         beat = replica.heartbeat
         if beat.state is not ReplicaState.READY:
@@ -332,7 +319,7 @@ class ReplicaTable:
         return "pending" if beat.pending else self._no_room_because(replica)
 
     def _blind_because(self, replica: Replica, now: float) -> str | None:
-        """By what is known without its heartbeats: what was sent, and its refusals."""
+        """By what is known without heartbeats: what was sent, and its refusals."""
         if replica.refused_at is not None and now - replica.refused_at <= REST_S:
             return "refused"
         return self._no_room_because(replica)
@@ -356,7 +343,7 @@ class ReplicaTable:
 
 
 def _inboxes(replica: Replica) -> tuple[str, ...]:
-    return tuple(owed.inbox for owed in replica.relayed)
+    return tuple(answer.inbox for answer in replica.relayed)
 
 
 def _is_older(beat: Heartbeat, than: Heartbeat) -> bool:

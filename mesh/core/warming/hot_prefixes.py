@@ -1,21 +1,15 @@
-"""Which beginnings of prompts are shared, how often they are used, and which of them are kept.
+"""Which beginnings of prompts are shared, how often, and which of them are kept as text.
 
-A prompt that leaves the known paths after n blocks leaves them at a *fork*. Where several did so,
-something ends that they have in common: a system prompt, a document, a tool's manual. The turns of
-one conversation follow each other and fork once each, so long talks don't pass for shared text
-(the key portions of Preble, section 3.1, without a tree).
+A prompt that leaves the known paths after n blocks leaves them at a *fork*. Where several did so, a
+common part ends: a system prompt, a document, a tool's manual. The turns of one conversation follow
+each other and fork once each, so long conversations don't count as shared text (the key portions of
+Preble, section 3.1, without a tree). Only prompts of this router's own clients count, because only
+what is kept as text can be computed again. Uses fade with a time constant.
 
-Only prompts of this router's own clients count: of these it has had the text, and only what is
-kept as text can be computed again. Uses fade with the time constant that is given.
-
-Whether a region's demand rises: its arrivals of late against those of a longer time.
-
-Nothing is learned about hours and days. A rise is seen within minutes of its beginning, and an
-hour's rise leaves most of it to come; a router that starts needs no history, and a holiday or a
-launch needs no calendar. Rejected: a table of the day's hours (a week until it can be believed, a
-wall clock that the core doesn't have, and wrong on the first unusual day); peaks that an operator
-writes down (the same, kept by hand). To a router that has just started all demand rises, for it
-knows of none before: about three times `trend_s` long.
+`DemandTrend` compares the region's recent arrivals with those of a longer time. A rise shows within
+minutes, and an hour's rise leaves most of it to come. Rejected: a table of the day's hours (a week
+of learning, and wrong on the first unusual day) and peaks that an operator writes down. A router
+that has just started sees a rise for about three times `trend_s`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +22,7 @@ from schemas.ids import ModelId
 from schemas.residency import Labels, narrowed
 
 SHORT = 0.25  # of the longer time
-RISE = 1.05  # what chance alone makes of the ratio, with some hundred requests in the shorter time
+RISE = 1.05  # chance alone reaches this ratio with some hundred requests in the shorter time
 
 
 class DemandTrend:
@@ -39,21 +33,19 @@ class DemandTrend:
         self._short, self._long = EventRate(SHORT * trend_s), EventRate(trend_s)
 
     def arrived(self, now: float) -> None:
-        """Count one client's request."""
         self._short.count(now)
         self._long.count(now)
 
     def rises(self, now: float) -> bool:
-        """Whether more come than did."""
         short = self._short.per_s(now)
         return short > 0.0 and short >= RISE * self._long.per_s(now)
 
 
 SEEN_MAX = 131_072  # blocks remembered, the longest unused out first: 32 MiB of text
 FORKS_MAX = 8192
-WANTED_MAX = 64  # asked of the edge, and not answered yet
-TOKENS_MIN = 512  # shorter ones are computed about as quickly as they are asked for
-FORKED_MIN = 2  # then three prompts went different ways from here
+WANTED_MAX = 64  # requested of the edge, without an answer yet
+TOKENS_MIN = 512  # shorter ones are not worth it
+FORKED_MIN = 2  # then three prompts continued differently from here
 USES_MIN = 3.0
 
 
@@ -65,30 +57,28 @@ class Uses:
     at: float = 0.0
 
     def add(self, now: float, recent_s: float) -> None:
-        """One more."""
         self.count = self.faded(now, recent_s) + 1.0
         self.at = now
 
     def faded(self, now: float, recent_s: float) -> float:
-        """As of now."""
         return self.count * exp((self.at - now) / recent_s)
 
 
 @dataclass(slots=True)
 class Fork:
-    """A place where prompts part: how many did, and how many passed or parted of late."""
+    """A place where prompts part: how many did, and recent uses."""
 
     uses: Uses
     forked: int = 0
-    is_barred: bool = False  # can't be kept, or nobody may compute it, or no engine can
+    is_barred: bool = False  # it can't be kept, or no replica may or can compute it
 
 
 @dataclass(slots=True)
 class HotPrefix:
     """A prefix whose text the edge keeps.
 
-    `residency`: what whoever's text it is wants, and all who have sent it since. What others wanted
-    before is not known any more; but that text may go where its own request may.
+    `residency`: the labels common to the request that the text is from and all that began with it
+    since.
     """
 
     model: ModelId
@@ -99,12 +89,12 @@ class HotPrefix:
 
     @property
     def name(self) -> int:
-        """Its last block stands for all of it: the hash covers model, salt and text."""
+        """Its last block's hash, which covers model, salt and all of the text."""
         return self.prompt.hashes[-1]
 
 
 class HotPrefixes:
-    """Fed with every prompt of a client. `dropped` collects what the edge is to drop."""
+    """Counts every client's prompt. `dropped`: what the edge must drop."""
 
     def __init__(self, bytes_max: int, recent_s: float) -> None:
         """`bytes_max`: of the bodies that are kept; `recent_s`: how soon uses fade."""
@@ -122,8 +112,8 @@ class HotPrefixes:
         return len(self._kept)
 
     def saw(self, request: Request, now: float) -> HotPrefix | None:
-        """A client asks. Returns what is to be kept of its prompt: one at most, as the edge reads
-        the whole body for each; deeper ones have their turn with the next who begin so.
+        """A client's request. Returns what to keep of its prompt: one prefix at most, as the edge
+        reads the whole body for each; deeper ones follow with later requests.
         """
         self._all.add(now, self._recent_s)
         hashes = request.prompt.hashes
@@ -135,16 +125,16 @@ class HotPrefixes:
             self._forks[hashes[at]].uses.add(now, self._recent_s)
         if depth > first:
             self._part(hashes[depth - 1], now)
-        anew = None
+        new = None
         for at in dict.fromkeys([*passed, depth - 1]) if depth > first else {}:
-            if not self._narrow(hashes[at], request) and anew is None:
-                anew = self._want(request, at + 1, now)
-        return anew
+            if not self._narrow(hashes[at], request) and new is None:
+                new = self._want(request, at + 1, now)
+        return new
 
     def keep(self, name: int, body_bytes: int | None) -> bool:
-        """The edge keeps it in so many bytes, or can't. Whether it is kept from now on."""
+        """The edge keeps it in so many bytes; None: it can't. Whether it is kept from now on."""
         if body_bytes is None:
-            self.bar(name)  # or every request that begins so would be read for it in vain
+            self.bar(name)  # or every request that begins so would be read in vain
             return False
         kept = self._wanted.pop(name, None)
         if kept is None:
@@ -159,26 +149,26 @@ class HotPrefixes:
         return name in self._kept
 
     def bar(self, name: int) -> None:
-        """It is not to be kept again."""
+        """Don't keep it, now and later."""
         if (fork := self._forks.get(name)) is not None:
             fork.is_barred = True
         self.drop(name)
 
     def drop(self, name: int) -> None:
-        """Its text is to be kept no more."""
+        """Keep its text no longer."""
         self._wanted.pop(name, None)
         if (kept := self._kept.pop(name, None)) is not None:
             self.kept_bytes -= kept.body_bytes
             self.dropped.append(name)
 
     def hottest(self, most: int, now: float) -> list[HotPrefix]:
-        """Those used most of late first: uses are what a second of prefill brings."""
+        """Kept prefixes with enough recent uses, the most used first."""
         uses = {name: self._uses(kept.fork, now) for name, kept in self._kept.items()}
         names = sorted(uses, key=lambda name: (-uses[name], name))[:most]
         return [self._kept[name] for name in names if uses[name] >= USES_MIN]
 
     def share(self, kept: HotPrefix, now: float) -> float:
-        """Part of the clients' requests of late that begin so, 0 to 1."""
+        """Part of recent requests that begin with it, 0 to 1."""
         return min(1.0, self._uses(kept.fork, now) / self._all.faded(now, self._recent_s))
 
     def _uses(self, fork: Fork, now: float) -> float:
@@ -192,7 +182,7 @@ class HotPrefixes:
 
     def _remember(self, hashes: tuple[int, ...]) -> None:
         seen = self._seen
-        for block in reversed(hashes):  # a path loses its end before its beginning
+        for block in reversed(hashes):  # a path's end is dropped before its beginning
             seen.pop(block, None)
             seen[block] = None
         while len(seen) > SEEN_MAX:
@@ -201,7 +191,7 @@ class HotPrefixes:
     def _part(self, block: int, now: float) -> None:
         fork = self._forks.pop(block, None)
         if fork is None:
-            fork = Fork(Uses(1.0, now))  # whoever made the path
+            fork = Fork(Uses(1.0, now))  # the prompt that made the path
             fork.uses.add(now, self._recent_s)
         fork.forked += 1
         self._forks[block] = fork
@@ -211,7 +201,7 @@ class HotPrefixes:
             self.drop(oldest)
 
     def _narrow(self, name: int, request: Request) -> bool:
-        """Whether it is kept or asked for. Then this one's labels narrow where it may go."""
+        """Whether it is kept or requested. If so, this request's labels restrict it."""
         known = self._kept.get(name) or self._wanted.get(name)
         if known is None:
             return False
@@ -222,7 +212,7 @@ class HotPrefixes:
         return True
 
     def _want(self, request: Request, blocks: int, now: float) -> HotPrefix | None:
-        """What is to be kept anew, if so many blocks of this prompt are hot."""
+        """The prefix of so many blocks, to be kept, if it is hot."""
         hashes = request.prompt.hashes[:blocks]
         fork = self._forks.get(hashes[-1])
         if fork is None or fork.is_barred or len(self._wanted) >= WANTED_MAX:

@@ -1,36 +1,33 @@
-"""Replicas that have nothing to do, and what may be spent on them.
+"""Idle replicas, and how much of their time may be spent on warming.
 
-Idle is a replica without requests, in it or on their way, that takes work, and whose engine says
-that memory is to spare; what it does not say is no yes. Its prefill is priced at the speed that
-its agent has learned, or while it has learned none at the median of the others.
+A replica is idle without requests in it or on their way, if it takes work and its engine reports
+spare memory; what is not reported counts as none. Its prefill is priced at the speed that its agent
+has learned or, without one, at the median of the others.
 
-What may be spent on warming up: a share of the prefill seconds that replicas stand idle.
-
-Seconds are put by while replicas are idle and taken out before they are spent, so over any time
-no more is spent than the share of what was idle in it, but for what was saved before; and no more
-than SAVED_S_MAX is ever saved. What was taken out for something that came to nothing is not put
-back: it may have been computed in part.
+The budget is a share of the prefill seconds that replicas are idle. Seconds are saved while
+replicas are idle and taken out before they are spent, so over any time no more is spent than the
+share of the idle time in it and what was saved before, SAVED_S_MAX at most. Seconds of a warm-up
+that failed are not put back: part of it may have been computed.
 """
 
 from collections.abc import Sequence
 from statistics import median
 
-from mesh.core.model.replica_names import is_adopted
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.prefixes.prefix_index import PrefixIndex
-from mesh.core.view.replica import Replica
+from mesh.core.view.replica import Replica, is_adopted
 from mesh.core.view.replica_table import REPLICAS_MAX, ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ReplicaId
 
 SAVED_S_MAX = 30.0  # the longest documents take about so long on small GPUs
-STEP_S_MAX = 1.0  # between two looks: a process that stood still did not see who was idle
+STEP_S_MAX = 1.0  # between two looks: a suspended process did not see which replicas were idle
 
 
 class IdleBudget:
-    """One router's part. All in seconds of one replica's prefill."""
+    """One router's part, in seconds of one replica's prefill."""
 
     def __init__(self, share: float) -> None:
         """`share`: of idle time, 0 to 1."""
@@ -41,7 +38,7 @@ class IdleBudget:
         self.saved_s = 0.0
 
     def look(self, idle: int, routers: int, now: float) -> None:
-        """So many replicas are idle, and so many routers share what they could do."""
+        """So many replicas are idle, and so many routers share their time."""
         if self._looked_at is not None:
             idle_s = idle * min(STEP_S_MAX, now - self._looked_at) / routers
             self.idle_s += idle_s
@@ -49,7 +46,7 @@ class IdleBudget:
         self._looked_at = now
 
     def spend(self, seconds: float) -> bool:
-        """Take so much out, if it is there."""
+        """Take so much out; False if there is less."""
         if seconds > self.saved_s:
             return False
         self.saved_s -= seconds
@@ -61,10 +58,10 @@ POLICY = "warm"  # in receipts
 
 
 class IdleReplicas:
-    """Of one region, to one router. Those it has adopted are their region's to warm."""
+    """Of one region, without adopted replicas, which their own region warms."""
 
     def __init__(self, settings: RouterSettings, replicas: ReplicaTable, placer: Placer) -> None:
-        """Raises ValueError if there is a budget and the policy knows of no prefixes."""
+        """Raises ValueError if there is a budget and the policy has no prefix index."""
         index = placer.index
         if settings.warm_idle_share and index is None:
             raise ValueError(
@@ -72,7 +69,7 @@ class IdleReplicas:
                 "leave it 0, or take a policy that follows prefixes"
             )
         self.budget = IdleBudget(settings.warm_idle_share)
-        self.tokens = 0  # paid for: of the prompts placed, what was believed to be missing
+        self.tokens = 0  # of the prompts placed, estimated to be missing
         self._kv_used_max = settings.warm_kv_used_max
         self._replicas = replicas
         self._residency = placer.residency
@@ -80,7 +77,7 @@ class IdleReplicas:
         self._last_warmed: dict[ReplicaId, float] = {}
 
     def look(self, routers: int, now: float) -> int:
-        """How many there are, at a tick; this router's part of their time is put by."""
+        """A tick: how many there are; this router's part of their time is saved."""
         idle = sum(self._is_idle(replica, now) for replica in self._replicas)
         self.budget.look(idle, routers, now)
         return idle
@@ -93,11 +90,11 @@ class IdleReplicas:
         return int(self.budget.saved_s / s_per_token) or None
 
     def forget(self, name: ReplicaId, hashes: Sequence[int], at: float) -> None:
-        """What was begun there at that time was not computed."""
+        """The warm-up begun there at that time was not computed."""
         self._index.retract(name, hashes, at)
 
     def serving(self, request: Request) -> list[Replica]:
-        """Replicas of this region that have its model and carry a label that it wants."""
+        """Replicas of this region that have its model and a label that it requires."""
         wanted = self._residency.wanted(request)
         serving = self._replicas.serving(request.model)
         own = [one for one in serving if not is_adopted(one.heartbeat.replica)]
@@ -106,7 +103,7 @@ class IdleReplicas:
     def place(
         self, request: Request, among: Sequence[Replica], now: float
     ) -> PlacementResult | None:
-        """An idle one of them, paid for out of the budget."""
+        """Choose an idle one of them, at the expense of the budget."""
         idle = [replica for replica in among if self._is_idle(replica, now)]
         if not idle:
             return None
@@ -129,14 +126,14 @@ class IdleReplicas:
         return PlacementResult(Placement.LOCAL, name, why, POLICY, prefill_tokens=tokens)
 
     def holds(self, replica: Replica, block: int) -> bool:
-        """Whether it is believed to, with the path up to there: paths lose their ends first."""
+        """Whether it is estimated to hold the path up to that block."""
         return self._index.has(replica.heartbeat.replica, block)
 
     def _warmed_at(self, replica: Replica) -> float:
         return self._last_warmed.get(replica.heartbeat.replica, float("-inf"))
 
     def _is_idle(self, replica: Replica, now: float) -> bool:
-        """Nothing to do, nothing coming, and memory to spare; what it doesn't say is no yes."""
+        """Without requests, with spare memory, and taking work."""
         beat = replica.heartbeat
         return (
             not replica.load
@@ -148,9 +145,9 @@ class IdleReplicas:
         )
 
     def _s_per_token(self, replica: Replica | None) -> float | None:
-        """Its own, or while it has none the median of the others."""
+        """Its own, or without one the median of the others."""
         if replica is not None and replica.heartbeat.prefill_s_per_token is not None:
             return replica.heartbeat.prefill_s_per_token
-        told = [one.heartbeat.prefill_s_per_token for one in self._replicas]
-        known = [s_per_token for s_per_token in told if s_per_token]
+        beats = [one.heartbeat for one in self._replicas]
+        known = [beat.prefill_s_per_token for beat in beats if beat.prefill_s_per_token]
         return median(known) if known else None

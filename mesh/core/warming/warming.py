@@ -1,24 +1,23 @@
-"""Warming up: what is hot is computed on idle replicas before clients come for it.
+"""Warming up: idle replicas compute hot prefixes before clients request them.
 
-GORGO leaves this to others (section 8): "proactively replicating or warming high-value prefixes in
-anticipation of demand shifts". Three things must come together:
+GORGO leaves this open (section 8): "proactively replicating or warming high-value prefixes in
+anticipation of demand shifts". Three things must coincide:
 
-* *text*: gossip tells hashes, which nobody can compute. So a router keeps the beginnings of its
-  own clients' prompts that many share (`hot_prefixes.py`), and sends no others;
-* *need*: the region's own demand rises (`hot_prefixes.py`), and fewer replicas hold the prefix
-  than its share of the requests comes to. A region that needs more than its own clients have
-  brought says in its digest how many tokens it would take, and peers that keep what it lacks send
-  it;
-* *idle time*: a replica with nothing to do, memory to spare, and prefill seconds put by
-  (`idle_replicas.py`). The region that computes decides and pays, whoever sends.
+* *text*: gossip carries hashes, which can't be computed. So a router keeps the beginnings that many
+  of its own clients' prompts share (`hot_prefixes.py`), and sends no others;
+* *need*: the region's own demand rises, and fewer replicas hold the prefix than its share of the
+  requests comes to. A region that needs more than its own clients have brought publishes in its
+  digest how many tokens it would take, and peers send what it lacks;
+* *idle time*: a replica without work, with spare memory, and prefill seconds saved
+  (`idle_replicas.py`). The region that computes decides and spends.
 
-A warm-up is a request for one token that is handed over like any other, with a receipt, to a place
-that carries its labels, and is never held, placed again or forwarded twice. It gives way: as soon
-as somebody waits, or its replica is given other work, it is cancelled; what engines have computed
-by then stays in their caches. It is forgotten like any other prompt.
+A warm-up is a request for one token, dispatched like any other, with a receipt, to a place that
+carries its labels; it is never held, retried or forwarded twice. It gives way: as soon as a request
+is held, or its replica gets other work, it is cancelled; what engines have computed by then stays
+in their caches. It is forgotten like any other prompt.
 
-All of this stands between the router's table of handlers and its events (`among`), so that a
-router without a share of idle time runs exactly as if none of this were here.
+`among` wraps the router's event handlers, so that a router without a share of idle time runs
+exactly as if warming did not exist.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from mesh.core.lifecycle.hold_queue import HoldQueue
 from mesh.core.lifecycle.record import RequestRecord
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.request import NOTHING_SAID, Request, Served
+from mesh.core.model.request import NOTHING_REPORTED, Request, Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.placement.placement import PlacementResult, Placer
 from mesh.core.view.peers import Peer, PeerTable
@@ -44,8 +43,8 @@ from schemas.exchange import Priority, Refusal
 from schemas.ids import RegionId, ReplicaId, RequestId
 
 LOOK_S = 0.25  # between two looks for something to warm
-HOTTEST_MAX = 32  # looked at each time
-UNDER_WAY_MAX = 16  # of this router, here and abroad
+HOTTEST_MAX = 32  # examined each time
+UNDER_WAY_MAX = 16  # of this router, here and at peers
 DEADLINE_S = 60.0
 OFFERED_MAX = 65_536
 
@@ -58,14 +57,14 @@ class WarmingCounts:
 
     begun: int = 0
     ended: int = 0
-    stopped: int = 0  # guests, too
+    stopped: int = 0  # peers' included
     failed: int = 0
     guests: int = 0  # of peers, placed here
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedWarmUp:
-    """A peer's warm-up on one of our replicas."""
+    """A peer's warm-up on a replica of this region."""
 
     inbox: str
     until: float
@@ -74,7 +73,7 @@ class ForwardedWarmUp:
 
 
 class Warming:
-    """One router's. Does nothing, and is asked nothing, without a share of idle time."""
+    """One router's warming; without a share of idle time it does nothing."""
 
     def __init__(
         self,
@@ -90,10 +89,8 @@ class Warming:
         effects: list[fx.Effect],
         refuse: Callable[[Request, str, Refusal, float], None],
     ) -> None:
-        """`refuse`: tell a peer why its warm-up is not taken.
-
-        Raises ValueError if it is on and the policy has no index of what replicas hold.
-        """
+        """`refuse`: refuse a peer's warm-up. Raises ValueError if it is on and the policy has no
+        prefix index."""
         self.counts = WarmingCounts()
         self._bus = replicas.bus
         self._idle = IdleReplicas(settings, replicas, placer)
@@ -113,22 +110,21 @@ class Warming:
         self._looked_at = float("-inf")
         self._draining = False
         self._under_way: dict[int, RequestRecord] = {}
-        self._guests: dict[ReplicaId, ForwardedWarmUp] = {}
+        self._foreign: dict[ReplicaId, ForwardedWarmUp] = {}
         self._offered: dict[tuple[RegionId, int], float] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether it may do anything."""
         return self._settings.warm_idle_share > 0.0
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens that replicas here were given to compute, own and peers' warm-ups."""
+        """Prompt tokens of warm-ups placed here, own and peers'."""
         return self._idle.tokens
 
     @property
     def under_way(self) -> int:
-        """Warm-ups that this router has sent and that have not ended."""
+        """This router's warm-ups that have not ended."""
         return len(self._under_way)
 
     def among(self, handlers: EventHandlers) -> EventHandlers:
@@ -168,18 +164,16 @@ class Warming:
         return {**first, **by_key, ev.RequestArrived: request, ev.Tick: tick, ev.Drain: drain}
 
     def wanted_tokens(self, now: float) -> int | None:
-        """How much of others' warm-ups this region would take now; None for none."""
+        """Tokens of peers' warm-ups that this region would take now; None for none."""
         if not self._may_warm(now) or not self._trend.rises(now):
             return None
         return self._idle.affordable_tokens(now)
 
     def _may_warm(self, now: float) -> bool:
-        """Whether nobody waits, the bus is there, and it is on at all."""
+        """Whether it is on, the bus is connected, and no request is held."""
         if not self.is_on or self._draining or self._bus.is_away(now):
             return False
         return not len(self._held)
-
-    # What happens.
 
     def _by_key(
         self, own: Callable[[Any, RequestRecord, float], None], others: Callable[[Any, float], None]
@@ -197,14 +191,14 @@ class Warming:
     def _and_give_way(self, handler: Callable[[Any, float], None]) -> Callable[[Any, float], None]:
         def then_give_way(event: Any, now: float) -> None:
             handler(event, now)
-            if self._under_way or self._guests:
+            if self._under_way or self._foreign:
                 self._give_way(now)
 
         return then_give_way
 
     def _arrived(self, request: Request, now: float) -> None:
         if request.answer_inbox is not None:
-            return  # its text is another router's to keep
+            return  # its own router keeps its text
         self._trend.arrived(now)
         if (kept := self.hot.saw(request, now)) is not None:
             self._effects.append(fx.KeepPrefix(request.key, kept.name, len(kept.prompt.hashes)))
@@ -231,14 +225,14 @@ class Warming:
     ) -> None:
         self.counts.failed += 1
         if isinstance(event, ev.AttemptFailed) and event.status is not None:
-            self.hot.bar(record.request.prompt.hashes[-1])  # its engine won't compute that
+            self.hot.bar(record.request.prompt.hashes[-1])  # its engine can't compute it
             self._drop()
         self._close(record, now)
 
     def _on_ended(self, event: ev.AnswerEnded, record: RequestRecord, now: float) -> None:
-        served = event.served or NOTHING_SAID
+        served = event.served or NOTHING_REPORTED
         self._attempts.began(record, now)
-        # One token is no answer to learn lengths from.
+        # Answers of one token must not count for the usual length.
         self._attempts.served(record, Served(served.prompt_tokens, served.cached_tokens), now)
         self.counts.ended += 1
         self._close(record, now)
@@ -268,49 +262,49 @@ class Warming:
         for record in list(self._under_way.values()):
             if now >= record.request.deadline:
                 self._stop(record, now)
-        for name, guest in list(self._guests.items()):
-            if now >= guest.until:
-                del self._guests[name]
+        for name, foreign in list(self._foreign.items()):
+            if now >= foreign.until:
+                del self._foreign[name]
 
     # Giving way.
 
     def _give_way(self, now: float) -> None:
-        """Whoever waits, or was just given the same replica, goes first."""
+        """Stop warm-ups if a request is held, and those on a replica that just got other work."""
         if len(self._held):
             for record in [one for one in self._under_way.values() if one.peer is None]:
                 self._stop(record, now)
-            for name in list(self._guests):
-                self._stop_guest(name, now)
+            for name in list(self._foreign):
+                self._stop_foreign(name, now)
             return
         for effect in list(self._effects):
             if isinstance(effect, fx.Dispatch) and effect.region is None:
                 for record in list(self._under_way.values()):
                     if record.peer is None and record.replica == effect.replica:
                         self._stop(record, now)
-                self._stop_guest(effect.replica, now)
+                self._stop_foreign(effect.replica, now)
 
     def _stop_all(self, now: float) -> None:
         for record in list(self._under_way.values()):
             self._stop(record, now)
-        for name in list(self._guests):
-            self._stop_guest(name, now)
+        for name in list(self._foreign):
+            self._stop_foreign(name, now)
 
     def _stop(self, record: RequestRecord, now: float) -> None:
         self.counts.stopped += 1
         self._attempts.cancel(record)
         self._close(record, now)
 
-    def _stop_guest(self, name: ReplicaId, now: float) -> None:
-        guest = self._guests.pop(name, None)
-        if guest is not None and now < guest.until:
+    def _stop_foreign(self, name: ReplicaId, now: float) -> None:
+        foreign = self._foreign.pop(name, None)
+        if foreign is not None and now < foreign.until:
             self.counts.stopped += 1
-            self._idle.forget(name, guest.hashes, guest.began_at)
-            self._effects.append(fx.StopWarmUp(guest.inbox, name))
+            self._idle.forget(name, foreign.hashes, foreign.began_at)
+            self._effects.append(fx.StopWarmUp(foreign.inbox, name))
 
     # Beginning.
 
     def _warm_here(self, hottest: Sequence[HotPrefix], now: float) -> None:
-        """The hottest prefix that fewer replicas hold than should."""
+        """Place the hottest prefix that fewer replicas hold than its share of requests."""
         for kept in hottest:
             request = self._request(kept, now)
             serving = self._idle.serving(request)
@@ -326,11 +320,11 @@ class Warming:
     def _warm_there(
         self, region: RegionId, peer: Peer, hottest: Sequence[HotPrefix], now: float
     ) -> None:
-        """The hottest prefix that a region asks for; one at a time."""
+        """Send the hottest prefix that a peer would take and lacks; one at a time."""
         takes = max((one.warm_tokens or 0 for one in peer.digests.values()), default=0)
         if not takes or any(record.peer == region for record in self._under_way.values()):
             return
-        if not self._settings.hops_max:  # nothing of our clients leaves the region
+        if not self._settings.hops_max:  # no request leaves the region
             return
         for kept in hottest:
             offered_at = self._offered.get((region, kept.name), float("-inf"))
@@ -357,7 +351,7 @@ class Warming:
             del self._offered[next(iter(self._offered))]
 
     def _on_forwarded(self, request: Request, inbox: str, now: float) -> None:
-        """A peer's warm-up: taken at once or not at all."""
+        """A peer's warm-up: placed at once, or refused."""
         why = self._placer.forbids_here(request) or Refusal.NOT_IDLE
         place = None
         if self.wanted_tokens(now) is not None and request.prompt.hashes:
@@ -368,8 +362,8 @@ class Warming:
             self._refuse(request, inbox, why, now)
             return
         until = min(request.deadline, now + DEADLINE_S)
-        guest = ForwardedWarmUp(inbox, until, request.prompt.hashes, now)
-        self._guests[ReplicaId(place.target)] = guest
+        foreign = ForwardedWarmUp(inbox, until, request.prompt.hashes, now)
+        self._foreign[ReplicaId(place.target)] = foreign
         self.counts.guests += 1
         self._attempts.begin(RequestRecord(request), place, now)
 

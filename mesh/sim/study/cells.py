@@ -15,12 +15,10 @@ from random import Random
 
 from mesh.replay.report import RunReport
 from mesh.replay.tally import RequestOutcome, Samples
-from mesh.sim.ask import Answered, Ask
 from mesh.sim.config import WorldConfig
-from mesh.sim.study.fleet import Fleets, deal, speed_for_fleets
-from mesh.sim.study.scenario import Scenario
+from mesh.sim.study.scenario import Fleets, Scenario, deal, speed_for_fleets
 from mesh.sim.twin_policies import TwinPolicies
-from mesh.sim.workload import RequestNode, Workload
+from mesh.sim.workload import RequestEnd, RequestNode, SentRequest, Workload
 from mesh.sim.workloads import make
 from mesh.sim.workloads.arrivals import at_speed
 from mesh.sim.workloads.traces import from_trace
@@ -71,17 +69,17 @@ class RunCurves:
     def __init__(self, regions: Iterable[RegionId], seed: int) -> None:
         regions = tuple(regions)
         self.ttft_s = Samples(Random(seed))
-        self.asked = RateSlices(regions)  # by the clients' region, when they asked
+        self.sent = RateSlices(regions)  # by the clients' region, when they were sent
         self.answered = RateSlices(regions)  # by the replicas' region, when they were done
 
-    def add(self, ask: Ask, answered: Answered, now: float) -> None:
+    def add(self, sent: SentRequest, end: RequestEnd, now: float) -> None:
         """One request's end, at the world's time `now`."""
-        self.asked.add(ask.region, ask.asked_at - SETTLE_S)
-        if answered.outcome is not RequestOutcome.OK or ask.first_at is None:
+        self.sent.add(sent.region, sent.sent_at - SETTLE_S)
+        if end.outcome is not RequestOutcome.OK or sent.first_at is None:
             return
-        self.ttft_s.add(ask.first_at - ask.asked_at)
-        if answered.replica is not None:  # replicas are named after their region
-            site = RegionId(answered.replica.rpartition("-")[0])
+        self.ttft_s.add(sent.first_at - sent.sent_at)
+        if end.replica is not None:  # replicas are named after their region
+            site = RegionId(end.replica.rpartition("-")[0])
             self.answered.add(site, now - SETTLE_S)
 
     def ttft_curve_s(self) -> list[float]:
@@ -101,14 +99,11 @@ class Cell:
 
     @property
     def total(self) -> int:
-        """Replicas of all regions."""
         return sum(self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The results of one cell."""
-
     cell: Cell
     report: RunReport
     curves: RunCurves
@@ -143,16 +138,16 @@ def workload_of(scenario: Scenario) -> Workload:
         workload = _synthetic(scenario)
     if not workload.arrivals and not workload.clients:
         raise ValueError(
-            f"{workload.name}: nobody asks anything in so short a time: "
+            f"{workload.name}: no request is sent in so short a time: "
             "raise --duration-s or --rate-per-s"
         )
     regions = scenario.region_names
-    asking = {arrival.region for arrival in workload.arrivals}
-    asking |= {client.region for client in workload.clients}
-    for region in sorted(asking.difference(regions)):
+    used = {arrival.region for arrival in workload.arrivals}
+    used |= {client.region for client in workload.clients}
+    for region in sorted(used.difference(regions)):
         raise ValueError(
             f"{workload.name} has clients in {region}, which is not in --regions: "
-            f"say where they are, as --clients {','.join(f'{name}=10' for name in regions)}"
+            f"place them, as --clients {','.join(f'{name}=10' for name in regions)}"
         )
     return workload if scenario.speed is None else at_speed(workload, scenario.speed)
 

@@ -138,7 +138,7 @@ def regions_over_time(name: str, played: CellResult) -> Figure:
     figure = Figure(figsize=(SIZE_INCHES[0], 1.6 * SIZE_INCHES[1]), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for axes, slices, title in (
-        (upper, played.curves.asked, "asked, by the clients' region"),
+        (upper, played.curves.sent, "asked, by the clients' region"),
         (lower, played.curves.answered, "answered, by the replicas' region (when complete)"),
     ):
         rates = smoothed(slices.rates_per_s())
@@ -154,11 +154,9 @@ def regions_over_time(name: str, played: CellResult) -> Figure:
     return figure
 
 
-def smoothed(
-    rates: Mapping[RegionId, list[float]], points: int = 64
-) -> dict[RegionId, list[float]]:
-    """Each slice as the mean of those around it: about `points` independent ones remain."""
-    return {name: _means(values, max(1, len(values) // points)) for name, values in rates.items()}
+def smoothed(rates: Mapping[RegionId, list[float]]) -> dict[RegionId, list[float]]:
+    """Each slice as the mean of those around it: about 64 independent ones remain."""
+    return {name: _means(values, max(1, len(values) // 64)) for name, values in rates.items()}
 
 
 def slug(name: str) -> str:

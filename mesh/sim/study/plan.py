@@ -58,8 +58,8 @@ class PlanTarget:
 
     def is_slow(self, report: RunReport) -> bool:
         """Whether there were too few answers a second, over all regions."""
-        wanted = self.throughput_per_s
-        return wanted is not None and throughput_per_s(report) < wanted
+        least_per_s = self.throughput_per_s
+        return least_per_s is not None and throughput_per_s(report) < least_per_s
 
     def _missed(self, figures: RunReport) -> str:
         requests, ok = figures["requests"], figures["ok"]
@@ -103,7 +103,6 @@ class Simulations:
 
     @property
     def count(self) -> int:
-        """How many have been played."""
         return len(self._known)
 
     def whole(self, topology: str, replicas: ReplicaCounts) -> RunReport:
@@ -111,7 +110,7 @@ class Simulations:
         return self._report(topology, replicas, self._make)
 
     def alone(self, region: RegionId, replicas: int) -> RunReport:
-        """One region with its own clients and nobody else. Raises SimulationsSpent."""
+        """One region with its own clients alone. Raises SimulationsSpent."""
         return self._report(REGION_LOCAL, {region: replicas}, lambda: only(self._make(), region))
 
     def largest(self, topology: str) -> tuple[int, RunReport] | None:
@@ -137,7 +136,6 @@ class Simulations:
 
 
 def only(workload: Workload, region: RegionId) -> Workload:
-    """The requests of one region's clients."""
     return replace(
         workload,
         arrivals=tuple(arrival for arrival in workload.arrivals if arrival.region == region),
@@ -228,13 +226,12 @@ class Plan:
 
     @property
     def total(self) -> int | None:
-        """Replicas of all regions."""
         return None if self.replicas is None else sum(self.replicas.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionalDemand:
-    """Each asking region's share of the demand, and a first guess at its replicas."""
+    """Of each region that has clients: its share of the demand, a first guess at its replicas."""
 
     shares: Mapping[RegionId, float]
     guesses: Mapping[RegionId, int]
@@ -250,15 +247,15 @@ def demand_of(workload: Workload, regions: Iterable[RegionId], profile: Profile)
     guesses: dict[RegionId, int] = {}
     for region in regions:
         own = only(workload, region)
-        asked = len(own.clients) or tokens(arrival.node for arrival in own.arrivals)
-        if asked:
-            shares[region] = float(asked)
+        demand = len(own.clients) or tokens(arrival.node for arrival in own.arrivals)
+        if demand:
+            shares[region] = float(demand)
             guesses[region] = _guess(own, profile)
     return RegionalDemand(shares=shares, guesses=guesses)
 
 
 def _guess(workload: Workload, profile: Profile) -> int:
-    """Replicas that the work alone would fill; 1 where only a simulation can tell."""
+    """Replicas that the work alone would fill; 1 where only a simulation shows it."""
     try:
         return max(1, ceil(offered(workload, profile)))
     except ValueError:  # a closed loop, or all requests at once

@@ -1,11 +1,20 @@
 """The settings that all studies have: the requests, the engines and the network.
 
 Field names are option names, so that an error can name the option, and options are made of the
-fields (`mesh.cli.modelled`).
+fields (`mesh.cli.modelled`). Texts of options (`a,b`, `us=4,eu=2`) are parsed before a field's own
+validation, so a value that is not text is left as it is.
+
+A region's engines are one profile, or a pattern of several, assigned in turn:
+`l4-llama3.1-8b*3+h100-llama3.1-8b` gives every fourth replica an H100. A pattern has no counts, so
+the same mix holds for every number of replicas that a sweep or a plan tries.
 """
 
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Self
@@ -20,22 +29,27 @@ from pydantic import (
     model_validator,
 )
 
-from agents.sim.profiles import PROFILES
+from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import MOVED_TO_POLICIES, RouterSettings, with_moved_options
 from mesh.core.policies import make_policy
 from mesh.replay.schedule import ASSIGNMENTS
-from mesh.replay.settings import CheckedRegion, Positive, checked_assignment
+from mesh.replay.settings import Assignment, CheckedRegion, Positive, one_of
 from mesh.sim.rtt import FORM as RTT_FORM
 from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
-from mesh.sim.study.fleet import EVERYWHERE, REPLICAS_MAX, parse_pattern
-from mesh.sim.study.written import paired, unique
 from mesh.sim.twin_policies import checked_twin_policy
+from mesh.sim.workload import Workload
 from mesh.sim.workloads import WORKLOADS
+from mesh.sim.workloads.capacity import speed_for_load
 from mesh.sim.workloads.traces import TRACE_FORMATS
 from schemas.ids import RegionId
-from schemas.problems import what_it_must_be
+from schemas.problems import checked_choice, what_it_must_be
 from schemas.settings import HoldOrder, Option, number_in, parse_pushing
 
+PATTERN_MAX = 1000  # replicas before a pattern begins again
+REPLICAS_MAX = 10_000  # of one region
+EVERYWHERE = ""  # the key of the pattern for regions that have none of their own
+
+Fleets = Mapping[RegionId, Sequence[Profile]]
 DEFAULT_RTT = "default"
 DEFAULT_PROFILE = "l4-llama3.1-8b"
 # What --setting may name: the others have options of their own.
@@ -47,11 +61,74 @@ _SETTING_NAMES = tuple(
 )
 
 
-def checked_choice(kind: str, name: str, known: tuple[str, ...]) -> str:
-    """The name, if it is known. Raises ValueError that names those that are."""
-    if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}: use one of {', '.join(known)}")
-    return name
+def parse_pattern(text: str) -> tuple[str, ...]:
+    """`A*3+B` as the names A, A, A, B. Raises ValueError that names the known profiles."""
+    names: list[str] = []
+    for part in text.split("+"):
+        name, star, times = part.strip().partition("*")
+        checked_choice("profile", name, PROFILES)
+        if star and not re.fullmatch(r"[1-9][0-9]{0,3}", times):
+            raise ValueError(f"{part!r}: write PROFILE*NUMBER, with a number from 1 to 9999")
+        names += [name] * (int(times) if star else 1)
+    if len(names) > PATTERN_MAX:
+        raise ValueError(f"a pattern of {len(names)} replicas is longer than {PATTERN_MAX}")
+    return tuple(names)
+
+
+def deal(patterns: Mapping[str, tuple[str, ...]], replicas: Mapping[RegionId, int]) -> Fleets:
+    """Each region's engines: its own pattern, or the one for everywhere, from its beginning."""
+    return {
+        region: [
+            PROFILES[name]
+            for name in islice(cycle(patterns.get(region, patterns[EVERYWHERE])), count)
+        ]
+        for region, count in replicas.items()
+    }
+
+
+def speed_for_fleets(workload: Workload, fleets: Fleets, load: float) -> float:
+    """The speed at which the workload is `load` (1 = full) of all these engines together.
+
+    An engine's share of the work is taken to be its share of the capacity, so speeds add up over
+    kinds of engines. Raises ValueError for a closed loop, which has no speed.
+    """
+    engines = Counter(engine.name for fleet in fleets.values() for engine in fleet)
+    return sum(
+        speed_for_load(workload, PROFILES[name], count, load) for name, count in engines.items()
+    )
+
+
+def listed(value: object) -> object:
+    """`a,b` as a list. Raises ValueError for an empty part or one that is there twice."""
+    if not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",")]
+    if not all(parts):
+        raise ValueError(f"{value!r} has an empty part: write A or A,B")
+    return unique(parts)
+
+
+def paired(value: object) -> object:
+    """`us=4,eu=2` as a dict. Raises ValueError for what is no pair or is there twice."""
+    parts = listed(value)
+    if not isinstance(value, str) or not isinstance(parts, list):
+        return value
+    pairs = [part.partition("=") for part in parts]
+    for name, _, text in pairs:
+        if not name or not text:
+            raise ValueError(f"{value!r}: write REGION=NUMBER, and a comma before the next")
+    unique([name for name, _, _ in pairs])
+    return {name: text for name, _, text in pairs}
+
+
+def unique(parts: Iterable[str]) -> list[str]:
+    """The parts. Raises ValueError that names one that is there twice."""
+    found: list[str] = []
+    for part in parts:
+        if part in found:
+            raise ValueError(f"{part} is named twice")
+        found.append(part)
+    return found
 
 
 def checked_policy(name: str) -> str:
@@ -99,12 +176,13 @@ OutFile = Annotated[Path, AfterValidator(checked_file)]
 RegionCounts = Annotated[
     dict[CheckedRegion, Annotated[int, Field(ge=0, le=REPLICAS_MAX)]], BeforeValidator(paired)
 ]
+From1 = Annotated[int, Field(ge=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 
 
 class Scenario(BaseModel, ABC):
-    """One workload, or one trace, and the world that it is played in; a study says where."""
+    """One workload, or one trace, and the world that it is played in; a study names the regions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -113,14 +191,11 @@ class Scenario(BaseModel, ABC):
     ] = None
     format: Annotated[
         str,
-        AfterValidator(lambda name: checked_choice("format", name, TRACE_FORMATS)),
+        one_of("format", TRACE_FORMATS),
         Option(f"How the trace is written: {', '.join(TRACE_FORMATS)}.", "FORMAT"),
     ] = "mooncake"
     workload: Annotated[
-        Annotated[
-            str, AfterValidator(lambda name: checked_choice("workload", name, tuple(WORKLOADS)))
-        ]
-        | None,
+        Annotated[str, one_of("workload", WORKLOADS)] | None,
         Option(f"Play generated requests instead of a trace: {', '.join(WORKLOADS)}.", "WORKLOAD"),
     ] = None
     clients: Annotated[
@@ -145,20 +220,18 @@ class Scenario(BaseModel, ABC):
         Option("Regions' shares of a trace's requests.", "REGION=X,…", "equal"),
     ] = Field(default_factory=dict)
     assign: Annotated[
-        str,
-        AfterValidator(checked_assignment),
+        Assignment,
         Option(f"How a trace's requests are given to regions: {', '.join(ASSIGNMENTS)}.", "HOW"),
     ] = "hash"
     speed: Annotated[Positive | None, Option("Factor on the rate of the requests.", "X", "1")] = (
         None
     )
     scale_lengths: Annotated[
-        Annotated[float, Field(gt=0, le=1)],
+        float,
+        Field(gt=0, le=1),
         Option("Factor on the lengths of a trace's prompts and answers, up to 1.", "X"),
     ] = 1.0
-    limit: Annotated[
-        Annotated[int, Field(ge=1)] | None, Option("Play only the first N requests.", "N")
-    ] = None
+    limit: Annotated[From1 | None, Option("Play only the first N requests.", "N")] = None
     seed: Annotated[int, Field(ge=0), Option("Seed of all random choices.", "N")] = 0
     hold_order: Annotated[
         HoldOrder,
@@ -298,5 +371,5 @@ class Scenario(BaseModel, ABC):
         try:
             self.rtt_table.check(known)
         except RttInvalid as error:
-            told = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
-            raise ValueError(f"{told}: {error}") from error
+            option = "--rtt" if self.rtt == DEFAULT_RTT else f"--rtt {self.rtt}"
+            raise ValueError(f"{option}: {error}") from error

@@ -1,9 +1,12 @@
-"""The settings of `mesh sim`: a scenario, and lists of what is compared in it.
+"""The settings of `mesh sim` and of `mesh plan`.
 
-Every combination of policies, topologies, pushing rules, loads and fleets is one run.
+`mesh sim`: a scenario, and lists of what is compared in it. Every combination of policies,
+topologies, pushing rules, loads and fleets is one run. `mesh plan`: a scenario, a target to meet,
+and the price of a GPU.
 """
 
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -11,17 +14,26 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
-from mesh.replay.settings import Positive
-from mesh.sim.config import parse_topology
+from mesh.replay.settings import CheckedRegion, Positive
+from mesh.sim.config import CENTRAL, parse_topology
 from mesh.sim.study.cells import Cell
-from mesh.sim.study.scenario import OutFile, RegionCounts, Scenario, TwinPolicy, TwinPushing
-from mesh.sim.study.written import listed
+from mesh.sim.study.scenario import (
+    REPLICAS_MAX,
+    OutFile,
+    RegionCounts,
+    Scenario,
+    ShareBelow1,
+    TwinPolicy,
+    TwinPushing,
+    listed,
+)
 from mesh.sim.twin_policies import TWIN_ONLY
 from schemas.ids import RegionId
 from schemas.settings import Option
 
 RUNS_MAX = 10_000
 JOBS_MAX = 256
+SIMULATIONS_MAX = 10_000
 
 
 def _checked_topology(text: str) -> str:
@@ -35,13 +47,17 @@ def _checked_fleet(replicas: dict[str, int]) -> dict[str, int]:
     return replicas
 
 
+def _checked_folder(path: Path) -> Path:
+    if not path.is_dir() and (path.exists() or not path.resolve().parent.is_dir()):
+        raise ValueError(f"{path}: give a folder, or a new one in a folder that exists")
+    return path
+
+
 TopologyName = Annotated[str, AfterValidator(_checked_topology)]
 FleetCounts = Annotated[RegionCounts, AfterValidator(_checked_fleet)]
 
 
 class SimSettings(Scenario):
-    """One use of `mesh sim`."""
-
     policy: Annotated[
         tuple[TwinPolicy, ...],
         BeforeValidator(listed),
@@ -100,7 +116,7 @@ class SimSettings(Scenario):
         OutFile | None, Option("Write them as CSV, a line for each run and region.", "PATH")
     ] = None
     pictures: Annotated[
-        Annotated[Path, AfterValidator(lambda path: _checked_folder(path))] | None,
+        Annotated[Path, AfterValidator(_checked_folder)] | None,
         Option("Draw them, as SVG files in this folder.", "DIR"),
     ] = None
 
@@ -146,15 +162,72 @@ class SimSettings(Scenario):
     @model_validator(mode="after")
     def _runs_are_bounded(self) -> Self:
         lists = (self.policy, self.topology, self.pushing, self.load or (None,), self.regions)
-        runs = 1
-        for values in lists:
-            runs *= len(values)
+        runs = prod(map(len, lists))
         if runs > RUNS_MAX:
             raise ValueError(f"{runs} runs are more than {RUNS_MAX}: shorten one of the lists")
         return self
 
 
-def _checked_folder(path: Path) -> Path:
-    if not path.is_dir() and (path.exists() or not path.resolve().parent.is_dir()):
-        raise ValueError(f"{path}: give a folder, or a new one in a folder that exists")
-    return path
+def checked_central(region: str) -> str:
+    """The topology of a single router in that region, by region or already written out."""
+    return str(parse_topology(f"{CENTRAL}:{region.removeprefix(f'{CENTRAL}:')}").centre)
+
+
+class PlanSettings(Scenario):
+    ttft_p90: Annotated[
+        Positive,
+        Option("The target: in every region, nine in ten first tokens come within this time.", "S"),
+    ]
+    throughput: Annotated[
+        Positive | None,
+        Option("The target, too: answers per second, over all regions.", "X", "any"),
+    ] = None
+    lost_max: Annotated[
+        ShareBelow1,
+        Option("The target, too: the share of a region's requests that may be shed or fail.", "X"),
+    ] = 0.01
+    regions: Annotated[
+        tuple[CheckedRegion, ...],
+        BeforeValidator(listed),
+        Field(min_length=1),
+        Option("Regions that have clients and may have replicas.", "REGION,…", "us,eu,ap"),
+    ] = ("us", "eu", "ap")
+    central: Annotated[
+        Annotated[str, AfterValidator(checked_central)] | None,
+        Option("Plan for a single router in this region, too.", "REGION"),
+    ] = None
+    policy: Annotated[
+        TwinPolicy,
+        Option(
+            f"One of {', '.join(POLICIES)}; options follow a colon, as in cache-aware:0.3/64/1.5.",
+            "POLICY",
+        ),
+    ] = RouterSettings().policy
+    pushing: Annotated[
+        TwinPushing,
+        Option("When a replica may be given more work: blind, pending or outstanding:N.", "RULE"),
+    ] = "pending"
+    gpu_hour_price: Annotated[
+        Positive | None,
+        Option("Price of one GPU per hour, in any currency; the plan then has costs.", "X"),
+    ] = None
+    gpus_per_replica: Annotated[int, Field(ge=1, le=1024), Option("GPUs of one engine.", "N")] = 1
+    replicas_max: Annotated[
+        int, Field(ge=1, le=REPLICAS_MAX), Option("Most replicas in one region.", "N")
+    ] = 64
+    simulations_max: Annotated[
+        int, Field(ge=1, le=SIMULATIONS_MAX), Option("Most simulations to play.", "N")
+    ] = 200
+    out: Annotated[OutFile | None, Option("Write the plan as JSON to this file.", "PATH")] = None
+
+    @property
+    def region_names(self) -> tuple[RegionId, ...]:
+        """The regions that may have replicas."""
+        return tuple(RegionId(region) for region in self.regions)
+
+    @model_validator(mode="after")
+    def _regions_agree(self) -> Self:
+        if self.central is not None:
+            parse_topology(f"{CENTRAL}:{self.central}").check(self.region_names)
+        self._check_regions()
+        return self

@@ -14,6 +14,7 @@ from mesh.sim.workloads.daily_load import diurnal, world_product
 from mesh.sim.workloads.preble import embodied_agent, loogle, programming, toolbench, video_qa
 from mesh.sim.workloads.prefix_groups import chapter, short
 from mesh.sim.workloads.skywalker import arena, chat, mixed_tree, tot
+from schemas.problems import checked_choice
 
 WORKLOADS: Mapping[str, WorkloadMaker] = {
     "chat": chat,
@@ -41,6 +42,5 @@ def make(
     rate_per_s: float | None = None,
 ) -> Workload:
     """The workload of this name. Raises ValueError that names the known ones."""
-    if name not in WORKLOADS:
-        raise ValueError(f"unknown workload {name!r}: use one of {', '.join(WORKLOADS)}")
-    return WORKLOADS[name](clients=clients, seed=seed, duration_s=duration_s, rate_per_s=rate_per_s)
+    maker = WORKLOADS[checked_choice("workload", name, WORKLOADS)]
+    return maker(clients=clients, seed=seed, duration_s=duration_s, rate_per_s=rate_per_s)

@@ -1,10 +1,10 @@
-"""Open and closed loops: who sends which request when.
+"""Open and closed loops: which client sends which request when.
 
-A maker gives one function: the endless work of a region's n-th client. *Closed loop*: each client
-begins its next tree of requests when the last one is complete, so the load follows the mesh's
-speed. *Open loop*: trees begin as a Poisson process, each by a random client, whatever the mesh
-does; the rate is in requests, as papers and operators count. `clients` sets each region's share of
-the work in both.
+A maker gives one function: the endless requests of a region's n-th client. *Closed loop*: each
+client begins its next tree of requests when the last one is complete, so the load follows the
+mesh's speed. *Open loop*: trees begin as a Poisson process, each by a random client, whatever the
+mesh does; the rate is in requests, as papers and operators count. `clients` sets each region's
+share of the requests in both.
 
 `at_speed` brings an open loop to a load: arrivals and pauses shrink alike, as if the recording's
 clock ran faster. With arrivals alone, a session's own requests would stay as far apart as they
@@ -12,13 +12,14 @@ were, and a trace of sessions would not reach the load.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import count, islice
 from typing import Protocol
 
 from mesh.sim.workload import Arrival, ClosedLoopClient, RequestNode, Workload
-from mesh.sim.workloads.content import seeded
+from mesh.sim.workloads.content import seeded, segment_id
 from schemas.ids import RegionId
 
 ClientCounts = Mapping[RegionId, int]
@@ -42,8 +43,9 @@ class RateCurve(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What every maker is given. `rate_per_s`: of an open loop, None for a closed one."""
+    """The load of a workload. `rate_per_s`: of an open loop, None for a closed one."""
 
+    name: str  # the workload's
     clients: ClientCounts
     seed: int
     duration_s: float
@@ -51,7 +53,11 @@ class LoadOptions:
 
 
 def workload_maker(
-    clients: Mapping[str, int], *, rate_per_s: float | None = None, duration_s: float = DURATION_S
+    name: str,
+    clients: Mapping[str, int],
+    *,
+    rate_per_s: float | None = None,
+    duration_s: float = DURATION_S,
 ) -> Callable[[Callable[..., Workload]], WorkloadMaker]:
     """Decorate a maker: the caller may leave out what the source itself sets, as given here.
 
@@ -72,6 +78,7 @@ def workload_maker(
             **own: object,
         ) -> Workload:
             load = LoadOptions(
+                name=name,
                 clients=source_clients if clients is None else clients,
                 seed=seed,
                 duration_s=source_duration_s if duration_s is None else duration_s,
@@ -84,8 +91,20 @@ def workload_maker(
     return decorate
 
 
+def endless(
+    load: LoadOptions, make: Callable[[random.Random, int], Iterable[RequestNode]]
+) -> Trees:
+    """Each client's trees, made again and again of its random numbers and an id of its own."""
+
+    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
+        rng = seeded(load.seed, load.name, region, client)
+        for number in count():
+            yield from make(rng, segment_id(load.seed, load.name, region, client, number))
+
+    return trees
+
+
 def workload(
-    name: str,
     load: LoadOptions,
     trees: Trees,
     *,
@@ -100,7 +119,7 @@ def workload(
     """
     _check(load)
     facts = {
-        "workload": name,
+        "workload": load.name,
         "clients": dict(load.clients),
         "seed": load.seed,
         "duration_s": load.duration_s,
@@ -109,10 +128,10 @@ def workload(
     }
     if load.rate_per_s is None:
         clients = _closed_loop(load, trees)
-        return Workload(name=name, clients=clients, until_s=load.duration_s, facts=facts)
+        return Workload(name=load.name, clients=clients, until_s=load.duration_s, facts=facts)
     rate_per_s = load.rate_per_s / requests_per_tree / trees_at_once
     arrivals = _open_loop(load, trees, rate_per_s, trees_at_once, curve)
-    return Workload(name=name, arrivals=arrivals, facts=facts)
+    return Workload(name=load.name, arrivals=arrivals, facts=facts)
 
 
 def _check(load: LoadOptions) -> None:
@@ -134,8 +153,8 @@ def _closed_loop(load: LoadOptions, trees: Trees) -> tuple[ClosedLoopClient, ...
     rng = seeded(load.seed, "ramp")
     return tuple(
         ClosedLoopClient(region, trees(region, number), rng.uniform(0.0, RAMP_S))
-        for region, count in load.clients.items()
-        for number in range(count)
+        for region, users in load.clients.items()
+        for number in range(users)
     )
 
 
@@ -148,13 +167,12 @@ def _open_loop(
 ) -> tuple[Arrival, ...]:
     per_client_s = arrivals_per_s / sum(load.clients.values())
     found: list[Arrival] = []
-    for region, count in load.clients.items():
+    for region, users in load.clients.items():
         rng = seeded(load.seed, "arrivals", region)
-        work = [trees(region, number) for number in range(count)]
-        for at_s in _times(region, per_client_s * count, load.duration_s, curve, rng):
-            asking = rng.choice(work)
-            for _, node in zip(range(trees_at_once), asking, strict=False):
-                found.append(Arrival(at_s, region, node))
+        clients = [trees(region, number) for number in range(users)]
+        for at_s in _times(region, per_client_s * users, load.duration_s, curve, rng):
+            nodes = islice(rng.choice(clients), trees_at_once)
+            found += [Arrival(at_s, region, node) for node in nodes]
     found.sort(key=lambda arrival: arrival.at_s)
     return tuple(found)
 
@@ -180,7 +198,7 @@ def _times(
 def at_speed(workload: Workload, speed: float) -> Workload:
     """The workload with arrivals and pauses `speed` times as fast. Raises ValueError.
 
-    A closed loop has no speed: its clients ask when they are answered.
+    A closed loop has no speed: its clients continue when they are answered.
     """
     if not speed > 0:
         raise ValueError(f"speed must be above 0, got {speed}")

@@ -110,16 +110,16 @@ def demand(workload: Workload) -> WorkloadDemand:
     decode_context = prefill_context = 0.0
     first_s = workload.arrivals[0].at_s
     last_s = first_s
-    for asked in shared(workload.arrivals):
-        tokens, answer = asked.node.prompt_tokens, asked.node.answer.tokens
-        fresh = max(1, tokens - asked.shared_tokens)  # the last token is always computed
+    for request in shared(workload.arrivals):
+        tokens, answer = request.node.prompt_tokens, request.node.answer.tokens
+        fresh = max(1, tokens - request.shared_tokens)  # the last token is always computed
         requests += 1
         prompt += tokens
         uncached += fresh
         output += answer
         decode_context += answer * (tokens + answer / 2)
         prefill_context += fresh * (tokens - fresh / 2)
-        last_s = asked.at_s
+        last_s = request.at_s
     gaps = requests - 1
     duration_s = (last_s - first_s) * (requests / gaps if gaps else 1.0)
     return WorkloadDemand(
@@ -127,23 +127,23 @@ def demand(workload: Workload) -> WorkloadDemand:
     )
 
 
-def batch_size(wanted: WorkloadDemand, profile: Profile) -> int:
+def batch_size(sums: WorkloadDemand, profile: Profile) -> int:
     """How many sequences of this workload decode together in an engine that is full."""
-    length = wanted.decode_context_tokens / wanted.output_tokens
+    length = sums.decode_context_tokens / sums.output_tokens
     return max(1, min(profile.max_seqs, int(profile.kv_tokens / length)))
 
 
-def work_s(wanted: WorkloadDemand, profile: Profile) -> float:
+def work_s(sums: WorkloadDemand, profile: Profile) -> float:
     """Engine seconds that the whole workload takes."""
-    batch = batch_size(wanted, profile)
-    attended = round(batch * wanted.decode_context_tokens / wanted.output_tokens)
+    batch = batch_size(sums, profile)
+    attended = round(batch * sums.decode_context_tokens / sums.output_tokens)
     # The first token of an answer comes out of the prefill.
-    decodes = max(0, wanted.output_tokens - wanted.requests) / batch
+    decodes = max(0, sums.output_tokens - sums.requests) / batch
     budget = max(1, profile.batch_tokens - batch)
-    beside = _chunks(wanted, budget, batch)
-    alone = _chunks(wanted, profile.batch_tokens, batch)
-    mixed = min(decodes, wanted.uncached_tokens / _tokens(beside))
-    left_tokens = wanted.uncached_tokens - mixed * _tokens(beside)
+    beside = _chunks(sums, budget, batch)
+    alone = _chunks(sums, profile.batch_tokens, batch)
+    mixed = min(decodes, sums.uncached_tokens / _tokens(beside))
+    left_tokens = sums.uncached_tokens - mixed * _tokens(beside)
     return (
         mixed * profile.iteration_s(beside, batch, attended)
         + (decodes - mixed) * profile.decode_s(batch, attended)
@@ -153,10 +153,10 @@ def work_s(wanted: WorkloadDemand, profile: Profile) -> float:
 
 def offered(workload: Workload, profile: Profile) -> float:
     """Engine seconds of work per second: how many engines the workload keeps busy at speed 1."""
-    wanted = demand(workload)
-    if wanted.duration_s <= 0:
+    sums = demand(workload)
+    if sums.duration_s <= 0:
         raise ValueError(f"{workload.name}: all requests come at once, so there is no rate")
-    return work_s(wanted, profile) / wanted.duration_s
+    return work_s(sums, profile) / sums.duration_s
 
 
 def speed_for_load(workload: Workload, profile: Profile, replicas: int, load: float) -> float:
@@ -169,10 +169,10 @@ def speed_for_load(workload: Workload, profile: Profile, replicas: int, load: fl
     return load * replicas / offered(workload, profile)
 
 
-def _chunks(wanted: WorkloadDemand, budget: int, batch: int) -> tuple[tuple[int, int], ...]:
+def _chunks(sums: WorkloadDemand, budget: int, batch: int) -> tuple[tuple[int, int], ...]:
     """A full iteration's prefill: the mean prompt's, as often as budget and batch allow."""
-    tokens = min(budget, max(1, round(wanted.uncached_tokens / wanted.requests)))
-    context = max(tokens, round(wanted.prefill_context_tokens / wanted.uncached_tokens))
+    tokens = min(budget, max(1, round(sums.uncached_tokens / sums.requests)))
+    context = max(tokens, round(sums.prefill_context_tokens / sums.uncached_tokens))
     return ((tokens, context),) * max(1, min(batch, budget // tokens))
 
 

@@ -53,7 +53,6 @@ class Lengths:
     most: int = 1_000_000
 
     def draw(self, rng: random.Random) -> int:
-        """One random length."""
         return self.at(rng.uniform(1e-9, 1 - 1e-9))
 
     def of_rank(self, rank: int) -> int:
@@ -75,12 +74,10 @@ class Zipf:
         self._bounds = list(accumulate(math.pow(rank + 1, -exponent) for rank in range(ranks)))
 
     def share(self, rank: int) -> float:
-        """The probability of a rank."""
         below = self._bounds[rank - 1] if rank else 0.0
         return (self._bounds[rank] - below) / self._bounds[-1]
 
     def draw(self, rng: random.Random) -> int:
-        """One random rank."""
         point = rng.random() * self._bounds[-1]
         return min(bisect_right(self._bounds, point), len(self._bounds) - 1)
 

@@ -21,11 +21,12 @@ of the day is 0.21 of its mean, and its top 1.95.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mesh.sim.workload import Arrival, RequestNode, Workload
 from mesh.sim.workloads.arrivals import ClientCounts, LoadOptions, workload, workload_maker
 from mesh.sim.workloads.content import Lengths, Zipf, seeded, segment, segment_id
-from mesh.sim.workloads.skywalker import WILDCHAT, ChatHabits, conversations
+from mesh.sim.workloads.skywalker import WILDCHAT, conversations
 from schemas.ids import RegionId
 
 HOURLY = (  # from 00:00 to 23:00
@@ -75,49 +76,40 @@ def offsets_of(clients: ClientCounts) -> dict[RegionId, float]:
     }
 
 
-@workload_maker({"us": 120, "eu": 40, "ap": 40})
+@workload_maker("diurnal", {"us": 120, "eu": 40, "ap": 40})
 def diurnal(
     load: LoadOptions,
     utc_offsets_h: Mapping[RegionId, float] | None = None,
     swing: float = CHAT_SWING,
-    habits: ChatHabits = WILDCHAT,
 ) -> Workload:
     """The skewed closed loop, or with `rate_per_s` a day of `duration_s` seconds, open loop."""
     offsets_h = offsets_of(load.clients) | dict(utc_offsets_h or {})
     day = None if load.rate_per_s is None else Day(load.duration_s, offsets_h, swing)
-    return conversations("diurnal", load, habits, day)
+    return conversations(load, WILDCHAT, day)
 
 
-@workload_maker({"us": 40, "eu": 40, "ap": 40}, rate_per_s=4.0, duration_s=1800.0)
-def world_product(
-    load: LoadOptions,
-    life_days: float = LIFE_DAYS,
-    document: Lengths = DOCUMENT,
-    world_share: float = WORLD_SHARE,
-    documents: int = DOCUMENTS,
-    swing: float = PRODUCT_SWING,
-) -> Workload:
+@workload_maker("world-product", {"us": 40, "eu": 40, "ap": 40}, rate_per_s=4.0, duration_s=1800.0)
+def world_product(load: LoadOptions) -> Workload:
     """A day of `duration_s` seconds, whatever its length. Open loop."""
-    day = Day(load.duration_s, offsets_of(load.clients), swing)
+    day = Day(load.duration_s, offsets_of(load.clients), PRODUCT_SWING)
     blank = RequestNode(prompt=(segment(1, "blank"),), answer=segment(1, "blank"))
     timed = workload(
-        "world-product",
         load,
         lambda region, number: iter(lambda: blank, None),
         curve=day,
-        life_days=life_days,
-        world_share=world_share,
-        swing=swing,
+        life_days=LIFE_DAYS,
+        world_share=WORLD_SHARE,
+        swing=PRODUCT_SWING,
     )
-    zipf, life_s = Zipf(documents, ZIPF), life_days * load.duration_s
+    zipf, life_s = Zipf(DOCUMENTS, ZIPF), LIFE_DAYS * load.duration_s
     system = segment(SYSTEM_TOKENS, "world-product", "system")
     rng = seeded(load.seed, "world-product")
     arrivals = []
     for number, (at_s, region, _) in enumerate(timed.arrivals):
         rank = zipf.draw(rng)
-        where = "world" if rng.random() < world_share else str(region)
+        where = "world" if rng.random() < WORLD_SHARE else str(region)
         issue = int(at_s / life_s + rank * 0.618 % 1.0)
-        tokens = document.of_rank(rank + documents * issue)
+        tokens = DOCUMENT.of_rank(rank + DOCUMENTS * issue)
         names = ("world-product", "document", where, rank, issue, tokens)
         request = segment_id(load.seed, "world-product", number)
         question = segment(QUESTION.draw(rng), request, "question")
@@ -127,4 +119,4 @@ def world_product(
             session=segment_id(*names),
         )
         arrivals.append(Arrival(at_s, region, node))
-    return Workload(name=timed.name, arrivals=tuple(arrivals), facts=timed.facts)
+    return replace(timed, arrivals=tuple(arrivals))

@@ -22,11 +22,11 @@ the paper's skewed setting (§4.3). Clients are ours: 40/30/30.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 from mesh.sim.workload import RequestNode, Segment, Workload, chain
-from mesh.sim.workloads.arrivals import LoadOptions, workload, workload_maker
-from mesh.sim.workloads.content import Lengths, Zipf, seeded, segment, segment_id
-from schemas.ids import RegionId
+from mesh.sim.workloads.arrivals import LoadOptions, endless, workload, workload_maker
+from mesh.sim.workloads.content import Lengths, Zipf, segment, segment_id
 
 CLIENTS = {"us": 40, "eu": 30, "ap": 30}
 ZIPF = 1.1
@@ -83,96 +83,75 @@ DOCUMENTS = QuestionSet(
 )
 
 
-@workload_maker(CLIENTS, rate_per_s=8.0)
-def toolbench(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+@workload_maker("toolbench", CLIENTS, rate_per_s=8.0)
+def toolbench(load: LoadOptions) -> Workload:
     """Tool use: a tool's manual, and a task for it. Open loop."""
-    return _questions("toolbench", load, TOOLS, zipf)
+    return _questions(load, TOOLS)
 
 
-@workload_maker(CLIENTS, rate_per_s=4.0)
-def video_qa(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+@workload_maker("video-qa", CLIENTS, rate_per_s=4.0)
+def video_qa(load: LoadOptions) -> Workload:
     """Multiple choice about videos: long prompts, four tokens of answer. Open loop."""
-    return _questions("video-qa", load, VIDEOS, zipf)
+    return _questions(load, VIDEOS)
 
 
-@workload_maker(CLIENTS, rate_per_s=2.0)
-def loogle(load: LoadOptions, zipf: float = ZIPF) -> Workload:
+@workload_maker("loogle", CLIENTS, rate_per_s=2.0)
+def loogle(load: LoadOptions) -> Workload:
     """Questions about long documents. Open loop."""
-    return _questions("loogle", load, DOCUMENTS, zipf)
+    return _questions(load, DOCUMENTS)
 
 
-def _questions(name: str, load: LoadOptions, kind: QuestionSet, exponent: float) -> Workload:
-    popularity = Zipf(kind.contents, exponent)
+def _questions(load: LoadOptions, kind: QuestionSet) -> Workload:
+    name, popularity = load.name, Zipf(kind.contents, ZIPF)
+    instruction = segment(kind.instruction, name, "instruction", kind.instruction)
 
-    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
-        rng = seeded(load.seed, name, region, client)
-        instruction = segment(kind.instruction, name, "instruction", kind.instruction)
-        number = 0
-        while True:
-            rank = popularity.draw(rng)
-            tokens = kind.content.of_rank(rank)
-            request = segment_id(load.seed, name, region, client, number)
-            yield RequestNode(
-                prompt=(
-                    instruction,
-                    segment(tokens, name, "content", rank, tokens),
-                    segment(kind.question.draw(rng), request, "question"),
-                ),
-                answer=segment(kind.answer.draw(rng), request, "answer"),
-                session=segment_id(name, "session", rank),
-            )
-            number += 1
+    def node(rng: Random, request: int) -> Iterator[RequestNode]:
+        rank = popularity.draw(rng)
+        tokens = kind.content.of_rank(rank)
+        yield RequestNode(
+            prompt=(
+                instruction,
+                segment(tokens, name, "content", rank, tokens),
+                segment(kind.question.draw(rng), request, "question"),
+            ),
+            answer=segment(kind.answer.draw(rng), request, "answer"),
+            session=segment_id(name, "session", rank),
+        )
 
-    return workload(name, load, trees, zipf=exponent)
+    return workload(load, endless(load, node), zipf=ZIPF)
 
 
-@workload_maker(CLIENTS, rate_per_s=4.0)
-def programming(load: LoadOptions, candidates: int = CANDIDATES, zipf: float = ZIPF) -> Workload:
-    """Open loop: each arrival requests all `candidates` of a problem at the same moment."""
-    if candidates < 1:
-        raise ValueError(f"candidates must be 1 or more, got {candidates}")
-    popularity = Zipf(PROBLEMS, zipf)
+@workload_maker("programming", CLIENTS, rate_per_s=4.0)
+def programming(load: LoadOptions) -> Workload:
+    """Open loop: each arrival requests all CANDIDATES of a problem at the same moment."""
+    popularity = Zipf(PROBLEMS, ZIPF)
+    demonstration = segment(DEMONSTRATION_TOKENS, "programming", "demonstration")
 
-    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
-        rng = seeded(load.seed, "programming", region, client)
-        demonstration = segment(DEMONSTRATION_TOKENS, "programming", "demonstration")
-        number = 0
-        while True:
-            rank = popularity.draw(rng)
-            tokens = PROBLEM.of_rank(rank)
-            prompt = (demonstration, segment(tokens, "programming", "problem", rank, tokens))
-            job = segment_id(load.seed, "programming", region, client, number)
-            for candidate in range(candidates):
-                answer = segment(PROGRAM.draw(rng), job, "answer", candidate)
-                yield RequestNode(prompt=prompt, answer=answer, session=job)
-            number += 1
+    def nodes(rng: Random, job: int) -> Iterator[RequestNode]:
+        rank = popularity.draw(rng)
+        tokens = PROBLEM.of_rank(rank)
+        prompt = (demonstration, segment(tokens, "programming", "problem", rank, tokens))
+        for candidate in range(CANDIDATES):
+            answer = segment(PROGRAM.draw(rng), job, "answer", candidate)
+            yield RequestNode(prompt=prompt, answer=answer, session=job)
 
-    return workload(
-        "programming", load, trees, trees_at_once=candidates, candidates=candidates, zipf=zipf
-    )
+    trees = endless(load, nodes)
+    return workload(load, trees, trees_at_once=CANDIDATES, candidates=CANDIDATES, zipf=ZIPF)
 
 
-@workload_maker(CLIENTS, rate_per_s=8.0)
-def embodied_agent(load: LoadOptions, step_s: float = 0.0) -> Workload:
-    """Episodes that begin open loop, so that there are `rate_per_s` requests (steps) a second.
+@workload_maker("agent", CLIENTS, rate_per_s=8.0)
+def embodied_agent(load: LoadOptions) -> Workload:
+    """Episodes that begin open loop, so that there are `rate_per_s` requests (steps) a second."""
+    common = segment(COMMON_TOKENS, "agent", "common")
 
-    `step_s`: the environment's time for a step.
-    """
+    def tree(rng: Random, episode: int) -> Iterator[RequestNode]:
+        prompt: tuple[Segment, ...] = (common, segment(TASK.draw(rng), episode, "task"))
+        steps: list[tuple[tuple[Segment, ...], Segment]] = []
+        for step in range(max(1, round(rng.gauss(STEPS_MEAN, STEPS_SPREAD)))):
+            seen = segment(OBSERVATION.draw(rng), episode, "observation", step)
+            action = segment(ACTION.draw(rng), episode, "action", step)
+            steps.append(((*prompt, seen), action))
+            prompt = (*prompt, seen, action)
+        yield chain(steps, episode)
 
-    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
-        rng = seeded(load.seed, "agent", region, client)
-        common = segment(COMMON_TOKENS, "agent", "common")
-        number = 0
-        while True:
-            episode = segment_id(load.seed, "agent", region, client, number)
-            prompt: tuple[Segment, ...] = (common, segment(TASK.draw(rng), episode, "task"))
-            steps: list[tuple[tuple[Segment, ...], Segment]] = []
-            for step in range(max(1, round(rng.gauss(STEPS_MEAN, STEPS_SPREAD)))):
-                seen = segment(OBSERVATION.draw(rng), episode, "observation", step)
-                action = segment(ACTION.draw(rng), episode, "action", step)
-                steps.append(((*prompt, seen), action))
-                prompt = (*prompt, seen, action)
-            yield chain(steps, episode, step_s)
-            number += 1
-
-    return workload("agent", load, trees, requests_per_tree=STEPS_MEAN)
+    return workload(load, endless(load, tree), requests_per_tree=STEPS_MEAN)

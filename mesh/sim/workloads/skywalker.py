@@ -1,8 +1,9 @@
 """SkyWalker's workloads: multi-turn chat and trees of thoughts (Xia et al., EuroSys 2026).
 
-Chat (§3.2, Figure 5). A client stands for one user after another. A user has a few conversations;
+Chat (§3.2, Figure 5). A client plays one user after another. A user has a few conversations;
 a conversation begins with an *opening* (a template used worldwide, in the region or by this user,
-or none) and goes on for a few turns, each with the whole conversation before it as its prompt. So
+or none) and goes on for a few turns, each with the whole conversation before it as its prompt and
+at once after its answer. So
 prompts share most within a conversation, some within a user, a little within a region and across
 the world. Published figures are used as they are: turns, tokens of question and answer (WildChat,
 Zhao et al. 2024: 2.54, 296, 441; Chatbot Arena in LMSYS-Chat-1M, Zheng et al. 2024: 1.2, 52, 190),
@@ -12,7 +13,7 @@ cut at 4,096 tokens, answers at 1,024 and 512. The shares of openings are fitted
 user have 7.60 (WildChat) and 2.47 (Arena) times the similarity, `common prefix / shorter prompt`,
 of two prompts of different users; a test checks these ratios. The next turn contains this answer as
 it was generated, so an endless cache hits four fifths of the tokens; SkyWalker reports 37 to 47% at
-most on its replicas, and doesn't say whether its clients sent recorded answers back.
+most on its replicas, and doesn't report whether its clients sent recorded answers back.
 
 Trees (§5.1). A question is planned, executed, reflected on and answered: four levels, each thought
 followed by as many as the tree has branches, which may run beside each other. Two branches make
@@ -27,7 +28,7 @@ limit.
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from mesh.sim.workload import RequestNode, Segment, Workload, chain
@@ -36,6 +37,7 @@ from mesh.sim.workloads.content import Lengths, Zipf, geometric, seeded, segment
 from schemas.ids import RegionId
 
 TURNS_MAX = 40
+TEMPLATES = Zipf(10, 1.1)  # of the world, and of each region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,6 @@ class ChatHabits:
     world_share: float
     region_share: float
     own_share: float
-    templates: int = 10  # of the world, and of each region
-    zipf: float = 1.1
-    reading_s: float = 0.0  # from an answer to the next turn: SkyWalker's clients don't wait
 
 
 WILDCHAT = ChatHabits(
@@ -77,38 +76,34 @@ ARENA = ChatHabits(
 )
 
 
-@workload_maker({"us": 40, "eu": 30, "ap": 30})
-def chat(load: LoadOptions, habits: ChatHabits = WILDCHAT) -> Workload:
+@workload_maker("chat", {"us": 40, "eu": 30, "ap": 30})
+def chat(load: LoadOptions) -> Workload:
     """Chat as in WildChat; closed loop, or at `rate_per_s` requests (turns) a second."""
-    return conversations("chat", load, habits)
+    return conversations(load, WILDCHAT)
 
 
-@workload_maker({"us": 80, "eu": 80, "ap": 80})
-def arena(load: LoadOptions, habits: ChatHabits = ARENA) -> Workload:
+@workload_maker("arena", {"us": 80, "eu": 80, "ap": 80})
+def arena(load: LoadOptions) -> Workload:
     """Chat as in Chatbot Arena: shorter, mostly of one turn, more alike between users."""
-    return conversations("arena", load, habits)
+    return conversations(load, ARENA)
 
 
 def conversations(
-    name: str, load: LoadOptions, habits: ChatHabits, curve: RateCurve | None = None
+    load: LoadOptions, habits: ChatHabits, curve: RateCurve | None = None
 ) -> Workload:
     """A chat workload of any habits and load."""
-    zipf = Zipf(habits.templates, habits.zipf)
 
     def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
-        return ChatUsers(habits, zipf, load.seed, region, number).conversations()
+        return ChatUsers(habits, load.seed, region, number).conversations()
 
-    return workload(name, load, trees, requests_per_tree=habits.turns, curve=curve)
+    return workload(load, trees, requests_per_tree=habits.turns, curve=curve)
 
 
 class ChatUsers:
     """The users of one client, one after another."""
 
-    def __init__(
-        self, habits: ChatHabits, zipf: Zipf, seed: int, region: RegionId, number: int
-    ) -> None:
+    def __init__(self, habits: ChatHabits, seed: int, region: RegionId, number: int) -> None:
         self._habits = habits
-        self._zipf = zipf
         self._region = region
         self._names = (seed, "chat", region, number)
 
@@ -118,7 +113,6 @@ class ChatUsers:
             yield from self.user(number)
 
     def user(self, number: int) -> Iterator[RequestNode]:
-        """One user's conversations."""
         names = (*self._names, number)
         rng = seeded(*names)
         own = segment(self._habits.opening.draw(rng), *names, "opening")
@@ -136,7 +130,7 @@ class ChatUsers:
             answer = segment(habits.answer.draw(rng), session, "answer", turn)
             turns.append(((*prompt, question), answer))
             prompt = (*prompt, question, answer)
-        return chain(turns, session, habits.reading_s)
+        return chain(turns, session)
 
     def _opening(self, rng: random.Random, own: Segment) -> tuple[Segment, ...]:
         habits = self._habits
@@ -150,93 +144,60 @@ class ChatUsers:
         return ()
 
     def _template(self, rng: random.Random, where: str) -> Segment:
-        rank = self._zipf.draw(rng)
+        rank = TEMPLATES.draw(rng)
         tokens = self._habits.opening.of_rank(rank)
         return segment(tokens, "chat", "template", where, rank, tokens)
 
 
+BRANCHES, WIDE_BRANCHES = 2, 4
+LEVELS = 4
+QUESTIONS = 7473
+INSTRUCTION_TOKENS, STEP_TOKENS = 60, 45
 QUESTION = Lengths(60, 24, least=12, most=250)
 ANSWER = Lengths(180, 60, least=16, most=256)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """How a tree grows, and how long its texts are in tokens."""
-
-    branches: int = 2
-    levels: int = 4
-    questions: int = 7473
-    instruction: int = 60
-    question: Lengths = QUESTION
-    step: int = 45
-    answer: Lengths = ANSWER
-
-    @property
-    def requests(self) -> int:
-        """Requests in a tree."""
-        return sum(self.branches**level for level in range(self.levels))
-
-
-@workload_maker({"us": 40, "eu": 20, "ap": 20})
-def tot(load: LoadOptions, shape: TreeShape | None = None) -> Workload:
+@workload_maker("tot", {"us": 40, "eu": 20, "ap": 20})
+def tot(load: LoadOptions) -> Workload:
     """All trees are alike: two branches, 15 requests."""
-    return _forest("tot", load, {}, shape or TreeShape())
+    return _forest(load, {})
 
 
-@workload_maker({"us": 2, "eu": 20, "ap": 20})
-def mixed_tree(
-    load: LoadOptions,
-    wide: RegionId | None = None,
-    wide_branches: int = 4,
-    shape: TreeShape | None = None,
-) -> Workload:
-    """One region, `wide` (by default the first), has wider trees: 85 requests of four branches."""
-    if wide is None:
-        wide = next(iter(load.clients), RegionId(""))
-    elif wide not in load.clients:
-        raise ValueError(f"wide={wide!r} has no clients: use one of {', '.join(load.clients)}")
-    return _forest("mixed-tree", load, {wide: wide_branches}, shape or TreeShape())
+@workload_maker("mixed-tree", {"us": 2, "eu": 20, "ap": 20})
+def mixed_tree(load: LoadOptions) -> Workload:
+    """The first region has wider trees: 85 requests of four branches."""
+    return _forest(load, dict.fromkeys(list(load.clients)[:1], WIDE_BRANCHES))
 
 
-def _forest(
-    name: str, load: LoadOptions, branches: dict[RegionId, int], shape: TreeShape
-) -> Workload:
-    shapes = {
-        region: replace(shape, branches=branches.get(region, shape.branches))
-        for region in load.clients
-    }
-    clients = sum(load.clients.values()) or 1
-    requests = sum(shapes[region].requests * n for region, n in load.clients.items()) / clients
+def _forest(load: LoadOptions, wide: dict[RegionId, int]) -> Workload:
+    """`wide`: the branches of regions that have not BRANCHES."""
+    branches = {region: wide.get(region, BRANCHES) for region in load.clients}
+    requests = sum(
+        users * sum(branches[region] ** level for level in range(LEVELS))
+        for region, users in load.clients.items()
+    )
 
-    def trees(region: RegionId, number: int) -> Iterator[RequestNode]:
-        return _trees(shapes[region], load.seed, region, number)
+    def trees(region: RegionId, client: int) -> Iterator[RequestNode]:
+        rng = seeded(load.seed, "tot", region, client)
+        instruction = segment(INSTRUCTION_TOKENS, "tot", "instruction", INSTRUCTION_TOKENS)
+        for tree in count():
+            question = rng.randrange(QUESTIONS)
+            tokens = QUESTION.draw(seeded("tot", "question", question))
+            name = segment_id(load.seed, "tot", region, client, tree)
+            prompt = (instruction, segment(tokens, "tot", "question", question, tokens))
+            yield _thought(branches[region], name, prompt, "", 0)
 
-    facts = dict(branches) or None
-    return workload(name, load, trees, requests_per_tree=requests, branches=facts)
-
-
-def _trees(shape: TreeShape, seed: int, region: RegionId, client: int) -> Iterator[RequestNode]:
-    """A client's trees, without end: each on a random question of the set."""
-    rng = seeded(seed, "tot", region, client)
-    instruction = segment(shape.instruction, "tot", "instruction", shape.instruction)
-    tree = 0
-    while True:
-        question = rng.randrange(shape.questions)
-        tokens = shape.question.draw(seeded("tot", "question", question))
-        name = segment_id(seed, "tot", region, client, tree)
-        prompt = (instruction, segment(tokens, "tot", "question", question, tokens))
-        yield _thought(shape, name, prompt, "", 0)
-        tree += 1
+    requests_per_tree = requests / (sum(load.clients.values()) or 1)
+    return workload(load, trees, requests_per_tree=requests_per_tree, branches=wide or None)
 
 
 def _thought(
-    shape: TreeShape, tree: int, before: tuple[Segment, ...], path: str, level: int
+    branches: int, tree: int, before: tuple[Segment, ...], path: str, level: int
 ) -> RequestNode:
-    prompt = (*before, segment(shape.step, "tot", "step", level, shape.step))
-    answer = segment(shape.answer.draw(seeded(tree, path)), tree, "answer", path)
-    branches = range(shape.branches if level + 1 < shape.levels else 0)
+    prompt = (*before, segment(STEP_TOKENS, "tot", "step", level, STEP_TOKENS))
+    answer = segment(ANSWER.draw(seeded(tree, path)), tree, "answer", path)
     children = tuple(
-        _thought(shape, tree, (*prompt, answer), f"{path}.{branch}", level + 1)
-        for branch in branches
+        _thought(branches, tree, (*prompt, answer), f"{path}.{branch}", level + 1)
+        for branch in range(branches if level + 1 < LEVELS else 0)
     )
     return RequestNode(prompt=prompt, answer=answer, children=children, session=tree)

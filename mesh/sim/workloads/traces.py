@@ -12,7 +12,7 @@ every prompt of the session has whole or not at all: the same sharing as block b
 fiftieth of the segments (prompts of 120,000 tokens have 1,900 blocks).
 
 `speed` makes recorded time run faster, think times included. `scale` shrinks prompts and answers
-for small engines, each segment by itself, so the sharing stays as recorded. No trace says which of
+for small engines, each segment by itself, so the sharing stays as recorded. No trace names which of
 the next prompt's tokens were this answer's, so answers are content of their own.
 """
 
@@ -23,10 +23,16 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from mesh.replay.agent_sessions import AgentSession, Turn, parse_kv_cache_tester
 from mesh.replay.schedule import RegionWeights, departures, pick_region, session_starts_s
 from mesh.replay.trace import Trace, TraceRequest
-from mesh.replay.trace_formats import FORMATS, load_trace, read_lines
+from mesh.replay.trace_formats import (
+    FORMATS,
+    AgentSession,
+    Turn,
+    load_trace,
+    parse_kv_cache_tester,
+    read_lines,
+)
 from mesh.sim.workload import Arrival, RequestNode, Segment, Workload
 from mesh.sim.workloads.arrivals import at_speed
 from mesh.sim.workloads.content import segment, segment_id
@@ -47,13 +53,11 @@ def from_trace(
     speed: float = 1.0,
     scale: float = 1.0,
     assign: str = "hash",
-    think_max_s: float = THINK_MAX_S,
 ) -> Workload:
     """A trace file's workload. `regions`: each one's share; `limit`: requests at most.
 
-    Raises TraceError, whose message names the file and line, or ValueError for an argument.
+    Raises TraceError, whose message names the file and line.
     """
-    _check(format_name, regions, limit, speed, scale)
     facts: dict[str, object] = {
         "trace": path.name,
         "format": format_name,
@@ -67,32 +71,12 @@ def from_trace(
     weights = {str(region): share for region, share in regions.items()}
     if format_name == AGENT_SESSIONS:
         sessions = read_lines(path, parse_kv_cache_tester)
-        arrivals = session_arrivals(sessions, weights, rng, limit, scale, think_max_s)
-        facts["think_max_s"] = think_max_s
+        arrivals = session_arrivals(sessions, weights, rng, limit, scale)
+        facts["think_max_s"] = THINK_MAX_S
         return at_speed(Workload(name=path.stem, arrivals=arrivals, facts=facts), speed)
     trace = load_trace(path, format_name).scaled(scale)
     arrivals = _flat_arrivals(trace, weights, rng, limit, speed, assign)
     return Workload(name=path.stem, arrivals=arrivals, facts=facts | {"assign": assign})
-
-
-def _check(
-    format_name: str,
-    regions: Mapping[RegionId, float],
-    limit: int | None,
-    speed: float,
-    scale: float,
-) -> None:
-    if format_name not in TRACE_FORMATS:
-        known = ", ".join(TRACE_FORMATS)
-        raise ValueError(f"unknown trace format {format_name!r}: use one of {known}")
-    if not regions or min(regions.values()) <= 0:
-        raise ValueError("regions: name at least one, each with a share above 0")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be 1 or more, got {limit}")
-    if not speed > 0:
-        raise ValueError(f"speed must be above 0, got {speed}")
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale must be above 0 and at most 1, got {scale}")
 
 
 def _flat_arrivals(
@@ -145,7 +129,6 @@ def session_arrivals(
     rng: random.Random,
     limit: int | None,
     scale: float,
-    think_max_s: float,
 ) -> tuple[Arrival, ...]:
     """One arrival a session, the first sessions with `limit` requests in all."""
     starts = session_starts_s(len(sessions), rng)
@@ -157,15 +140,13 @@ def session_arrivals(
             break
         left = None if left is None else left - len(turns)
         name = f"{place}/{session.name}"
-        node = _session_tree(replace(session, turns=turns), name, scale, think_max_s)
+        node = _session_tree(replace(session, turns=turns), name, scale)
         region = RegionId(pick_region(f"session {name}", weights))
         arrivals.append(Arrival(start_s, region, node))
     return tuple(arrivals)
 
 
-def _session_tree(
-    session: AgentSession, name: str, scale: float, think_max_s: float
-) -> RequestNode:
+def _session_tree(session: AgentSession, name: str, scale: float) -> RequestNode:
     prompt_of = _session_prompts(session, name, scale)
     parents = _parents(session.turns)
     children: list[list[RequestNode]] = [[] for _ in session.turns]
@@ -175,7 +156,7 @@ def _session_tree(
         node = RequestNode(
             prompt=prompt_of(place),
             answer=segment(round(turn.output_tokens * scale), name, "answer", place),
-            pause_s=0.0 if parent is None else min(turn.think_s, think_max_s),
+            pause_s=0.0 if parent is None else min(turn.think_s, THINK_MAX_S),
             children=tuple(reversed(children[place])),
             session=number,
         )

@@ -1,4 +1,4 @@
-"""When frames may go: not while the bus is away, nor before the core has heard of its return."""
+"""When frames may go: not while the bus is away, nor before the core was fed its return."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ class Core:
     """Hears what it is fed, when it is let."""
 
     def __init__(self, link: BusConnection) -> None:
-        self.heard: list[tuple[type, bool]] = []  # and whether frames could go then
+        self.received: list[tuple[type, bool]] = []  # and whether frames could go then
         self.listens = asyncio.Event()
         self.listens.set()
         self._link = link
 
     async def feed(self, event: BusDisconnected | BusReconnected) -> None:
         await self.listens.wait()
-        self.heard.append((type(event), self._link.is_up.is_set()))
+        self.received.append((type(event), self._link.is_up.is_set()))
 
 
 @pytest.fixture
@@ -45,17 +45,17 @@ async def until_there(link):
         await link.is_up.wait()
 
 
-async def test_frames_wait_until_the_core_has_heard(link, core):
+async def test_frames_wait_until_the_core_was_fed_the_return(link, core):
     assert link.is_up.is_set()
     link.lost()
     assert not link.is_up.is_set(), "at once, and not in a task"
     link.returned()
     assert not link.is_up.is_set()
     await until_there(link)
-    assert core.heard == [(BusDisconnected, False), (BusReconnected, False)]
+    assert core.received == [(BusDisconnected, False), (BusReconnected, False)]
 
 
-async def test_a_core_that_hears_late_lets_nothing_go_on_a_bus_lost_again(link, core):
+async def test_a_core_that_is_fed_late_lets_nothing_go_on_a_bus_lost_again(link, core):
     core.listens.clear()
     link.lost()
     link.returned()
@@ -63,13 +63,13 @@ async def test_a_core_that_hears_late_lets_nothing_go_on_a_bus_lost_again(link, 
     core.listens.set()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert [kind for kind, _ in core.heard] == [BusDisconnected, BusReconnected, BusDisconnected]
+    assert [kind for kind, _ in core.received] == [BusDisconnected, BusReconnected, BusDisconnected]
     assert not link.is_up.is_set()
     link.returned()
     await until_there(link)
 
 
-async def test_its_clock_stands_still_while_the_bus_is_away(link, core):
+async def test_its_clock_stops_while_the_bus_is_away(link, core):
     before = link.connected_s()
     link.lost()
     gone = link.connected_s()

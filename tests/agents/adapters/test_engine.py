@@ -17,7 +17,7 @@ from tests.agents.scripted_engine import Conversation, ScriptedEngine, plain, ru
 
 
 async def _no_answers(talk: Conversation) -> None:
-    raise AssertionError("nobody asks")
+    raise AssertionError("no request is sent")
 
 
 @contextlib.asynccontextmanager
@@ -39,12 +39,12 @@ async def looking(
             client.close()
 
 
-async def test_a_look_brings_models_and_metrics() -> None:
+async def test_a_scrape_has_models_and_metrics() -> None:
     async with looking() as (client, _):
-        look = await client.scrape()
-    assert isinstance(look, EngineScraped)
-    assert look.models == ("org/llama",)
-    assert (look.reading.waiting, look.reading.running) == (0, 0)
+        scraped = await client.scrape()
+    assert isinstance(scraped, EngineScraped)
+    assert scraped.models == ("org/llama",)
+    assert (scraped.reading.waiting, scraped.reading.running) == (0, 0)
 
 
 async def test_models_are_read_less_often_and_again_when_wanted() -> None:
@@ -56,14 +56,14 @@ async def test_models_are_read_less_often_and_again_when_wanted() -> None:
         assert (await client.scrape()).models == ("other",)
 
 
-async def test_an_engine_without_metrics_is_never_asked_for_them() -> None:
+async def test_the_metrics_of_an_engine_without_them_are_never_requested() -> None:
     async with looking("openai") as (client, server):
         server.metrics = "never read"
-        look = await client.scrape()
-    assert look.reading is NOTHING_KNOWN
+        scraped = await client.scrape()
+    assert scraped.reading is NOTHING_KNOWN
 
 
-async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
+async def test_the_models_of_an_engine_that_comes_back_are_read() -> None:
     async with looking() as (client, server):
         await client.scrape()
         await server.stop()
@@ -87,9 +87,9 @@ async def test_an_engine_that_comes_back_is_asked_for_its_models() -> None:
 async def test_odd_engines(change, complaint) -> None:
     async with looking() as (client, server):
         change(server)
-        look = await client.scrape()
-    assert isinstance(look, ScrapeFailed)
-    assert complaint in look.detail
+        scraped = await client.scrape()
+    assert isinstance(scraped, ScrapeFailed)
+    assert complaint in scraped.detail
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": 7}', b'{"data": ["x"]}', b"<html>"])
@@ -100,16 +100,16 @@ def test_what_is_no_list_of_models(body) -> None:
 
 async def test_a_page_that_is_not_there() -> None:
     async with looking(metrics_path="/nowhere") as (client, _):
-        look = await client.scrape()
-    assert "/nowhere answers HTTP 404" in look.detail
+        scraped = await client.scrape()
+    assert "/nowhere answers HTTP 404" in scraped.detail
 
 
 async def test_a_hanging_engine_times_out() -> None:
     async with looking(scrape_timeout_s=0.05) as (client, server):
         server.hangs = True
-        look = await client.scrape()
-    assert isinstance(look, ScrapeFailed)
-    assert look.timed_out
+        scraped = await client.scrape()
+    assert isinstance(scraped, ScrapeFailed)
+    assert scraped.timed_out
 
 
 async def test_words_of_an_engine_hold_no_password() -> None:
@@ -121,12 +121,12 @@ async def test_words_of_an_engine_hold_no_password() -> None:
             clock=time.monotonic,
             scrape_timeout_s=30.0,
         )
-        look = await client.scrape()
+        scraped = await client.scrape()
         client.close()
-    assert look.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
+    assert scraped.detail == f"http://127.0.0.1:{server.port}/elsewhere/v1/models answers HTTP 404"
 
 
-async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
+async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_client, "KEEPALIVE_S", 60.0)
@@ -164,13 +164,13 @@ async def test_a_look_that_met_the_closing_of_its_connection_is_repeated(
 KEY = "sk-s3cret"
 
 
-async def test_every_look_brings_the_key() -> None:
+async def test_every_scrape_sends_the_key() -> None:
     async with looking("llamacpp", key=KEY) as (client, server):
         server.key, server.pages["/props"] = KEY, b'{"total_slots": 4}'
         server.metrics = "llamacpp:requests_deferred 0\n"
-        look = await client.scrape()
-        assert isinstance(look, EngineScraped), look
-        asked = {request.path: request.headers.get("authorization") for request in server.looks}
+        scraped = await client.scrape()
+        assert isinstance(scraped, EngineScraped), scraped
+        asked = {request.path: request.headers.get("authorization") for request in server.scrapes}
     assert asked == dict.fromkeys(("/v1/models", "/metrics", "/props"), f"Bearer {KEY}")
 
 
@@ -186,25 +186,25 @@ async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
         )
         assert isinstance(await client.scrape(), EngineScraped)
         client.close()
-    assert [request.headers["authorization"] for request in server.looks] == [f"Bearer {KEY}"]
-    assert ["authorization" in request.headers for request in elsewhere.looks] == [False]
+    assert [request.headers["authorization"] for request in server.scrapes] == [f"Bearer {KEY}"]
+    assert ["authorization" in request.headers for request in elsewhere.scrapes] == [False]
 
 
 @pytest.mark.parametrize("known", [{}, {"key": "wrong-s3cret"}])
-async def test_an_engine_that_wants_a_key_says_which_option_to_give(known) -> None:
+async def test_the_error_of_an_engine_with_a_key_names_the_option(known) -> None:
     async with looking(**known) as (client, server):
         server.key = KEY
-        look = await client.scrape()
-    assert isinstance(look, ScrapeFailed)
+        scraped = await client.scrape()
+    assert isinstance(scraped, ScrapeFailed)
     says = "answers HTTP 401: it requires an API key, or another one (--engine-key-file)"
-    assert look.detail == f"{server.url}/v1/models {says}"
+    assert scraped.detail == f"{server.url}/v1/models {says}"
 
 
-async def test_models_that_are_given_are_not_asked_for() -> None:
+async def test_models_that_are_given_are_not_read() -> None:
     async with looking(models=("mine", "other")) as (client, server):
         server.models.clear()
         assert (await client.scrape()).models == ("mine", "other")
-        assert [request.path for request in server.looks] == ["/metrics"]
+        assert [request.path for request in server.scrapes] == ["/metrics"]
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ async def test_models_that_are_given_are_not_asked_for() -> None:
 )
 async def test_where_nothing_else_is_read_health_shows_whether_it_is_there(status, is_there):
     async with looking("openai", models=("mine",)) as (client, server):
-        server.odd_looks = lambda: plain(status, b"{}")
-        look = await client.scrape()
-        assert [request.path for request in server.looks] == ["/health"]
-    assert isinstance(look, EngineScraped) is is_there
+        server.scrape_response = lambda: plain(status, b"{}")
+        scraped = await client.scrape()
+        assert [request.path for request in server.scrapes] == ["/health"]
+    assert isinstance(scraped, EngineScraped) is is_there
     if not is_there:
-        assert f"/health answers HTTP {status}" in look.detail
+        assert f"/health answers HTTP {status}" in scraped.detail
 
 
 async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() -> None:
@@ -227,19 +227,19 @@ async def test_the_size_of_the_batch_is_read_once_and_again_after_a_failure() ->
         server.pages["/props"] = b'{"total_slots": 4}'
         for _ in range(3):
             assert (await client.scrape()).reading.batch_max == 4
-        assert [request.path for request in server.looks].count("/props") == 1
+        assert [request.path for request in server.scrapes].count("/props") == 1
         now = 2000.0
         server.pages["/props"] = b"busy"  # what was known is not forgotten for it
         assert (await client.scrape()).reading.batch_max == 4
-        assert [request.path for request in server.looks].count("/props") == 2
-        server.odd_looks = lambda: plain(503, b"loading")
+        assert [request.path for request in server.scrapes].count("/props") == 2
+        server.scrape_response = lambda: plain(503, b"loading")
         assert isinstance(await client.scrape(), ScrapeFailed)
-        server.odd_looks, server.pages["/props"] = None, b'{"total_slots": 8}'
+        server.scrape_response, server.pages["/props"] = None, b'{"total_slots": 8}'
         assert (await client.scrape()).reading.batch_max == 8
 
 
 @pytest.mark.parametrize("page", [b"rubbish", b'{"total_slots": -1}', None])
-async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_the_same(page):
+async def test_an_engine_without_a_batch_size_is_read_all_the_same(page):
     async with looking("llamacpp") as (client, server):
         server.metrics = "llamacpp:requests_deferred 3\n"
         if page is not None:
@@ -248,22 +248,22 @@ async def test_an_engine_that_does_not_tell_the_size_of_its_batch_is_read_all_th
     assert (reading.waiting, reading.batch_max) == (3, None)
 
 
-async def test_settings_have_two_names_at_sglang_and_are_not_asked_for_unasked() -> None:
+async def test_sglangs_settings_have_two_paths_and_are_read_only_where_needed() -> None:
     page = b'{"internal_states": [{"effective_max_running_requests_per_dp": 32}]}'
     for asks, expected in ((True, 32), (False, None)):
         async with looking("sglang", reads_batch_max=asks) as (client, server):
             server.pages["/server_info"] = page
             assert (await client.scrape()).reading.batch_max == expected
-            asked = [request.path for request in server.looks]
+            asked = [request.path for request in server.scrapes]
             assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
 
 
-async def test_settings_that_never_come_hold_up_a_look_once() -> None:
+async def test_settings_that_never_come_delay_one_scrape() -> None:
     """Not once for each of their names."""
     async with looking("sglang", scrape_timeout_s=2.0) as (client, server):
         server.silent = frozenset(("/get_server_info", "/server_info"))
         assert isinstance(await client.scrape(), EngineScraped)
-        asked = [request.path for request in server.looks]
+        asked = [request.path for request in server.scrapes]
     assert len(server.silent & {*asked}) == 1
 
 
@@ -286,7 +286,7 @@ def test_cards_keep_what_has_the_right_shape_of_the_first_models():
         ("openai", 500, False),
     ],
 )
-async def test_a_probe_is_answered_by_what_only_an_engine_that_computes_can_say(
+async def test_a_probe_counts_only_answers_of_an_engine_that_computes(
     kind, status, computes
 ) -> None:
     """An HTTP server in front of one that hangs refuses requests too: then its numbers decide."""

@@ -92,20 +92,20 @@ async def test_garbage_ends_each_answer_exactly_once() -> None:
             assert frames[-1] is Frame.END
 
 
-async def test_garbage_looks_are_failures_or_readings() -> None:
+async def test_scrapes_of_garbage_are_failures_or_readings() -> None:
     seed = time.time_ns()
     print("seed", seed)
     dice = random.Random(seed)
 
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     async with running(script) as server, engine_at(server.url) as engine:
-        server.odd_looks = lambda: mutated(dice, LOOKS)
-        looks = []
+        server.scrape_response = lambda: mutated(dice, LOOKS)
+        scrapes = []
         for _ in range(ROUNDS):
             engine.refresh_models()
-            looks.append(await engine.scrape())
-        server.odd_looks = None
+            scrapes.append(await engine.scrape())
+        server.scrape_response = None
         assert isinstance(await engine.scrape(), EngineScraped)
-    assert {type(look) for look in looks} <= {EngineScraped, ScrapeFailed}
+    assert {type(scraped) for scraped in scrapes} <= {EngineScraped, ScrapeFailed}

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -36,20 +35,12 @@ def says_and_sees(answer: bytes, hung_up: asyncio.Event) -> Script:
     return script
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @contextlib.asynccontextmanager
 async def client_of(
-    script: Script, clock=time.monotonic, prefix: str = "", login: str = ""
+    script: Script, prefix: str = "", login: str = ""
 ) -> AsyncIterator[tuple[HttpClient, ScriptedEngine]]:
     async with running(script) as engine:
-        client = HttpClient(f"http://{login}127.0.0.1:{engine.port}{prefix}", clock)
+        client = HttpClient(f"http://{login}127.0.0.1:{engine.port}{prefix}")
         try:
             yield client, engine
         finally:
@@ -57,7 +48,7 @@ async def client_of(
 
 
 async def ask(client: HttpClient, body: bytes = b"{}", **headers: str) -> object:
-    """Ask, read it all, and release. The connection, to be told from others."""
+    """Ask, read it all, and release. The connection, to be compared with others."""
     connection = await client.request("POST", "/v1/completions", headers, body)
     try:
         while await connection.read():
@@ -100,22 +91,14 @@ async def test_one_after_the_other_shares_a_connection_and_two_at_once_do_not(
         assert await ask(client) in both
 
 
-async def test_one_that_rested_too_long_is_not_used_again() -> None:
-    clock = Clock()
-    async with client_of(answers, clock) as (client, _):
-        first = await ask(client)
-        clock.now += http_client.KEEPALIVE_S
-        second = await ask(client)
-        assert second is not first
-        assert first.is_closing
-
-
-async def test_one_that_nobody_uses_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_idle_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "KEEPALIVE_S", 0.05)
     closed = asyncio.Event()
     async with client_of(says_and_sees(plain(200, b"{}"), closed)) as (client, _):
-        await ask(client)
+        first = await ask(client)
         await closed.wait()
+        assert first.is_closing
+        assert not client._idle
 
 
 async def test_one_that_the_engine_closed_is_not_used_again() -> None:
@@ -170,7 +153,7 @@ async def test_a_request_is_sent_again_only_over_a_kept_connection_and_once(scri
             await ask(client)
             await ask(client)
         assert len(engine.requests) == sent
-        assert client._idle == []
+        assert not client._idle
 
 
 async def test_an_answer_that_is_left_closes_its_connection() -> None:
@@ -192,7 +175,7 @@ async def test_what_rests_is_closed_with_the_client() -> None:
 
 async def test_no_host_has_such_a_name() -> None:
     with pytest.raises(HttpLost, match=r"no connection to a\.\.b:80"):
-        await ask(HttpClient("http://a..b", time.monotonic))
+        await ask(HttpClient("http://a..b"))
 
 
 async def test_nobody_there() -> None:

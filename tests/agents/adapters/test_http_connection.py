@@ -196,7 +196,7 @@ async def test_one_connection_carries_one_answer_after_the_other() -> None:
         assert b"".join(got) == b"x"
 
 
-async def test_nobody_is_asked_on_a_closed_connection() -> None:
+async def test_no_request_is_sent_on_a_closed_connection() -> None:
     async with asked(sends(plain(200, b"x"), then="closes")) as connection:
         await whole(connection)
         while not connection.is_closing:
@@ -259,7 +259,7 @@ def test_nothing_is_sent_behind_half_a_request(loop, answer, half_closes) -> Non
         assert runner.run(_early(answer, half_closes=half_closes)) == (b"no", False)
 
 
-async def test_a_fault_of_whoever_pours_is_not_the_engines() -> None:
+async def test_a_fault_of_the_sink_is_not_the_engines() -> None:
     def sink(data: bytes) -> None:
         raise ZeroDivisionError
 

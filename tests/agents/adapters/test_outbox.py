@@ -17,7 +17,7 @@ class Bus:
     """Takes messages, or refuses them."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, bytes]] = []
+        self.received: list[tuple[str, bytes]] = []
         self.away = False
         self.link = BusConnection()
         self._telling = asyncio.create_task(self.link.report(self._hear))
@@ -39,16 +39,16 @@ class Bus:
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.away:
             raise nats.errors.OutboundBufferLimitError
-        self.heard.append((subject, payload))
+        self.received.append((subject, payload))
 
     @property
     def subjects(self) -> list[str]:
-        return [subject for subject, _ in self.heard]
+        return [subject for subject, _ in self.received]
 
     def frames(self) -> list[tuple[str, str]]:
         """Every frame with its inbox, in order."""
         found = []
-        for subject, payload in self.heard:
+        for subject, payload in self.received:
             router, _, last = subject.rpartition(".")
             if last != PARCEL:
                 found.append((subject, text(payload)))
@@ -125,7 +125,7 @@ async def test_a_burst_waits_for_all_of_it_and_goes_out_in_one_message(outbox, b
     for number in range(30):
         post(outbox, f"{number}-1")
         await asyncio.sleep(0)
-    assert bus.heard == []
+    assert bus.received == []
     post(outbox, "30-1", urgent=True)
     await sent(outbox)
     assert bus.subjects == ["_INBOX.us.r1.parcel"]
@@ -151,14 +151,14 @@ async def test_urgent_frames_take_along_what_waits(outbox, bus):
     assert said(bus) == ["1-1", "2-1", "3-1"]
 
 
-async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus):
+async def test_frames_that_wait_for_the_bus_go_with_their_routers_keepalive(outbox, bus):
     bus.link.lost()
     post(outbox, "1-1", "2-1")
     post(outbox, "3-1", urgent=True)
     post(outbox, "7-1", router="eu.r1", urgent=True)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert bus.heard == []
+    assert bus.received == []
     await bus.back()
     outbox.resync("_INBOX.eu.r1")
     await until_said(bus, "7-1")
@@ -169,7 +169,9 @@ async def test_what_waits_for_the_bus_goes_when_its_router_is_heard(outbox, bus)
     assert said(bus) == ["7-1", "1-1", "2-1", "3-1", "8-1"]
 
 
-async def test_who_is_not_heard_after_a_loss_is_waited_for_no_longer(outbox, bus, monkeypatch):
+async def test_a_router_without_a_keepalive_after_a_loss_is_waited_for_no_longer(
+    outbox, bus, monkeypatch
+):
     monkeypatch.setattr("agents.adapters.outbox.SILENCE_ABROAD_S", 0.01)
     bus.link.lost()
     post(outbox, "1-1", urgent=True)
@@ -216,7 +218,7 @@ async def test_what_a_router_misses_is_sent_again_before_all_that_came_since(out
         send(outbox, "1-1", number)
         send(outbox, "2-1", number)
         await sent(outbox)
-    bus.heard.clear()
+    bus.received.clear()
     inbox = f"_INBOX.us.r1.{parcelled('1-1')}"
     outbox.retransmit(inbox, 3)
     outbox.retransmit(inbox, 1)  # the later word counts
@@ -239,12 +241,14 @@ async def test_what_is_sent_again_is_kept_as_it_was(outbox, bus):
     assert outbox._sent.kept_bytes == kept
 
 
-async def test_who_asks_for_what_is_kept_no_more_gets_nothing(outbox, bus, monkeypatch, caplog):
+async def test_a_request_for_frames_that_are_kept_no_more_gets_none(
+    outbox, bus, monkeypatch, caplog
+):
     monkeypatch.setattr("agents.adapters.outbox.KEPT_BYTES_MAX", 20)
     for number in range(3):
         send(outbox, "1-1", number)
         await sent(outbox)
-    bus.heard.clear()
+    bus.received.clear()
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('1-1')}", 0)
     outbox.retransmit(f"_INBOX.us.r1.{parcelled('9-1')}", 0)
     outbox.retransmit("no inbox", 0)

@@ -137,7 +137,7 @@ async def test_a_stream_passes_untouched() -> None:
 
 
 @pytest.mark.parametrize(("flags", "names"), [("00", []), ("01", ["agent.answer", "engine.call"])])
-async def test_whether_a_trace_is_sampled_is_not_asked_again(
+async def test_whether_a_trace_is_sampled_is_not_decided_again(
     monkeypatch: pytest.MonkeyPatch, flags: str, names: list[str]
 ) -> None:
     exporter = InMemorySpanExporter()
@@ -150,13 +150,13 @@ async def test_whether_a_trace_is_sampled_is_not_asked_again(
         await talk.send(chunk(b"data: [DONE]\n\n"))
         await talk.send(LAST_CHUNK)
 
-    told = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}", "tracestate": "vendor=1"}
-    _, _, engine = await call(script, **told)
+    trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}", "tracestate": "vendor=1"}
+    _, _, engine = await call(script, **trace)
     assert sorted(span.name for span in exporter.get_finished_spans()) == names
     headers = engine.requests[0].headers
     assert headers["traceparent"].startswith(f"00-{'a' * 32}-")
     assert headers["tracestate"] == "vendor=1"
-    assert (headers["traceparent"] == told["traceparent"]) == (not names)
+    assert (headers["traceparent"] == trace["traceparent"]) == (not names)
 
 
 async def test_the_head_waits_for_the_first_byte() -> None:
@@ -245,7 +245,7 @@ async def test_only_a_good_answer_is_a_sign_that_the_engine_computes(response, g
     async with calling(whole(response)) as (made, _):
         await made.relay.run()
         assert made.began == [RelayBegan(INBOX, good=good)]
-        assert (made.client.heard_at > 0.0) is good
+        assert (made.client.last_byte_at > 0.0) is good
 
 
 async def test_an_engine_that_dies_inside_its_answer_is_lost() -> None:

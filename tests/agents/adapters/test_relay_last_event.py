@@ -12,7 +12,7 @@ from tests.agents.scripted_engine import CHUNKED, Conversation, chunk, plain
 
 
 @pytest.mark.parametrize("how", ["abort", "cut"])
-async def test_nothing_cuts_an_answer_that_has_said_all(how) -> None:
+async def test_nothing_cuts_an_answer_that_is_complete(how) -> None:
     """Its last event has come and the end of the connection's body has not."""
     go = asyncio.Event()
 
@@ -25,7 +25,7 @@ async def test_nothing_cuts_an_answer_that_has_said_all(how) -> None:
         relay = asyncio.create_task(made.relay.run())
         await made.until(lambda: b"[DONE]" in made.text)
         if how == "abort":
-            made.relay.abort(Outcome.CANCELLED, "nobody was heard")
+            made.relay.abort(Outcome.CANCELLED, "nobody was received")
         else:
             go.set()
         ended = await relay

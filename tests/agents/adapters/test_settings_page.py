@@ -57,6 +57,6 @@ def test_what_is_no_object_has_no_fields(page):
 
 
 @given(st.sampled_from(sorted(KINDS)), st.binary(max_size=200))
-def test_any_page_is_read_or_tells_nothing(kind, page):
+def test_any_page_gives_a_batch_size_or_none(kind, page):
     found = KINDS[kind].batch_max(page)
     assert found is None or 0 < found <= 65_536

@@ -50,7 +50,7 @@ def test_refusals(bench, prepare, headers, reason) -> None:
     assert bench.beat.refused_total == 1
 
 
-def test_a_refusal_tells_the_fresh_load(bench) -> None:
+def test_a_refusal_carries_the_fresh_load(bench) -> None:
     bench.read(EngineReading(waiting=2, running=5))
     message = only(bench.work(1), effects.Refuse).message
     assert (message.pending, message.running) == (2, 5)
@@ -69,7 +69,7 @@ def test_before_the_engine_answers_work_is_refused() -> None:
 @pytest.mark.parametrize(
     "reply", ["", "_INBOX.us.r1", "_INBOX.us.r1.>", "_INBOX.us.*.1", "mesh.us.r1.1", "_INBOX.U.r.1"]
 )
-def test_work_that_nobody_could_get_an_answer_to_is_dropped(bench, reply) -> None:
+def test_work_with_an_illegal_reply_subject_is_dropped(bench, reply) -> None:
     [dropped] = bench.feed(events.WorkArrived(reply, HEADERS, b"{}"))
     assert dropped == effects.DropWork(reply, 2)
     assert bench.core.outstanding == 0
@@ -173,7 +173,7 @@ def test_bodies_waiting_for_a_first_byte_are_bounded() -> None:
     only(bench.work(99), effects.StartRelay)
 
 
-def test_a_dead_engine_is_told_at_once_and_its_answers_given_up_after_silence(bench) -> None:
+def test_a_dead_engine_is_published_at_once_and_its_answers_end_after_silence(bench) -> None:
     bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
     bench.now += 1.0
     bench.fail()
@@ -202,7 +202,7 @@ def test_heartbeats_keep_the_beat_and_count(bench) -> None:
     assert {beat.epoch for beat in bench.beats} == {7}
 
 
-def test_turning_full_is_told_at_once_but_never_faster_than_the_gap(bench) -> None:
+def test_turning_full_is_published_at_once_but_never_faster_than_the_gap(bench) -> None:
     bench.tick(0.05)
     count = len(bench.beats)
     bench.read(EngineReading(waiting=1, running=8))
@@ -215,7 +215,7 @@ def test_turning_full_is_told_at_once_but_never_faster_than_the_gap(bench) -> No
     assert [beat.full for beat in bench.beats[count:]] == [True, False]
 
 
-def test_another_model_is_told_at_once(bench) -> None:
+def test_another_model_is_published_at_once(bench) -> None:
     bench.tick(0.05)
     bench.read(models=("other",))
     assert bench.beats[-1].models == ("other",)
@@ -294,7 +294,7 @@ def test_speeds_are_learned_from_unqueued_streamed_answers() -> None:
 
 
 @pytest.mark.parametrize(("companion", "streamed", "cached"), [(1, 1, 0), (0, 0, 0), (0, 1, -1)])
-def test_answers_that_tell_nothing_of_prefill_are_not_learned_from(
+def test_answers_without_prefill_information_are_not_learned_from(
     companion, streamed, cached
 ) -> None:
     bench = Bench(outstanding_max=1000)
@@ -312,7 +312,7 @@ def test_answers_that_tell_nothing_of_prefill_are_not_learned_from(
     assert bench.beat.prefill_s_per_token is None
 
 
-def test_draining_finishes_what_runs_and_says_a_last_word(bench) -> None:
+def test_draining_finishes_running_requests_and_publishes_a_last_heartbeat(bench) -> None:
     bench.work(1)
     bench.now += 1.0
     bench.feed(events.DrainRequested())
@@ -362,18 +362,18 @@ def test_a_sign_of_life_settles_whose_the_replica_is(bench) -> None:
     only(bench.work(2), effects.StartRelay)
 
 
-def test_each_change_of_owner_by_a_claim_is_told_once(bench) -> None:
-    def told(region: str, term: int | None) -> list[effects.AgentEffect]:
+def test_each_change_of_owner_by_a_claim_is_logged_once(bench) -> None:
+    def claimed(region: str, term: int | None) -> list[effects.AgentEffect]:
         done = bench.feed(events.AliveArrived(region, "r1", 1, term))
         return [one for one in done if isinstance(one, effects.LogOwnerChange)]
 
-    assert told("us", 1) == told("us", None) == []
-    assert told("eu", 5) == [effects.LogOwnerChange(RouterKey("eu", "r1"), 5)]
-    assert told("eu", 5) == told("us", 4) == []
-    assert told("us", 6) == [effects.LogOwnerChange(RouterKey("us", "r1"), 6)]
+    assert claimed("us", 1) == claimed("us", None) == []
+    assert claimed("eu", 5) == [effects.LogOwnerChange(RouterKey("eu", "r1"), 5)]
+    assert claimed("eu", 5) == claimed("us", 4) == []
+    assert claimed("us", 6) == [effects.LogOwnerChange(RouterKey("us", "r1"), 6)]
 
 
-def test_hand_offs_of_an_adopter_are_told_apart_from_those_at_home(bench) -> None:
+def test_hand_offs_of_an_adopter_are_kept_apart_from_those_at_home(bench) -> None:
     bench.work(1, **{"Mesh-From": "r1", "Mesh-Handoff": "7"})
     assert (bench.beat.taken, bench.beat.owner_taken) == ({"r1": 7}, {})
     bench.feed(events.AliveArrived("eu", "r1", 1, 5))

@@ -27,7 +27,7 @@ def test_a_silent_router_is_given_up(bench) -> None:
     assert (abort.outcome, abort.detail) == (Outcome.CANCELLED, SILENT)
 
 
-def test_an_agent_that_stood_still_blames_no_router(bench) -> None:
+def test_after_a_stop_of_the_agent_no_router_counts_as_silent(bench) -> None:
     """What routers said meanwhile is still to be read; and what was sent to them may be lost."""
     bench.work(1, **{"Mesh-Deadline-Ms": "60000"})
     assert bench.stand_still(10.0) == []
@@ -38,7 +38,7 @@ def test_an_agent_that_stood_still_blames_no_router(bench) -> None:
     assert abort.detail == SILENT
 
 
-def test_an_agent_that_stood_still_waits_for_the_next_part_of_a_body(bench) -> None:
+def test_after_a_stop_the_agent_waits_for_the_next_part_of_a_body(bench) -> None:
     bench.work(1, **{"Mesh-Deadline-Ms": "60000", "Mesh-Body-Bytes": "4"})
     assert bench.stand_still(PART_TIMEOUT_S + 1.0) == []
     bench.feed(events.AliveArrived("us", "r1", 1))

@@ -1,4 +1,4 @@
-"""AgentCore and an engine that answers looks and computes nothing."""
+"""AgentCore and an engine that answers scrapes and computes nothing."""
 
 import pytest
 
@@ -130,7 +130,7 @@ def test_one_without_numbers_keeps_what_it_was_handed_for_long() -> None:
     assert ended_s > 5 * BLIND_S
 
 
-def test_looks_that_failed_have_seen_nothing(stage) -> None:
+def test_time_around_failed_scrapes_is_not_counted(stage) -> None:
     stage.work(1, **LATE)
     stage.run(FLOOR_S / 2)
     stage.tick(1.5)
@@ -139,7 +139,7 @@ def test_looks_that_failed_have_seen_nothing(stage) -> None:
     assert not [one for one in done if isinstance(one, effects.AbortRelay)]
 
 
-def test_a_failed_look_now_and_then_hides_no_hang(stage) -> None:
+def test_occasional_failed_scrapes_hide_no_hang(stage) -> None:
     stage.work(1, **LATE)
     done = []
     for _ in range(4):
@@ -168,7 +168,7 @@ def test_errors_of_its_front_are_no_signs_and_no_probe_is_like_them(stage) -> No
     assert effects.ProbeEngine("/v1/completions", MODEL) in stage.run(HANGS_S / 2)
 
 
-def test_a_probe_asks_for_a_model_that_it_serves(stage) -> None:
+def test_a_probe_requests_a_model_that_the_engine_serves(stage) -> None:
     """It may have been started again with others."""
     stage.work(1, **LATE)
     stage.run(0.5)

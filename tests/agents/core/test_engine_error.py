@@ -1,4 +1,4 @@
-"""Errors inside event streams: those that engines send, and what only looks like one."""
+"""Errors inside event streams: those that engines send, and what only resembles one."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_only_the_first_and_the_last_event_count() -> None:
     assert last_error(VLLM + TOKEN + DONE) is None
 
 
-def test_more_is_waited_for_only_while_it_may_tell() -> None:
+def test_more_is_waited_for_only_while_it_may_decide() -> None:
     """Wherever a stream's first bytes are torn: all is known at the end of the event at last."""
     for event in (VLLM, SGLANG, b"event: error\ndata: no GPU\n\n"):
         verdicts = [first_error(event[:size], more=True) for size in range(1, len(event))]

@@ -22,28 +22,28 @@ FAST = PrefillLine(s_per_token=1e-7, base_s=0.0)
 
 
 class Engine:
-    """A watch, and looks at an engine every 50 ms."""
+    """A watch, and scrapes at an engine every 50 ms."""
 
     def __init__(self, *, blind: bool = False) -> None:
         self.watch = HangDetector()
-        self.now, self.steps, self.heard_at = 0.0, 0, float("-inf")
+        self.now, self.steps, self.last_byte_at = 0.0, 0, float("-inf")
         self.blind = blind
         self.line: PrefillLine | None = None
 
-    def look(self, owed: EngineBacklog) -> bool:
+    def scrape(self, backlog: EngineBacklog) -> bool:
         progress = () if self.blind else (float(self.steps), 7.0)
-        return self.watch.scraped(progress, self.heard_at, owed, self.line, self.now)
+        return self.watch.scraped(progress, self.last_byte_at, backlog, self.line, self.now)
 
     def run(
-        self, seconds: float, owed: EngineBacklog, *, every_s: float | None = None
+        self, seconds: float, backlog: EngineBacklog, *, every_s: float | None = None
     ) -> float | None:
         """Let time pass, with a step each `every_s`; when it counts as hung, if it does."""
         began, stepped = self.now, self.now
         while self.now < began + seconds - EPSILON:
             self.now += 0.05
             if every_s is not None and self.now - stepped >= every_s - EPSILON:
-                stepped, self.steps, self.heard_at = self.now, self.steps + 1, self.now
-            if self.look(owed):
+                stepped, self.steps, self.last_byte_at = self.now, self.steps + 1, self.now
+            if self.scrape(backlog):
                 return self.now - began
         return None
 
@@ -63,14 +63,14 @@ def usual() -> Engine:
 
 def test_an_idle_engine_never_hangs(usual) -> None:
     assert usual.run(100.0, NOTHING) is None
-    assert usual.run(FLOOR_S, one()) is None, "what is owed now was not owed before"
+    assert usual.run(FLOOR_S, one()) is None, "the backlog is new"
 
 
 def test_one_that_works_never_hangs(usual) -> None:
     assert usual.run(60.0, one(100), every_s=2.0) is None
 
 
-def test_one_that_stands_still_hangs_after_little_more_than_the_floor(usual) -> None:
+def test_an_engine_without_progress_hangs_after_little_more_than_the_floor(usual) -> None:
     hung_s = usual.run(60.0, one(5))
     assert hung_s == pytest.approx(FLOOR_S + MARGIN * 0.1, abs=0.11)
     assert usual.watch.hung
@@ -84,7 +84,7 @@ def test_any_sign_is_enough(usual, sign) -> None:
         if sign == "step":
             usual.steps += 1
         else:
-            usual.heard_at = usual.now
+            usual.last_byte_at = usual.now
 
 
 def test_numbers_that_fall_are_no_sign(usual) -> None:
@@ -95,25 +95,25 @@ def test_numbers_that_fall_are_no_sign(usual) -> None:
 
 def test_before_the_first_sign_it_has_more_time() -> None:
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     assert engine.run(60.0, one(100)) == pytest.approx(FIRST_S + 2.0, abs=0.11)
     long = Engine()
-    long.look(NOTHING)
+    long.scrape(NOTHING)
     tokens = 2000
     assert long.run(60.0, one(tokens)) == pytest.approx(FIRST_S + 40.0, abs=0.11)
     assert tokens * S_PER_TOKEN == 40.0
 
 
-def test_short_answers_between_two_looks_teach_too() -> None:
+def test_short_answers_between_two_scrapes_teach_too() -> None:
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     engine.watch.begun(20, sent_at=0.01, now=0.03)
     assert engine.run(60.0, one(4)) == pytest.approx(FLOOR_S + MARGIN * 0.03, abs=0.11)
 
 
 def test_a_slow_engine_has_its_own_usual() -> None:
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     assert engine.run(21.0, one(), every_s=3.0) is None
     assert engine.run(60.0, one()) == pytest.approx(FLOOR_S + MARGIN * 3.0, abs=0.2)
 
@@ -131,7 +131,7 @@ def test_a_prompt_as_long_as_others_before_has_not(usual) -> None:
     assert usual.run(200.0, one(tokens)) == pytest.approx(FLOOR_S + MARGIN * 0.1, abs=0.11)
 
 
-def test_the_learned_line_is_asked_too(usual) -> None:
+def test_patience_uses_the_learned_line_too(usual) -> None:
     usual.line = PrefillLine(s_per_token=0.001, base_s=0.5)
     usual.watch.begun(10_000, usual.now, usual.now)
     assert usual.run(200.0, one(10_000)) == pytest.approx(FLOOR_S + MARGIN * 10.5, abs=0.11)
@@ -139,7 +139,7 @@ def test_the_learned_line_is_asked_too(usual) -> None:
 
 def test_what_was_usual_is_forgotten() -> None:
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     engine.run(10.0, one(), every_s=4.0)
     assert engine.watch.patience_s(True, one(), None, engine.now) > FLOOR_S + MARGIN * 3.9
     later = engine.now + 10 * HALF_LIFE_S
@@ -187,7 +187,7 @@ def test_a_long_hang_teaches_no_more_than_twice_the_patience(usual) -> None:
 def test_a_slow_engine_has_time_for_a_long_prompt_after_a_quick_one(cached) -> None:
     """As measured on llama.cpp at 58 tokens/s, whose numbers rise at the end of a prompt."""
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     engine.watch.begun(cached, sent_at=0.0, now=0.3)
     assert engine.run(35.8, one(2000)) is None
 
@@ -195,7 +195,7 @@ def test_a_slow_engine_has_time_for_a_long_prompt_after_a_quick_one(cached) -> N
 def test_a_false_alarm_is_not_repeated_for_ever() -> None:
     """A prompt that takes far longer than its number of tokens lets expect."""
     engine = Engine()
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     engine.watch.begun(12, sent_at=0.0, now=0.3)
     alarms = []
     for _ in range(4):
@@ -214,10 +214,10 @@ def test_a_standstill_of_this_process_is_not_the_engines(usual) -> None:
     assert usual.run(FLOOR_S, one()) is None
 
 
-def test_one_without_numbers_hangs_if_a_probe_says_so_too() -> None:
+def test_an_engine_without_metrics_hangs_if_its_probe_fails_too() -> None:
     """It may answer one request after the other, and show nothing of it until the end."""
     engine = Engine(blind=True)
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     assert engine.run(BLIND_S - 1.0, one()) is None
     assert not engine.watch.begins_probe(engine.now)
     assert engine.run(2.0, one()) is None
@@ -227,7 +227,7 @@ def test_one_without_numbers_hangs_if_a_probe_says_so_too() -> None:
 
 def test_one_without_numbers_that_answers_a_probe_works() -> None:
     engine = Engine(blind=True)
-    engine.look(NOTHING)
+    engine.scrape(NOTHING)
     engine.run(BLIND_S + 1.0, one())
     assert engine.watch.begins_probe(engine.now)
     assert not engine.watch.probed(engine.now, answered=True)

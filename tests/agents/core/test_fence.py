@@ -1,4 +1,4 @@
-"""Whose work an agent takes, told as who says what and who is admitted then."""
+"""Whose work an agent takes, after which claims."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_another_region_without_a_term_owns_nothing(fence: Fence):
     assert not fence.admits(EU, None, 1.0)
 
 
-def test_an_adopter_is_the_only_one_until_the_region_says_a_higher_term(fence: Fence):
+def test_only_an_adopters_work_is_taken_until_the_region_claims_a_higher_term(fence: Fence):
     fence.claim(US, 4, 1.0)
     fence.claim(EU, 5, 2.0)
     assert fence.owner(2.0) == EU
@@ -52,7 +52,7 @@ def test_an_adopters_work_of_an_older_lease_is_refused(fence: Fence):
     assert admitted == [8, 9]
 
 
-def test_an_adopter_that_says_nothing_any_more_has_let_go(fence: Fence):
+def test_a_silent_adopter_no_longer_owns_the_replica(fence: Fence):
     fence.claim(EU, 5, 1.0)
     late = 1.0 + ADOPTED_S + 0.01
     assert fence.owner(late) is None and fence.admits(US, None, late)
@@ -79,7 +79,7 @@ def test_a_term_beyond_all_terms_is_none(fence: Fence):
     assert (fence.owner(1.0), fence.term) == (EU, STEP)
 
 
-def test_the_highest_claim_of_all_locks_nobody_out(fence: Fence):
+def test_the_highest_possible_claim_locks_no_region_out(fence: Fence):
     """A peer says 2^48 once: as soon as it stops, the next honest lease is above what it left."""
     fence.claim(EU, 5, 1.0)
     fence.claim(AP, TERM_MAX, 1.1)

@@ -21,13 +21,13 @@ def agent(epoch, asked_at, *, has_it=False):
 
 
 @pytest.mark.parametrize("epoch", [6, 8])
-def test_whoever_is_there_stays_whatever_the_clocks_say(epoch):
+def test_the_holder_of_a_name_stays_whatever_the_epochs(epoch):
     there = agent(7, NOW - CLAIM_S - 0.1, has_it=True)
     assert there.question_arrived(epoch, NOW) is NameDecision.ANSWER
     assert agent(epoch, NOW).answer_arrived(7) is NameDecision.LEAVE
 
 
-def test_ones_own_voice_says_nothing():
+def test_an_agents_own_question_is_ignored():
     assert agent(7, NOW).question_arrived(7, NOW) is NameDecision.IGNORE
     assert agent(7, NOW).answer_arrived(7) is NameDecision.IGNORE
 
@@ -45,7 +45,7 @@ def test_of_two_that_start_at_once_the_lower_epoch_stays(heard_by):
 
 @pytest.mark.parametrize("asks", [{7}, {8}, {7, 8}])
 @pytest.mark.parametrize("now", [NOW, LATER])
-def test_of_two_that_have_it_the_lower_epoch_stays_however_they_hear_each_other(asks, now):
+def test_of_two_holders_the_lower_epoch_stays_in_any_order_of_messages(asks, now):
     """One was stopped while the other took the name; it wakes to an old question, or asks anew."""
     for order in itertools.product((True, False), repeat=6):
         agents = {epoch: agent(epoch, NOW, has_it=True) for epoch in (7, 8)}
@@ -58,14 +58,14 @@ def test_of_two_that_have_it_the_lower_epoch_stays_however_they_hear_each_other(
             if not said[speaker]:
                 continue
             hearer, what = agents[15 - speaker], said[speaker].pop(0)
-            heard = (
+            decision = (
                 hearer.question_arrived(speaker, now)
                 if what == "question"
                 else hearer.answer_arrived(speaker)
             )
-            if heard is NameDecision.LEAVE:
+            if decision is NameDecision.LEAVE:
                 left.add(15 - speaker)
-            elif heard is NameDecision.ANSWER:
+            elif decision is NameDecision.ANSWER:
                 said[15 - speaker].append("answer")
         assert left == {8}
         assert said == {7: [], 8: []}

@@ -72,7 +72,7 @@ def test_exact_samples_can_still_move() -> None:
         [(n % 50, 1.0 + (n * 7919 % 13) / 10) for n in range(100)],  # noise
     ],
 )
-def test_no_line_is_told_when_none_is_known(points) -> None:
+def test_without_a_line_the_heartbeat_has_none(points) -> None:
     estimator = PrefillEstimator()
     for tokens, ttft_s in points:
         estimator.add(tokens, ttft_s)

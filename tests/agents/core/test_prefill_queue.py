@@ -1,4 +1,4 @@
-"""The prompts still to be computed: summed, reckoned down by time, unknown where not told."""
+"""The prompts still to be computed: summed, less the progress; unknown without an estimate."""
 
 import pytest
 

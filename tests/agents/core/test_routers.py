@@ -1,5 +1,7 @@
 """Which asking routers are gone."""
 
+import pytest
+
 from agents.core.routers import (
     AWAY_S_MAX,
     MISSED_S,
@@ -17,7 +19,7 @@ from schemas.ids import RegionId
 US, EU = RouterKey("us", "r1"), RouterKey("eu", "r1")
 
 
-def test_a_router_never_heard_gets_its_time_from_the_first_work() -> None:
+def test_a_router_without_a_keepalive_gets_its_time_from_the_first_work() -> None:
     watch = RouterLiveness(RegionId("us"))
     watch.join(US, 10.0)
     assert watch.silent(10.0 + SILENCE_S - 0.01) == []
@@ -48,7 +50,7 @@ def test_signs_keep_a_router_alive_until_its_last_answer() -> None:
     assert watch.silent(99.0) == []
 
 
-def test_a_long_silent_router_that_asks_again_starts_anew() -> None:
+def test_a_long_silent_router_that_sends_work_again_starts_anew() -> None:
     watch = RouterLiveness(RegionId("us"))
     watch.alive(US, 1, 0.0)
     watch.join(US, 100.0)
@@ -70,7 +72,7 @@ def test_the_epoch_is_known_before_the_first_work() -> None:
     assert watch.alive(US, 2, 0.2).restarted
 
 
-def test_a_sign_after_missing_ones_says_that_something_may_be_lost() -> None:
+def test_a_keepalive_after_missing_ones_means_that_frames_may_be_lost() -> None:
     watch = RouterLiveness(RegionId("us"))
     assert watch.alive(US, 1, 0.0) == RouterChange(restarted=False, resync=False)
     assert not watch.alive(US, 1, MISSED_S - 0.01).resync
@@ -78,7 +80,7 @@ def test_a_sign_after_missing_ones_says_that_something_may_be_lost() -> None:
     assert not watch.alive(US, 1, 2 * MISSED_S).resync
 
 
-def test_nobody_is_silent_while_the_bus_is_away() -> None:
+def test_no_router_is_silent_while_the_bus_is_away() -> None:
     watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
     watch.alive(EU, 1, 0.0)
@@ -92,7 +94,20 @@ def test_nobody_is_silent_while_the_bus_is_away() -> None:
     assert watch.silent(20.0 + SILENCE_S) == [US]
 
 
-def test_a_bus_that_stays_away_has_nobody_behind_it() -> None:
+@pytest.mark.parametrize("work_first", [False, True])
+def test_a_router_that_is_new_after_the_bus_was_away_gets_its_frames_at_its_first_keepalive(
+    work_first,
+) -> None:
+    watch = RouterLiveness(RegionId("us"))
+    watch.bus_lost(1.0)
+    watch.bus_returned(2.0)
+    if work_first:
+        watch.join(EU, 3.0)
+    assert watch.alive(EU, 1, 3.1) == RouterChange(restarted=False, resync=True)
+    assert watch.alive(EU, 1, 3.2) == RouterChange(restarted=False, resync=False)
+
+
+def test_routers_are_lost_when_the_bus_stays_away() -> None:
     watch = RouterLiveness(RegionId("us"))
     watch.join(US, 0.0)
     watch.alive(EU, 1, 0.0)

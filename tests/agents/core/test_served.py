@@ -21,7 +21,7 @@ def test_the_median_rate_ignores_one_odd_answer() -> None:
     assert served.decode_tokens_per_s == 40.0
 
 
-def test_a_short_answer_tells_no_rate() -> None:
+def test_a_short_answer_gives_no_rate() -> None:
     served = AnswerStatistics()
     served.add(TokenUsage(10, 0, 7), 0.0001)
     assert served.decode_tokens_per_s is None

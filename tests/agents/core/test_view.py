@@ -27,7 +27,7 @@ def test_the_operators_batch_size_fills_in_for_a_silent_page_only() -> None:
     assert (view.reading.batch_max, view.models) == (16, ("m",))
 
 
-def test_what_was_handed_before_the_look_began_is_in_the_look() -> None:
+def test_requests_sent_before_the_scrape_began_are_in_the_scrape() -> None:
     view, answers = EngineLoad(outstanding_max=8, batch_max=1, counts_own=False), RequestTable()
     view.scraped(EngineScraped(5.0, EngineReading(waiting=0, running=1), ("m",)))
     handed("a", 4.9, answers)

@@ -45,7 +45,7 @@ def test_deadlines_are_bounded(headers, deadline_s) -> None:
         ({}, b"", "empty body"),
     ],
 )
-def test_unreadable_work_says_which_header(headers, body, complaint) -> None:
+def test_unreadable_work_names_the_header(headers, body, complaint) -> None:
     with pytest.raises(BadWork, match=complaint):
         parse_work({**GOOD, **headers}, body)
 

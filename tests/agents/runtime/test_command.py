@@ -9,16 +9,17 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 from click.testing import CliRunner
 
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import ReplicaNameTaken
 from agents.runtime.command import command, expected_cause
 from infra.bus import BusUnreachable
 from infra.nats import permissions
 from schemas.exchange import Outcome
 from schemas.state import ReplicaState
-from tests.agents.asker import asking
+from tests.agents.fake_router import fake_router
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 
 GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
@@ -63,26 +64,26 @@ async def test_sigterm_drains_the_process(nats_server, tmp_path) -> None:
     arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
     async with (
         running(script) as engine,
-        asking(nats_server.url) as asker,
+        fake_router(nats_server.url) as router,
         process(*arguments, "--engine-url", engine.url, NATS_URL=nats_server.url) as agent,
     ):
         await appeared(ready, agent)
-        inbox = await asker.ask(1)
-        await asker.until(lambda: asker.text(inbox))
+        inbox = await router.send_work(1)
+        await router.until(lambda: router.text(inbox))
         agent.send_signal(signal.SIGTERM)
-        await asker.state(state=ReplicaState.DRAINING)
+        await router.state(state=ReplicaState.DRAINING)
         finish.set()
-        assert (await asker.answer(inbox)).outcome == Outcome.DONE
+        assert (await router.answer(inbox)).outcome == Outcome.DONE
         assert await asyncio.wait_for(agent.wait(), 30) == 0
-        await asker.until(lambda: asker.beats[-1].state is ReplicaState.GONE)
+        await router.until(lambda: router.beats[-1].state is ReplicaState.GONE)
 
 
 async def test_a_new_start_has_a_later_epoch(nats_server, tmp_path) -> None:
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     epochs = []
-    async with running(script) as engine, asking(nats_server.url) as asker:
+    async with running(script) as engine, fake_router(nats_server.url) as router:
         for number in range(2):
             ready = tmp_path / f"ready{number}"
             arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
@@ -91,7 +92,7 @@ async def test_a_new_start_has_a_later_epoch(nats_server, tmp_path) -> None:
             ) as agent:
                 await appeared(ready, agent)
                 agent.send_signal(signal.SIGTERM)
-                epochs.append((await asker.state(state=ReplicaState.GONE)).epoch)
+                epochs.append((await router.state(state=ReplicaState.GONE)).epoch)
                 assert await asyncio.wait_for(agent.wait(), 30) == 0
     assert epochs[0] < epochs[1]
 
@@ -131,7 +132,7 @@ async def test_a_password_from_a_file_opens_a_guarded_bus(tmp_path) -> None:
     from tests.support.nats_server import running_nats_server
 
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")
@@ -153,7 +154,7 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
     from tests.support.nats_server import running_nats_server
 
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     theirs = permissions.agent("us", "us-0")
     user = {
@@ -172,19 +173,19 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
             NATS_PASSWORD="s3cret",
         ) as agent,
     ):
-        _, said = await asyncio.wait_for(agent.communicate(), 30)
-    lines = said.decode().splitlines()
+        _, output = await asyncio.wait_for(agent.communicate(), 30)
+    lines = output.decode().splitlines()
     assert agent.returncode == 1
     assert lines[-1] == (
-        "Error: the bus does not let this user speak for us/us-1: are these its credentials?"
-    ), said.decode()
+        "Error: the bus forbids this user the subjects of us/us-1: are these its credentials?"
+    ), output.decode()
     assert len(lines) < 12
-    assert " is ready" not in said.decode()
+    assert " is ready" not in output.decode()
 
 
 async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> None:
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     ready = tmp_path / "ready"
     arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
@@ -194,16 +195,16 @@ async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> 
     ):
         await appeared(ready, agent)
         await nats_server.stop()
-        said = b""
-        while b"lost the bus" not in said:
-            said += await asyncio.wait_for(agent.stderr.readline(), 30)
+        output = b""
+        while b"lost the bus" not in output:
+            output += await asyncio.wait_for(agent.stderr.readline(), 30)
         agent.send_signal(signal.SIGTERM)
         _, rest = await asyncio.wait_for(agent.communicate(), 30)
-    said += rest
-    assert agent.returncode == 0, said.decode()
-    assert b"Traceback" not in said
-    assert said.count(b" is ready") == 1
-    assert said.count(b"unsent messages are lost") == 1
+    output += rest
+    assert agent.returncode == 0, output.decode()
+    assert b"Traceback" not in output
+    assert output.count(b" is ready") == 1
+    assert output.count(b"unsent messages are lost") == 1
 
 
 KEY = "sk-s3cret"
@@ -222,55 +223,55 @@ async def test_an_engine_with_a_key_is_served_and_its_key_is_shown_nowhere(
     arguments = ("run", "--region", "us", "--replica", "g0", "--ready-file", str(ready))
     given = ("--engine-key-file", str(secret)) if by_file else ()
     environ = {"NATS_URL": nats_server.url} | ({} if by_file else {"MESH_ENGINE_KEY": KEY})
-    async with running(script) as engine, asking(nats_server.url) as asker:
+    async with running(script) as engine, fake_router(nats_server.url) as router:
         engine.key = KEY
         async with process(*arguments, "--engine-url", engine.url, *given, **environ) as agent:
             await appeared(ready, agent)
-            inbox = await asker.ask(1, Authorization="Bearer of-the-client")
-            assert (await asker.answer(inbox)).outcome == Outcome.DONE
+            inbox = await router.send_work(1, Authorization="Bearer of-the-client")
+            assert (await router.answer(inbox)).outcome == Outcome.DONE
             sent = engine.requests[0].headers
             assert sent["authorization"] == f"Bearer {KEY}"
             assert "of-the-client" not in str(sent)
             engine.key = "another"
-            inbox = await asker.ask(2)
-            end = await asker.answer(inbox)
+            inbox = await router.send_work(2)
+            end = await router.answer(inbox)
             assert end.outcome == Outcome.ENGINE_BROKEN and "--engine-key-file" in end.detail
-            await asker.state(state=ReplicaState.DOWN)
+            await router.state(state=ReplicaState.DOWN)
             command_line = Path(f"/proc/{agent.pid}/cmdline").read_bytes()
             agent.send_signal(signal.SIGTERM)
-            _, said = await asyncio.wait_for(agent.communicate(), 30)
-    assert KEY.encode() not in said + command_line
+            _, output = await asyncio.wait_for(agent.communicate(), 30)
+    assert KEY.encode() not in output + command_line
     why = f" is down: {engine.url}/v1/models answers HTTP 401: it requires an API key"
-    assert said.count(why.encode()) == 1, said.decode()
+    assert output.count(why.encode()) == 1, output.decode()
 
 
 async def test_a_reason_that_changes_is_logged_again(nats_server, tmp_path) -> None:
     async def script(talk: Conversation) -> None:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no request is sent")
 
     arguments = ("run", "--region", "us", "--replica", "g0", "--nats-url", nats_server.url)
     async with running(script) as engine:
-        engine.odd_looks = lambda: plain(503, b"loading")
+        engine.scrape_response = lambda: plain(503, b"loading")
         async with process(*arguments, "--engine-url", engine.url) as agent:
-            said = await said_until(agent, b"HTTP 503")
-            engine.odd_looks = lambda: plain(401, b"{}")
-            said += await said_until(agent, b"HTTP 401")
-            engine.odd_looks = None
-            said += await said_until(agent, b" is ready")
-    assert said.count(b" is starting: ") == 2, said.decode()
+            output = await said_until(agent, b"HTTP 503")
+            engine.scrape_response = lambda: plain(401, b"{}")
+            output += await said_until(agent, b"HTTP 401")
+            engine.scrape_response = None
+            output += await said_until(agent, b" is ready")
+    assert output.count(b" is starting: ") == 2, output.decode()
 
 
 async def said_until(agent: asyncio.subprocess.Process, word: bytes) -> bytes:
-    said = b""
-    while word not in said:
+    output = b""
+    while word not in output:
         line = await asyncio.wait_for(agent.stderr.readline(), 30)
-        assert line, said.decode()
-        said += line
-    return said
+        assert line, output.decode()
+        output += line
+    return output
 
 
 REFUSED, TAKEN, CLOSED = BusUnreachable("refused"), ReplicaNameTaken("taken"), OSError("closed")
-FAULT = RuntimeError("a bug of ours")
+FAULT, BUS = RuntimeError("a bug of ours"), nats.errors.ConnectionClosedError()
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,8 @@ FAULT = RuntimeError("a bug of ours")
         (ExceptionGroup("", [REFUSED]), REFUSED),
         (ExceptionGroup("", [FAULT, CLOSED, ExceptionGroup("", [FAULT, TAKEN])]), TAKEN),
         (ExceptionGroup("", [FAULT, CLOSED]), CLOSED),
+        (ExceptionGroup("", [BUS, CLOSED, REFUSED]), REFUSED),
+        (BUS, BUS),
         (ExceptionGroup("", [FAULT]), None),
         (FAULT, None),
     ],

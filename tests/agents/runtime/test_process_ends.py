@@ -10,8 +10,7 @@ import orjson
 import pytest
 from nats.aio.msg import Msg
 
-from agents.adapters.bus import AgentBus
-from agents.adapters.bus_identity import ReplicaNameTaken
+from agents.adapters.bus import AgentBus, ReplicaNameTaken
 from agents.adapters.outbox import Outbox
 from agents.adapters.relay import Relay
 from agents.config import AgentConfig
@@ -22,7 +21,7 @@ from infra.bus import BusUnreachable
 from schemas import subjects
 from schemas.exchange import Frame, Outcome, Refusal
 from schemas.state import ReplicaState, decode_heartbeat
-from tests.agents.asker import REGION, REPLICA
+from tests.agents.fake_router import REGION, REPLICA
 from tests.agents.scene import Gate, hello, scene
 from tests.agents.scripted_engine import (
     CHUNKED,
@@ -38,23 +37,23 @@ from tests.support.ports import free_ports
 async def test_an_engine_that_dies_and_returns_with_another_model(nats_server) -> None:
     async with scene(nats_server, hello) as on:
         await on.engine.stop()
-        await on.asker.state(state=ReplicaState.DOWN)
-        refused = await on.asker.refusal(await on.asker.ask(1))
+        await on.router.state(state=ReplicaState.DOWN)
+        refused = await on.router.refusal(await on.router.send_work(1))
         assert refused.reason == Refusal.ENGINE_DOWN
         on.engine.models = ["org/other"]
         await on.engine.start()
-        beat = await on.asker.state(state=ReplicaState.READY)
+        beat = await on.router.state(state=ReplicaState.READY)
         assert beat.models == ("org/other",)
-        refused = await on.asker.refusal(await on.asker.ask(2))
+        refused = await on.router.refusal(await on.router.send_work(2))
         assert refused.reason == Refusal.WRONG_MODEL
 
 
 async def test_a_restarted_bus_brings_the_agent_back(nats_server) -> None:
     async with scene(nats_server, hello) as on:
         await nats_server.restart()
-        await on.asker.state(state=ReplicaState.READY)
-        inbox = await on.asker.ask(1)
-        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
+        await on.router.state(state=ReplicaState.READY)
+        inbox = await on.router.send_work(1)
+        assert (await on.router.answer(inbox)).outcome == Outcome.DONE
 
 
 async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
@@ -63,32 +62,34 @@ async def test_an_answer_across_a_restart_of_the_bus_does_not_hang(
     monkeypatch.setattr("agents.core.routers.SILENCE_S", 60.0)  # however long the server takes
     gate = Gate()
     async with scene(nats_server, gate) as on:
-        inbox = await on.asker.ask(1)
-        await on.asker.until(lambda: on.asker.text(inbox))
+        inbox = await on.router.send_work(1)
+        await on.router.until(lambda: on.router.text(inbox))
         await nats_server.restart()
-        await on.asker.state(outstanding=1)
-        frames = on.asker.frames[inbox]
-        await on.asker.until(lambda: frames[-1].kind is Frame.WORKING)
+        await on.router.state(outstanding=1)
+        frames = on.router.frames[inbox]
+        await on.router.until(lambda: frames[-1].kind is Frame.WORKING)
         gate.open.set()
-        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
-        # When its router was heard it said again what it had said last, and that work goes on.
-        kinds = {frame.number: chr(frame.kind) for frame in on.asker.frames[inbox]}
+        assert (await on.router.answer(inbox)).outcome == Outcome.DONE
+        # With the keep-alive of its router it repeated its last frames, and work goes on.
+        kinds = {frame.number: chr(frame.kind) for frame in on.router.frames[inbox]}
         assert re.fullmatch("HDW+DE", "".join(kinds[number] for number in sorted(kinds)))
 
 
-async def test_draining_finishes_what_runs_refuses_the_rest_and_says_goodbye(nats_server) -> None:
+async def test_draining_finishes_running_requests_refuses_others_and_publishes_gone(
+    nats_server,
+) -> None:
     gate = Gate()
     async with scene(nats_server, gate) as on:
-        inbox = await on.asker.ask(1)
-        await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
-        await on.asker.state(state=ReplicaState.DRAINING, outstanding=1)
-        refused = await on.asker.refusal(await on.asker.ask(2))
+        inbox = await on.router.send_work(1)
+        await on.router.until(lambda: on.router.text(inbox))
+        on.stop.request()
+        await on.router.state(state=ReplicaState.DRAINING, outstanding=1)
+        refused = await on.router.refusal(await on.router.send_work(2))
         assert refused.reason == Refusal.DRAINING
         gate.open.set()
-        assert (await on.asker.answer(inbox)).outcome == Outcome.DONE
+        assert (await on.router.answer(inbox)).outcome == Outcome.DONE
         await on.task
-        await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+        await on.router.until(lambda: on.router.beats[-1].state is ReplicaState.GONE)
 
 
 @pytest.mark.parametrize("impatient", [True, False])
@@ -96,16 +97,16 @@ async def test_a_drain_that_takes_too_long_ends_the_answers(nats_server, impatie
     gate = Gate()
     patience_s = 600.0 if impatient else 0.05
     async with scene(nats_server, gate, drain_timeout_s=patience_s) as on:
-        inbox = await on.asker.ask(1)
-        await on.asker.until(lambda: on.asker.text(inbox))
-        on.stop.ask()
+        inbox = await on.router.send_work(1)
+        await on.router.until(lambda: on.router.text(inbox))
+        on.stop.request()
         if impatient:
-            await on.asker.state(state=ReplicaState.DRAINING)
-            on.stop.ask()
-        assert (await on.asker.answer(inbox)).outcome == Outcome.ENGINE_LOST
+            await on.router.state(state=ReplicaState.DRAINING)
+            on.stop.request()
+        assert (await on.router.answer(inbox)).outcome == Outcome.ENGINE_LOST
         await gate.hung_up.wait()
         await on.task
-        await on.asker.until(lambda: on.asker.beats[-1].state is ReplicaState.GONE)
+        await on.router.until(lambda: on.router.beats[-1].state is ReplicaState.GONE)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -124,14 +125,14 @@ async def test_every_answers_end_leaves_before_the_agents_own(
         await their_turn.wait()
         await send(self, posted)
 
-    async def flush_late(self) -> None:
+    async def flush_late(self, *timeout_s: float) -> None:
         their_turn.set()
-        await flush(self)
+        await flush(self, *timeout_s)
 
     monkeypatch.setattr(Outbox, "_publish_all", send_late)
     monkeypatch.setattr(AgentBus, "flush", flush_late)
 
-    async def hear(msg: Msg) -> None:  # by one subscription, or there would be no order to see
+    async def receive(msg: Msg) -> None:  # by one subscription, or there would be no order to see
         if msg.subject.startswith(subjects.INBOX_ROOT):
             said.extend("end" for _, frame in frames_of(msg) if frame.kind is Frame.END)
         elif msg.subject == heartbeats and decode_heartbeat(msg.data).state is ReplicaState.GONE:
@@ -139,14 +140,14 @@ async def test_every_answers_end_leaves_before_the_agents_own(
             gone.set()
 
     async with scene(nats_server, gate) as on:
-        inboxes = [await on.asker.ask(number) for number in numbers]
-        await on.asker.until(lambda: all(map(on.asker.text, inboxes)))
-        await on.asker.client.subscribe(">", cb=hear)
-        await flushed(on.asker.client)
-        on.stop.ask()
-        await on.asker.state(state=ReplicaState.DRAINING)
+        inboxes = [await on.router.send_work(number) for number in numbers]
+        await on.router.until(lambda: all(map(on.router.text, inboxes)))
+        await on.router.client.subscribe(">", cb=receive)
+        await flushed(on.router.client)
+        on.stop.request()
+        await on.router.state(state=ReplicaState.DRAINING)
         their_turn.clear()
-        gate.open.set() if finished else on.stop.ask()
+        gate.open.set() if finished else on.stop.request()
         async with asyncio.timeout(20):
             await gone.wait()
         assert said == ["end"] * len(numbers) + ["gone"]
@@ -173,15 +174,15 @@ async def test_a_fault_of_ours_in_one_answer_ends_that_answer_alone(
             await gate(talk)
 
     async with scene(nats_server, script) as on:
-        other = await on.asker.ask(1)
-        await on.asker.until(lambda: on.asker.text(other))
-        inbox = await on.asker.ask(2, b"poison")
-        end = await on.asker.answer(inbox)
+        other = await on.router.send_work(1)
+        await on.router.until(lambda: on.router.text(other))
+        inbox = await on.router.send_work(2, b"poison")
+        end = await on.router.answer(inbox)
         assert (end.outcome, end.detail) == (Outcome.ENGINE_BROKEN, FAULT_OF_OURS)
-        assert on.asker.kinds(inbox) == "HE"
-        await on.asker.state(outstanding=1)
+        assert on.router.kinds(inbox) == "HE"
+        await on.router.state(outstanding=1)
         gate.open.set()
-        assert (await on.asker.answer(other)).outcome == Outcome.DONE
+        assert (await on.router.answer(other)).outcome == Outcome.DONE
     [record] = [
         record
         for record in caplog.records
@@ -203,7 +204,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_a_stopped_agent(
 ) -> None:
     monkeypatch.setattr(Agent, "keep_alive", stubborn)
     async with scene(nats_server, hello) as on:
-        on.stop.ask()
+        on.stop.request()
         async with asyncio.timeout(20):
             await on.task
 
@@ -221,8 +222,8 @@ async def test_a_task_that_fails_ends_the_agent_and_every_answer(nats_server, mo
     gate = Gate()
     with pytest.raises(ExceptionGroup) as failure:
         async with scene(nats_server, gate) as on:
-            inbox = await on.asker.ask(1)
-            await on.asker.until(lambda: on.asker.text(inbox))
+            inbox = await on.router.send_work(1)
+            await on.router.until(lambda: on.router.text(inbox))
             broken.set()
             async with asyncio.timeout(20):
                 await asyncio.wait([on.task])
@@ -250,9 +251,9 @@ async def test_the_fleet_is_visible_as_micro_services_to_another_account(tmp_pat
         observer = await bus.connect(
             bus.BusAddress(nats_server.url, "observer", "x"), name="t", inbox_prefix="_INBOX"
         )
-        within = await on.asker.client.subscribe("_INBOX.us.r1.7")
-        await on.asker.client.publish("$SRV.INFO.mesh-agent", b"", reply="_INBOX.us.r1.7")
-        await flushed(on.asker.client)
+        within = await on.router.client.subscribe("_INBOX.us.r1.7")
+        await on.router.client.publish("$SRV.INFO.mesh-agent", b"", reply="_INBOX.us.r1.7")
+        await flushed(on.router.client)
 
         async def info() -> dict:
             reply = await observer.request("$SRV.INFO.mesh-agent", b"", timeout=20)
@@ -261,7 +262,7 @@ async def test_the_fleet_is_visible_as_micro_services_to_another_account(tmp_pat
         expected = {"region": "us", "replica": "g0", "engine": "vllm", "models": "org/llama"}
         assert (await info())["metadata"] == expected
         on.engine.models = ["org/other"]
-        await on.asker.state(models=("org/other",))
+        await on.router.state(models=("org/other",))
         assert (await info())["metadata"]["models"] == "org/other"
         assert within.pending_msgs == 0, "inside its own account nobody is answered"
         await observer.close()
@@ -273,7 +274,7 @@ async def test_its_own_metrics_page(nats_server) -> None:
         scene(nats_server, hello, metrics_port=port) as on,
         aiohttp.ClientSession() as http,
     ):
-        await on.asker.answer(await on.asker.ask(1))
+        await on.router.answer(await on.router.send_work(1))
         async with http.get(f"http://127.0.0.1:{port}/metrics") as response:
             page = await response.text()
     labels = 'engine="vllm",region="us",replica="g0"'
@@ -298,7 +299,7 @@ async def test_without_a_bus_there_is_no_agent(monkeypatch) -> None:
 async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
     nats_server, monkeypatch
 ) -> None:
-    monkeypatch.setattr("agents.adapters.bus_identity.CLAIM_S", 20.0)  # for the first one to answer
+    monkeypatch.setattr("agents.adapters.bus.CLAIM_S", 20.0)  # for the first one to answer
     async with scene(nats_server, hello) as on:
         config = AgentConfig(
             region=REGION,
@@ -310,4 +311,4 @@ async def test_a_second_agent_of_one_name_is_refused_and_the_first_goes_on(
         behind = time.time_ns() + 10**12  # by its clock it started later
         with pytest.raises(ReplicaNameTaken, match=f"{REGION}/{REPLICA} runs already"):
             await run(config, time.monotonic, behind, Stop())
-        assert (await on.asker.answer(await on.asker.ask(1))).outcome == Outcome.DONE
+        assert (await on.router.answer(await on.router.send_work(1))).outcome == Outcome.DONE

@@ -16,15 +16,15 @@ from agents.simserver.metrics import PageKind
 from schemas import subjects
 from schemas.exchange import H_MODEL, Outcome, Refusal
 from schemas.state import ReplicaState
-from tests.agents.asker import REGION, REPLICA, Asker, asking
+from tests.agents.fake_router import REGION, REPLICA, FakeRouter, fake_router
 from tests.agents.simserver.support import MODEL, config, running
 
 HEADERS = {H_MODEL: subjects.encode_model(MODEL)}
 
 
 @contextlib.asynccontextmanager
-async def beside(nats_server, kind: str, **engine) -> AsyncIterator[Asker]:
-    async with running(config(**engine)) as server, asking(nats_server.url) as asker:
+async def beside(nats_server, kind: str, **engine) -> AsyncIterator[FakeRouter]:
+    async with running(config(**engine)) as server, fake_router(nats_server.url) as router:
         settings = AgentConfig(
             region=REGION,
             replica=REPLICA,
@@ -36,11 +36,11 @@ async def beside(nats_server, kind: str, **engine) -> AsyncIterator[Asker]:
         stop = Stop()
         task = asyncio.create_task(run(settings, time.monotonic, time.time_ns(), stop))
         try:
-            await asker.state(state=ReplicaState.READY)
-            yield asker
+            await router.state(state=ReplicaState.READY)
+            yield router
         finally:
-            stop.ask()
-            stop.ask()
+            stop.request()
+            stop.request()
             await task
 
 
@@ -60,19 +60,21 @@ def body(dice: random.Random, tokens: int, answer_tokens: int) -> bytes:
 @pytest.mark.parametrize(("kind", "page"), [("vllm", PageKind.VLLM), ("sglang", PageKind.SGLANG)])
 async def test_its_metrics_are_understood(nats_server, kind, page) -> None:
     dice = random.Random(1)
-    async with beside(nats_server, kind, metrics=page, kv_tokens=8000, time_scale=5.0) as asker:
-        beat = asker.beats[-1]
+    async with beside(nats_server, kind, metrics=page, kv_tokens=8000, time_scale=5.0) as router:
+        beat = router.beats[-1]
         assert (beat.pending, beat.running, beat.kv_used_ratio) == (0, 0, 0.0)
         assert beat.kv_capacity_tokens == pytest.approx(8000, rel=0.01)
-        long = await asker.ask(1, body(dice, 200, 4000), **HEADERS)  # runs until it is cancelled
-        beat = await asker.state(running=1)
+        long = await router.send_work(
+            1, body(dice, 200, 4000), **HEADERS
+        )  # runs until it is cancelled
+        beat = await router.state(running=1)
         assert 0.0 < beat.kv_used_ratio < 0.2
-        await asker.cancel(long)
-        await asker.state(running=0, outstanding=0)
-        inbox = await asker.ask(2, body(dice, 200, 100), **HEADERS)
-        end = await asker.answer(inbox)
+        await router.cancel(long)
+        await router.state(running=0, outstanding=0)
+        inbox = await router.send_work(2, body(dice, 200, 100), **HEADERS)
+        end = await router.answer(inbox)
         assert (end.outcome, end.completion_tokens) == (Outcome.DONE, 100)
-        beat = await asker.state(running=0, outstanding=0)
+        beat = await router.state(running=0, outstanding=0)
         assert beat.decode_tokens_per_s is not None
 
 
@@ -86,26 +88,26 @@ async def test_its_prefill_speed_is_learned(nats_server) -> None:
     dice = random.Random(seed)
     expected = pytest.approx(0.300 / 512 / 10, rel=0.5)
     numbers, learned = itertools.count(), None
-    async with beside(nats_server, "vllm", time_scale=10.0) as asker:
+    async with beside(nats_server, "vllm", time_scale=10.0) as router:
         while learned != expected:
             for number in itertools.islice(numbers, 18):
                 tokens = 128 * (number % 6 + 1)
-                inbox = await asker.ask(number, body(dice, tokens, 2), **HEADERS)
-                end = await asker.answer(inbox)
+                inbox = await router.send_work(number, body(dice, tokens, 2), **HEADERS)
+                end = await router.answer(inbox)
                 assert end.prompt_tokens == pytest.approx(tokens, rel=0.1)
             assert number < 300, learned
-            learned = (await asker.state(outstanding=0)).prefill_s_per_token
+            learned = (await router.state(outstanding=0)).prefill_s_per_token
 
 
 async def test_its_queue_makes_the_agent_refuse(nats_server) -> None:
     dice = random.Random(1)
-    async with beside(nats_server, "vllm", max_seqs=2, time_scale=5.0) as asker:
-        inboxes = [await asker.ask(n, body(dice, 50, 4000), **HEADERS) for n in range(3)]
-        beat = await asker.state(full=True, running=2)
+    async with beside(nats_server, "vllm", max_seqs=2, time_scale=5.0) as router:
+        inboxes = [await router.send_work(n, body(dice, 50, 4000), **HEADERS) for n in range(3)]
+        beat = await router.state(full=True, running=2)
         assert beat.pending >= 1
-        refused = await asker.refusal(await asker.ask(9, body(dice, 50, 1), **HEADERS))
+        refused = await router.refusal(await router.send_work(9, body(dice, 50, 1), **HEADERS))
         assert refused.reason == Refusal.FULL
         for inbox in inboxes:
-            await asker.cancel(inbox)
-        beat = await asker.state(outstanding=0, running=0, pending=0)
+            await router.cancel(inbox)
+        beat = await router.state(outstanding=0, running=0, pending=0)
         assert not beat.full

@@ -9,7 +9,7 @@ from agents.sim.text import LengthOptions, answer
 
 
 @given(prompt=st.binary(), room=st.integers(1, 400), limit=st.integers(1, 400))
-def test_ignore_eos_gives_exactly_what_was_asked(prompt, room, limit):
+def test_ignore_eos_gives_exactly_the_requested_length(prompt, room, limit):
     said = answer(prompt, LengthOptions(room=room, max_tokens=limit, ignore_eos=True), 0)
     assert said.tokens == min(room, limit)
     assert len(said.text) == 4 * said.tokens

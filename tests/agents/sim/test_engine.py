@@ -193,7 +193,7 @@ def test_who_waits_for_memory_gets_in_when_its_prefix_is_published():
     assert of(PrefillFinished, events)[2].at < of(Finished, events)[1].at
 
 
-def test_what_a_look_brought_about_is_still_told():
+def test_events_caused_by_reading_stats_come_with_the_next_step():
     engine = EngineSim(PLAIN)
     engine.submit(request(1, prompt=16, output=1), now=0.0)
     assert engine.stats(5.0).finished == 1
@@ -276,7 +276,7 @@ def test_an_abort_lets_the_next_in_with_the_next_iteration():
     assert of(PrefillFinished, drain(engine))[2].at < 14.0
 
 
-def test_an_idle_engine_asks_for_no_step():
+def test_an_idle_engine_needs_no_step():
     engine = EngineSim(PLAIN)
     assert engine.wake_at is None
     assert engine.step(100.0).wake_at is None
@@ -353,7 +353,7 @@ def test_every_request_ends_exactly_once_and_gives_everything_back(seed):
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-def test_jumping_from_change_to_change_tells_the_same_story(seed):
+def test_jumping_from_change_to_change_gives_the_same_events(seed):
     script = Script(seed)
     every_token, _ = script.play(EngineSim(ROUGH, watch_tokens=True))
     changes_only, _ = script.play(EngineSim(ROUGH, watch_tokens=False))

@@ -1,11 +1,21 @@
 """Equal text makes equal tokens, in every turn of a chat."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.sim.kv_cache import block_keys
-from agents.sim.text import ROLES, LengthOptions, answer, chat_tokens, count, id_tokens, text_tokens
+from agents.sim.text import (
+    LengthOptions,
+    Role,
+    answer,
+    chat_tokens,
+    count,
+    id_tokens,
+    text_tokens,
+)
 
 
 @given(prefix=st.text(), one=st.text(), other=st.text())
@@ -30,7 +40,7 @@ def test_an_answer_sent_back_continues_the_sequence_it_ended(text, seed):
     assert following.startswith(prompt + said.encode())
 
 
-@given(st.lists(st.tuples(st.sampled_from(ROLES), st.text()), max_size=4))
+@given(st.lists(st.tuples(st.sampled_from(get_args(Role)), st.text()), max_size=4))
 def test_no_text_can_forge_a_marker(messages):
     markers = [token for token in chunks(chat_tokens(messages)) if token[0] == 0xFF]
     assert len(markers) == 2 * len(messages) + 1

@@ -13,7 +13,7 @@ from agents.simserver.metrics import PageKind
         (["--profile", "h100"], "use l4-llama3.1-8b, a100-mistral-7b"),
         (["--time-scale", "0"], "time-scale"),
         (["--kv-tokens", "5"], "kv-tokens"),
-        (["--fault", "slow=0"], "greater than or equal to 1"),
+        (["--fault", "slow=0"], "at least 1"),
         (["--max-model-len", "5000000"], "exceeds the KV memory"),
         (["--metrics", "tgi"], "'vllm', 'sglang', 'none'"),
     ],
@@ -30,7 +30,7 @@ def test_an_address_that_is_none_is_one_clear_line():
     assert "no such host port 0 (no such address)" in result.output
 
 
-def test_help_says_what_the_time_scale_means_and_lists_every_page():
+def test_help_explains_the_time_scale_and_lists_every_page():
     text = CliRunner().invoke(command, ["--help"]).output
     assert "a prefill of 300 ms takes 30 ms" in " ".join(text.split())
     assert all(kind.value in text for kind in PageKind)

@@ -11,7 +11,7 @@ def test_a_histogram_counts_at_or_below_each_bound():
     assert histogram.count == 4
 
 
-def test_throughput_is_the_rate_between_two_looks():
+def test_throughput_is_the_rate_between_two_scrapes():
     meters = Meters()
     meters.throughput(0, 100.0)
     assert meters.throughput(50, 100.5) == 0.0, "too soon to say"

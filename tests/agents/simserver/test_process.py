@@ -30,10 +30,10 @@ async def engine_process(
     try:
         async with asyncio.timeout(30):
             said = await process.stdout.readline()
-        told = json.loads(ready.read_text())
-        assert told["pid"] == process.pid
-        assert told["url"] in said.decode()
-        yield process, told["url"]
+        ready_fields = json.loads(ready.read_text())
+        assert ready_fields["pid"] == process.pid
+        assert ready_fields["url"] in said.decode()
+        yield process, ready_fields["url"]
     finally:
         if process.returncode is None:
             process.kill()

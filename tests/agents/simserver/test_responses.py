@@ -60,7 +60,7 @@ def test_a_whole_answer_has_its_usage():
     }
 
 
-def test_stamps_say_of_which_prompt_and_attempt_a_token_is_and_which_one():
+def test_stamps_name_prompt_attempt_and_index_of_each_token():
     asked = ask(max_tokens=12, ignore_eos=True, stamp=True)
     mark = prompt_mark(tokens.chat_tokens([("user", "hi")]))
     expected = [f"{mark}/e1-a/{index} " for index in range(12)]

@@ -1,5 +1,6 @@
 """The rendered files: who gets which, that they stay, and that the server takes them."""
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from infra import topology
 from infra.address import Address
 from infra.nats import bundle, server
+from infra.nats.bundle import PasswordsUnreadable, write_private
 from infra.topology import DEFAULT_FILE, Topology, parse
 
 
@@ -90,7 +92,7 @@ def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topol
     assert password in files["us"].config.read_text()
 
 
-def test_all_routers_share_a_key_for_prefixes_and_nobody_else_has_it(tmp_path, demo: Topology):
+def test_all_routers_and_only_they_share_a_key_for_prefixes(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path)
     holders = {
         (region, user): path.read_text().split("MESH_PREFIX_KEY=")[1].split()[0]
@@ -119,7 +121,7 @@ def test_rendering_again_gives_the_same_bytes(tmp_path, demo: Topology):
     assert contents(tmp_path) == before
 
 
-def test_a_new_replica_changes_nobody_elses_file(tmp_path, demo: Topology):
+def test_a_new_replica_changes_no_other_file(tmp_path, demo: Topology):
     bundle.write(demo, tmp_path)
     before = contents(tmp_path)
     bundle.write(with_us_replicas(5), tmp_path)
@@ -136,7 +138,7 @@ def test_a_replica_that_is_gone_leaves_no_credentials(tmp_path, demo: Topology):
     assert "agent-us-3" not in (tmp_path / "us" / "nats.conf").read_text()
 
 
-def test_rotate_gives_everybody_a_new_password(tmp_path, demo: Topology):
+def test_rotate_gives_every_user_a_new_password(tmp_path, demo: Topology):
     bundle.write(demo, tmp_path)
     before = contents(tmp_path)
     bundle.write(demo, tmp_path, rotate=True)
@@ -152,19 +154,19 @@ def test_a_proxied_link_is_dialled_where_the_proxy_listens(tmp_path, demo: Topol
     assert "@127.0.0.1:5555" in us
     assert "@127.0.0.1:4202" not in us
     assert "@127.0.0.1:4203" in us, "the other link goes straight"
-    assert 'listen: "127.0.0.1:4202"' in eu
+    assert '"listen": "127.0.0.1:4202"' in eu
 
 
-def test_state_is_kept_where_asked(tmp_path, demo: Topology):
+def test_state_is_kept_in_the_given_directory(tmp_path, demo: Topology):
     files = bundle.write(demo, tmp_path / "out", state_directory=tmp_path / "state")
-    assert f'store_dir: "{tmp_path}/state/us"' in files["us"].config.read_text()
+    assert f'"store_dir": "{tmp_path}/state/us"' in files["us"].config.read_text()
 
 
 def test_a_named_host_is_dialled_by_name_and_served_on_every_interface(tmp_path):
     named = parse(DEFAULT_FILE.read_text().replace("127.0.0.1:4203", "ap.example.com:4203"), "t")
     files = bundle.write(named, tmp_path)
     assert "@ap.example.com:4203" in files["us"].config.read_text()
-    assert 'listen: "0.0.0.0:4203"' in files["ap"].config.read_text()
+    assert '"listen": "0.0.0.0:4203"' in files["ap"].config.read_text()
 
 
 def test_limits_and_monitoring_are_those_of_the_file(tmp_path):
@@ -176,3 +178,75 @@ def test_limits_and_monitoring_are_those_of_the_file(tmp_path):
     assert "max_payload: 16777216\n" in config
     assert 'http: "127.0.0.1:8222"\n' in config
     assert "\nhttp:" not in files["eu"].config.read_text()
+
+
+def test_every_user_gets_a_long_password_of_its_own(tmp_path):
+    kept = bundle.keep_passwords(tmp_path / "p.json", ["a", "b", "c"])
+    assert len(set(kept.values())) == 3
+    assert all(len(password) >= 32 for password in kept.values())
+
+
+def test_two_meshes_share_none(tmp_path):
+    one = bundle.keep_passwords(tmp_path / "one.json", ["a"])
+    two = bundle.keep_passwords(tmp_path / "two.json", ["a"])
+    assert one["a"] != two["a"]
+
+
+def test_a_new_user_changes_no_other_password(tmp_path):
+    before = bundle.keep_passwords(tmp_path / "p.json", ["a", "b"])
+    after = bundle.keep_passwords(tmp_path / "p.json", ["a", "b", "c"])
+    assert {user: after[user] for user in before} == before
+    assert after["c"] not in before.values()
+
+
+def test_who_left_and_comes_back_starts_anew(tmp_path):
+    before = bundle.keep_passwords(tmp_path / "p.json", ["a", "b"])
+    bundle.keep_passwords(tmp_path / "p.json", ["a"])
+    assert bundle.keep_passwords(tmp_path / "p.json", ["a", "b"])["b"] != before["b"]
+
+
+def test_rotate_makes_all_of_them_new(tmp_path):
+    before = bundle.keep_passwords(tmp_path / "p.json", ["a", "b"])
+    after = bundle.keep_passwords(tmp_path / "p.json", ["a", "b"], rotate=True)
+    assert all(after[user] != before[user] for user in before)
+    assert bundle.keep_passwords(tmp_path / "p.json", ["a", "b"]) == after
+
+
+def test_only_the_owner_can_read_the_file(tmp_path):
+    bundle.keep_passwords(tmp_path / "p.json", ["a"])
+    assert stat.S_IMODE((tmp_path / "p.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", json.dumps({"v": 2, "passwords": {}}), json.dumps({"v": 1}), "\xff"],
+)
+def test_a_file_that_is_none_of_ours_is_an_error_and_stays(tmp_path, text: str):
+    path = tmp_path / "p.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(PasswordsUnreadable, match="restore it, or remove it"):
+        bundle.keep_passwords(path, ["a"])
+    assert path.read_text(encoding="latin-1") == text
+
+
+def test_a_readable_file_becomes_private(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_folders_are_made_on_the_way(tmp_path):
+    write_private(tmp_path / "a" / "b" / "secret", "text")
+    assert (tmp_path / "a" / "b" / "secret").read_text() == "text"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "secret"
+    write_private(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_private(path, "half of it \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

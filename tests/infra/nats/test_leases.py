@@ -30,7 +30,7 @@ class Router:
     def __init__(self, region: str) -> None:
         self.region = region
         self.client: Client
-        self.heard: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+        self.received: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
         self.forbidden: list[str] = []
 
     async def join(self, regions: NatsRegions) -> None:
@@ -44,7 +44,7 @@ class Router:
         await flushed(self.client)
 
     async def _hear(self, msg: Msg) -> None:
-        self.heard.put_nowait((msg.headers["Nats-Sequence"], msg.data))
+        self.received.put_nowait((msg.headers["Nats-Sequence"], msg.data))
 
     async def claim(self, expected: int) -> dict:
         """What the stream answers; asked again while the new link does not know the way yet."""
@@ -53,30 +53,32 @@ class Router:
                 data, headers = self.region.encode(), {EXPECTED: str(expected)}
                 lease = subjects.lease("us")
                 with contextlib.suppress(nats.errors.NoRespondersError):
-                    told = await self.client.request(
+                    answer = await self.client.request(
                         lease, data, timeout=TIMEOUT_S, headers=headers
                     )
-                    return json.loads(told.data)
+                    return json.loads(answer.data)
                 await asyncio.sleep(0.05)
 
 
-async def test_of_regions_that_claim_at_once_one_gets_it_and_all_hear_of_it(regions: NatsRegions):
+async def test_of_regions_that_claim_at_once_one_gets_the_lease_and_all_receive_it(
+    regions: NatsRegions,
+):
     us, eu, ap = routers = [Router(region) for region in ("us", "eu", "ap")]
     for router in routers:
         await router.join(regions)
     last = 0
     async with asyncio.timeout(TIMEOUT_S):
-        while not last or eu.heard.empty() or ap.heard.empty():  # until interest has crossed
+        while not last or eu.received.empty() or ap.received.empty():  # until interest has crossed
             last = (await us.claim(last))["seq"]
             await asyncio.sleep(0.05)
-    told = await asyncio.gather(eu.claim(last), ap.claim(last))
-    [taken] = [one for one in told if "error" not in one]
-    [refused] = [one for one in told if "error" in one]
+    answers = await asyncio.gather(eu.claim(last), ap.claim(last))
+    [taken] = [one for one in answers if "error" not in one]
+    [refused] = [one for one in answers if "error" in one]
     assert taken["seq"] == last + 1 and refused["error"]["err_code"] == 10071
-    winner = (eu, ap)[told.index(taken)].region.encode()
+    winner = (eu, ap)[answers.index(taken)].region.encode()
     for router in routers:
         async with asyncio.timeout(TIMEOUT_S):
-            while (await router.heard.get()) != (str(last + 1), winner):
+            while (await router.received.get()) != (str(last + 1), winner):
                 pass
         assert router.forbidden == []
         await router.client.close()

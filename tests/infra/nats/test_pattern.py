@@ -48,7 +48,7 @@ def test_overlaps_is_a_shared_subject(a, b):
 
 
 @given(st.lists(patterns, max_size=6))
-def test_widest_matches_the_same_and_says_nothing_twice(some):
+def test_widest_matches_the_same_without_repetition(some):
     kept = widest(some)
     assert set().union(*map(matched, kept)) == set().union(*map(matched, some))
     assert not any(a != b and covers(a, b) for a in kept for b in kept)

@@ -30,20 +30,25 @@ def test_a_channel_is_open_to_the_roles_in_its_row_and_closed_to_the_others(row:
     says = row.subject(**(NAMES | {"region": "eu"} if Role.PEER_ROUTER in row.publish else NAMES))
     subject = row.subject(**NAMES)
     agent, router = permissions.agent("us", "us-0"), permissions.router("us", EVERYWHERE)
-    operator = permissions.operator()
+    operator = permissions.watcher(Role.OPERATOR)
     assert may(agent.publish, subject) == bool(row.publish & {Role.AGENT, Role.PEER_AGENT})
-    operator = permissions.operator()
-    heard = subject if row.queue is None else f"{subject} {row.queue}"
-    assert may(agent.subscribe, heard) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
+    operator = permissions.watcher(Role.OPERATOR)
+    subscribed = subject if row.queue is None else f"{subject} {row.queue}"
+    assert may(agent.subscribe, subscribed) == bool(row.subscribe & {Role.AGENT, Role.PEER_AGENT})
     assert may(router.publish, says) == bool(row.publish & {Role.ROUTER, Role.PEER_ROUTER})
-    assert may(router.subscribe, heard) == bool(row.subscribe & {Role.ROUTER, Role.PEER_ROUTER})
-    for role, allowed in ((Role.OBSERVER, permissions.observer()), (OPERATOR, operator)):
+    assert may(router.subscribe, subscribed) == bool(
+        row.subscribe & {Role.ROUTER, Role.PEER_ROUTER}
+    )
+    for role, allowed in (
+        (Role.OBSERVER, permissions.watcher(Role.OBSERVER)),
+        (OPERATOR, operator),
+    ):
         assert may(allowed.subscribe, subject) == (role in row.subscribe or row.name == "inbox")
         assert not may(allowed.publish, subject)
 
 
 @pytest.mark.parametrize("row", [row for row in CHANNELS if row.queue], ids=lambda row: row.name)
-def test_what_a_queue_group_shares_is_heard_in_that_group_only(row: Channel):
+def test_work_of_a_queue_group_is_received_in_that_group_only(row: Channel):
     """Else whoever may listen could take work away, or read it beside those who share it."""
     subject = row.subject(**NAMES)
     for allowed in (permissions.agent("us", "us-0"), permissions.router("us", EVERYWHERE)):
@@ -61,7 +66,7 @@ def test_two_agents_share_only_inboxes_services_and_signs_of_life():
     assert not any(overlaps(pattern, mine) for pattern in two.subscribe)
 
 
-def test_an_agent_hears_no_inbox_and_no_stream():
+def test_an_agent_receives_no_inbox_and_no_stream():
     allowed = permissions.agent("us", "us-0")
     forbidden = ("_INBOX.>", "$JS.>", "$SYS.>")
     assert not any(overlaps(a, b) for a in allowed.subscribe for b in forbidden)
@@ -78,8 +83,10 @@ def test_a_router_may_read_streams_and_make_none():
     }
 
 
-@pytest.mark.parametrize("allowed", [permissions.observer(), permissions.operator()])
-def test_who_looks_on_says_nothing_of_the_mesh_and_hears_state_alone(allowed):
+@pytest.mark.parametrize(
+    "allowed", [permissions.watcher(Role.OBSERVER), permissions.watcher(Role.OPERATOR)]
+)
+def test_watchers_publish_nothing_of_the_mesh_and_receive_state_alone(allowed):
     assert not any(overlaps(a, b) for a in allowed.publish for b in ("mesh.>", "_INBOX.>"))
     writes = ("CREATE", "UPDATE", "DELETE", "PURGE", "NEXT", "RESTORE", "SNAPSHOT")
     assert not any(word in pattern.split(".") for pattern in allowed.publish for word in writes)
@@ -95,7 +102,7 @@ def test_only_setup_may_make_streams_and_it_may_do_nothing_else():
 
 
 @pytest.mark.parametrize(("speaker", "listener"), PAIRS)
-def test_a_region_may_say_what_is_the_listeners_business_and_nothing_else(speaker, listener):
+def test_a_region_may_publish_only_what_concerns_the_receiver(speaker, listener):
     spoken = permissions.allowed_across(speaker, listener, EVERYWHERE)
     for region, row in itertools.product(REGIONS, CHANNELS):
         subject = row.subject(**(NAMES | {"region": region, "asker": speaker}))
@@ -114,7 +121,7 @@ def test_no_forbidden_pattern_meets_an_allowed_one(speaker, listener):
 
 
 @pytest.mark.parametrize(("speaker", "listener"), PAIRS)
-def test_a_region_asks_in_its_own_name_only(speaker, listener):
+def test_a_region_requests_in_its_own_name_only(speaker, listener):
     """What a question costs is charged to who the subject says has asked."""
     routers = permissions.router(speaker).publish
     for asker in REGIONS:
@@ -123,7 +130,7 @@ def test_a_region_asks_in_its_own_name_only(speaker, listener):
         assert may(routers, question) == (asker == speaker)
 
 
-def test_what_siblings_tell_each_other_crosses_no_link():
+def test_gossip_of_siblings_crosses_no_link():
     assert may(permissions.router("us").publish, subjects.siblings("us"))
     assert may(permissions.router("us").subscribe, subjects.siblings("us"))
     for one, other in PAIRS:

@@ -57,7 +57,7 @@ async def until_allowed(mesh: NatsRegions, user: str, *, on_closed=nothing) -> C
                 return client
 
 
-async def test_a_new_replica_gets_in_and_nobody_is_cut_off(mesh: NatsRegions, tmp_path: Path):
+async def test_a_new_replica_logs_in_and_no_client_is_cut_off(mesh: NatsRegions, tmp_path: Path):
     lost = asyncio.Event()
     router, peer = [
         await mesh.connect(

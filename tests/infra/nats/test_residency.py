@@ -69,7 +69,7 @@ def bought(tmp_path_factory) -> Iterator[NatsRegions]:
         yield regions
 
 
-async def test_the_bus_refuses_a_wrong_router_and_its_log_says_so(mesh: NatsRegions):
+async def test_the_bus_refuses_a_wrong_router_and_logs_it(mesh: NatsRegions):
     complaints: list[str] = []
     router = await mesh.connect(
         "eu", "router", on_error=lambda problem: complaints.append(str(problem).lower())
@@ -118,7 +118,7 @@ async def test_a_server_that_would_let_it_out_finds_no_way_in(bought: NatsRegion
         assert taps.heard_of("us", [*LEAKS, *PREFIXES]) == set()
 
 
-async def test_prefixes_of_a_confined_region_cannot_be_asked_for(mesh: NatsRegions):
+async def test_prefixes_of_a_confined_region_cannot_be_requested(mesh: NatsRegions):
     """Neither by who may not know them, nor in a name whose owner may: a sibling's least of all."""
     forbidden = [("us", asker) for asker in ("us", "ap", "eu")] + [("ap", "eu"), ("ap", "us")]
     async with Taps(mesh) as taps:
@@ -165,7 +165,7 @@ def test_without_labels_everything_is_rendered_as_before():
     assert permissions.allowed_across("us", "eu", ground) == permissions.allowed_across("us", "eu")
 
 
-def test_what_a_confined_region_may_say_in_full():
+def test_all_that_a_confined_region_may_publish():
     ground = parse(labelled_toml(), "mesh.toml").ground
     assert permissions.allowed_across("eu", "us", ground) == (
         "_INBOX.us.>",
@@ -186,7 +186,7 @@ def test_what_a_confined_region_may_say_in_full():
     assert "mesh.ap.ingress.eu" in permissions.allowed_across("eu", "ap", ground)
 
 
-def test_whoever_adopts_hands_prompts_only_to_regions_that_carry_its_labels():
+def test_an_adopter_sends_prompts_only_to_regions_that_carry_its_labels():
     ground = parse(labelled_toml(), "mesh.toml").ground
     anyone = subjects.work("{}", "*")
     assert anyone.format("ap") in permissions.allowed_across("eu", "ap", ground)

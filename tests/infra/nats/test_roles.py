@@ -72,7 +72,7 @@ async def logged_in(us: NatsRegions, user: str, prefix: str = "_INBOX") -> Async
         await session.client.close()
 
 
-async def test_nobody_gets_in_without_a_password(us: NatsRegions, monkeypatch):
+async def test_no_client_logs_in_without_a_password(us: NatsRegions, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     url = us.address("us", "router").url
     for address in (bus.BusAddress(url), bus.BusAddress(url, "router", "wrong")):
@@ -93,7 +93,7 @@ async def test_an_agent_speaks_for_its_own_replica_only(us: NatsRegions):
         await agent.refuses_publish("$JS.API.INFO")
 
 
-async def test_an_agent_hears_its_own_work_only(us: NatsRegions):
+async def test_an_agent_receives_its_own_work_only(us: NatsRegions):
     async with logged_in(us, "agent-us-0") as agent:
         await agent.client.subscribe(subjects.work("us", "us-0"), queue=subjects.QUEUE_AGENT)
         for builder in (subjects.cancel, subjects.credit, subjects.body):
@@ -108,7 +108,7 @@ async def test_an_agent_hears_its_own_work_only(us: NatsRegions):
         await agent.refuses_subscribe(">")
 
 
-async def test_an_agent_is_a_service_that_who_looks_on_finds(us: NatsRegions):
+async def test_an_agent_is_a_service_that_watchers_find(us: NatsRegions):
     async with logged_in(us, "agent-us-0") as agent, logged_in(us, "observer") as observer:
         config = micro.ServiceConfig(name=subjects.SERVICE_AGENT, version="0.1.0")
         service = await micro.add_service(agent.client, config)
@@ -226,7 +226,7 @@ async def test_a_router_does_not_speak_for_agents_or_other_regions(us: NatsRegio
 
 
 @pytest.mark.parametrize("user", ["observer", "operator"])
-async def test_who_looks_on_sees_state_and_nothing_else(us: NatsRegions, user: str):
+async def test_watchers_receive_state_and_nothing_else(us: NatsRegions, user: str):
     hidden = [row.subject(region="us") for row in CHANNELS if Role(user) not in row.subscribe]
     hidden = [subject for subject in hidden if subject.startswith("mesh.")]
     async with (
@@ -234,10 +234,10 @@ async def test_who_looks_on_sees_state_and_nothing_else(us: NatsRegions, user: s
         logged_in(us, "agent-us-0") as agent,
         logged_in(us, "router", subjects.inbox_prefix("us", "r1")) as router,
     ):
-        heard = asyncio.Queue()
+        received = asyncio.Queue()
 
         async def note(msg: Msg) -> None:
-            heard.put_nowait(msg.subject)
+            received.put_nowait(msg.subject)
 
         await looking.client.subscribe("mesh.us.heartbeat.>", cb=note)
         await looking.client.subscribe("mesh.*.gossip.digest", cb=note)
@@ -248,8 +248,8 @@ async def test_who_looks_on_sees_state_and_nothing_else(us: NatsRegions, user: s
         await agent.allowed()
         await router.client.publish(subjects.digest("us"), b"{}")
         async with asyncio.timeout(TIMEOUT_S):
-            assert await heard.get() == subjects.heartbeat("us", "us-0")
-            assert await heard.get() == subjects.digest("us")
+            assert await received.get() == subjects.heartbeat("us", "us-0")
+            assert await received.get() == subjects.digest("us")
         for subject in (*hidden, "mesh.>", ">"):
             await looking.refuses_subscribe(subject)
         for subject in (subjects.heartbeat("us", "us-0"), subjects.work("us", "us-0")):
@@ -260,7 +260,7 @@ async def test_who_looks_on_sees_state_and_nothing_else(us: NatsRegions, user: s
 
 @pytest.mark.parametrize("user", ["observer", "operator", "router", "agent-us-1"])
 @pytest.mark.parametrize("queue", ["agent", "routers", "of-mine"])
-async def test_nobody_takes_the_work_of_an_agent(us: NatsRegions, user: str, queue: str):
+async def test_no_other_user_takes_the_work_of_an_agent(us: NatsRegions, user: str, queue: str):
     async with logged_in(us, user) as other:
         for subject in (subjects.work("us", "us-0"), subjects.work("*", "*"), "mesh.>"):
             await other.client.subscribe(subject, queue=queue)

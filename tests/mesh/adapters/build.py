@@ -1,37 +1,34 @@
-"""Tickets and answers in any state, as the router's edge finds them."""
+"""Requests and answers in any state, as the router's edge finds them."""
 
 from dataclasses import replace
 
-from mesh.adapters.client_request import ClientRequest, ParsedRequest
-from mesh.adapters.spans import RequestSpans
-from mesh.core.model.prompt import NO_PROMPT, NO_TEXT
+from mesh.adapters.client_request import ClientRequest
 from mesh.session.answer import AnswerReceiver
 from mesh.session.record import Failure
 from schemas import exchange, wire
 from schemas.exchange import Frame, FrameView, Outcome
-from schemas.http import CHAT, Fault
-from schemas.ids import ModelId, RequestId
+from schemas.http import Fault
 from tests.mesh.core.build import request
 
 EVENTS, JSON = "text/event-stream", "application/json"
 LOST = Failure(Fault.ENGINE_FAILED, "the engine was lost")
 
 
-def ticket(*, deadline: float = float("inf")) -> ClientRequest:
-    ask = ParsedRequest(RequestId("q-1"), ModelId("tiny"), CHAT, b"{}", NO_PROMPT, None)
-    spans = RequestSpans(ask.request_id, ask.model, None)
+def client_request(*, deadline: float = float("inf")) -> ClientRequest:
     asked = replace(request(1), deadline=deadline, arrived_at=0.0)
-    return ClientRequest(request=asked, ask=ask, spans=spans, size=NO_TEXT)
+    return ClientRequest(request=asked, body=b"{}")
 
 
 class Feeder:
-    """Gives a ticket an answer and feeds it, as the session does with frames off the bus."""
+    """Gives a request an answer and feeds it, as the session does with frames off the bus."""
 
     def __init__(
-        self, ticket: ClientRequest, content_type: str = EVENTS, status: int = 200
+        self, client_request: ClientRequest, content_type: str = EVENTS, status: int = 200
     ) -> None:
-        self.ticket = ticket
-        self.answer = ticket.answer = AnswerReceiver(ticket.key, 1, "_INBOX.us.r1.1")
+        self.client_request = client_request
+        self.answer = client_request.answer = AnswerReceiver(
+            client_request.request.key, 1, "_INBOX.us.r1.1"
+        )
         self._number = 0
         head = exchange.Head(status, content_type, "eu", "g1")
         self._feed(Frame.HEAD, wire.encode(head))
@@ -46,11 +43,11 @@ class Feeder:
         self._feed(Frame.END, wire.encode(exchange.End(Outcome.DONE, "", 9, 4, 2, 0.1)))
 
     def fail(self, failure: Failure = LOST) -> None:
-        self.ticket.failure = failure
-        self.ticket.changed()
+        self.client_request.failure = failure
+        self.client_request.changed()
 
     def _feed(self, kind: Frame, payload: bytes, *, wakes: bool = True) -> None:
         self.answer.feed(FrameView(kind, self._number, payload), 0.0)
         self._number += 1
         if wakes:
-            self.ticket.changed()
+            self.client_request.changed()

@@ -16,7 +16,7 @@ from mesh.session.answer import (
 )
 from schemas.exchange import FRAME_HEADER, End, Frame, Outcome, pack_frame, unpack_frame
 from schemas.wire import encode
-from tests.mesh.adapters.build import EVENTS, JSON, Feeder, ticket
+from tests.mesh.adapters.build import EVENTS, JSON, Feeder, client_request
 
 DONE = b"data: [DONE]\n\n"
 PIECES = (
@@ -65,8 +65,8 @@ class Client:
     """One answer on its way to a client: frames in, bytes out, and a socket that is slow."""
 
     def __init__(self, dice: Random, kind: str) -> None:
-        self.ticket = ticket(deadline=1.0)
-        self.answer = Feeder(self.ticket, kind).answer
+        self.client_request = client_request(deadline=1.0)
+        self.answer = Feeder(self.client_request, kind).answer
         self.socket = Socket()
         self.socket.passed = self._passed
         self.straight = 0  # frames that went past the answer's buffer
@@ -74,8 +74,8 @@ class Client:
         self._dice = dice
         over = self.socket.over
         self.writer = AnswerWriter(self.socket, self.socket, {}, over, keep_alive=False, minor=0)
-        self.ticket.changed = self.writer.changed
-        self.writer.begin(self.ticket)
+        self.client_request.changed = self.writer.changed
+        self.writer.begin(self.client_request)
 
     @property
     def sent(self) -> bytes:
@@ -104,7 +104,7 @@ class Client:
         for frame in parcel:
             if self.answer.end is not None:
                 break
-            writer = self.ticket.direct_writer
+            writer = self.client_request.direct_writer
             if writer is not None and writer.pass_on(frame, now):
                 self.straight += 1
                 continue
@@ -114,7 +114,7 @@ class Client:
             if isinstance(event, FramesMissing):
                 missed = event.number
         if fed:
-            self.ticket.changed()
+            self.client_request.changed()
         return missed
 
 
@@ -152,7 +152,7 @@ async def test_a_client_gets_what_the_engine_said(seed, kind):
         if client.socket.is_paused:
             if dice.random() < 0.3:
                 client.resume()
-        elif client.writer.is_begun and dice.random() < 0.1:
+        elif client.sent and dice.random() < 0.1:
             client.pause()
         if dice.random() < 0.05:  # said again
             at = max(0, at - dice.randrange(5))
@@ -239,7 +239,7 @@ def test_the_end_of_an_event_too_long_to_hold_is_one():
     for number in range(2, 9):
         client.answer.feed(unpack_frame(pack_frame(Frame.WORKING, number, b"")), 0.0)
     client.answer.feed(unpack_frame(pack_frame(Frame.DATA, 9, b"x" * EVENT_BYTES_MAX + b"x")), 0.0)
-    client.ticket.changed()
+    client.client_request.changed()
     assert not client.answer.is_between_events
     assert ord("\n") == 10
     assert not client.writer.pass_on(pack_frame(Frame.DATA, 10, b"\n"), 0.1)
@@ -262,7 +262,7 @@ def test_nothing_overtakes_what_waits():
 def test_what_comes_while_the_client_is_behind_goes_out_in_one_piece():
     client = begun()
     client.pause()
-    assert client.ticket.direct_writer is None
+    assert client.client_request.direct_writer is None
     for number in range(2, 6):
         client.hear([pack_frame(Frame.DATA, number, b"data: 1\n\n")], 0.1)
     assert client.sent == FIRST
@@ -270,4 +270,4 @@ def test_what_comes_while_the_client_is_behind_goes_out_in_one_piece():
     client.resume()
     assert client.sent == FIRST + b"data: 1\n\n" * 4
     assert len(client.socket.sent) == writes + 1
-    assert client.ticket.direct_writer is client.writer
+    assert client.client_request.direct_writer is client.writer

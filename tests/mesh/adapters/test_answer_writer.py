@@ -17,10 +17,10 @@ from mesh.adapters.answer_writer import DEADLINE_GRACE_S
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.read_request import BodyBudget
 from schemas.http import H_REGION
 from schemas.ids import RegionId
-from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, ticket
+from tests.mesh.adapters.build import EVENTS, JSON, LOST, Feeder, client_request
 from tests.support.until import until
 
 SOCKET_BYTES = 16 * 1024  # what the kernel may hold for a reader that does not read
@@ -32,14 +32,14 @@ DIRECT, BY_AIOHTTP = "/v1/chat/completions", "/v1/chat/completions/"
 both_ways = pytest.mark.parametrize("path", [DIRECT, BY_AIOHTTP], ids=["direct", "by aiohttp"])
 
 
-class House:
-    """A front door that answers every request with one ticket, and what it was told, in order."""
+class StubDoor:
+    """A front door that answers every request with one record; `calls` keeps their order."""
 
     def __init__(self, held: ClientRequest, path: str = DIRECT, *, breaks: bool = False) -> None:
         """`breaks`: the answer fails as soon as it has begun."""
-        self.ticket, self.path, self.breaks = held, path, breaks
+        self.client_request, self.path, self.breaks = held, path, breaks
         self.bodies = BodyBudget()
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.unsent: list[int] = []  # bytes still in this process when the answer was finished
         self.transport: asyncio.Transport | None = None
         self.port = 0
@@ -48,40 +48,32 @@ class House:
         api = HttpApi(RegionId("us"), self, CollectorRegistry())
         return HttpServer(api.handle, completions=api.completions)
 
-    def residency(self, wanted, headers):
-        return wanted
-
-    def tenant(self, headers):
-        return None
-
-    def known_models(self):
-        return ("tiny",)
-
-    def admit(self, ask, taken, parent, changed) -> ClientRequest:
-        self.bodies.give_back(taken)
+    def admit(self, parsed, headers, changed) -> ClientRequest:
+        self.bodies.give_back(parsed.kept_bytes)
         self.transport = changed.__self__._transport
-        self.ticket.ask, self.ticket.changed = ask, changed
-        return self.ticket
+        self.client_request.changed = changed
+        self.client_request.wants_decision = parsed.options.debug
+        return self.client_request
 
     def started(self, held: ClientRequest) -> None:
-        self.told.append("started")
+        self.calls.append("started")
         if self.breaks:
             held.failure = LOST
 
     def passed(self, held: ClientRequest) -> None:
-        if self.told[-1] != "passed":
-            self.told.append("passed")
+        if self.calls[-1] != "passed":
+            self.calls.append("passed")
 
     def finished(self, held: ClientRequest) -> None:
         assert self.transport is not None
         self.unsent.append(self.transport.get_write_buffer_size())
-        self.told.append("finished")
+        self.calls.append("finished")
 
     def failed(self, held: ClientRequest) -> None:
-        self.told.append("failed")
+        self.calls.append("failed")
 
     def leave(self, held: ClientRequest) -> None:
-        self.told.append("leave")
+        self.calls.append("leave")
 
     @property
     def url(self) -> str:
@@ -94,22 +86,22 @@ class House:
 
     @property
     def is_over(self) -> bool:
-        return self.told[-1:] in (["finished"], ["failed"], ["leave"])
+        return self.calls[-1:] in (["finished"], ["failed"], ["leave"])
 
 
 @contextlib.asynccontextmanager
-async def house(
+async def serving(
     held: ClientRequest, path: str = DIRECT, *, breaks: bool = False
-) -> AsyncIterator[House]:
-    home = House(held, path, breaks=breaks)
-    runner = web.ServerRunner(home.server(), shutdown_timeout=0.1)
+) -> AsyncIterator[StubDoor]:
+    door = StubDoor(held, path, breaks=breaks)
+    runner = web.ServerRunner(door.server(), shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    home.port = listener.getsockname()[1]
+    door.port = listener.getsockname()[1]
     await web.SockSite(runner, listener).start()
     try:
-        yield home
+        yield door
     finally:
         await runner.cleanup()
 
@@ -140,13 +132,13 @@ class Reader:
 
 
 @contextlib.asynccontextmanager
-async def reading(home: House) -> AsyncIterator[Reader]:
+async def reading(door: StubDoor) -> AsyncIterator[Reader]:
     plug = socket.socket()
     plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
     plug.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(plug, ("127.0.0.1", home.port))
+    await asyncio.get_running_loop().sock_connect(plug, ("127.0.0.1", door.port))
     reader, writer = await asyncio.open_connection(sock=plug, limit=SOCKET_BYTES)
-    writer.write(home.asked)
+    writer.write(door.asked)
     try:
         async with asyncio.timeout(20):
             yield Reader(reader, writer)
@@ -179,7 +171,7 @@ class Writes(asyncio.Transport):
 
 def answered(content_type: str, *parts: bytes, status: int = 200) -> ClientRequest:
     """A ticket whose whole answer is here."""
-    held = ticket()
+    held = client_request()
     feeder = Feeder(held, content_type, status)
     for part in parts:
         feeder.data(part)
@@ -187,46 +179,46 @@ def answered(content_type: str, *parts: bytes, status: int = 200) -> ClientReque
     return held
 
 
-async def fetch(home: House) -> tuple[int, bytes, Mapping[str, str]]:
+async def fetch(door: StubDoor) -> tuple[int, bytes, Mapping[str, str]]:
     headers = {"x-request-id": "q-1"}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(home.url, data=BODY, headers=headers) as answer,
+        session.post(door.url, data=BODY, headers=headers) as answer,
     ):
         return answer.status, await answer.read(), answer.headers
 
 
 @both_ways
 async def test_a_stream_costs_no_write_for_its_head_alone_nor_for_its_end(path):
-    held = ticket()
-    home, feeder, writes = House(held, path), Feeder(held, EVENTS), Writes()
+    held = client_request()
+    door, feeder, writes = StubDoor(held, path), Feeder(held, EVENTS), Writes()
     feeder.data(b"data: 1\n\n")
-    protocol = home.server()()
+    protocol = door.server()()
     protocol.connection_made(writes)
-    protocol.data_received(home.asked)
+    protocol.data_received(door.asked)
     await until(lambda: len(writes.made) == 1)
     feeder.data(b"data: 2\n\n")
     feeder.end(last=b"data: 3\n\n")
-    await until(lambda: home.is_over)
+    await until(lambda: door.is_over)
     protocol.connection_lost(None)
     head, _, first = writes.made[0].partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
     event = b"9\r\ndata: %d\n\n\r\n"
     assert [first, *writes.made[1:]] == [event % 1, event % 2, event % 3 + b"0\r\n\r\n"]
-    assert home.told == ["started", "passed", "finished"]
+    assert door.calls == ["started", "passed", "finished"]
 
 
 @pytest.mark.parametrize("status", [200, 404])
 @both_ways
 async def test_a_plain_answer_goes_out_with_its_length(status, path):
-    async with house(answered(JSON, b'{"a":', b"1}", status=status), path) as home:
-        got, body, headers = await fetch(home)
-        await until(lambda: home.is_over)
+    async with serving(answered(JSON, b'{"a":', b"1}", status=status), path) as door:
+        got, body, headers = await fetch(door)
+        await until(lambda: door.is_over)
     assert (got, body) == (status, b'{"a":1}')
     assert headers["Content-Length"] == "7"
     assert (headers["Content-Type"], headers[H_REGION]) == (JSON, "eu")
     assert headers["x-request-id"] == "q-1"
-    assert home.told == ["started", "finished"]
+    assert door.calls == ["started", "finished"]
 
 
 @pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n"])
@@ -234,10 +226,10 @@ async def test_a_plain_answer_goes_out_with_its_length(status, path):
 @both_ways
 async def test_nothing_follows_the_last_event(done, given_out, path):
     """Whatever the core makes of an answer whose end was lost: also before [DONE] was written."""
-    held = ticket()
+    held = client_request()
     feeder = Feeder(held)
     feeder.data(b"data: 1\n\n")
-    async with house(held, path) as home, reading(home) as reader:
+    async with serving(held, path) as door, reading(door) as reader:
         await reader.upto(b"data: 1\n\n\r\n")
         if given_out:
             feeder.data(done)
@@ -248,63 +240,63 @@ async def test_nothing_follows_the_last_event(done, given_out, path):
             held.failure = LOST
             feeder.data(done)
             assert (await reader.upto(b"0\r\n\r\n")).endswith(done + b"\r\n0\r\n\r\n")
-        await until(lambda: home.is_over)
-    assert home.told[-1] == "finished"
+        await until(lambda: door.is_over)
+    assert door.calls[-1] == "finished"
 
 
 @both_ways
 async def test_events_go_out_as_they_come(path):
-    held = ticket()
+    held = client_request()
     feeder = Feeder(held)
     feeder.data(b"data: 1\n\n")
-    async with house(held, path) as home, reading(home) as client:
+    async with serving(held, path) as door, reading(door) as client:
         head = await client.head()
         assert b"cache-control: no-cache" in head.lower()
         assert b"content-length" not in head.lower()
         assert await client.exactly(14) == b"9\r\ndata: 1\n\n\r\n"
         feeder.data(b"data: 2\n\n")
         assert await client.exactly(14) == b"9\r\ndata: 2\n\n\r\n"
-        assert home.told == ["started", "passed"]
+        assert door.calls == ["started", "passed"]
         feeder.end()
         assert await client.exactly(5) == b"0\r\n\r\n"
-        await until(lambda: home.is_over)
-    assert home.told == ["started", "passed", "finished"]
+        await until(lambda: door.is_over)
+    assert door.calls == ["started", "passed", "finished"]
 
 
 @both_ways
 async def test_a_connection_serves_one_answer_after_another(path):
     async with (
-        house(answered(JSON, LARGE[:100_000]), path) as home,
+        serving(answered(JSON, LARGE[:100_000]), path) as door,
         aiohttp.ClientSession() as session,
     ):
         for _ in range(3):
-            home.ticket = answered(JSON, LARGE[:100_000])
-            async with session.post(home.url, data=BODY) as answer:
+            door.client_request = answered(JSON, LARGE[:100_000])
+            async with session.post(door.url, data=BODY) as answer:
                 assert await answer.read() == LARGE[:100_000]
         assert session.connector is not None
         assert len(session.connector._conns) == 1
-        await until(lambda: home.told == ["started", "finished"] * 3)
+        await until(lambda: door.calls == ["started", "finished"] * 3)
 
 
 # An answer is finished when its bytes have left, and not before.
 
 
 async def unread_answer_is_unfinished(path: str, content_type: str, *parts: bytes) -> None:
-    async with house(answered(content_type, *parts), path) as home, reading(home) as client:
+    async with serving(answered(content_type, *parts), path) as door, reading(door) as client:
         await client.head()
-        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
-        await round_trip(home)
-        assert "finished" not in home.told
+        await until(lambda: door.transport is not None and door.transport.get_write_buffer_size())
+        await round_trip(door)
+        assert "finished" not in door.calls
         reading_on = asyncio.create_task(client.exactly(len(b"".join(parts))))
-        await until(lambda: home.is_over)
+        await until(lambda: door.is_over)
         await reading_on
-        assert home.told[-1] == "finished"
-        assert home.unsent == [0]
+        assert door.calls[-1] == "finished"
+        assert door.unsent == [0]
 
 
-async def round_trip(home: House) -> None:
+async def round_trip(door: StubDoor) -> None:
     """Over another connection: time enough for anything that does not wait."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", home.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
     writer.write(b"not http\r\n\r\n")
     assert b" 400 " in await reader.read()
     writer.transport.abort()
@@ -336,31 +328,31 @@ async def test_the_deadline_ends_a_client_that_does_not_read(content_type, parts
     held = answered(content_type, *parts)
     deadline = asyncio.get_running_loop().time() - DEADLINE_GRACE_S + 0.1
     held.request = replace(held.request, deadline=deadline)
-    async with house(held, path) as home, reading(home) as client:
+    async with serving(held, path) as door, reading(door) as client:
         await client.head()
-        await until(lambda: home.is_over)
-        assert home.told[-1] == "leave"
+        await until(lambda: door.is_over)
+        assert door.calls[-1] == "leave"
         with contextlib.suppress(ConnectionError):
             assert len(await client.rest()) < len(LARGE)
-    assert "finished" not in home.told
+    assert "finished" not in door.calls
 
 
 @UNREAD
 @both_ways
 async def test_a_client_that_hangs_up_has_no_finished_answer(content_type, parts, path):
-    async with house(answered(content_type, *parts), path) as home, reading(home) as client:
+    async with serving(answered(content_type, *parts), path) as door, reading(door) as client:
         await client.head()
         client.hang_up()
-        await until(lambda: home.is_over)
-    assert home.told[-1] == "leave"
-    assert "finished" not in home.told
+        await until(lambda: door.is_over)
+    assert door.calls[-1] == "leave"
+    assert "finished" not in door.calls
 
 
 # Answers that break.
 
 
 def failing(content_type: str, *parts: bytes) -> ClientRequest:
-    held = ticket()
+    held = client_request()
     feeder = Feeder(held, content_type)
     for part in parts:
         feeder.data(part)
@@ -384,9 +376,9 @@ def events(body: bytes) -> list[bytes]:
 )
 @both_ways
 async def test_events_that_break_off_end_with_an_error_event_of_its_own(parts, before, path):
-    async with house(failing(EVENTS, *parts), path, breaks=True) as home:
-        status, body, _ = await fetch(home)
-        await until(lambda: home.is_over)
+    async with serving(failing(EVENTS, *parts), path, breaks=True) as door:
+        status, body, _ = await fetch(door)
+        await until(lambda: door.is_over)
     *got, error = events(body)
     assert (status, got) == (200, before)
     assert orjson.loads(error.removeprefix(b"data: "))["error"] == {
@@ -396,29 +388,29 @@ async def test_events_that_break_off_end_with_an_error_event_of_its_own(parts, b
         "code": "engine_failed",
     }
     assert b"[DONE]" not in body
-    assert home.told == ["started", "passed", "failed"]
+    assert door.calls == ["started", "passed", "failed"]
 
 
 @both_ways
 async def test_a_plain_answer_that_breaks_is_visibly_cut(path):
-    async with house(failing(JSON, LARGE, LARGE), path, breaks=True) as home:
+    async with serving(failing(JSON, LARGE, LARGE), path, breaks=True) as door:
         with pytest.raises(aiohttp.ClientError):
-            await fetch(home)
-        await until(lambda: home.is_over)
-    assert home.told[-1] == "failed"
-    assert "finished" not in home.told
+            await fetch(door)
+        await until(lambda: door.is_over)
+    assert door.calls[-1] == "failed"
+    assert "finished" not in door.calls
 
 
 @both_ways
 async def test_an_answer_that_breaks_while_nobody_reads_still_ends_with_its_error(path):
-    held = ticket()
+    held = client_request()
     feeder = Feeder(held)
     feeder.data(b"data: " + b"x" * 1_000_000 + b"\n\n")
-    async with house(held, path) as home, reading(home) as client:
+    async with serving(held, path) as door, reading(door) as client:
         await client.head()
-        await until(lambda: home.transport is not None and home.transport.get_write_buffer_size())
+        await until(lambda: door.transport is not None and door.transport.get_write_buffer_size())
         feeder.fail()
         body = await client.upto(b"\r\n0\r\n\r\n")
-        await until(lambda: home.is_over)
+        await until(lambda: door.is_over)
     assert LOST.message.encode() in body[-200:]
-    assert home.told == ["started", "passed", "failed"]
+    assert door.calls == ["started", "passed", "failed"]

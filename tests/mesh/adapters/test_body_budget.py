@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.adapters.request_body import SMALL_BYTES, BodyBudget
+from mesh.adapters.read_request import SMALL_BYTES, BodyBudget
 
 
 def test_what_fits_is_taken_and_what_does_not_is_not():

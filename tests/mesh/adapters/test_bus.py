@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from infra.bus import BusAddress
+from infra.bus import BusAddress, BusUnreachable, flush
 from mesh.adapters.bus import Listeners, RouterBus, header_bytes
 from schemas.ids import RegionId, RouterId
 from tests.support.stopped import stopped
@@ -29,6 +29,21 @@ async def test_a_server_that_stands_still_keeps_neither_router_nor_connection(
     async with stopped(nats_server.pid):
         await bus.close()
         assert bus.client.is_closed
+
+
+async def test_subscriptions_that_the_server_does_not_confirm_are_one_clear_error(
+    nats_server, monkeypatch
+):
+    async def flush_stopped_server(client):
+        async with stopped(nats_server.pid):
+            await flush(client, 0.05)
+
+    monkeypatch.setattr("mesh.adapters.bus.flush", flush_stopped_server)
+    other = RouterBus(RegionId("us"), RouterId("r2"), (), BusAddress(nats_server.url))
+    with pytest.raises(BusUnreachable, match="did not confirm the subscriptions"):
+        await other.open(Listeners(*(deaf for _ in range(11))))
+    monkeypatch.undo()
+    await other.close()
 
 
 @pytest.mark.parametrize("name", ["Mesh-Model", "a"])

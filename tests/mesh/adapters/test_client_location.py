@@ -3,7 +3,8 @@
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from mesh.adapters.request_options import RequestRefused, client_location
+from mesh.adapters.http_api import client_location
+from mesh.adapters.read_request import RequestRefused
 from mesh.core.model.geo import GeoLocation
 
 

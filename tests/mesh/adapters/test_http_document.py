@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.read_request import BodyBudget, RequestRefused
 from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Readiness, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
@@ -42,15 +42,13 @@ REGION = Region(
 )
 
 
-class House:
+class StubDoor:
     """A front door with one model behind it and nobody to answer for it."""
 
     bodies = BodyBudget()
 
     def models(self):
         return (ModelId("org/model-1.5"),)
-
-    known_models = models
 
     def model_card(self, model):
         return ModelCard(root="/models/x", max_model_len=4096)
@@ -59,11 +57,9 @@ class House:
         assert near is None
         return (REGION,)
 
-    def residency(self, wanted, headers):
-        return wanted
-
-    def tenant(self, headers):
-        return None
+    def admit(self, parsed, headers, changed):
+        self.bodies.give_back(parsed.kept_bytes)
+        raise RequestRefused(Fault.MODEL_UNKNOWN, "the model is not served here", "model")
 
     def not_ready_because(self):
         return Fault.NO_REPLICA, "no replica is ready"
@@ -74,7 +70,7 @@ class House:
 
 @pytest.fixture
 async def face():
-    api = HttpApi(RegionId("us"), House(), CollectorRegistry())
+    api = HttpApi(RegionId("us"), StubDoor(), CollectorRegistry())
     runner = web.ServerRunner(HttpServer(api.handle, completions=api.completions))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from mesh.adapters.kept_prefixes import BODY_BYTES_MAX, KeptPrefixes, cut_body
 from mesh.core.model.prompt import prompt_text
+from mesh.session.record import OpenRequest
 from schemas.http import CHAT, COMPLETIONS
+from tests.mesh.core.build import request
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 PARTS = st.lists(
@@ -98,11 +100,16 @@ def test_what_is_nested_too_deep_to_be_written_again_is_not_kept():
 
 def test_what_is_kept_is_there_until_it_is_dropped_and_never_too_large():
     kept = KeptPrefixes()
-    body = orjson.dumps({"prompt": "p" * 1000})
-    size = kept.keep(7, COMPLETIONS, body, 512)
-    assert size == len(kept.get(7).body) and kept.get(7).path == COMPLETIONS
+
+    def keep(prefix: int, body: bytes) -> int | None:
+        return kept.keep(prefix, OpenRequest(request=request(1), path=COMPLETIONS, body=body), 2)
+
+    size = keep(7, orjson.dumps({"prompt": "p" * 1000}))
+    warm_up = kept.open_warm_up(request(2), 7)
+    assert (size, warm_up.path) == (len(warm_up.body), COMPLETIONS)
     kept.drop(7)
-    assert kept.get(7) is None
-    assert kept.keep(8, COMPLETIONS, b"", 512) is None, "its body has gone"
+    with pytest.raises(KeyError):
+        kept.open_warm_up(request(3), 7)
+    assert keep(8, b"") is None, "its body has gone"
     large = orjson.dumps({"prompt": "p" * 1000, "tools": "t" * BODY_BYTES_MAX})
-    assert kept.keep(9, COMPLETIONS, large, 512) is None and kept.get(9) is None
+    assert keep(9, large) is None

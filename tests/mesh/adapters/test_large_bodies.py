@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mesh.adapters.large_bodies import LARGE_BYTES, LargeBodies
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from schemas.http import COMPLETIONS, Fault
 
 BOMB = b'{"model":"tiny","prompt":"hi","more":[' + b"[]," * 1024**2 + b"[]]}"

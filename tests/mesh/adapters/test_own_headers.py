@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from mesh.adapters.http_server import HttpServer
-from mesh.adapters.request_options import RequestRefused, check_given_once, check_header_names
-from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, SAID_ONCE, Fault
+from mesh.adapters.read_request import RequestRefused, check_given_once, check_header_names
+from schemas.http import H_DECISION, H_REGION, H_REQUEST_ID, ONCE_ONLY, Fault
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def door():
     await runner.cleanup()
 
 
-@pytest.mark.parametrize("name", SAID_ONCE)
+@pytest.mark.parametrize("name", ONCE_ONLY)
 @pytest.mark.parametrize("second", ["eu", "us"])
 async def test_a_second_line_is_refused_by_name_whatever_it_says(name, second):
     async with door() as session:
@@ -47,7 +47,7 @@ async def test_a_second_line_is_refused_by_name_whatever_it_says(name, second):
 
 async def test_a_list_in_one_line_and_headers_that_decide_nothing_may_pass():
     async with door() as session:
-        lines = [(SAID_ONCE[0], "eu,us"), (H_REQUEST_ID, "a"), (H_REQUEST_ID, "b"), ("via", "x")]
+        lines = [(ONCE_ONLY[0], "eu,us"), (H_REQUEST_ID, "a"), (H_REQUEST_ID, "b"), ("via", "x")]
         async with session.get("/", headers=lines) as answer:
             assert answer.status == 200
 

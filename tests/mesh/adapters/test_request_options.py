@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.adapters.request_options import (
+from mesh.adapters.read_request import (
     DEFAULT_OPTIONS,
     RequestOptions,
     RequestRefused,

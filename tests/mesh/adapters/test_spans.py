@@ -114,16 +114,11 @@ def test_a_request_that_is_not_sampled_makes_no_more_spans_and_says_so_to_others
     monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
     spans = RequestSpans("q-1", "tiny", None if parent is None else tracing.extract(parent))
     headers: dict[str, str] = {}
-    spans.decided(fx.Decided(1, decision(Placement.HOLD)))
-    spans.decided(fx.Decided(1, decision(Placement.LOCAL, replica="us-0")))
     spans.dispatched("us-0", 1, headers)
-    spans.first_byte()
-    spans.end(200)
     ingress = IngressSpan("q-1", "us", tracing.extract(headers))
     to_agent: dict[str, str] = {}
-    ingress.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0")))
     ingress.dispatched("eu-0", 1, to_agent)
-    ingress.end("no_replica")
+    assert not spans.is_recording and not ingress.is_recording, "so nothing else is called"
     assert sampler.asked == ["mesh.request", "mesh.ingress"]
     for told in (headers, to_agent):
         assert tracing.unsampled(told) == told != {}

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.topology import KeyHolder, key_hash
-from mesh.adapters.request_options import RequestRefused
+from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.tenants import Tenants
 from schemas.http import H_RESIDENCY, Fault
 from schemas.ids import RegionId

@@ -6,18 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.adapters import request_body as upload
+from mesh.adapters.read_request import BodyBudget, RequestRefused
 from mesh.adapters.request_body import (
     MEMBERS_MAX,
     STEP_BYTES,
     UPLOAD_S_MAX,
     WINDOW_BYTES,
     WINDOW_S,
-    BodyBudget,
     ChunkedBody,
     Upload,
     UploadRate,
 )
-from mesh.adapters.request_options import RequestRefused
 from schemas.exchange import BODY_BYTES_MAX
 from schemas.http import Fault
 

@@ -132,7 +132,7 @@ class Chaos:
 
     def gone(self) -> None:
         key = self.dice.randint(1, self.last_key + 1)
-        if key not in self.ledger.guests:  # of a peer's client we aren't told
+        if key not in self.ledger.foreign:  # a peer's client is not reported
             self.feed(ev.ClientGone(key))
 
     def heartbeat(self, name: str | None = None, *, healthy: bool = False) -> None:

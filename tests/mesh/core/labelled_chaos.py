@@ -121,7 +121,9 @@ class LabelledChaos(Chaos):
                 self.counts["shared"] += len(self.sibling.secrets.intersection(blocks))
             else:
                 heard_by = set(self.carried[RegionId("eu")])
-                assert not self.confined or heard_by & self.confined, "told to who may not listen"
+                assert not self.confined or heard_by & self.confined, (
+                    "published to a region that may not know"
+                )
                 self._check_told(blocks)
         elif isinstance(effect, fx.Fail) and effect.fault is Fault.RESIDENCY:
             self.counts["forbidden"] += 1
@@ -134,7 +136,7 @@ class LabelledChaos(Chaos):
             assert wanted & carries, f"{wanted} on ground that carries {carries}"
 
     def _count_open(self, key: int) -> None:
-        """Its blocks may be told if every region that listens may know."""
+        """Its blocks may be published if every receiving region may know."""
         listeners = [set(self.carried[RegionId(peer)]) for peer in PEER_REGIONS]
         if self.confined:
             listeners = [there for there in listeners if there & self.confined]
@@ -147,18 +149,18 @@ class LabelledChaos(Chaos):
         self.counts["told"] += len(blocks)
         self.counts["inherited"] += len(self.sibling.open_blocks.intersection(blocks))
         known = self.open_blocks | self.sibling.open_blocks
-        assert known.issuperset(blocks), "a prefix was told outside its labels"
+        assert known.issuperset(blocks), "a prefix was published outside its labels"
 
 
 class Sibling:
-    """What another router says: prompts nobody else has, those that begin with S secret."""
+    """What another router publishes: prompts of its own, those that begin with S secret."""
 
     def __init__(self, chaos: LabelledChaos) -> None:
         self._chaos = chaos
         self._epoch = 1
         self._seqs = {PEERS: 0, SIBLINGS: 0}
         self.secrets: set[int] = set()
-        self.open_blocks: set[int] = set()  # all told to peers
+        self.open_blocks: set[int] = set()  # all published to peers
 
     def places(self) -> list[ev.Event]:
         """A prompt on some replica: to us at once, and to peers if they may know."""

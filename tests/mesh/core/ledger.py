@@ -62,7 +62,7 @@ class Ledger:
         self.core = core
         self.settings = settings
         self.cases: dict[int, Case] = {}
-        self.guests: dict[int, Request] = {}  # peers' requests that are neither placed nor refused
+        self.foreign: dict[int, Request] = {}  # peers' requests that are neither placed nor refused
         self.replicas: dict[ReplicaId, Seen] = {}
         self.peers: dict[tuple[RegionId, RouterId], Seen] = {}
         self.heard_at = float("-inf")  # any replica
@@ -100,7 +100,7 @@ class Ledger:
         if isinstance(event, ev.RequestArrived) and event.request.answer_inbox is None:
             self.cases[event.request.key] = Case(event.request)
         elif isinstance(event, ev.RequestArrived):
-            self.guests[event.request.key] = event.request
+            self.foreign[event.request.key] = event.request
         elif isinstance(event, ev.HeartbeatSeen):
             self._note_heartbeat(event.heartbeat, now)
             self.heard_at = now
@@ -193,9 +193,9 @@ class Ledger:
                 self._check_shed(effect, before)
             self._end(self.cases[effect.key], type(effect).__name__)
         elif isinstance(effect, fx.RefusePeer):
-            assert self.guests.pop(effect.key).answer_inbox == effect.answer_inbox
+            assert self.foreign.pop(effect.key).answer_inbox == effect.answer_inbox
         elif isinstance(effect, fx.TellHeld):
-            assert effect.answer_inbox in {guest.answer_inbox for guest in self.guests.values()}
+            assert effect.answer_inbox in {guest.answer_inbox for guest in self.foreign.values()}
             assert self.settings.policy in JUDGES
 
     def _check_receipt(
@@ -246,7 +246,7 @@ class Ledger:
         beat = seen.said
         assert isinstance(beat, Heartbeat)
         if effect.answer_inbox is not None:
-            model = self.guests.pop(effect.key).model
+            model = self.foreign.pop(effect.key).model
         else:
             assert not self.is_away(now)
             model = self._begin(effect.key, effect.attempt, effect.replica, effect.handoff)
@@ -263,7 +263,7 @@ class Ledger:
             assert len(seen.sent) <= max(1, beat.batch_max - beat.running)
 
     def _is_blind(self, now: float) -> bool:
-        """Whether heartbeats are lost: more than one replica, and nobody is heard."""
+        """Whether heartbeats are lost: more than one replica, and none sends any."""
         silent_s = now - self.heard_at
         late_s, blind_s = self.settings.heartbeat_late_s, self.settings.heartbeat_blind_s
         return len(list(self.core.replicas)) > 1 and late_s < silent_s <= blind_s
@@ -297,12 +297,12 @@ class Ledger:
 
     def _check_tables(self, event: ev.Event) -> None:
         open_keys = {key for key, case in self.cases.items() if case.ended_by is None}
-        assert open_keys | self.guests.keys() == set(self.core.inflight)
+        assert open_keys | self.foreign.keys() == set(self.core.inflight)
         waiting = [case for key, case in self.cases.items() if key in open_keys and not case.live]
-        keys = {case.request.key for case in waiting} | self.guests.keys()
+        keys = {case.request.key for case in waiting} | self.foreign.keys()
         assert len(self.core.held) == len(keys)
         assert {held.key for held in self.core.held} == keys
-        new = sum(case.attempt == 0 for case in waiting) + len(self.guests)
+        new = sum(case.attempt == 0 for case in waiting) + len(self.foreign)
         assert new <= self.settings.hold_max
         for name, seen in self.replicas.items():
             replica = self.core.replicas.get(name)

@@ -1,6 +1,6 @@
 """The fleet's part of a router, seen from outside: what heartbeats, digests and time change."""
 
-from mesh.core.gossip.common_index import STRANGER_S, SWEEP_S
+from mesh.core.gossip.siblings import SWEEP_S, UNKNOWN_S
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from schemas.gossip import TrieDelta
@@ -13,13 +13,13 @@ def told(effects):
     return [effect.digest for effect in effects if isinstance(effect, fx.PublishDigest)]
 
 
-def test_a_new_replica_is_told_to_the_peers_at_once():
+def test_a_new_replica_is_published_to_peers_at_once():
     core = build.core()
     [digest] = told(core.handle(ev.HeartbeatSeen(build.beat("us-0")), 10.0))
     assert (digest.replicas_ready, digest.replicas_free, digest.accepting) == (1, 1, True)
 
 
-def test_draining_is_told_at_once_and_shown():
+def test_draining_is_published_at_once_and_shown():
     core = build.core()
     [digest] = told(core.handle(ev.Drain(), 10.0))
     assert core.draining and not digest.accepting
@@ -35,7 +35,7 @@ def test_names_of_models_outlive_their_replicas():
     assert core.known_models() == ()
 
 
-def test_a_peer_is_told_of_a_silent_replica_that_owes_it_an_answer():
+def test_a_peer_is_notified_of_a_lost_replica_that_answered_to_it():
     core = build.core()
     core.handle(ev.HeartbeatSeen(build.beat("us-0")), 10.0)
     core.handle(ev.RequestArrived(build.foreign(7, arrived_at=10.0)), 10.0)
@@ -51,7 +51,7 @@ def test_a_digest_with_room_lets_those_held_go():
     assert [e.peer for e in effects if isinstance(e, fx.Forward)] == ["eu"]
 
 
-def test_a_siblings_word_of_a_replica_that_nobody_has_is_forgotten():
+def test_a_siblings_unknown_replica_is_dropped():
     core, now = build.core(policy="mesh", peers=(build.EU,)), 10.0
     while core.gossip.siblings.sync.warm_at is None:
         core.handle(ev.Tick(), now := now + 0.05)
@@ -61,6 +61,6 @@ def test_a_siblings_word_of_a_replica_that_nobody_has_is_forgotten():
         core.handle(ev.SiblingSeen(TrieDelta("us", "r2", 1, seq, (1, 2), (), replica)), now)
     [index, *_] = core.gossip.siblings.indexes
     assert set(index.owners) == {"us-0", "eu/eu-0"}
-    for _ in range(int(STRANGER_S / SWEEP_S) + 2):
+    for _ in range(int(UNKNOWN_S / SWEEP_S) + 2):
         core.handle(ev.Tick(), now := now + SWEEP_S)
     assert index.owners == ("us-0",), "which is only lost, and may come back with its cache"

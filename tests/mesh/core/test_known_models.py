@@ -1,22 +1,22 @@
 from mesh.core.cluster_events import KEPT_S, MODELS_MAX, KnownModels
 
 
-def test_names_outlive_who_served_them_for_a_while():
+def test_names_outlive_their_replicas_for_a_while():
     names = KnownModels()
-    names.hear(["b", "a"], 0.0)
-    names.hear(["a"], 10.0)
+    names.see(["b", "a"], 0.0)
+    names.see(["a"], 10.0)
     names.expire(KEPT_S)
-    assert names.known() == ("a", "b")
+    assert names.names == ("a", "b")
     names.expire(KEPT_S + 5.0)
-    assert names.known() == ("a",)
+    assert names.names == ("a",)
     names.expire(KEPT_S + 10.1)
-    assert names.known() == ()
+    assert names.names == ()
 
 
 def test_there_is_a_limit_to_names():
     names = KnownModels()
-    names.hear((str(number) for number in range(MODELS_MAX + 10)), 0.0)
-    assert len(names.known()) == MODELS_MAX
-    names.hear(["0"], 1.0)  # those already known stay fresh
+    names.see((str(number) for number in range(MODELS_MAX + 10)), 0.0)
+    assert len(names.names) == MODELS_MAX
+    names.see(["0"], 1.0)  # those already known stay fresh
     names.expire(KEPT_S + 0.5)
-    assert names.known() == ("0",)
+    assert names.names == ("0",)

@@ -96,14 +96,14 @@ def test_a_value_that_json_cannot_hold_is_a_type_error():
         recording.encode_step(1.0, ev.RequestArrived(build.request(2**70)), [])
 
 
-def test_what_broke_the_core_stands_in_the_place_of_effects():
+def test_an_error_of_the_core_is_recorded_in_place_of_effects():
     error = KeyError("us-0")
     step = recording.decode_line(recording.encode_raised(1.0, ev.Tick(), error))
     assert step == RecordedStep(1.0, ev.Tick(), recording.plain_error(error))
     assert "KeyError" in str(step.effects)
 
 
-def test_the_end_says_why():
+def test_the_end_has_its_reason():
     assert recording.decode_line(recording.encode_end("full")) == RecordingEnd("full")
 
 

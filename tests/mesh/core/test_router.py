@@ -27,7 +27,7 @@ def fed(router, *events, now=NOW):
     return [effect for event in events for effect in router.handle(event, now)]
 
 
-def test_a_receipt_says_who_was_considered_and_what_became_of_it():
+def test_a_receipt_has_the_candidates_and_the_outcome():
     router = core(policy="least-load")
     fed(router, ev.HeartbeatSeen(beat("a")), ev.HeartbeatSeen(beat("b", pending=2)))
     (decided,) = of(fx.Decided, fed(router, ev.RequestArrived(request(1))))
@@ -53,7 +53,7 @@ def test_a_forwarded_request_counts_its_hop():
     assert (decided.decision.peer, decided.decision.hops) == (EU, 1)
 
 
-def test_a_peers_request_is_nobodys_here_once_it_is_placed():
+def test_a_peers_request_has_no_record_once_it_is_placed():
     router = core()
     fed(router, ev.HeartbeatSeen(beat("a")))
     effects = fed(router, ev.RequestArrived(foreign(1)))
@@ -85,7 +85,7 @@ def test_affinity_survives_until_the_agent_restarts():
         (ev.RttMeasured(EU, 0.1), False),
     ],
 )
-def test_peers_are_told_at_once_of_what_concerns_them(event, published):
+def test_changes_that_matter_to_peers_are_published_at_once(event, published):
     router = core()
     fed(router, ev.HeartbeatSeen(beat("a")), ev.Tick())
     told = of(fx.PublishDigest, fed(router, event, now=NOW + 0.02))
@@ -113,13 +113,13 @@ def test_a_quiet_router_publishes_every_tenth_of_a_second():
     assert 7 <= sum(map(len, told)) <= 11
 
 
-def test_the_models_of_everybody_are_known():
+def test_the_models_of_all_replicas_and_peers_are_known():
     router = core()
     small, far = ModelId("small"), ModelId("far")
     fed(router, ev.HeartbeatSeen(beat("a", models=(small, ModelId("m")))))
     fed(router, ev.DigestSeen(digest("eu", models={far: ModelCapacity(ready=1, free=0)})))
     assert router.models() == ("far", "m", "small")
-    fed(router, ev.Tick(), now=NOW + 3.0)  # nobody is there any more, but they may come back
+    fed(router, ev.Tick(), now=NOW + 3.0)  # no replica is left, but they may come back
     assert router.models() == ()
     assert router.known_models() == ("far", "m", "small")
     fed(router, ev.Tick(), now=NOW + KEPT_S + 1.0)
@@ -133,7 +133,7 @@ def test_only_a_peer_can_say_where_it_placed_a_request():
     assert fed(router, ev.ClientGone(1)) == [fx.CancelAttempt(1, 1, US, ReplicaId("a"))]
 
 
-def test_a_refusal_counts_against_who_was_asked_whatever_it_says_of_itself():
+def test_a_refusal_counts_against_the_place_it_was_sent_to():
     router = core()
     fed(router, ev.DigestSeen(digest("eu")), ev.RequestArrived(request(1)))
     fed(router, ev.AttemptRefused(1, 1, Refusal.FULL, "mars", ReplicaId("x"), -1, -1))
@@ -156,7 +156,7 @@ def test_effects_are_given_out_once():
     assert first
 
 
-def test_arrivals_are_told_to_the_peers_as_a_rate():
+def test_arrivals_are_published_to_peers_as_a_rate():
     router = core()
     for number in range(100):
         fed(router, ev.RequestArrived(request(number)), now=NOW + number / 10)
@@ -165,7 +165,7 @@ def test_arrivals_are_told_to_the_peers_as_a_rate():
     assert 5.0 < told.digest.requests_per_s < 11.0
 
 
-def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
+def test_a_request_that_a_peer_holds_for_ever_is_placed_elsewhere():
     router, now = core(hold_s_max=1.0), NOW
     fed(router, ev.DigestSeen(digest("eu")))
     fed(router, ev.RequestArrived(request(1, arrived_at=NOW)))
@@ -175,7 +175,7 @@ def test_whoever_a_peer_keeps_waiting_for_ever_is_placed_anew_and_not_there():
         told = ev.DigestSeen(digest("eu", round(now * 10))), ev.AttemptProgressed(1, 1), ev.Tick()
         cancelled = of(fx.CancelAttempt, fed(router, *told, now=now))
     assert now == pytest.approx(NOW + 3.1), "its hold, its reply, and a tick"
-    assert router.inflight == {}, "nobody else serves it"
+    assert router.inflight == {}, "no other replica serves it"
 
     router, now = core(hold_s_max=1.0), NOW
     fed(router, ev.DigestSeen(digest("eu")), ev.DigestSeen(digest("ap", free=0, ready=0)))

@@ -46,7 +46,7 @@ def test_every_request_ends_once_and_nothing_stays_behind(seed):
 
 @FEW
 @given(SEEDS)
-def test_after_every_tick_nobody_waits_for_room_that_is_there(seed):
+def test_after_every_tick_no_request_waits_while_there_is_room(seed):
     chaos = Chaos(seed, LAYERED)
     for _ in range(60):
         chaos.run(5)
@@ -72,7 +72,7 @@ def test_the_same_events_have_the_same_effects(seed):
 
 
 def test_the_order_of_hashes_changes_nothing():
-    """Strings hash differently in every process: whoever walks a set shows it here."""
+    """Strings hash differently in every process: iteration over a set shows here."""
     seen = {fingerprint(7)}
     for hash_seed in ("1", "2"):
         env = os.environ | {"PYTHONHASHSEED": hash_seed}

@@ -10,7 +10,7 @@ STORIES = sorted((Path(__file__).parents[2] / "scenarios").glob("*.txt"))
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
-def test_the_router_does_what_the_story_says(story):
+def test_the_router_follows_the_scenario(story):
     text = story.read_text()
     assert play(text).splitlines() == text.splitlines()
 

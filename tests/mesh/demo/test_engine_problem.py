@@ -23,7 +23,7 @@ async def test_a_server_without_metrics_differs_from_one_that_is_down(kind) -> N
         said = await engine_problem(elsewhere, kind)
         assert said == f"{engine.url}/elsewhere answers HTTP 404; {HINT}"
         assert "answers since just now" in await engine_problem(elsewhere, GivenEngineKind.OPENAI)
-        engine.odd_looks = lambda: plain(503, b"loading")
+        engine.scrape_response = lambda: plain(503, b"loading")
         assert await engine_problem(elsewhere, kind) == f"{engine.url}/v1/models answers HTTP 503"
 
 

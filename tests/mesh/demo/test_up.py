@@ -16,9 +16,11 @@ from pathlib import Path
 
 import openai
 import pytest
+from click.testing import CliRunner
 
 from infra import bus
 from infra.bus import BusAddress
+from mesh.cli.main import main
 from schemas import subjects
 from schemas.replies import PING_PREFIX
 from tests.support.mesh_up import REGIONS, RTT_MS, MeshUp, mesh_up, write_config
@@ -156,6 +158,27 @@ async def examined(credentials: Path) -> str:
     return output.decode()
 
 
+async def quickstart_kills_the_routers_of_us_alone(mesh: MeshUp, directory: Path) -> None:
+    """Run the page's pkill beside a process that looks like a router of another mesh."""
+    [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", QUICKSTART.read_text(), re.MULTILINE)
+    stranger = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "input()", "mesh.cli.main", "router", "--region", "us"),
+        stdin=subprocess.PIPE,
+    )
+    try:
+        processes = mesh.record["processes"]
+        killing = await asyncio.create_subprocess_shell(kill, cwd=directory)
+        assert await killing.wait() == 0
+        await until(lambda: "router-us-r1 is back" in mesh.output, deadline_s=DEADLINE_S)
+        again = mesh.record["processes"]
+        assert again.keys() == processes.keys()
+        assert {name for name in again if again[name] != processes[name]} == {"router-us-r1"}
+        assert stranger.returncode is None, "another mesh's router"
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
 async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path):
     config = write_config(tmp_path)
     async with mesh_up(tmp_path, config=config) as mesh:
@@ -184,6 +207,7 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
         stopped = mesh.record["processes"]["nats-eu"]
         os.kill(stopped, signal.SIGSTOP)
         assert f"  kill -KILL {stopped}\n" in await examined(tmp_path / ".mesh" / "config")
+        await quickstart_kills_the_routers_of_us_alone(mesh, tmp_path)
         await killed_and_back(mesh, "engine-eu-0")
         await killed_and_back(mesh, "nats-eu")
         await until_streamed(mesh.endpoint("eu"), mesh.model)
@@ -192,9 +216,12 @@ async def test_every_region_answers_and_a_signal_leaves_nothing_behind(tmp_path)
 
 async def test_given_engines_replace_the_simulated_ones_and_what_dies_comes_back(tmp_path):
     """An engine of one's own serves every region; a killed part is reported and replaced."""
+    config, given = write_config(tmp_path, regions=("us", "ap")), ("--engine", "us={0},{0}/metrics")
     async with (
         simulated_engine(tmp_path) as url,
-        mesh_up(tmp_path, "--engine", f"us={url},{url}/metrics", time_scale=None) as mesh,
+        mesh_up(
+            tmp_path, *(word.format(url) for word in given), config=config, time_scale=None
+        ) as mesh,
     ):
         processes = mesh.record["processes"]
         assert [name for name in processes if name.startswith(("engine", "agent"))] == [
@@ -350,27 +377,7 @@ async def test_a_program_that_can_not_start_is_shown_with_its_log_and_ends_the_m
         (("--config", "/nonexistent/mesh.toml"), "can't be read"),
     ],
 )
-async def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
-    output = await refused("--state", str(tmp_path), *arguments)
-    assert said in " ".join(output.split())
-
-
-async def test_the_quickstart_kills_a_regions_routers_of_this_mesh_alone(tmp_path):
-    [kill] = re.findall(r"^for n in .*; do (pkill .*); sleep", QUICKSTART.read_text(), re.MULTILINE)
-    stranger = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "input()", "mesh.cli.main", "router", "--region", "us"),
-        stdin=subprocess.PIPE,
-    )
-    try:
-        async with mesh_up(tmp_path) as mesh:
-            processes = mesh.record["processes"]
-            killing = await asyncio.create_subprocess_shell(kill, cwd=tmp_path)
-            assert await killing.wait() == 0
-            await until(lambda: "router-us-r1 is back" in mesh.output, deadline_s=DEADLINE_S)
-            again = mesh.record["processes"]
-            assert again.keys() == processes.keys()
-            assert {name for name in again if again[name] != processes[name]} == {"router-us-r1"}
-        assert stranger.returncode is None, "another mesh's router"
-    finally:
-        stranger.kill()
-        await stranger.wait()
+def test_a_mistake_on_the_command_line_is_explained(tmp_path, arguments, said):
+    result = CliRunner().invoke(main, ["up", "--state", str(tmp_path), *arguments])
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, result.output
+    assert said in " ".join(result.output.split())

@@ -5,9 +5,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mesh.replay.agent_sessions import Turn, parse_kv_cache_tester
 from mesh.replay.trace import TraceError
-from mesh.replay.trace_formats import read_lines
+from mesh.replay.trace_formats import Turn, parse_kv_cache_tester, read_lines
 
 RECORDED = Path("tests/data/kv-cache-tester/four_sessions.jsonl")
 TURN = {"t": 0.0, "sub": 0, "in": 130, "out": 5, "api": 2.0, "think": 0.0, "hash_ranges": [[1, 2]]}
@@ -46,7 +45,7 @@ def test_the_recorded_sessions_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "problem"),
     [
         (b"{", "not a JSON object"),
         (line({}, block_size=0), "block_size"),
@@ -64,6 +63,6 @@ def test_the_recorded_sessions_read_whole() -> None:
         (line({"hash_ranges": [[1, 3]]}), "hash_ranges name 3 blocks; the prompt has 2"),
     ],
 )
-def test_a_damaged_session_is_named(bad: bytes, says: str) -> None:
-    with pytest.raises(TraceError, match=f"line 2.*{says}"):
+def test_a_damaged_session_is_named(bad: bytes, problem: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2.*{problem}"):
         parse_kv_cache_tester([line({}), bad])

@@ -34,7 +34,7 @@ def test_columns_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "problem"),
     [
         (b"2023-11-16 18:15:46,374\n", "2 fields are fewer"),
         (b"yesterday,374,44\n", "TIMESTAMP must be like .*'yesterday'"),
@@ -46,12 +46,12 @@ def test_columns_are_found_by_name() -> None:
         (b'2023-11-16 18:15:46,"12,1\n', "not CSV"),
     ],
 )
-def test_a_damaged_row_is_named(bad: bytes, says: str) -> None:
-    with pytest.raises(TraceError, match=f"line 3: .*{says}"):
+def test_a_damaged_row_is_named(bad: bytes, problem: str) -> None:
+    with pytest.raises(TraceError, match=f"line 3: .*{problem}"):
         parse_azure([HEADER, ROW, bad])
 
 
-def test_a_file_without_its_header_says_so() -> None:
+def test_a_file_without_its_header_is_an_error_that_names_it() -> None:
     with pytest.raises(TraceError, match="line 1: the header lacks TIMESTAMP"):
         parse_azure([ROW])
     with pytest.raises(TraceError, match="the header lacks TIMESTAMP"):

@@ -101,7 +101,7 @@ async def test_an_answer_that_takes_too_long_has_failed(
     assert (answer.outcome, answer.reason) == (RequestOutcome.FAILED, "timeout")
 
 
-async def test_nobody_there_is_a_failure_of_its_own() -> None:
+async def test_a_refused_connection_is_a_failure_of_its_own() -> None:
     [port] = free_ports(1)
     answer = await ask(f"http://127.0.0.1:{port}")
     assert (answer.outcome, answer.reason) == (RequestOutcome.FAILED, "no_connection")

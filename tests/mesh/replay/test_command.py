@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def complaints(self) -> list[str]:
-        """What it said besides how far it was, as it does every ten seconds."""
+        """What it printed besides its progress, as it does every ten seconds."""
         return [line for line in self.stderr.splitlines() if " sent: " not in line]
 
 
@@ -135,7 +135,7 @@ def scaled(requests: int) -> Sequence[TraceRequest]:
     return load_trace(Path(RECORDED), "mooncake").scaled(0.02).requests[:requests]
 
 
-async def test_shed_and_failed_requests_are_told_apart_per_region(tmp_path: Path) -> None:
+async def test_shed_and_failed_requests_are_counted_apart_per_region(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     async with serving(Endpoint()) as us, serving(Endpoint()) as eu:
         us.behave, eu.behave = scripts.status(429), scripts.body(scripts.WORD)
@@ -170,7 +170,7 @@ async def test_a_run_in_which_all_failed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_an_interrupted_run_says_what_happened_so_far(
+async def test_an_interrupted_run_reports_its_results_so_far(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     out = tmp_path / "out.json"
@@ -194,7 +194,7 @@ GOOD = {"--url": "us=http://127.0.0.1:9", "--trace": RECORDED}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "problem"),
     [
         ({"--url": None}, "--url"),
         ({"--url": "us"}, "--url us: name the region before it, as REGION=URL"),
@@ -222,13 +222,13 @@ GOOD = {"--url": "us=http://127.0.0.1:9", "--trace": RECORDED}
         ({"--url": f"us=http://127.0.0.1:{free_ports(1)[0]}"}, "doesn't answer"),
     ],
 )
-def test_bad_input_is_one_clear_line(changes: dict[str, str | None], says: str) -> None:
+def test_bad_input_is_one_clear_line(changes: dict[str, str | None], problem: str) -> None:
     options: Sequence[str] = [
         word for name, value in (GOOD | changes).items() if value for word in (name, value)
     ]
     result = CliRunner().invoke(command, options)
     assert result.exit_code == 2
-    assert says in result.stderr.splitlines()[-1]
+    assert problem in result.stderr.splitlines()[-1]
 
 
 def test_a_region_named_twice_is_refused() -> None:

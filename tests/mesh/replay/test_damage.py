@@ -1,4 +1,4 @@
-"""Whatever is done to a file, a parser gives a sound trace or one error that says where."""
+"""A parser of any damaged file gives a sound trace or one error with its place."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.replay.agent_sessions import parse_kv_cache_tester
 from mesh.replay.trace import Trace, TraceError
-from mesh.replay.trace_formats import FORMATS
+from mesh.replay.trace_formats import FORMATS, parse_kv_cache_tester
 from tests.mesh.replay.damage import damaged
 
 DATA = Path("tests/data")

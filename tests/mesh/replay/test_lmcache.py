@@ -1,4 +1,4 @@
-"""Full texts in, requests out whose ids say what the texts share."""
+"""Full texts in, requests out whose ids show what the texts share."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_an_empty_prompt_is_one_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "problem"),
     [
         (line(timestamp=1.5), "timestamp must be a whole number"),
         (line(input=None), "input must be a text"),
@@ -70,6 +70,6 @@ def test_an_empty_prompt_is_one_token() -> None:
         (b"[]", "not a JSON object"),
     ],
 )
-def test_a_damaged_line_is_named(bad: bytes, says: str) -> None:
-    with pytest.raises(TraceError, match=f"line 2: {says}"):
+def test_a_damaged_line_is_named(bad: bytes, problem: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2: {problem}"):
         parse_lmcache([line(), bad])

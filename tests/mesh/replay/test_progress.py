@@ -14,7 +14,7 @@ from mesh.replay.trace import TraceRequest
 
 
 class Screen(io.StringIO):
-    """A console's file that tells when a text has been written."""
+    """A console's file with an event for each text that is written."""
 
     def __init__(self, wanted: str) -> None:
         super().__init__()

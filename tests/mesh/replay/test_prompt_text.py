@@ -1,4 +1,4 @@
-"""Same ids, same bytes; different ids, different bytes; the length that was asked for."""
+"""Same ids, same bytes; different ids, different bytes; the requested length."""
 
 from itertools import takewhile
 
@@ -25,7 +25,7 @@ def common(first: list[int] | str, second: list[int] | str) -> int:
 
 
 @given(first=ids, second=ids)
-def test_two_prompts_share_as_many_leading_blocks_as_the_trace_says(
+def test_two_prompts_share_as_many_leading_blocks_as_in_the_trace(
     first: list[int], second: list[int]
 ) -> None:
     one, other = Prompts(BLOCK_TOKENS), Prompts(BLOCK_TOKENS)
@@ -35,7 +35,7 @@ def test_two_prompts_share_as_many_leading_blocks_as_the_trace_says(
 
 
 @given(blocks=ids, tokens=st.integers(1, 200), ratio=st.floats(2, 8))
-def test_a_prompt_has_the_length_asked_for(blocks: list[int], tokens: int, ratio: float) -> None:
+def test_a_prompt_has_the_requested_length(blocks: list[int], tokens: int, ratio: float) -> None:
     text = Prompts(BLOCK_TOKENS, ratio).text(request(blocks, tokens), 0)
     assert len(text) == max(1, round(tokens * ratio))
     assert text.isascii()

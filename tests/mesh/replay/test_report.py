@@ -54,7 +54,7 @@ def test_times_of_refused_and_failed_requests_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("cached", "ratio"),
     [
-        ((None, None), None),  # an engine that never says
+        ((None, None), None),  # an engine that never reports it
         ((80, None), 0.4),  # one that leaves the field out where it is 0
         ((0, 0), 0.0),
     ],

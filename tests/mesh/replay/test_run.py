@@ -16,7 +16,7 @@ def plan_of(count: int, every_s: float) -> tuple[Departure, ...]:
 
 
 class Sink:
-    """Takes requests; answers when told."""
+    """Takes requests; answers when released."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[bytes, float, float]] = []

@@ -33,7 +33,7 @@ def test_requests_come_in_order_of_time_and_empty_lines_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "problem"),
     [
         (b'{"timestamp": 1,', "not a JSON object"),
         (b"[1, 2]", "not a JSON object"),
@@ -53,6 +53,6 @@ def test_requests_come_in_order_of_time_and_empty_lines_are_none() -> None:
         (line(hash_ids=[1, 2, 3]), "512"),
     ],
 )
-def test_a_damaged_line_is_named(bad: bytes, says: str) -> None:
-    with pytest.raises(TraceError, match=f"line 3: .*{says}"):
+def test_a_damaged_line_is_named(bad: bytes, problem: str) -> None:
+    with pytest.raises(TraceError, match=f"line 3: .*{problem}"):
         parse_mooncake([line(), line(), bad])

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from mesh.adapters.streams import lease as lease_stream
-from mesh.core.model.replica_names import replica_name_at
+from mesh.core.view.replica import replica_name_at
 from schemas import exchange, subjects, wire
 from schemas.exchange import H_OWNER, SILENCE_S_MAX, Frame, unpack_frame
 from schemas.state import Lease, encode_state
@@ -149,7 +149,7 @@ async def test_a_replica_that_is_lost_after_the_hand_back_is_told_to_whoever_wai
     if not restarts:
         await two.agent("us", "us-0", two.near)
     assert (await client)[0] == 200, "placed anew"
-    ears = two.routers["eu"].requests.beats._ears
+    ears = two.routers["eu"].requests.beats._subscriptions
     await two.until(lambda: not ears, "eu to hear us's heartbeats no more")
 
 

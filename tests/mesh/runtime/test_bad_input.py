@@ -6,20 +6,35 @@ import zlib
 
 import orjson
 import pytest
+import pytest_asyncio
 
 from schemas.exchange import BODY_BYTES_MAX
+from tests.support.nats_server import running_nats_server
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, client, small_mesh, upload
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def mesh(nats_server):
-    async with scripted_engine() as engine, small_mesh({"us": nats_server}) as mesh:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def of_all_tests(tmp_path_factory):
+    async with (
+        running_nats_server(tmp_path_factory.mktemp("nats")) as server,
+        scripted_engine() as engine,
+        small_mesh({"us": server}) as mesh,
+    ):
         await mesh.router("us", **PATIENT)
         await mesh.agent("us", "us-0", engine)
-        await mesh.until_ready("us", 1)
         mesh.engine = engine
         yield mesh
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mesh(of_all_tests):
+    """One for all tests: what one does wrong costs the next nothing."""
+    of_all_tests.engine.seen.clear()
+    await of_all_tests.until_ready("us", 1)
+    return of_all_tests
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

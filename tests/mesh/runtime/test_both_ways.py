@@ -5,6 +5,7 @@ import contextlib
 
 import orjson
 import pytest
+import pytest_asyncio
 import uvloop
 
 from mesh.adapters.http_server import HttpTimes
@@ -12,9 +13,9 @@ from schemas.http import CHAT
 from tests.support.nats_server import running_nats_server
 from tests.support.raw_http import connections
 from tests.support.scripted_engine import say, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, set_all, small_mesh
+from tests.support.small_mesh import PATIENT, chat, one_region, set_all, small_mesh
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 CHANGES = {"date", "x-request-id"}
 
 
@@ -63,6 +64,23 @@ REQUESTS = {
     "origin": (HELLO, "origin: https://example.org"),
     "bytes": (HELLO, "x-any: \xe9"),
 }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def of_all_tests(tmp_path_factory):
+    async with (
+        running_nats_server(tmp_path_factory.mktemp("nats")) as server,
+        one_region(server) as mesh,
+    ):
+        yield mesh
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def one(of_all_tests):
+    """One for all tests, with engines that answer whole."""
+    set_all(of_all_tests, say("hello"))
+    await of_all_tests.until_ready("us", 2)
+    return of_all_tests
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
@@ -217,7 +235,7 @@ async def test_a_client_that_hangs_up_inside_a_body_costs_nothing_more(one):
         await one.until(lambda: bodies.taken_bytes == 0, "its room to be free")
 
 
-def test_both_ways_on_the_loop_of_the_command(tmp_path):
+async def test_both_ways_on_the_loop_of_the_command(tmp_path):
     """Answers of both kinds, one after the other, and a stream that is left."""
 
     async def go() -> None:
@@ -243,7 +261,7 @@ def test_both_ways_on_the_loop_of_the_command(tmp_path):
         async with asyncio.timeout(60):
             await go()
 
-    uvloop.run(limited())
+    await asyncio.to_thread(lambda: uvloop.run(limited()))
 
 
 @pytest.mark.parametrize("last", ["", "connection: close"])

@@ -96,8 +96,8 @@ async def test_a_client_that_leaves_on_the_last_event_had_its_answer(one, monkey
             while b"[DONE]" not in await answer.content.readany():
                 pass
             answer.close()
-        [ticket] = router.requests.session
-        await one.until(lambda: ticket.answer.has_said_all, "the last event to be given out")
+        [record] = router.requests.session
+        await one.until(lambda: record.answer.has_last_event, "the last event to be given out")
         may_end.set()
         await until_nothing_is_left(one)
     text = await page(one)

@@ -10,16 +10,16 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
-from mesh.adapters.bus import header_bytes
+from mesh.adapters.bus import RouterBus, header_bytes
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.adapters.metrics import RouterMetrics
-from mesh.adapters.request_body import BodyBudget
+from mesh.adapters.read_request import BodyBudget
 from mesh.core.model import effects as fx
-from mesh.core.model.prompt import PromptText
+from mesh.core.model.prompt import PromptReader, PromptText
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import ReplyGuard
-from mesh.runtime.request_manager import PromptReader, RequestObserver
+from mesh.runtime.request_manager import RequestObserver
 from mesh.runtime.request_messages import RequestMessages, read_ingress
 from mesh.session.headers import WAITED_S_MAX, IngressInvalid
 from mesh.session.session import Session
@@ -172,10 +172,13 @@ def test_a_request_that_the_bus_does_not_take_is_refused():
     assert router.bodies.taken_bytes == 0
 
 
-class Router:
+class Router(RouterBus):
     """A router's messages and session, and what it publishes."""
 
+    payload_bytes_max = 1_000_000
+
     def __init__(self, limit_bytes):
+        super().__init__(RegionId("us"), RouterId("r1"), (), BusAddress("nats://127.0.0.1:1"))
         self.bodies = BodyBudget(limit_bytes)
         self.metrics = RouterMetrics(core(), CollectorRegistry())
         self.said = []
@@ -202,7 +205,7 @@ class Router:
             config.router,
             decide=lambda event, now: [event] if isinstance(event, fx.Effect) else [],
             clock=lambda: 100.0,
-            bus=self.messages,
+            bus=self,
             prefixes=None,
             secret=str,
             keys=count(1),
@@ -211,8 +214,6 @@ class Router:
         )
         self.messages.bind(self.session)
         self.metrics.guests.set_function(lambda: self.session.forwarded)
-
-    payload_bytes_max = 1_000_000
 
     def publish(self, subject, payload, reply="", headers=None):
         if not self.fits(subject):

@@ -304,7 +304,7 @@ async def test_drain_finishes_what_runs_and_refuses_the_new(one):
 
 
 async def test_who_is_cut_off_by_the_end_of_a_drain_is_told_so(one, monkeypatch):
-    monkeypatch.setattr("mesh.runtime.router.LAST_WORDS_S", 20.0)
+    monkeypatch.setattr("mesh.runtime.router.ERRORS_SENT_S", 20.0)
     gate, gone = asyncio.Event(), asyncio.Event()
 
     async def behaviour(request, body):

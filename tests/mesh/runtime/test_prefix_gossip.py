@@ -59,7 +59,7 @@ def trusts(mesh, region, origin):
 def knows(mesh, listener, speaker, blocks):
     """Whether `listener` has the whole set of `speaker`, and that is so large."""
     told = set(gossip(mesh, listener).remote.blocks(Origin(speaker, "r1")))
-    said = set(gossip(mesh, speaker).outgoing.told)
+    said = set(gossip(mesh, speaker).outgoing.published)
     return told == said and len(told) == blocks and trusts(mesh, listener, Origin(speaker, "r1"))
 
 
@@ -115,7 +115,7 @@ async def test_a_cut_link_is_noticed_and_mended(two):
 async def test_a_router_that_starts_anew_takes_the_whole_set(two):
     for name in ("abcd", "efgh", "ijkl"):
         await post(two, prompt(name), "eu")
-        await two.until(lambda: gossip(two, "eu").outgoing.is_quiet, "eu to have told it")
+        await two.until(lambda: gossip(two, "eu").outgoing.is_empty, "eu to have told it")
     two.engines[1].waiting = 9  # full: its replica's prefixes stay, and nothing is added
     await two.routers["us"].close()
     await two.router("us", policy="mesh")

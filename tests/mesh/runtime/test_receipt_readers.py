@@ -10,10 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from infra.bus import BusAddress
 from mesh.adapters.bus import RouterBus
-from mesh.adapters.client_request import ParsedRequest
 from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.read_request import ParsedRequest, RequestOptions
 from mesh.adapters.recorder import RecordTo
-from mesh.adapters.request_options import RequestOptions
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import PromptText
@@ -76,7 +75,7 @@ class Manager:
         """Who is listed for a client's request."""
         text, options = PromptText(b"hello"), RequestOptions(debug=debug)
         ask = ParsedRequest(RequestId("q"), TINY, CHAT, BODY, text, None, options)
-        self.requests.admit(ask, 0, None, lambda: None)
+        self.requests.admit(ask, {}, lambda: None)
         return self.listed()
 
     def ask_for_peer(self) -> list[str]:
@@ -123,4 +122,5 @@ def test_a_recording_has_them(ask, tmp_path):
 def test_a_trace_has_them(ask, monkeypatch):
     tracer = TracerProvider().get_tracer("test")
     monkeypatch.setattr("mesh.adapters.spans._TRACER", tracer)
+    monkeypatch.setattr("infra.tracing.is_set_up", True)
     assert ask(Manager()) == ["us-0"]

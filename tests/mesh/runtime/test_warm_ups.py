@@ -7,11 +7,11 @@ import orjson
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.client_request import ClientRequest, ParsedRequest
+from mesh.adapters.client_request import ClientRequest
+from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.prompt import BLOCK_BYTES, NO_PROMPT
-from mesh.runtime.request_manager import KeptRequests
+from mesh.core.model.prompt import BLOCK_BYTES
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Frame, pack_frame
@@ -70,8 +70,7 @@ class Replicas:
 
 async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(caplog):
     """A body that no ingress lets in stands for whatever a reader of bodies may stumble over."""
-    ask = ParsedRequest("r", "tiny", COMPLETIONS, b"{", NO_PROMPT, None)
-    asked, fed = ClientRequest(request=request(1), ask=ask, size=0), []
+    asked, fed = ClientRequest(request=request(1), path=COMPLETIONS, body=b"{"), []
 
     def decide(event, now):
         fed.append(event)
@@ -83,13 +82,13 @@ async def test_a_body_that_cannot_be_cut_is_not_kept_and_its_request_goes_on(cap
         decide=decide,
         clock=lambda: 0.0,
         bus=None,
-        prefixes=KeptRequests(),
+        prefixes=KeptPrefixes(),
         secret=str,
         keys=count(1),
     )
     session.admit(asked)
     assert fed == [ev.RequestArrived(asked.request), ev.PrefixKept(7, None)]
-    assert "request r can't be cut to be kept" in caplog.text
+    assert "request request-1 can't be cut to be kept" in caplog.text
 
 
 async def test_what_clients_share_is_computed_on_the_other_replica(nats_server):

@@ -71,7 +71,7 @@ def test_an_answer_from_its_head_to_its_end() -> None:
     assert answer.take() == b"data: 1\n\n"
     sender.data(b"data: 2\n\n")
     assert sender.end() == ev.AnswerEnded(KEY, ATTEMPT, SERVED)
-    assert (answer.take(), answer.take(), answer.is_complete) == (b"data: 2\n\n", b"", True)
+    assert (answer.take(), answer.take(), answer.end is not None) == (b"data: 2\n\n", b"", True)
     assert answer.end is not None and answer.end.prompt_tokens == 9
 
 
@@ -320,7 +320,7 @@ def test_an_answer_that_did_not_end_well_is_not_complete(outcome, detail, told) 
     sender = Sender(EVENTS)
     sender.data(b"data: 1\n\ndata: ha")
     assert sender.end(outcome, detail) == failure(told)
-    assert not sender.answer.is_complete
+    assert sender.answer.end is None
     assert sender.answer.take() == b"data: 1\n\n"  # the half event is never given out
 
 

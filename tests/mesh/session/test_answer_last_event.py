@@ -19,11 +19,11 @@ def test_an_answer_that_has_said_all_can_only_end_well(done, torn_at, taken):
         sender.answer.take()
     assert not sender.answer.is_whole
     sender.data(done[torn_at:])
-    assert sender.answer.is_whole and not sender.answer.is_complete
+    assert sender.answer.is_whole and sender.answer.end is None
     if taken:
         sender.answer.take()
     assert sender.end(Outcome.CANCELLED, "nobody was heard") == ev.AnswerEnded(KEY, ATTEMPT, None)
-    assert sender.answer.is_complete and sender.answer.engine_failure is None
+    assert sender.answer.end is not None and sender.answer.engine_failure is None
 
 
 @pytest.mark.parametrize("how", ["lost frame", "lost replica"])
@@ -49,4 +49,4 @@ def test_an_engines_own_error_ends_its_stream():
     sender = Sender(EVENTS)
     sender.data(b'data: {"error": {"message": "died"}}\n\n')
     assert sender.end(Outcome.ENGINE_FAILED, "died") == ev.AnswerEnded(KEY, ATTEMPT, None)
-    assert (sender.answer.is_complete, sender.answer.engine_failure) == (True, "died")
+    assert (sender.answer.end is not None, sender.answer.engine_failure) == (True, "died")

@@ -1,6 +1,6 @@
 """When a router asks again for what was lost, and when it gives it up."""
 
-from mesh.session.retransmit_requests import ASKS_MAX, RetransmitRequests
+from mesh.session.retransmit_requests import REQUESTS_MAX, RetransmitRequests
 
 INBOX, OTHER = "_INBOX.us.r1.7-1-x", "_INBOX.us.r1.8-1-y"
 
@@ -14,7 +14,7 @@ def asked_at(
         for missing in frames.due(tick / 20, bus_is_there=True):
             if missing.is_lost:
                 return asked, tick / 20
-            missing.was_asked_for(tick / 20)
+            missing.was_requested(tick / 20)
             asked.append(tick / 20)
     return asked, float("inf")
 
@@ -37,16 +37,16 @@ def test_after_the_bus_was_away_the_asking_begins_anew() -> None:
     frames = RetransmitRequests()
     frames.enter(INBOX, 3, 10.0)
     assert asked_at(frames, 10.0, 12.0) == ([10.0, 10.5, 11.5], float("inf"))
-    frames.asked_anew(OTHER, 20.0)
-    frames.asked_anew(INBOX, 20.0)
+    frames.requested_after_outage(OTHER, 20.0)
+    frames.requested_after_outage(INBOX, 20.0)
     assert asked_at(frames, 20.0, 30.0) == ([20.5, 21.5], 23.5)
 
 
 def test_a_later_frame_of_the_same_answer_takes_its_place() -> None:
     frames = RetransmitRequests()
     first = frames.enter(INBOX, 3, 10.0)
-    for _ in range(ASKS_MAX):
-        first.was_asked_for(10.0)
+    for _ in range(REQUESTS_MAX):
+        first.was_requested(10.0)
     frames.enter(OTHER, 5, 10.0)
     again = frames.enter(INBOX, 9, 11.0)
     assert len(frames) == 2

@@ -129,10 +129,10 @@ def test_a_peer_is_told_who_will_answer_before_anybody_can():
 def test_where_nobody_listens_it_is_a_refusal():
     router = Router(RequestArrived=[fx.Forward(1, 1, EU)])
     record = router.admitted()
-    assert router.session.answers.nobody_listens(record.answer.inbox)
+    assert router.session.answers.no_subscriber(record.answer.inbox)
     refused = router.events[-1]
     assert (refused.reason, refused.region) == ("nobody_listens", RegionId("us"))
-    assert not router.session.answers.nobody_listens(record.answer.inbox)
+    assert not router.session.answers.no_subscriber(record.answer.inbox)
 
 
 @pytest.mark.parametrize("why", [Refusal.FULL, Refusal.RESIDENCY])

@@ -72,7 +72,7 @@ def _trees(count: int, first: int, tree: RequestNode | None) -> Iterator[Request
 
 
 def config(regions: dict[RegionId, int] | None = None, **fields: Any) -> WorldConfig:
-    """A replica of PLAIN in us, unless said otherwise. `policy` and other settings by name."""
+    """A replica of PLAIN in us, unless given otherwise. `policy` and other settings by name."""
     fleet = {region: (PLAIN,) * count for region, count in (regions or {US: 1}).items()}
     named = {name: fields.pop(name) for name in list(fields) if name in RouterSettings.__slots__}
     return WorldConfig(regions=fleet, settings=RouterSettings(**named), **fields)
@@ -86,9 +86,9 @@ def played(workload: Workload, world_config: WorldConfig) -> World:
 
 
 def leftovers(world: World) -> dict[str, object]:
-    """What stands in any table of a world at its end; empty when nothing leaked."""
+    """What is left in any table of a world at its end; empty when nothing leaked."""
     found: dict[str, object] = {}
-    routers = [router for crew in world.region_routers.values() for router in crew]
+    routers = world.all_routers()
     for router in routers:
         place = f"{router.site} {router.name}"
         if router.core is not None:

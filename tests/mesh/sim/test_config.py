@@ -3,7 +3,7 @@
 import pytest
 
 from mesh.core.membership.region_digest import CHANGE_S_MIN
-from mesh.sim.config import TopologyInvalid, WorldConfig, WorldInvalid
+from mesh.sim.config import WorldConfig
 from mesh.sim.rtt import RttInvalid
 from tests.mesh.sim.build import EU, US, config
 
@@ -23,7 +23,7 @@ from tests.mesh.sim.build import EU, US, config
     ],
 )
 def test_a_bad_world_is_refused(fields, why):
-    with pytest.raises((WorldInvalid, TopologyInvalid), match=why):
+    with pytest.raises(ValueError, match=why):
         WorldConfig(**fields)
 
 
@@ -40,7 +40,7 @@ def test_what_counts_as_late_follows_the_cadence():
     assert (slow.digest_s, slow.trie_s) == (5.0, 50 * live.trie_s)
 
 
-def test_gossip_of_no_delay_is_told_when_the_core_next_looks():
+def test_gossip_without_delay_is_published_at_the_next_tick():
     at_once = config({US: 1, EU: 1}, gossip_s=0.0).router_settings()
     assert max(at_once.digest_s, at_once.trie_s) < CHANGE_S_MIN
     assert at_once.digest_lost_s == 1.0

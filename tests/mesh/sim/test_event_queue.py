@@ -1,4 +1,4 @@
-"""Order is by time, then by when it was asked for."""
+"""Order is by time, then by when it was scheduled."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from mesh.sim.event_queue import EventQueue
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5]), max_size=30))
-def test_things_happen_by_time_and_then_as_asked_for(times):
+def test_calls_are_made_by_time_and_then_in_the_order_of_scheduling(times):
     queue, seen = EventQueue(), []
     for number, when in enumerate(times):
         queue.at(when, lambda *what: seen.append(what), when, number)

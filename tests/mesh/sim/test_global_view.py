@@ -7,8 +7,8 @@ def everywhere(regions, **fields):
     return config(regions, policy="mesh-everywhere", **fields)
 
 
-def ends(workload, told):
-    world = World(workload, told, makers=TwinPolicies())
+def ends(workload, world_config):
+    world = World(workload, world_config, makers=TwinPolicies())
     found = []
     world.requests.watch = lambda ask, answered, now: found.append(answered)
     world.run()

@@ -36,17 +36,17 @@ def test_each_kind_of_way_takes_its_time():
     }
 
 
-def test_who_counts_messages_hears_of_those_between_regions_cut_or_not():
+def test_a_counter_of_messages_gets_those_between_regions_even_over_a_cut_link():
     queue, network = make()
-    heard, seen = [], []
-    network.on_send = lambda link, call, args: heard.append((link, call, args))
+    sent, seen = [], []
+    network.on_send = lambda link, call, args: sent.append((link, call, args))
     network.send(US, US, seen.append, 1)
     network.send(US, EU, seen.append, 2)
     network.send_state(EU, US, seen.append, 3)
     network.cut(US, EU)
     network.send(US, EU, seen.append, 4)
     queue.run()
-    assert [(link, args) for link, _, args in heard] == [
+    assert [(link, args) for link, _, args in sent] == [
         ((US, EU), (2,)),
         ((EU, US), (3,)),
         ((US, EU), (4,)),

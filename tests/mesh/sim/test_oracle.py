@@ -27,7 +27,7 @@ class Remembering(Oracle):
         super().placed(request, spot, now)
 
 
-def judged(workload, told):
+def judged(workload, world_config):
     """Each request's number with what was expected of it and what came, in seconds."""
     inside = []
 
@@ -37,10 +37,10 @@ def judged(workload, told):
             inside.append(GlobalView(world, inside[0], Random(0)))
         return {**POLICIES, "oracle": lambda settings, dice: inside[1]}
 
-    world = World(workload, told, makers=makers)
+    world = World(workload, world_config, makers=makers)
     came_s = {}
-    world.requests.watch = lambda ask, answered, now: came_s.update(
-        {ask.number: ask.first_at - ask.asked_at}
+    world.requests.watch = lambda sent, end, now: came_s.update(
+        {sent.number: sent.first_at - sent.sent_at}
     )
     world.run()
     expected_s = inside[0].expected_s
@@ -73,7 +73,7 @@ def test_a_far_cache_is_worth_a_round_trip_only_if_it_is_long(shared, replica):
         makers=TwinPolicies(),
     )
     served = []
-    world.requests.watch = lambda ask, answered, now: served.append(answered.replica)
+    world.requests.watch = lambda sent, end, now: served.append(end.replica)
     world.run()
     assert served == ["us-1", replica]
 

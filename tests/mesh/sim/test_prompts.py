@@ -1,4 +1,4 @@
-"""Keys say of two prompts exactly how far they agree."""
+"""The keys of two prompts show exactly how far they agree."""
 
 from random import Random
 
@@ -60,7 +60,7 @@ def test_the_next_turn_begins_with_prompt_and_answer_of_the_last():
     assert list(keys_of(second).blocks[:8]) == list(keys_of(first).blocks)
 
 
-def test_an_estimate_is_exact_unless_told_otherwise():
+def test_an_estimate_is_exact_unless_an_error_is_given():
     assert estimate((1, 2), 150, 0.0, Random(1)).tokens == 150
     guesses = [estimate((1, 2), 1000, 0.2, Random(seed)) for seed in range(200)]
     assert len({guess.tokens for guess in guesses}) > 100

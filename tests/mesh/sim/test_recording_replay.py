@@ -50,7 +50,7 @@ def file(tmp_path) -> Path:
 
 
 def line_of(lines: list[bytes], wanted: Callable[[Any], bool]) -> int:
-    """The index of the first step that `wanted` says is the one."""
+    """The index of the first step that `wanted` is true for."""
     return next(n for n, line in enumerate(lines) if n and wanted(orjson.loads(line)))
 
 
@@ -179,12 +179,14 @@ def test_a_setting_that_decides_nothing_changes_nothing(lines, file):
     assert "relayed_max 4000 instead of 4096" in str(verdict)
 
 
-def test_another_policy_that_would_have_done_the_same_is_said_in_words(lines, file):
+def test_the_text_for_another_policy_with_the_same_decisions(lines, file):
     """Without a replica and without a peer every policy holds, and that is all there is."""
     kept = [
         line
         for line in lines
-        if not any(heard in line for heard in (b"HeartbeatSeen", b"DigestSeen", b"AnswerEnded"))
+        if not any(
+            received in line for received in (b"HeartbeatSeen", b"DigestSeen", b"AnswerEnded")
+        )
     ]
     core = RouterCore(
         region=build.US,
@@ -245,7 +247,7 @@ def test_what_broke_the_core_breaks_it_again(file):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "problem"),
     [
         (lambda lines: [], "line 1: "),
         (lambda lines: lines[1:], "line 1: this is no recording"),
@@ -254,7 +256,7 @@ def test_what_broke_the_core_breaks_it_again(file):
         (lambda lines: [*lines[:2], b" " * (recording.LINE_BYTES_MAX + 1)], "line 3 is too long"),
     ],
 )
-def test_damage_is_named_by_file_and_line(lines, file, damage, says):
+def test_damage_is_named_by_file_and_line(lines, file, damage, problem):
     file.write_bytes(b"".join(damage(lines)))
-    with pytest.raises(RecordingInvalid, match=rf"us\.jsonl: {says}"):
+    with pytest.raises(RecordingInvalid, match=rf"us\.jsonl: {problem}"):
         replay(file)

@@ -14,11 +14,11 @@ SCRIPT = "from tests.mesh.sim.test_same_seed import digest; print(digest(7))"
 
 @functools.cache
 def digest(seed):
-    told = run(
+    result = run(
         steady(150, 0.03, US, US, EU, AP),
         config({US: 1, EU: 2, AP: 1}, seed=seed, jitter_s=0.005, loss=0.1, token_error=0.1),
     )
-    return told["digest"]
+    return result["digest"]
 
 
 def test_the_same_seed_gives_the_same_digest_under_any_hash_seed():

@@ -22,13 +22,13 @@ def world(asked, **settings):
 
 def test_hot_prefixes_are_computed_and_nothing_is_left_of_it():
     warmed = world(day(), **ON)
-    told = report(warmed, day())
-    assert told["ok"] == told["requests"] == len(day().arrivals)
-    counts = told["warm_ups"]
+    result = report(warmed, day())
+    assert result["ok"] == result["requests"] == len(day().arrivals)
+    counts = result["warm_ups"]
     assert counts["ended"] and counts["guests"] and counts["tokens"]
     assert counts["spent_s"] <= 0.5 * counts["idle_s"]
     assert not any(leftovers(warmed).values()), leftovers(warmed)
-    assert report(world(day(), **ON), day())["digest"] == told["digest"]
+    assert report(world(day(), **ON), day())["digest"] == result["digest"]
 
 
 def test_off_nothing_of_it_changes_a_run():

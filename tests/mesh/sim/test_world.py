@@ -7,10 +7,12 @@ import pytest
 from mesh.core.model.request import Request
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Choice, Layered, Target
-from mesh.sim.faults import ReplicaCrash
+from mesh.session.answer import Held
+from mesh.sim.config import ReplicaCrash
 from mesh.sim.network import BUS_S, HTTP_S
 from mesh.sim.workload import RequestNode, Segment, Workload
 from mesh.sim.world import World, report, run
+from schemas.exchange import Lost
 from schemas.ids import ReplicaId
 from schemas.settings import BLIND
 from schemas.subjects import parse_inbox
@@ -34,32 +36,32 @@ DECODE_S = 0.010
 
 
 def test_one_request_takes_the_ways_and_the_engines_time():
-    told = run(arrivals((0.0, US, node(100, 5))), config())
-    assert told["requests"] == told["ok"] == 1
-    assert told["ttft_s"]["mean"] == pytest.approx(LOCAL_S + prefill_s(100), abs=1e-9)
-    assert told["itl_s"]["mean"] == pytest.approx(DECODE_S)
-    assert told["e2e_s"]["mean"] == pytest.approx(told["ttft_s"]["mean"] + 4 * DECODE_S)
-    assert told["gpu_busy_s"] == pytest.approx(prefill_s(100) + 4 * DECODE_S)
-    assert told["prompt_tokens"] == {"asked": 100, "reported": 100}
-    assert (told["output_tokens"], told["forwarded"], told["decisions"]) == (5, 0, 1)
-    assert told["decisions_per_s"] is None
+    result = run(arrivals((0.0, US, node(100, 5))), config())
+    assert result["requests"] == result["ok"] == 1
+    assert result["ttft_s"]["mean"] == pytest.approx(LOCAL_S + prefill_s(100), abs=1e-9)
+    assert result["itl_s"]["mean"] == pytest.approx(DECODE_S)
+    assert result["e2e_s"]["mean"] == pytest.approx(result["ttft_s"]["mean"] + 4 * DECODE_S)
+    assert result["gpu_busy_s"] == pytest.approx(prefill_s(100) + 4 * DECODE_S)
+    assert result["prompt_tokens"] == {"asked": 100, "reported": 100}
+    assert (result["output_tokens"], result["forwarded"], result["decisions"]) == (5, 0, 1)
+    assert result["decisions_per_s"] is None
 
 
 def test_the_same_prompt_again_computes_only_what_is_not_cached():
     asked = node(100, 5)
-    told = run(arrivals((0.0, US, asked), (1.0, US, asked)), config())
+    result = run(arrivals((0.0, US, asked), (1.0, US, asked)), config())
     # Of 100 tokens 6 blocks are full; the first answer's own tokens are not asked for.
-    assert told["cached_token_ratio"] == pytest.approx(96 / 200)
+    assert result["cached_token_ratio"] == pytest.approx(96 / 200)
     first, second = LOCAL_S + prefill_s(100), LOCAL_S + prefill_s(4)
-    assert told["ttft_s"]["mean"] == pytest.approx((first + second) / 2)
+    assert result["ttft_s"]["mean"] == pytest.approx((first + second) / 2)
 
 
 def test_a_request_of_an_empty_region_pays_one_round_trip():
     world = played(arrivals((0.0, US, node(100, 5))), config({US: 0, EU: 1}))
-    told = report(world, Workload(name="test"))
-    assert told["forwarded"] == 1
+    result = report(world, Workload(name="test"))
+    assert result["forwarded"] == 1
     expected_s = 2 * HTTP_S + BUS_S + RTT_S + prefill_s(100)
-    assert told["ttft_s"]["mean"] == pytest.approx(expected_s, abs=1e-9)
+    assert result["ttft_s"]["mean"] == pytest.approx(expected_s, abs=1e-9)
     assert leftovers(world) == {}
 
 
@@ -70,11 +72,11 @@ def test_a_request_of_an_empty_region_pays_one_round_trip():
 def test_a_central_router_is_paid_for_on_every_side_that_is_far(client, home, wide_s):
     fleet = {US: int(home == US), EU: int(home == EU)}
     world = played(arrivals((0.0, client, node(100, 5))), config(fleet, topology="central:us"))
-    told = report(world, Workload(name="test"))
+    result = report(world, Workload(name="test"))
     bus_s = 2 * BUS_S if home == US else 0.0
     expected_s = 2 * HTTP_S + bus_s + wide_s + prefill_s(100)
-    assert told["ttft_s"]["mean"] == pytest.approx(expected_s, abs=1e-9)
-    assert (list(world.routers), told["forwarded"]) == ([US], 0)
+    assert result["ttft_s"]["mean"] == pytest.approx(expected_s, abs=1e-9)
+    assert (list(world.routers), result["forwarded"]) == ([US], 0)
     assert leftovers(world) == {}
 
 
@@ -95,62 +97,64 @@ def test_users_play_all_their_trees_node_after_node():
     leaf = node(40, 3, name=7, pause_s=0.5)
     tree = node(40, 3, name=5, children=(leaf, node(40, 3, name=6, children=(leaf,))))
     world = played(users(US, 2, trees=3, tree=tree), config({US: 2}))
-    told = report(world, Workload(name="test"))
-    assert told["ok"] == told["requests"] == 2 * 3 * 4
+    result = report(world, Workload(name="test"))
+    assert result["ok"] == result["requests"] == 2 * 3 * 4
     # Three trees in a row, each at least three answers and a pause long.
     answer_s = LOCAL_S + DECODE_S * 3
-    assert told["duration_s"] > 3 * (3 * answer_s + 0.5)
+    assert result["duration_s"] > 3 * (3 * answer_s + 0.5)
 
 
 def test_a_closed_loop_begins_nothing_after_its_time():
     workload = Workload(name="test", clients=users(US, 1, trees=10_000).clients, until_s=3.0)
-    told = run(workload, config())
-    assert 3.0 < told["duration_s"] < 3.5
-    assert told["ok"] == told["requests"] > 10
+    result = run(workload, config())
+    assert 3.0 < result["duration_s"] < 3.5
+    assert result["ok"] == result["requests"] > 10
 
 
-def test_what_is_shed_takes_its_subtree_along_and_the_user_waits_as_told():
+def test_a_shed_request_ends_its_subtree_and_the_user_waits_for_retry_after():
     # A hold queue for one: most of the crowd is sent away with Retry-After.
     parent = node(800, 20, name=3, children=(node(10, 1, name=4),))
-    told = run(
+    result = run(
         users(US, 20, trees=2, tree=parent), config(policy="skywalker", hold_max=1, hold_s_max=0.1)
     )
     parents = 20 * 2
-    assert told["shed"] > 5
-    assert told["ok"] + told["shed"] == told["requests"] == parents + (parents - told["shed"])
-    assert told["duration_s"] > 1.0
+    assert result["shed"] > 5
+    assert (
+        result["ok"] + result["shed"] == result["requests"] == parents + (parents - result["shed"])
+    )
+    assert result["duration_s"] > 1.0
 
 
 def test_a_request_that_can_never_fit_fails_by_the_engines_own_word():
     world = played(arrivals((0.0, US, node(20_000, 5))), config())
-    told = report(world, Workload(name="test"))
-    assert (told["failed"], told["failures"]) == (1, {"http_400": 1})
+    result = report(world, Workload(name="test"))
+    assert (result["failed"], result["failures"]) == (1, {"http_400": 1})
     assert leftovers(world) == {}
 
 
 def test_a_client_that_waits_too_long_hangs_up_and_its_engine_is_freed():
     world = played(arrivals((0.0, US, node(100, 2000))), config(timeout_s=1.0))
-    told = report(world, Workload(name="test"))
-    assert told["failures"] == {"timeout": 1}
-    assert told["e2e_s"]["mean"] is None
-    assert told["gpu_busy_s"] == pytest.approx(1.0)  # the word goes the way of the request
+    result = report(world, Workload(name="test"))
+    assert result["failures"] == {"timeout": 1}
+    assert result["e2e_s"]["mean"] is None
+    assert result["gpu_busy_s"] == pytest.approx(1.0)  # the word goes the way of the request
     assert leftovers(world) == {}
 
 
 def test_a_world_that_must_end_counts_what_is_open_as_failed():
-    told = run(arrivals((0.0, US, node(100, 2000))), config(until_s=1.0))
-    assert told["failures"] == {"unfinished": 1}
+    result = run(arrivals((0.0, US, node(100, 2000))), config(until_s=1.0))
+    assert result["failures"] == {"unfinished": 1}
 
 
 def test_requests_of_the_warm_up_are_played_and_not_reported():
     workload = steady(20, 0.5, US)
-    told = run(workload, config(warmup_s=5.0))
-    assert told["requests"] == told["ok"] == 10
-    assert told["decisions"] == 20
-    assert told["digest"] == run(workload, config())["digest"]
+    result = run(workload, config(warmup_s=5.0))
+    assert result["requests"] == result["ok"] == 10
+    assert result["decisions"] == 20
+    assert result["digest"] == run(workload, config())["digest"]
 
 
-def test_progress_is_told_in_virtual_time():
+def test_progress_is_reported_in_virtual_time():
     seen = []
     run(steady(10, 0.5, US), config(), progress=lambda ended, now_s: seen.append((ended, now_s)))
     assert [now_s for _, now_s in seen] == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0])
@@ -160,8 +164,8 @@ def test_progress_is_told_in_virtual_time():
 
 def test_deciding_is_measured_by_the_clock_that_is_given():
     ticks = iter(range(1000))
-    told = run(steady(10, 0.5, US), config(), perf=lambda: float(next(ticks)))
-    assert told["decisions_per_s"] == 1.0
+    result = run(steady(10, 0.5, US), config(), perf=lambda: float(next(ticks)))
+    assert result["decisions_per_s"] == 1.0
 
 
 def test_blind_pushing_queues_in_the_engine_and_pending_in_the_router():
@@ -172,11 +176,11 @@ def test_blind_pushing_queues_in_the_engine_and_pending_in_the_router():
     assert last.refused_total == 0
 
 
-def test_slower_news_make_a_worse_mesh():
+def test_slower_state_messages_make_a_worse_mesh():
     fleet = {US: 2, EU: 2, AP: 2}
     workload = steady(400, 0.01, US)
     live = run(workload, config(fleet, policy="skywalker"))
-    late = {"heartbeat_s": 2.0, "gossip_s": 2.0, "news_at_once": False}
+    late = {"heartbeat_s": 2.0, "gossip_s": 2.0, "state_at_once": False}
     stale = run(workload, config(fleet, policy="skywalker", **late))
     assert live["ok"] + live["shed"] == stale["ok"] + stale["shed"] == 400
     assert stale["ttft_s"]["mean"] > 1.1 * live["ttft_s"]["mean"]
@@ -196,17 +200,17 @@ def test_a_prefix_tree_finds_what_round_robin_scatters():
         return following[0]
 
     rows = [(0.3 * number, (US, EU)[number % 2], conversation(number + 1)) for number in range(20)]
-    told = {
+    result = {
         policy: run(arrivals(*rows), config({US: 3, EU: 3}, policy=policy))
         for policy in ("prefix-tree", "round-robin")
     }
-    tree, robin = told["prefix-tree"], told["round-robin"]
+    tree, robin = result["prefix-tree"], result["round-robin"]
     assert tree["cached_token_ratio"] > robin["cached_token_ratio"] + 0.1
     assert tree["ttft_s"]["mean"] < robin["ttft_s"]["mean"]
 
 
 class AllSeeing(Layered):
-    """A policy that only the twin can have: it asks the engines themselves."""
+    """A policy that only the twin can have: it reads the engines themselves."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -220,7 +224,7 @@ class AllSeeing(Layered):
             return cache.matched(request.prompt.hashes)
 
         best = max(targets, key=held)
-        self.seen.append((self.world.clients.ask_of(request).node.answer.tokens, held(best)))
+        self.seen.append((self.world.clients.sent(request).node.answer.tokens, held(best)))
         return Choice(best, "knows all")
 
 
@@ -236,54 +240,48 @@ def test_a_policy_may_see_the_whole_world():
         return {"all-seeing": maker}
 
     workload = arrivals((0.0, US, asked), (2.0, US, asked), (4.0, US, asked))
-    told = run(workload, config({US: 3}, policy="all-seeing"), makers=makers)
+    result = run(workload, config({US: 3}, policy="all-seeing"), makers=makers)
     seen = [row for seer in seers for row in seer.seen]
     # A router's hashes are keys of the engine's cache: ten of 64 tokens in this prompt.
     assert seen == [(7, 0), (7, 10), (7, 10)]
-    assert told["cached_token_ratio"] == pytest.approx(2 * 624 / (3 * 640))
+    assert result["cached_token_ratio"] == pytest.approx(2 * 624 / (3 * 640))
 
 
-def test_what_a_peer_says_of_a_guest_reaches_the_router_that_asked():
-    """Two routers a region, and eu, with the larger fleet, loses a replica that serves guests."""
+def test_messages_about_a_forwarded_request_reach_the_router_that_sent_it():
+    """Two routers a region; eu, with the larger fleet, loses a replica that serves us' requests."""
     rows = [(0.02 * n, US, node(prompt=900, answer=60, name=1 + n)) for n in range(100)]
     crash = ReplicaCrash(replica=ReplicaId("eu-1"), at_s=2.0, until_s=3.0)
     world = World(
         arrivals(*rows),
         config({US: 1, EU: 3}, policy="mesh", routers=2, faults=(crash,), hold_s_max=60.0),
     )
-    heard = {
-        (router.name, said): 0 for router in world.region_routers[US] for said in ("held", "lost")
+    received = {
+        (router.name, kind): 0 for router in world.region_routers[US] for kind in (Held, Lost)
     }
     for router in world.region_routers[US]:
-        hear_held, hear_lost = router.hear_held, router.hear_lost
 
-        def held(inbox, *, name=router.name, hear=hear_held):
-            heard[name, "held"] += parse_inbox(inbox).router == name
-            hear(inbox)
+        def receive(inbox, message, sender=None, *, name=router.name, receive=router.receive):
+            if (name, type(message)) in received:
+                received[name, type(message)] += parse_inbox(inbox).router == name
+            return receive(inbox, message, sender)
 
-        def lost(inbox, replica, *, name=router.name, hear=hear_lost):
-            heard[name, "lost"] += parse_inbox(inbox).router == name
-            hear(inbox, replica)
-
-        router.hear_held, router.hear_lost = held, lost
+        router.receive = receive
     world.run()
-    assert all(heard.values()), heard
+    assert all(received.values()), received
     assert leftovers(world) == {}
 
 
 @pytest.mark.parametrize("policy", ["mesh", "skywalker", "least-load"])
 def test_at_five_times_what_engines_can_do_most_are_refused_at_once_and_the_rest_in_time(policy):
-    """3.3 prompts a second can be computed, 16.7 come; nobody says an objective."""
+    """3.3 prompts a second can be computed, 16.7 come; no request has an objective."""
     world, ends = World(steady(500, 0.06, US, prompt=300), config({US: 1}, policy=policy)), []
-    world.requests.watch = lambda ask, answered, now: ends.append(
-        (ask, answered, now - ask.asked_at)
-    )
+    world.requests.watch = lambda sent, end, now: ends.append((sent, end, now - sent.sent_at))
     world.run()
     limit_s = RouterSettings().queue_delay_s_max
-    ttft_s = [ask.first_at - ask.asked_at for ask, _, _ in ends if ask.first_at is not None]
-    refused = [(answered, after_s) for ask, answered, after_s in ends if ask.first_at is None]
+    ttft_s = [sent.first_at - sent.sent_at for sent, _, _ in ends if sent.first_at is not None]
+    refused = [(end, after_s) for sent, end, after_s in ends if sent.first_at is None]
     assert len(ttft_s) > 0.9 * (30.0 + limit_s) / prefill_s(300), "engines were not idle"
     assert max(ttft_s) < 1.5 * limit_s
     assert sorted(after_s for _, after_s in refused)[int(0.9 * len(refused))] < 0.1
-    assert all(1.0 <= answered.retry_after_s <= 60.0 for answered, _ in refused)
+    assert all(1.0 <= end.retry_after_s <= 60.0 for end, _ in refused)
     assert len(ttft_s) + len(refused) == 500

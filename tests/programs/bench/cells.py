@@ -29,6 +29,7 @@ class Cell:
     each: int = 1  # others: streams one after another on each connection
     ramp_s: float = 0.0
     acks_at_once: bool = False  # own: see `stream_client`
+    in_step: bool = True  # the engine sends the events of all streams together, or each in its time
     is_quick: bool = False
 
     def title(self) -> str:
@@ -36,9 +37,9 @@ class Cell:
         answer = f"{self.events} events {self.gap_ms} ms apart" if self.events else "plain"
         many = f"{self.streams:,} at once"
         acks = ", acknowledged at once" if self.acks_at_once else ""
-        return (
-            f"{self.name}: {self.prompt_tokens:,} tokens, {answer}, {many}, by {self.client}{acks}"
-        )
+        step = "" if self.in_step else ", out of step"
+        how = f"{many}{step}, by {self.client}{acks}"
+        return f"{self.name}: {self.prompt_tokens:,} tokens, {answer}, {how}"
 
 
 CELLS = (
@@ -46,6 +47,7 @@ CELLS = (
     Cell("plain-4k", Client.WRK, 4_000, 0, 0, 64),
     Cell("stream", Client.WRK, 200, 32, 5, 64, is_quick=True),
     Cell("one", Client.OWN, 200, 32, 5, 1, each=12),
+    Cell("one-acked", Client.OWN, 200, 32, 5, 1, each=24, acks_at_once=True, is_quick=True),
     Cell("many", Client.OWN, 200, 32, 5, 64, each=12, ramp_s=0.16, is_quick=True),
     Cell(
         "many-acked",
@@ -57,6 +59,19 @@ CELLS = (
         each=12,
         ramp_s=0.16,
         acks_at_once=True,
+        is_quick=True,
+    ),
+    Cell(
+        "apart-acked",
+        Client.OWN,
+        200,
+        32,
+        5,
+        64,
+        each=12,
+        ramp_s=0.16,
+        acks_at_once=True,
+        in_step=False,
         is_quick=True,
     ),
     Cell("many-4k", Client.OWN, 4_000, 32, 5, 64, each=12, ramp_s=0.16),

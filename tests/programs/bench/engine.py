@@ -1,13 +1,13 @@
-"""A scripted engine that costs little, so that what stands before it is what is measured.
+"""A scripted engine that costs little, so that what is before it is what is measured.
 
     python -m tests.programs.bench.engine PORT
 
 Raw HTTP/1.1 in one asyncio protocol: a web framework would spend more on each event than the
-routers do. How a request is answered stands in two fields that every OpenAI proxy passes on:
+routers do. How a request is answered is in two fields that every OpenAI proxy passes on:
 `max_tokens` events (some proxies rename it), and `seed` milliseconds before each. Headers leave at
 once, every event is a write of its own, as those of vLLM and SGLang are under uvicorn, and streams
-of one pace go in step, as a batch does. The pages are those that routers and agents ask engines
-for; the metrics have vLLM's names.
+of one pace go in step, as a batch does, unless a request's `user` is OUT_OF_STEP. The pages are
+those that routers and agents ask engines for; the metrics have vLLM's names.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import orjson
 import uvloop
 
 MODEL = "tiny"
+OUT_OF_STEP = "out-of-step"  # as a request's `user`: its events have a pace of their own
 BACKLOG = 4096
 _USAGE = {
     "prompt_tokens": 50,
@@ -81,6 +82,7 @@ METRICS = (
 CHAT = b"/v1/chat/completions"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 _NUMBER = re.compile(rb"\s*:\s*(\d+)")
+_IS_APART = re.compile(rb'"user"\s*:\s*"%b"' % OUT_OF_STEP.encode())
 
 
 def number(body: bytes, *fields: bytes) -> int:
@@ -109,7 +111,7 @@ class Batch:
             self._loop.call_at(self._due_at, self._step)
 
     def _step(self) -> None:
-        self._streams = [stream for stream in self._streams if stream.say()]
+        self._streams = [stream for stream in self._streams if stream.send_event()]
         if self._streams:
             self._due_at += self._step_s
             self._loop.call_at(self._due_at, self._step)
@@ -171,25 +173,27 @@ class Connection(asyncio.Protocol):
         elif re.search(rb'"stream"\s*:\s*true', body):
             events = number(body, b"max_tokens", b"max_completion_tokens")
             if events:
-                self._stream(events, number(body, b"seed"))
+                self._stream(events, number(body, b"seed"), _IS_APART.search(body) is None)
             else:  # a proxy lost it: what is measured then would be something else
                 self._transport.write(_response(b"{}", status=b"400 Bad Request"))
         else:
             self._transport.write(PLAIN)
 
-    def _stream(self, events: int, gap_ms: int) -> None:
+    def _stream(self, events: int, gap_ms: int, in_step: bool) -> None:
         self._transport.write(HEAD)
         Connection.running += 1
         self._left = events
-        batch = Connection.batches.setdefault(gap_ms, Batch(gap_ms / 1000))
+        batch = Batch(gap_ms / 1000)
+        if in_step:
+            batch = Connection.batches.setdefault(gap_ms, batch)
         # The first event takes as long as any: prefill is no step of the batch.
         asyncio.get_running_loop().call_later(gap_ms / 1000, self._first, batch)
 
     def _first(self, batch: Batch) -> None:
-        if self.say():
+        if self.send_event():
             batch.join(self)
 
-    def say(self) -> bool:
+    def send_event(self) -> bool:
         """Write the next event; whether there are more."""
         if self._left > 1:
             self._transport.write(WORD)

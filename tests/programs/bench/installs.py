@@ -1,8 +1,8 @@
-"""Programs that nobody here wrote, each in a virtual environment of its own.
+"""Programs of others, each in a virtual environment of its own.
 
-They pin packages against each other and against us. What they are is said once, in
+They pin packages against each other and against us. They are listed once, in
 pyproject.toml's groups `bench-NAME` and `engine-NAME`; a group `…-alone` is installed first, and
-without what its packages say they need.
+without the dependencies of its packages.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _STAMP = "installed"
 
 
 def groups(name: str, project: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
-    """The requirements of a program by group, those that stand alone first."""
+    """The requirements of a program by group, those without dependencies first."""
     known = project["dependency-groups"]
     names = [f"{family}-{name}{end}" for family in FAMILIES for end in ("-alone", "")]
     return {group: list(known[group]) for group in names if group in known}
@@ -39,7 +39,7 @@ def digest(wanted: Mapping[str, Sequence[str]], script: Path | None = None) -> s
 async def installed(name: str, environments: Path, script: Path | None = None) -> Path:
     """The folder of the program's environment with its commands. Raises Absent.
 
-    `script`: run by the environment's Python once the group that stands alone is there; the
+    `script`: run by the environment's Python once the group without dependencies is there; the
     requirements that it prints, one a line, are installed with the other group.
     """
     programs = environments / name / "bin"
@@ -75,8 +75,8 @@ async def version_of(package: str, programs: Path) -> str:
     """What is installed, as `name 1.2.3`."""
     ask = f"import importlib.metadata as m; print(m.version({package!r}))"
     command = (str(programs / "python"), "-c", ask)
-    said = await output_of(command, within_s=VERSION_WITHIN_S)
-    return f"{package} {said.decode().strip()}"
+    output = await output_of(command, within_s=VERSION_WITHIN_S)
+    return f"{package} {output.decode().strip()}"
 
 
 def _wanted(name: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""One turn: one system under one cell, and what clients and kernel say of it."""
+"""One turn: one system under one cell, and the figures of clients and kernel."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.programs.bench import aiperf, proc, stream_client, wrk
-from tests.programs.bench.asks import ask
 from tests.programs.bench.cells import Cell, Client
 from tests.programs.bench.installs import installed, tiny_model
 from tests.programs.bench.processes import Absent, output_of
+from tests.programs.bench.request_bodies import request_body
 from tests.programs.bench.systems.system import System
 
 WITHIN_S = 60.0
@@ -54,14 +54,14 @@ class Meter:
     async def _by_wrk(self, cell: Cell, system: System, turn: int) -> Figures:
         if wrk.program() is None:
             raise Absent("wrk is not installed: apt-get install wrk")
-        asked = ask(cell.prompt_tokens, cell.events, cell.gap_ms, model=system.model)
+        asked = request_body(cell.prompt_tokens, cell.events, cell.gap_ms, model=system.model)
         file = self._directory / f"turn-{turn}.lua"
         file.write_text(wrk.script(asked, NUMBERS_PER_TURN * turn))
         command = wrk.command(system.urls[0], file, streams=cell.streams, seconds=cell.seconds)
-        said = await output_of(command, within_s=WITHIN_S + cell.seconds)
+        output = await output_of(command, within_s=WITHIN_S + cell.seconds)
         file.unlink()
         try:
-            report = wrk.parse(said.decode())
+            report = wrk.parse(output.decode())
         except wrk.NoReport as problem:
             raise Absent(str(problem)) from None
         return {
@@ -83,13 +83,14 @@ class Meter:
             each=cell.each,
             ramp_s=cell.ramp_s,
             acks_at_once=cell.acks_at_once,
+            in_step=cell.in_step,
             first=NUMBERS_PER_TURN * turn,
             within_s=WITHIN_S,
         )
         command = (sys.executable, "-m", stream_client.__name__)
         given = plan.model_dump_json().encode()
-        said = await output_of(command, given=given, within_s=WITHIN_S + START_WITHIN_S)
-        seen = stream_client.Seen.model_validate_json(said)
+        output = await output_of(command, given=given, within_s=WITHIN_S + START_WITHIN_S)
+        seen = stream_client.Seen.model_validate_json(output)
         if not seen.answered:
             raise Absent(f"no stream came through: {seen.why}")
         return {

@@ -1,6 +1,6 @@
-"""What the kernel says of a process: CPU time and peak memory, of it and of all that it started.
+"""The kernel's figures of a process: CPU time and peak memory, of it and of all that it started.
 
-CPU time is that of all threads, ended ones too, in nanoseconds: /proc/PID/stat tells the same sum
+CPU time is that of all threads, ended ones too, in nanoseconds: /proc/PID/stat has the same sum
 in steps of 10 ms, too coarse for two seconds of a router.
 """
 

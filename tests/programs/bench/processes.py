@@ -27,7 +27,7 @@ Look = Callable[[], Awaitable[bool]]
 
 
 class Absent(RuntimeError):
-    """Something can't be measured here; the message says why, in a line for the report."""
+    """Something can't be measured here; the message has the reason, in a line for the report."""
 
 
 class Processes:
@@ -138,16 +138,16 @@ async def output_of(command: Sequence[str], *, given: bytes = b"", within_s: flo
     )
     try:
         async with asyncio.timeout(within_s):
-            said, complained = await process.communicate(given)
+            output, errors = await process.communicate(given)
     except TimeoutError:
         raise Absent(f"{command[0]} did not end within {within_s:g} s") from None
     finally:
         _signal(process, signal.SIGKILL)
         await process.wait()
     if process.returncode:
-        last = complained.decode(errors="replace").strip()[-TAIL_CHARS:]
+        last = errors.decode(errors="replace").strip()[-TAIL_CHARS:]
         raise Absent(f"{command[0]} ended with status {process.returncode}: {last}")
-    return said
+    return output
 
 
 async def _holds(look: Look) -> bool:
@@ -177,4 +177,4 @@ def _signal(process: Process, number: signal.Signals) -> None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][-TAIL_CHARS:] if lines else "it said nothing"
+    return lines[-1][-TAIL_CHARS:] if lines else "it printed nothing"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tests.programs.bench.results import Results
 from tests.programs.bench.spread import Spread, differences, ratios, spread
 from tests.programs.bench.systems import dynamo
-from tests.programs.bench.targets import DIRECT, OURS, Standing, lost_share, standings
+from tests.programs.bench.targets import DIRECT, OURS, TargetResult, lost_share, target_results
 from tests.programs.studies.tables.markdown import table, times
 
 CPU = ("front_cpu_us", "path_cpu_us")
@@ -33,7 +33,7 @@ OVER_SAME = (*CPU, "latency_p50_ms", "latency_p99_ms", "ttft_p50_ms", "ttft_p99_
 
 def markdown(found: Results) -> str:
     """The whole report."""
-    parts = [_targets(standings(found)), *(_cell(found, cell) for cell in found.cells)]
+    parts = [_targets(target_results(found)), *(_cell(found, cell) for cell in found.cells)]
     return "\n\n".join([*parts, _conditions(found)]) + "\n"
 
 
@@ -52,11 +52,11 @@ def shown(values: Spread | None, unit: str = "") -> str:
     return f"{number(values.median)}{unit} ({number(values.low)}–{number(values.high)})"
 
 
-def _targets(rows: Sequence[Standing]) -> str:
-    def cells(row: Standing) -> list[str]:
+def _targets(rows: Sequence[TargetResult]) -> str:
+    def cells(row: TargetResult) -> list[str]:
         limit = f"{row.target.at_most:g}{row.target.unit}"
         verdict = str(row.verdict) if row.verdict else f"not measured: {row.why}"
-        return [row.target.says, limit, shown(row.seen, row.target.unit), verdict]
+        return [row.target.text, limit, shown(row.seen, row.target.unit), verdict]
 
     return table(("target", "at most", "measured", ""), map(cells, rows))
 
@@ -91,7 +91,7 @@ def _added(found: Results, cell: str, figure: str, systems: Sequence[str]) -> li
 def _ratios(
     found: Results, cell: str, figures: Sequence[str], of: str, systems: Sequence[str]
 ) -> list[list[str]]:
-    """Rows of one of ours; over Dynamo's engines it stands beside Dynamo alone."""
+    """Rows of one of ours; over Dynamo's engines it is compared with Dynamo alone."""
     beside = {dynamo.NAME} if of == dynamo.OVER_SAME else {*systems} - {of, dynamo.OVER_SAME}
     rows = []
     for figure in figures:
@@ -102,7 +102,7 @@ def _ratios(
 
 
 def _ratio(found: Results, cell: str, figure: str, of: str, system: str) -> str:
-    """One to the system's; said to be inconclusive if 1 lies inside the spread."""
+    """One to the system's; called inconclusive if 1 lies inside the spread."""
     theirs, ours = found.values(cell, system, figure), found.values(cell, of, figure)
     seen = spread(ratios(ours, theirs)) if len(ours) == len(theirs) else None
     if seen is None:

@@ -25,7 +25,7 @@ ENGINES = 2
 FILES_MIN = 8192  # a thousand streams are two sockets each in some processes
 
 Start = Callable[[Place], Awaitable[System]]
-Say = Callable[[str], None]
+Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Settings:
 
 
 def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
-    """All that can be measured, by name; `trees`: other checkouts of the mesh, to stand beside."""
+    """All that can be measured, by name; `trees`: other checkouts of the mesh, to compare with."""
     return {
         "direct": direct,
         "mesh": mesh,
@@ -52,14 +52,14 @@ def systems(environments: Path, trees: Sequence[Path]) -> dict[str, Start]:
     }
 
 
-async def run(settings: Settings, say: Say) -> Results:
-    """Play everything; what can't be started or played is said in the results."""
+async def run(settings: Settings, show: Show) -> Results:
+    """Play everything; what can't be started or played is in the results."""
     _allow_files()
     found = Results(machine=machine() | {"rounds": settings.rounds, "engines": ENGINES})
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         async with Processes(Path(name) / "logs") as processes:
             place = Place(processes, await engines(processes, ENGINES), Path(name))
-            up = await _start_all(place, settings, found, say)
+            up = await _start_all(place, settings, found, show)
             meter = Meter(place.directory, settings.environments)
             turns = itertools.count()
             for system in up:  # connections, caches, first imports: of none of the rounds
@@ -69,18 +69,18 @@ async def run(settings: Settings, say: Say) -> Results:
                 for system in up:
                     figures = await _turn(meter, cell, system, next(turns), found)
                     found.add(cell.name, system.name, figures)
-                    say(_line(cell, number + 1, system, figures))
+                    show(_line(cell, number + 1, system, figures))
     return found
 
 
-async def _start_all(place: Place, settings: Settings, found: Results, say: Say) -> list[System]:
+async def _start_all(place: Place, settings: Settings, found: Results, show: Show) -> list[System]:
     up = []
     for name, start in settings.systems.items():
         try:
             system = await start(place)
         except Absent as problem:
             found.absent[name] = str(problem)
-            say(f"{name} is absent: {problem}")
+            show(f"{name} is absent: {problem}")
         else:
             found.settings[name] = system.settings
             if system.has_own_engines:

@@ -1,7 +1,7 @@
 """Medians, spreads and comparisons of rounds that were played in turns.
 
 Two systems are compared round by round, so that what slows the whole machine for a while slows
-both sides of a pair. A claim holds when it holds in every round; where some rounds say yes and
+both sides of a pair. A claim holds when it holds in every round; where some rounds show it and
 others no, nothing was shown.
 """
 
@@ -29,7 +29,7 @@ class Spread:
     high: float
 
     def verdict(self, at_most: float) -> Verdict:
-        """Inconclusive where the limit lies inside the spread."""
+        """Inconclusive where the limit is inside the spread."""
         if self.high <= at_most:
             return Verdict.HIT
         return Verdict.MISS if self.low > at_most else Verdict.INCONCLUSIVE

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.programs.bench.asks import Ask, ask
+from tests.programs.bench.request_bodies import RequestBody, request_body
 
 EVENT, END = b'"delta"', b"0\r\n\r\n"
 WHY_CHARS = 200
@@ -44,6 +44,7 @@ class Plan(BaseModel):
     ramp_s: float = Field(ge=0)
     first: int = Field(ge=0)  # number of the first prompt
     acks_at_once: bool = False
+    in_step: bool = True  # see `cells.Cell`
     within_s: float = Field(gt=0)
 
 
@@ -72,7 +73,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 class Stream(asyncio.Protocol):
     """One connection: asks, notes the times of events, and asks again."""
 
-    def __init__(self, plan: Plan, ask: Ask, first: int) -> None:
+    def __init__(self, plan: Plan, ask: RequestBody, first: int) -> None:
         self._plan, self._ask, self._number = plan, ask, first
         self._left = plan.each
         self._tail = b""
@@ -150,7 +151,9 @@ class Stream(asyncio.Protocol):
 async def play(plan: Plan) -> Seen:
     """Play the plan. Streams that are not through in time have failed."""
     loop = asyncio.get_running_loop()
-    asked = ask(plan.prompt_tokens, plan.events, plan.gap_ms, model=plan.model)
+    asked = request_body(
+        plan.prompt_tokens, plan.events, plan.gap_ms, model=plan.model, in_step=plan.in_step
+    )
     protocols: list[Stream] = []
     refused: list[str] = []
 

@@ -22,7 +22,7 @@ Rounds = Callable[[Results], Sequence[float]]
 class Target:
     """A figure per round that should be at most `at_most`."""
 
-    says: str
+    text: str
     rounds: Rounds
     at_most: float
     unit: str
@@ -31,8 +31,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """A target, and what a run says of it."""
+class TargetResult:
+    """A target, and its value in a run."""
 
     target: Target
     seen: Spread | None
@@ -57,23 +57,35 @@ def alone(cell: str, figure: str) -> Rounds:
     return lambda found: found.values(cell, OURS, figure)
 
 
-def _times(says: str, cell: str, figure: str, other: str, at_most: float) -> Target:
-    return Target(says, against(cell, figure, other), at_most, "×", cell, other)
+def _times(text: str, cell: str, figure: str, other: str, at_most: float) -> Target:
+    return Target(text, against(cell, figure, other), at_most, "×", cell, other)
 
 
-def _added(says: str, cell: str, figure: str, other: str, at_most_ms: float = 0.0) -> Target:
-    return Target(says, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
+def _added(text: str, cell: str, figure: str, other: str, at_most_ms: float = 0.0) -> Target:
+    return Target(text, more_added(cell, figure, other), at_most_ms, " ms", cell, other)
 
 
 TARGETS = (
-    _times("router CPU per plain request to sglang-router's", "plain", "front_cpu_us", SGLANG, 1.0),
-    _times("router CPU per 32-chunk stream to it", "stream", "front_cpu_us", SGLANG, 0.45),
+    _times("router CPU per plain request to sglang-router's", "plain", "front_cpu_us", SGLANG, 1.5),
+    _times("router CPU per 32-chunk stream to it", "stream", "front_cpu_us", SGLANG, 1.0),
     _times("whole path's CPU per stream to it", "stream", "path_cpu_us", SGLANG, 1.0),
+    *(
+        _added(
+            f"added TTFT p50, {what}, less sglang-router's, acknowledged at once",
+            *(cell, "ttft_p50_ms", SGLANG, at_most_ms),
+        )
+        for what, cell, at_most_ms in (
+            ("one stream", "one-acked", 1.5),
+            ("64 streams in step", "many-acked", 2.5),
+            ("64 streams out of step", "apart-acked", 1.5),
+        )
+    ),
     *(
         _added(f"added TTFT {p} at 64 streams, less {peer}'s{how}", cell, f"ttft_{p}_ms", peer)
         for cell, how in (("many", ""), ("many-acked", ", acknowledged at once"))
         for peer in (SGLANG, VLLM)
         for p in ("p50", "p99")
+        if (cell, peer, p) != ("many-acked", SGLANG, "p50")  # above
     ),
     _times("1,000 streams: inter-token p99 to direct", "thousand", "gap_p99_ms", DIRECT, 1.5),
     Target(
@@ -84,23 +96,23 @@ TARGETS = (
 )
 
 
-def standings(found: Results) -> list[Standing]:
+def target_results(found: Results) -> list[TargetResult]:
     """Every target, also those that could not be measured."""
-    return [_standing(target, found) for target in TARGETS]
+    return [_target_result(target, found) for target in TARGETS]
 
 
-def _standing(target: Target, found: Results) -> Standing:
+def _target_result(target: Target, found: Results) -> TargetResult:
     for system in (OURS, target.against):
         if system in found.absent:
-            return Standing(target, None, None, f"{system} is absent")
+            return TargetResult(target, None, None, f"{system} is absent")
         if not found.has(target.cell, system):
-            return Standing(target, None, None, f"{target.cell} was not played with {system}")
+            return TargetResult(target, None, None, f"{target.cell} was not played with {system}")
         if lost_share(found, target.cell, system) > LOST_SHARE_MAX:
-            return Standing(target, None, None, f"{system} failed requests of {target.cell}")
+            return TargetResult(target, None, None, f"{system} failed requests of {target.cell}")
     seen = spread(target.rounds(found))
     if seen is None:
-        return Standing(target, None, None, f"no round of {target.cell} has both")
-    return Standing(target, seen, seen.verdict(target.at_most))
+        return TargetResult(target, None, None, f"no round of {target.cell} has both")
+    return TargetResult(target, seen, seen.verdict(target.at_most))
 
 
 def lost_share(found: Results, cell: str, system: str) -> float:

@@ -35,7 +35,7 @@ def test_what_an_export_lacks_is_not_zero():
     assert math.isnan(found["ttft_p50_ms"])
 
 
-def test_the_command_asks_every_address_as_often_as_the_cell_says():
+def test_the_command_sends_each_address_the_cell_s_requests():
     system = System("direct", ("http://h:1", "http://h:2"), "")
     words = command(Path("bin"), Path("tokenizer"), CELL, system, Path("out"))
     assert [words[at + 1] for at, word in enumerate(words) if word == "--url"] == list(system.urls)

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from tests.programs.bench.asks import ask
 from tests.programs.bench.engine import Connection, number
+from tests.programs.bench.request_bodies import request_body
 from tests.programs.bench.stream_client import Plan, play
 from tests.support.until import until
 
@@ -31,7 +31,7 @@ async def engine():
 
     async with await loop.create_server(Watched, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    await until(lambda: not there)  # or a later test is told of what was left open
+    await until(lambda: not there)  # or a later test fails for what was left open
 
 
 def plan(url, **changes):
@@ -44,13 +44,13 @@ def plan(url, **changes):
 async def test_a_plain_request_is_answered(tokens):
     async with engine() as url, aiohttp.ClientSession() as http:
         for _ in range(2):  # on one connection
-            body = ask(tokens, 0, 0).body(1)
+            body = request_body(tokens, 0, 0).body(1)
             async with http.post(f"http://{url}/v1/chat/completions", data=body) as answer:
                 assert answer.status == 200
                 assert (await answer.json())["usage"]["total_tokens"] == 60
 
 
-async def test_a_stream_has_the_events_and_the_pace_that_were_asked_for():
+async def test_a_stream_has_the_requested_events_and_pace():
     """In one of a few tries: events that the machine lets wait are read together."""
     gaps_ms = []
     while not gaps_ms or gaps_ms[-1] != pytest.approx(20.0, abs=15.0):
@@ -63,8 +63,18 @@ async def test_a_stream_has_the_events_and_the_pace_that_were_asked_for():
         gaps_ms.append(seen.gap_p50_ms)
 
 
+async def test_streams_of_one_pace_share_steps_but_for_those_that_are_out_of_step():
+    for in_step, shared in ((True, {20: 1}), (False, {})):
+        async with engine() as url:
+            seen = await play(plan(url, in_step=in_step))
+            assert (seen.answered, seen.failed) == (6, 0)
+            assert dict.fromkeys(Connection.batches, 1) == shared
+            assert seen.ttft_p50_ms >= 19.0
+            assert seen.gap_p50_ms >= 5.0
+
+
 async def test_an_event_stream_is_one_to_others_too():
-    body = ask(50, 3, 0).body(1).replace(b"max_tokens", b"max_completion_tokens")
+    body = request_body(50, 3, 0).body(1).replace(b"max_tokens", b"max_completion_tokens")
     async with (
         engine() as url,
         aiohttp.ClientSession() as http,
@@ -77,7 +87,7 @@ async def test_an_event_stream_is_one_to_others_too():
 
 async def test_who_hangs_up_is_not_counted_as_running():
     async with engine() as url, aiohttp.ClientSession() as http:
-        body = ask(50, 1000, 20).body(1)
+        body = request_body(50, 1000, 20).body(1)
         async with http.post(f"http://{url}/v1/chat/completions", data=body) as answer:
             await answer.content.readline()
             async with http.get(f"http://{url}/metrics") as page:
@@ -97,7 +107,7 @@ async def test_who_hangs_up_is_not_counted_as_running():
         ("POST", "/v1/chat/completions/render", b'{"stream":true,"max_tokens":9}', 404),
     ],
 )
-async def test_what_it_can_not_do_it_says(method, path, body, status):
+async def test_unsupported_requests_are_errors(method, path, body, status):
     async with (
         engine() as url,
         aiohttp.ClientSession() as http,

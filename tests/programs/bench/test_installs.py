@@ -15,7 +15,7 @@ def test_every_program_is_pinned_in_the_project(name):
     assert any("==" in requirement for group in found.values() for requirement in group)
 
 
-def test_what_stands_alone_is_installed_first():
+def test_groups_without_dependencies_are_installed_first():
     assert list(groups("dynamo", PROJECT)) == ["bench-dynamo-alone", "bench-dynamo"]
 
 

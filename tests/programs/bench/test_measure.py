@@ -12,7 +12,7 @@ from tests.support.ports import free_ports
 SMALL = Cell("small", Client.OWN, 50, 4, 5, 2)
 
 
-async def test_what_stands_beside_the_path_is_measured_and_not_added_to_it(tmp_path):
+async def test_processes_beside_the_path_are_measured_and_not_added_to_it(tmp_path):
     [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     async with Processes(tmp_path / "logs") as processes:

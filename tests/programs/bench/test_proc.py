@@ -6,7 +6,7 @@ import time
 from tests.programs.bench.proc import cpu_s, family, forget_peak, peak_bytes, peak_mb
 
 
-def test_cpu_of_a_process_is_what_it_says_itself():
+def test_cpu_of_a_process_is_what_it_measures_itself():
     begun, own = cpu_s([os.getpid()]), time.process_time()
     while time.process_time() - own < 0.05:
         pass
@@ -26,7 +26,7 @@ def test_what_a_process_started_counts_with_it():
         parent.communicate(b"\n")
 
 
-def test_a_status_page_tells_the_peak():
+def test_a_status_page_has_the_peak():
     assert peak_bytes("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t   2 kB\nVmRSS:\t 1 kB\n") == 2048
     assert peak_bytes("Name:\tzombie\n") == 0
 

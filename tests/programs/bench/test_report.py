@@ -34,7 +34,7 @@ def test_a_difference_inside_the_spread_is_called_inconclusive():
     assert row(text, "router CPU, µs: mesh to this")[3] == "1.05× (0.90–1.20), inconclusive"
 
 
-def test_who_is_absent_stands_in_the_report_with_the_reason():
+def test_an_absent_system_is_in_the_report_with_the_reason():
     found = Results(settings={"direct": "x"}, absent={"dynamo": "can't be installed: no network"})
     assert "- dynamo: **absent**, can't be installed: no network" in markdown(found)
 
@@ -43,7 +43,7 @@ def test_lost_requests_are_shown():
     assert "2.91%" in markdown(played(failed=3.0))
 
 
-def test_a_cell_that_nobody_could_play_is_shown_empty():
+def test_a_cell_that_no_system_could_play_is_shown_empty():
     found = Results(cells={"plain": "plain: …"}, settings={"direct": "x"})
     found.add("plain", "direct", {})
     assert "**plain: …**" in markdown(found)
@@ -62,7 +62,7 @@ def test_a_spread_is_shown_with_its_ends():
     assert shown(None) == "–"
 
 
-def test_the_mesh_over_dynamo_s_engines_stands_beside_dynamo_alone():
+def test_the_mesh_over_dynamo_s_engines_is_compared_with_dynamo_alone():
     found = played()
     found.apart += ["dynamo", "mesh-dynamo"]
     found.settings |= dict.fromkeys(found.apart, "as they are")

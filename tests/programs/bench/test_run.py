@@ -16,18 +16,18 @@ LONG = Cell("long", Client.OWN, 5_000, 4, 5, 2)
 
 
 async def played(tmp_path, systems, *cells, rounds=1):
-    said = []
+    shown = []
     settings = Settings(cells, rounds, systems, tmp_path)
-    return await run(settings, said.append), said
+    return await run(settings, shown.append), shown
 
 
 async def test_who_does_not_start_is_absent_and_the_others_are_measured(tmp_path):
     async def ghost(place):
         raise Absent("can't be installed: no network")
 
-    found, said = await played(tmp_path, {"ghost": ghost, "direct": direct}, SMALL, rounds=2)
+    found, shown = await played(tmp_path, {"ghost": ghost, "direct": direct}, SMALL, rounds=2)
     assert found.absent == {"ghost": "can't be installed: no network"}
-    assert said[0] == "ghost is absent: can't be installed: no network"
+    assert shown[0] == "ghost is absent: can't be installed: no network"
     assert [figures["answered"] for figures in found.rounds["small"]["direct"]] == [2, 2]
     assert list(found.settings) == ["direct"]
 
@@ -43,7 +43,7 @@ async def test_who_stops_answering_is_absent_from_that_cell(tmp_path):
     assert "gone: small: **absent**" in markdown(found)
 
 
-async def test_who_takes_no_long_prompts_is_not_asked_for_them(tmp_path):
+async def test_a_system_without_long_prompts_gets_none(tmp_path):
     async def short(place):
         system = await direct(place)
         return System("short", system.urls, "", prompt_tokens_max=1_000, has_own_engines=True)

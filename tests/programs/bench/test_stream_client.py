@@ -14,7 +14,7 @@ EVENT = b'10\r\ndata: {"delta":1}\r\n'
 
 
 @asynccontextmanager
-async def says(*pieces, hang_up=True):
+async def serving(*pieces, hang_up=True):
     """A server that answers every request with these pieces, a moment apart."""
 
     async def answer(reader, writer):
@@ -44,7 +44,7 @@ def plan(port, **changes):
 @pytest.mark.parametrize(("events", "why"), [(2, ""), (3, "2 events instead of 3")])
 async def test_an_event_that_straddles_two_reads_counts_once(events, why):
     pieces = (HEAD, EVENT, EVENT[:12], EVENT[12:], b"0\r\n\r\n")
-    async with says(*pieces) as port:
+    async with serving(*pieces) as port:
         seen = await play(plan(port, events=events))
     assert (seen.answered, seen.why) == (int(not why), why)
 
@@ -57,15 +57,15 @@ async def test_an_event_that_straddles_two_reads_counts_once(events, why):
         ((HEAD + EVENT, b"0\r\n\r\n"), "1 events instead of 2"),
     ],
 )
-async def test_what_goes_wrong_is_counted_and_said(pieces, why):
-    async with says(*pieces) as port:
+async def test_failures_are_counted_with_their_reason(pieces, why):
+    async with serving(*pieces) as port:
         seen = await play(plan(port, each=3))
     assert (seen.answered, seen.failed) == (0, 3)
     assert why in seen.why
 
 
 async def test_a_silent_server_is_not_waited_for_for_ever():
-    async with says(HEAD, hang_up=False) as port:
+    async with serving(HEAD, hang_up=False) as port:
         seen = await play(plan(port, within_s=0.3))
     assert (seen.answered, seen.failed) == (0, 1)
     assert "not through" in seen.why

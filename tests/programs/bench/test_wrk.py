@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from tests.programs.bench.asks import ask
+from tests.programs.bench.request_bodies import request_body
 from tests.programs.bench.wrk import NoReport, command, parse, program, script
 
 SAID = """Running 3s test @ http://127.0.0.1:8000/v1/chat/completions
@@ -32,14 +32,14 @@ def test_what_failed_is_not_counted_as_answered():
     assert (report.answered, report.failed) == (29000, 411)
 
 
-@pytest.mark.parametrize("said", ["", "unable to connect to 127.0.0.1:1 Connection refused\n"])
-def test_anything_else_is_no_report(said):
+@pytest.mark.parametrize("output", ["", "unable to connect to 127.0.0.1:1 Connection refused\n"])
+def test_anything_else_is_no_report(output):
     with pytest.raises(NoReport, match="no report"):
-        parse(said)
+        parse(output)
 
 
 def test_the_script_numbers_prompts_and_keeps_json_as_it_is():
-    asked = ask(50, 32, 5)
+    asked = request_body(50, 32, 5)
     text = script(asked, 3_000_000)
     assert "local number = 3000000" in text
     assert '"%012d"' in text

@@ -1,11 +1,11 @@
-"""Load by wrk, a client that nobody here wrote: its script, its command line, its report."""
+"""Load by wrk, an independent client: its script, its command line, its report."""
 
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.bench.asks import NUMBER_DIGITS, Ask
+from tests.programs.bench.request_bodies import NUMBER_DIGITS, RequestBody
 
 NAME = "wrk"
 _BROKEN = re.compile(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)")
@@ -24,7 +24,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What wrk said of one run; latencies are those of whole answers."""
+    """wrk's report of one run; latencies are those of whole answers."""
 
     answered: int
     seconds: float
@@ -34,7 +34,7 @@ class Report:
 
 
 class NoReport(RuntimeError):
-    """wrk said something else; the message quotes it."""
+    """wrk printed something else; the message quotes it."""
 
 
 def program() -> str | None:
@@ -42,7 +42,7 @@ def program() -> str | None:
     return shutil.which(NAME)
 
 
-def script(ask: Ask, first: int) -> str:
+def script(ask: RequestBody, first: int) -> str:
     """Lua that asks again and again, with numbers from `first` on."""
     fields = {"before": ask.before, "after": ask.after, "first": first, "digits": NUMBER_DIGITS}
     return _SCRIPT % fields

@@ -1,7 +1,7 @@
 """Clients in a closed loop: so many requests are under way at any time, streamed and plain ones.
 
-Each asks the next router of all regions; where nobody listens (the router is being started again)
-it goes on to the next, as a client of several regions does. A request counts from the moment that
+Each asks the next router of all regions; where none listens (the router is being started again) it
+goes on to the next, as a client of several regions does. A request counts from the moment that
 a router takes its connection.
 """
 
@@ -17,8 +17,8 @@ from agents.sim.text import chat_tokens
 from agents.simserver.responses import prompt_mark
 from tests.programs.fault_run.reading import End, Stamps, Stream, read_plain, read_refusal
 
-DEADLINE_S = 30  # told to the router, which must have ended the request by then
-# Beyond that a router may stand still itself, and then needs a moment.
+DEADLINE_S = 30  # sent to the router, which must have ended the request by then
+# Beyond that a router may be suspended itself, and then needs a moment.
 PATIENCE_S = DEADLINE_S + 15.0
 TOKENS = (4, 64)
 PLAIN_SHARE = 0.25
@@ -57,11 +57,11 @@ class Request:
         return self.ended - self.began
 
 
-def blame(router: Router, request: Request, now: float, said: str) -> End:
+def blame(router: Router, request: Request, now: float, problem_text: str) -> End:
     """What a broken connection amounts to. A plain answer starts only when all of it is there."""
     if router.killed_within(request.began, now):
         return End.ROUTER_LOST
-    request.violations.append(f"its connection broke though its router lived: {said}")
+    request.violations.append(f"its connection broke though its router lived: {problem_text}")
     return End.WRONG
 
 
@@ -76,7 +76,7 @@ class Clients:
         self._seed = seed
 
     async def ask_until(self, stop: asyncio.Event, streams: int) -> None:
-        """Keep so many requests under way until told; returns when the last has ended."""
+        """Keep so many requests under way until stopped; returns when the last has ended."""
         async with _http() as http, asyncio.TaskGroup() as group:
             for _ in range(streams):
                 group.create_task(self._one_after_another(http, stop))
@@ -123,7 +123,7 @@ class Clients:
         body: dict[str, object],
         stamps: Stamps,
     ) -> bool:
-        """Ask this router; False if nobody listens there."""
+        """Ask this router; False if none listens there."""
         clock = asyncio.get_running_loop().time
         request = Request(number, router.name, clock(), violations=stamps.violations)
         try:
@@ -170,8 +170,8 @@ class Clients:
             if stream is not None and stream.has_ended:
                 request.end = stream.last
             else:
-                said = str(problem) or type(problem).__name__
-                request.end = blame(router, request, clock(), said)
+                problem_text = str(problem) or type(problem).__name__
+                request.end = blame(router, request, clock(), problem_text)
 
 
 def _http() -> aiohttp.ClientSession:

@@ -17,10 +17,10 @@ class End(StrEnum):
     """How a request ended for its client. Every one ends in exactly one of these ways."""
 
     WHOLE = "whole"  # every token of it, and the last event
-    REFUSED = "HTTP error"  # a status with an error that says why
-    ERROR_EVENT = "error event"  # the stream began, and its last event says what broke
+    REFUSED = "HTTP error"  # a status with an error that has the reason
+    ERROR_EVENT = "error event"  # the stream began, and its last event has the reason
     ROUTER_LOST = "its router killed"  # the connection broke, and its router had been killed
-    WRONG = "wrong"  # none of these: the violations say what
+    WRONG = "wrong"  # none of these: the violations have the reason
 
 
 class Stamps:
@@ -86,7 +86,7 @@ class Stream:
                 self._event(event)
 
     def end(self) -> End:
-        """The body has ended as HTTP says that it must."""
+        """The body has ended as HTTP requires."""
         if self._rest.strip():
             self.violations.append(f"half an event at the end: {self._rest[:60]!r}")
         if self._last is None:
@@ -136,9 +136,9 @@ class Stream:
             self._stamps.take(choice["delta"].get("content") or "")
             self._finished |= choice.get("finish_reason") is not None
         if usage := chunk.get("usage"):
-            said = usage["completion_tokens"]
-            if said != self._stamps.count:
-                self.violations.append(f"usage says {said} tokens of {self._stamps.count}")
+            reported = usage["completion_tokens"]
+            if reported != self._stamps.count:
+                self.violations.append(f"usage reports {reported} tokens of {self._stamps.count}")
 
 
 def read_plain(stamps: Stamps, body: bytes) -> End:
@@ -155,12 +155,12 @@ def read_plain(stamps: Stamps, body: bytes) -> End:
 
 
 def read_refusal(status: int, body: bytes) -> tuple[str, str | None]:
-    """What an error's answer says, and what is wrong with it, if it does not say it clearly."""
+    """The reason in an error's answer, and what is wrong with it, if it has no clear one."""
     try:
         error: Any = orjson.loads(body)["error"]
         message, code = str(error["message"]), str(error.get("code") or error["type"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return str(status), f"an HTTP {status} that does not say why: {body[:120]!r}"
+        return str(status), f"an HTTP {status} without a reason: {body[:120]!r}"
     if not message:
         return str(status), f"an HTTP {status} with an empty message"
     return f"{status} {code}", None

@@ -18,7 +18,7 @@ from tests.support.mesh_up import RTT_MS, write_config
 
 TIME_SCALE = 4.0  # of the engines: an answer takes half a second where nothing is broken
 BEFORE, AFTER = "before any fault", "after the last one"
-SATURATED = f"429 {http.Fault.SATURATED.value.code}"  # as `read_refusal` says it
+SATURATED = f"429 {http.Fault.SATURATED.value.code}"  # as `read_refusal` returns it
 WELL_WITHIN_S = 30.0  # from there on no router may refuse or break anything
 
 
@@ -72,7 +72,7 @@ def _wrong(spell: str, one: Request) -> list[str]:
     return wrong
 
 
-async def run(settings: Settings, place: Path, say: Callable[[str], None]) -> Result:
+async def run(settings: Settings, place: Path, show: Callable[[str], None]) -> Result:
     """Play it; the mesh's files are left in `place`. Raises GaveUp if the mesh does not start."""
     shape = settings.shape
     config = write_config(
@@ -96,7 +96,7 @@ async def run(settings: Settings, place: Path, say: Callable[[str], None]) -> Re
                 for address in [mesh.endpoints[region][name]]
             ]
             clients = Clients(routers, model, settings.seed)
-            return await _Run(settings, broken, routers, clients, say).play()
+            return await _Run(settings, broken, routers, clients, show).play()
 
 
 class _Run:
@@ -106,13 +106,13 @@ class _Run:
         broken: Breakable,
         routers: list[Router],
         clients: Clients,
-        say: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._broken = broken
         self._routers = {router.name: router for router in routers}
         self._clients = clients
-        self._say = say
+        self._show = show
         self._result = Result(settings)
 
     async def play(self) -> Result:
@@ -148,7 +148,7 @@ class _Run:
             await self._broken.do(fault, self._killed)
             self._account(fault.kind)
             count = len(self._result.spells)
-            self._say(
+            self._show(
                 f"{len(played)}: {fault.kind}: {fault.what}: {self._now() - began:.1f} s, "
                 f"{count - before} requests ended, {count} in all, "
                 f"{len(self._result.violations)} violations"
@@ -160,8 +160,8 @@ class _Run:
         while not await self._all_whole():
             if self._now() > deadline:
                 last = self._result.requests[-len(self._routers) :]
-                said = ", ".join(f"{one.router}: {one.end} {one.detail}" for one in last)
-                self._result.problems.append(f"not well {WELL_WITHIN_S:g} s after all: {said}")
+                ends = ", ".join(f"{one.router}: {one.end} {one.detail}" for one in last)
+                self._result.problems.append(f"not well {WELL_WITHIN_S:g} s after all: {ends}")
                 return
 
     async def _all_whole(self) -> bool:

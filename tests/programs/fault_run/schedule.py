@@ -9,7 +9,7 @@ from enum import StrEnum
 KILL = None  # in place of the seconds of a stop
 STOP_S = (0.5, 10.0)
 QUICK_STOP_S = (0.5, 3.0)
-# Where a whole region stands still, the short ones pass unnoticed: nobody gives up so soon.
+# Where a whole region is suspended, the short ones have no effect: no timeout is so short.
 REGION_STOP_S = (3.0, 10.0)
 QUICK_REGION_STOP_S = (4.0, 5.0)
 PAUSE_S = (0.5, 2.5)  # from the end of one fault to the next

@@ -68,7 +68,7 @@ SPOILT = {
     "two attempts": BEGIN + EVENTS.tokens(0, 2) + AGAIN.tokens(2, 5) + CLOSING,
     "another prompt": BEGIN + EVENTS.tokens(0, 2) + ANOTHER.tokens(2, 5) + CLOSING,
     "whole with 4 of 5": BEGIN + EVENTS.tokens(0, 4) + CLOSING,
-    "usage says 5 tokens of 4": BEGIN + EVENTS.tokens(0, 4) + CLOSING,
+    "usage reports 5 tokens of 4": BEGIN + EVENTS.tokens(0, 4) + CLOSING,
     "without a finish reason": BEGIN + EVENTS.tokens(0, 5) + DONE,
     "after the finish reason": BEGIN + CLOSING.removesuffix(DONE) + EVENTS.tokens(0, 5) + DONE,
     "no stamp": BEGIN + EVENTS.tokens(0, 5).replace(b"/0 ", b" bart ") + CLOSING,
@@ -98,7 +98,7 @@ def test_a_plain_answer_is_whole_or_not():
         assert bad.violations
 
 
-def test_an_error_says_why():
+def test_an_error_has_its_reason():
     body = error_body(Fault.SATURATED, "too many")
     assert read_refusal(429, body) == (f"429 {Fault.SATURATED.value.code}", None)
     for unclear in (b"", b"<html>", b'{"error": 1}', error_body(Fault.SATURATED, "")):

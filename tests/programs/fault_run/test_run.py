@@ -1,4 +1,4 @@
-"""A short run on real processes, and what its table says."""
+"""A short run on real processes, and its table."""
 
 import pytest
 
@@ -24,12 +24,12 @@ SETTINGS = Settings(
 
 @pytest.mark.timeout(240)
 async def test_a_short_run_breaks_the_mesh_and_every_request_ends_once(tmp_path):
-    said: list[str] = []
-    result = await run(SETTINGS, tmp_path, said.append)
+    shown: list[str] = []
+    result = await run(SETTINGS, tmp_path, shown.append)
     text = table(result)
     assert result.violations == [], text
     assert {fault.kind for fault in result.faults} == {*KINDS}
-    assert len(said) == len(KINDS)
+    assert len(shown) == len(KINDS)
     assert sum(one.end is End.WHOLE for one in result.requests) > 10, text
     for row in (BEFORE, *KINDS, AFTER):
         assert f"| {row} | " in text

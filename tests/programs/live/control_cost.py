@@ -4,10 +4,10 @@
 
 Heartbeats, digests, gossip, leases, pings and signs of life, and the requests of the last table.
 Each scene is a mesh of real processes (`tests.programs.live.control.live`), watched for a few
-windows after it has settled; the links of many regions are counted in the twin, which also tells
+windows after it has settled; the links of many regions are counted in the twin, which also shows
 the kinds of messages apart. Numbers are medians of the windows, with the lowest and the highest.
 
-Two claims are checked. What a region says to others does not depend on how many replicas it has.
+Two claims are checked. What a region sends to others does not depend on how many replicas it has.
 A hundred replicas cost less than a router would pay that asks a hundred engines for their metrics:
 llm-d publishes some 7.5 cores for 100 idle pods (its operations guide).
 """
@@ -23,10 +23,10 @@ import uvloop
 from tests.programs.live.control.live import Cost, Scene, look
 from tests.programs.live.control.twin import (
     CONTROL,
-    Said,
+    LinkTraffic,
     control_bytes,
     control_messages,
-    said_per_s,
+    traffic_per_s,
 )
 from tests.programs.options import two_or_more
 from tests.programs.studies.tables.markdown import mark, table
@@ -117,8 +117,10 @@ def tables(
 def _look(scene: Scene, window_s: float) -> list[Cost]:
     with tempfile.TemporaryDirectory() as place:
         costs = uvloop.run(look(scene, Path(place), WINDOWS, window_s))
-    told = f"{_median(costs, _heard):.0f} heartbeats/s, {_spread(costs, _first('router'))} cores"
-    click.echo(f"{scene}: {told} of its router", err=True)
+    measured = (
+        f"{_median(costs, _heard):.0f} heartbeats/s, {_spread(costs, _first('router'))} cores"
+    )
+    click.echo(f"{scene}: {measured} of its router", err=True)
     return costs
 
 
@@ -145,9 +147,11 @@ def _to_peer(cost: Cost) -> float:
     return cost.link_bytes_per_s[PAIR] / 1024
 
 
-def _twin(scene: Scene, twin_s: float) -> Said:
+def _twin(scene: Scene, twin_s: float) -> LinkTraffic:
     """The first region to the second."""
-    return next(said for (a, b), said in said_per_s(scene, twin_s).items() if (a, b) == PAIR)
+    return next(
+        traffic for (a, b), traffic in traffic_per_s(scene, twin_s).items() if (a, b) == PAIR
+    )
 
 
 def _replicas(scenes: dict[int, Scene], seen: Seen, twin_s: float) -> str:
@@ -178,7 +182,7 @@ def _regions(scenes: dict[int, Scene], seen: Seen, counts: Sequence[int], twin_s
     rows = []
     for count in counts:
         scene = Scene(regions=count, replicas=ELSEWHERE, elsewhere=ELSEWHERE)
-        said = _twin(scene, twin_s)
+        traffic = _twin(scene, twin_s)
         costs = seen.get(scene)
         live = ["–"] * 5
         if count in scenes and costs is not None:
@@ -189,13 +193,13 @@ def _regions(scenes: dict[int, Scene], seen: Seen, counts: Sequence[int], twin_s
                 _spread(costs, lambda cost: max(cost.link_bytes_per_s.values()) / 1024, ".1f"),
                 f"{_median(costs, _link_kib_per_s) * (count - 1):.0f}",
             ]
-        per_link = control_bytes(said) / 1024
+        per_link = control_bytes(traffic) / 1024
         rows.append(
             [
                 f"{count} regions",
                 *live,
                 f"{per_link:.1f}",
-                f"{control_messages(said):.1f}",
+                f"{control_messages(traffic):.1f}",
                 f"{per_link * (count - 1):.0f}",
             ]
         )
@@ -255,7 +259,7 @@ def _rates(scenes: dict[float, Scene], seen: Seen) -> str:
 def _slope(scenes: dict[int, Scene], seen: Seen, read: Read) -> tuple[float, float]:
     """Least squares over all windows: cores of 100 replicas more, and cores of none.
 
-    Over the heartbeats that were really heard: a machine that is too small gives fewer of them.
+    Over the heartbeats that really arrived: a machine that is too small gives fewer of them.
     """
     costs = [cost for scene in scenes.values() for cost in seen[scene]]
     found = statistics.linear_regression([_heard(cost) for cost in costs], [*map(read, costs)])

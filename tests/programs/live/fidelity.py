@@ -3,7 +3,7 @@
     make fidelity TRACE=conversation_trace.jsonl
 
 The same mesh twice: three regions, simulated engines, wide-area delay. Live, the engines run
-`--pace` times as fast as their profile says and the trace is played as much faster; so the twin's
+`--pace` times as fast as their profile and the trace is played as much faster; so the twin's
 profile is as much faster too, and all that is not an engine (round trips, heartbeats) has its own
 time in both. What the twin leaves out is the time of our own processes: that is the difference.
 """

@@ -4,8 +4,8 @@
 
 Two regions, us with two routers, on two nats-servers whose leaf link passes a proxy that is cut.
 While it is, both regions serve new prompts, and one router of us starts anew. Timed is what lies
-between the healed link and the moment when every router has what every other told, trusts it, and
-the routers of us keep one index; bytes are what all routers heard meanwhile.
+between the healed link and the moment when every router has what every other published, trusts it,
+and the routers of us keep one index; bytes are what all routers received meanwhile.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ def main(runs: int) -> None:
     found = [asyncio.run(_run(number)) for number in range(runs)]
     for name, values, unit in (
         ("equal after", [took_s for took_s, _ in found], "s"),
-        ("heard by all routers", [heard / 1024 for _, heard in found], "KiB"),
+        ("heard by all routers", [received / 1024 for _, received in found], "KiB"),
     ):
         middle, least, most = statistics.median(values), min(values), max(values)
         click.echo(f"{name}: median {middle:.2f} {unit} ({least:.2f}–{most:.2f}), {runs} runs")
 
 
 async def _run(number: int) -> tuple[float, int]:
-    """Seconds until all is equal, and the bytes that were heard meanwhile."""
+    """Seconds until all is equal, and the bytes that were received meanwhile."""
     [port] = free_ports(1)
     with tempfile.TemporaryDirectory() as name:
         async with (
@@ -71,10 +71,10 @@ async def _run(number: int) -> tuple[float, int]:
             await mesh.until_ready("us/r2", 1)
             await wan.heal()
             await mesh.until(lambda: wan.connections > 0, "the servers to dial again")
-            clock, heard = asyncio.get_running_loop().time, _heard(mesh)
+            clock, received = asyncio.get_running_loop().time, _received_bytes(mesh)
             began = clock()
             await mesh.until(lambda: _equal(mesh), "all to know all again")
-            return clock() - began, _heard(mesh) - heard
+            return clock() - began, _received_bytes(mesh) - received
 
 
 async def _serve(mesh: SmallMesh, name: str) -> None:
@@ -87,23 +87,23 @@ async def _serve(mesh: SmallMesh, name: str) -> None:
 def _equal(mesh: SmallMesh) -> bool:
     cores = {place: mesh.routers[place].core for place in PLACES}
     for place, core in cores.items():
-        for other, teller in cores.items():
+        for other, publisher in cores.items():
             if place == other:
                 continue
             region, _, router = other.partition("/")
             origin = Origin(RegionId(region), router or "r1")
-            told = core.gossip.remote
-            assert teller.gossip.outgoing is not None
-            if not told.is_trusted(origin):
+            remote = core.gossip.remote
+            assert publisher.gossip.outgoing is not None
+            if not remote.is_trusted(origin):
                 return False
-            if set(told.blocks(origin)) != set(teller.gossip.outgoing.told):
+            if set(remote.blocks(origin)) != set(publisher.gossip.outgoing.published):
                 return False
     indexes = [cores[place].gossip.siblings.indexes[0] for place in ("us", "us/r2")]
     one, other_index = ({block for block, _ in index.held("us-0")} for index in indexes)
     return one == other_index and len(one) > 0
 
 
-def _heard(mesh: SmallMesh) -> int:
+def _received_bytes(mesh: SmallMesh) -> int:
     return sum(
         sum(router.core.gossip.counts.received_bytes.values())
         + router.core.gossip.siblings.received_bytes

@@ -4,7 +4,7 @@
 
 Without a trace, conversations whose turns come to any of the routers: what a load balancer in front
 of them makes of a chat. The same requests go through the same mesh twice, on real nats-servers with
-leaf links between them, and a third time through one router that stands beside all the engines. It
+leaf links between them, and a third time through one router beside all the engines. It
 places every request itself, so it knows of every prefix all that a router can; and no engine is far
 from it, so what it reaches is a bound that no mesh of regions need reach. Its times to first token
 leave out the wide area and are no yardstick. Bytes are what the routers themselves count, of the
@@ -33,7 +33,7 @@ ROUTERS = ("r1", "r2")
 
 
 class Form(NamedTuple):
-    """Where the routers stand, and how much they tell peers."""
+    """Where the routers are, and how much they publish to peers."""
 
     regions: tuple[str, ...]
     routers: tuple[str, ...]

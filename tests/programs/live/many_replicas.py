@@ -2,14 +2,14 @@
 
     make bench-replicas
 
-A real nats-server and a real `mesh router`; replicas are one process that publishes a heartbeat
-of each ten times a second and answers requests at once, clients another; the router begins with
-a million blocks in its index. First nobody asks anything, then requests come, of 64 blocks each.
-CPU time and memory are those of the router's process. What a heartbeat costs is its CPU time over
-those heard, so that it is true on a machine that has other things to do too; there the router may
-hear fewer in a second than it could. A heartbeat is missed when its number was never heard. The
+A real nats-server and a real `mesh router`; replicas are one process that publishes a heartbeat of
+each ten times a second and answers requests at once, clients another; the router begins with a
+million blocks in its index. First no request is sent, then requests come, of 64 blocks each. CPU
+time and memory are those of the router's process. What a heartbeat costs is its CPU time over those
+received, so that it is true on a machine that has other things to do too; there the router may
+receive fewer in a second than it could. A heartbeat is missed when its number never arrived. The
 time of a decision is the router's own: from a request's arrival in its core to the effects. The
-last rows say whether the router was what is measured: clients that are late, and what the others
+last rows show whether the router was what is measured: clients that are late, and what the others
 took of the machine.
 """
 
@@ -78,29 +78,30 @@ async def _play(
         ):
             await _until_all_known(port, replicas)
             watch = Watched(router.pid, watched)
-            first = await watch.told()  # after the start, when last values of the stream come too
+            # After the start, when last values of the stream come too.
+            first = await watch.figures()
             rows = await _quiet(watch, quiet_s, replicas * each_per_s)
             load = {"connections": CONNECTIONS, "rate": rate, "prompt_blocks": PROMPT_BLOCKS}
             others = {"nats-server": server.pid, "replicas": fleet.pid}
             rows |= await _busy(watch, port, busy_s, load, others)
-            await programs.told(fleet)
+            await programs.sent_by(fleet)
             seen = await watch.at_last()
             os.kill(router.pid, signal.SIGTERM)
             async with asyncio.timeout(END_S):
                 await router.wait()
-    heard, missed = (int(seen[name] - first[name]) for name in ("beats", "missed"))
+    received, missed = (int(seen[name] - first[name]) for name in ("beats", "missed"))
     # Below zero: some that the stream's last values had overtaken at the start came after all.
-    return rows | {"heartbeats heard and missed in all": f"{heard}, {max(0, missed)}"}
+    return rows | {"heartbeats heard and missed in all": f"{received}, {max(0, missed)}"}
 
 
 class Watched:
-    """The router's process, and what it says of itself."""
+    """The router's process, and its own figures."""
 
     def __init__(self, pid: int, file: Path) -> None:
         self.pid, self._file = pid, file
         self.beat_s = 0.0  # of CPU time for a heartbeat, once `_quiet` knows it
 
-    async def told(self) -> dict[str, float]:
+    async def figures(self) -> dict[str, float]:
         """What it has seen so far."""
         self._file.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
@@ -111,23 +112,23 @@ class Watched:
         return seen
 
     async def at_last(self) -> dict[str, float]:
-        """The same, when it has heard all that was on its way."""
-        seen = await self.told()
+        """The same, when it has received all that was on its way."""
+        seen = await self.figures()
         while True:
             await asyncio.sleep(1.0)
-            before, seen = seen, await self.told()
+            before, seen = seen, await self.figures()
             if seen == before:
                 return seen
 
 
 async def _quiet(watch: Watched, seconds: float, beats_per_s: float) -> dict[str, str]:
     """Heartbeats alone."""
-    before, spent_s = (await watch.told())["beats"], cpu_s(watch.pid)
+    before, spent_s = (await watch.figures())["beats"], cpu_s(watch.pid)
     await asyncio.sleep(seconds)
-    heard, spent_s = (await watch.told())["beats"] - before, cpu_s(watch.pid) - spent_s
-    each_s = watch.beat_s = spent_s / heard
+    received, spent_s = (await watch.figures())["beats"] - before, cpu_s(watch.pid) - spent_s
+    each_s = watch.beat_s = spent_s / received
     return {
-        "heartbeats heard": f"{heard / seconds:.0f}/s, in {spent_s / seconds:.2f} cores",
+        "heartbeats heard": f"{received / seconds:.0f}/s, in {spent_s / seconds:.2f} cores",
         "a heartbeat": f"{1e6 * each_s:.1f} us",
         f"so {beats_per_s:.0f}/s are": f"{each_s * beats_per_s:.2f} cores",
         "memory": f"{rss_mib(watch.pid):.0f} MiB",
@@ -138,23 +139,23 @@ async def _busy(
     watch: Watched, port: int, seconds: float, load: dict[str, Any], others: Mapping[str, int]
 ) -> dict[str, str]:
     """Requests besides. `others`: processes by what they are."""
-    before, spent_s = (await watch.told())["beats"], cpu_s(watch.pid)
+    before, spent_s = (await watch.figures())["beats"], cpu_s(watch.pid)
     others_s = {name: cpu_s(pid) for name, pid in others.items()}
-    said = await programs.ask(port, seconds=seconds, seed=2, **load)
+    report = await programs.ask(port, seconds=seconds, seed=2, **load)
     others_s = {name: cpu_s(pid) - others_s[name] for name, pid in others.items()}
-    seen, spent_s = await watch.told(), cpu_s(watch.pid) - spent_s
+    seen, spent_s = await watch.figures(), cpu_s(watch.pid) - spent_s
     p10, p50, p90 = (1e6 * seen[name] for name in ("p10_s", "p50_s", "p90_s"))
-    cores = {**others_s, "clients": said["cpu_s"]}
-    beats, asked = seen["beats"] - before, sum(said["statuses"].values())
+    cores = {**others_s, "clients": report["cpu_s"]}
+    beats, asked = seen["beats"] - before, sum(report["statuses"].values())
     return {
-        "requests": what_became(said["statuses"]),
-        "latency": f"p50 {said['p50_s']:.3f} s, p99 {said['p99_s']:.3f} s",
+        "requests": what_became(report["statuses"]),
+        "latency": f"p50 {report['p50_s']:.3f} s, p99 {report['p99_s']:.3f} s",
         "CPU for them and heartbeats": f"{spent_s:.1f} s, {spent_s / seconds:.2f} cores, "
         f"{beats:.0f} heartbeats",
         "so a request": f"{1e6 * (spent_s - beats * watch.beat_s) / asked:.0f} us",
         "a decision": f"{p50:.0f} us ({p10:.0f}-{p90:.0f})",
         "memory with blocks": f"{rss_mib(watch.pid):.0f} MiB",
-        "clients were late by": f"p99 {1000 * said['late_p99_s']:.1f} ms",
+        "clients were late by": f"p99 {1000 * report['late_p99_s']:.1f} ms",
         "cores of": ", ".join(f"{name} {used / seconds:.2f}" for name, used in cores.items()),
     }
 

@@ -5,12 +5,13 @@
 A real `mesh up` of one region: nats-server, router, agents, simulated engines in real time. First a
 closed loop of many clients finds the peak, in answers a second. Then, once without options and once
 with an objective for each request, requests leave at a multiple of it for so long, whatever becomes
-of them (an open loop), and a part of those who are refused come back when they were told. When the
-load has ended single requests tell when a first token is as quick as before it.
+of them (an open loop), and a part of those who are refused come back after their Retry-After. When
+the load has ended single requests show when a first token is as quick as before it.
 
-What a Retry-After should have been is seen afterwards. A retry is *sure* to be admitted once nobody
-is refused any more; before that, while most are refused, it is luck. So the share of those who came
-back and were admitted is what counts, and the seconds until it was sure stand beside those told.
+What a Retry-After should have been is seen afterwards. A retry is *sure* to be admitted once no
+client is refused any more; before that, while most are refused, it is luck. So the share of those
+who came back and were admitted is what counts, and the seconds until it was sure are beside those
+of the answers.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""How long the replicas of a region stand idle when all its routers are killed, on real processes.
+"""How long the replicas of a region are idle when all its routers are killed, on real processes.
 
     make study-loss [TOGETHER=2]
 
@@ -71,28 +71,29 @@ async def _play(count: int, together: int) -> list[dict[str, Round]]:
             for number in range(count):
                 lost = [REGIONS[(number + more) % len(REGIONS)] for more in range(together)]
                 others = [name for name in REGIONS if name not in lost]
-                told = await lose(mesh, seen, lost, others, every_s=EVERY_S, tokens=TOKENS)
-                played.append(told)
-                click.echo(f"round {number + 1}/{count}: {told}", err=True)
+                losses = await lose(mesh, seen, lost, others, every_s=EVERY_S, tokens=TOKENS)
+                played.append(losses)
+                click.echo(f"round {number + 1}/{count}: {losses}", err=True)
                 await asyncio.sleep(SETTLE_S)
     return played
 
 
 def _table(played: list[dict[str, Round]]) -> str:
-    losses = [(region, one) for told in played for region, one in told.items()]
+    losses = [(region, one) for round_ in played for region, one in round_.items()]
     lines = ["| seconds | median | least | most |", "| --- | ---: | ---: | ---: |"]
     for name, figure in FIGURES:
         values = [figure(one) for _, one in losses]
         shown = (statistics.median(values), min(values), max(values))
         lines.append(f"| {name} | {' | '.join(f'{value:.2f}' for value in shown)} |")
-    ends: Counter[str] = sum((next(iter(told.values())).ends for told in played), Counter())
-    told = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    ends: Counter[str] = sum((next(iter(round_.values())).ends for round_ in played), Counter())
+    outcomes = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     by = Counter(f"{region} by {one.by}" for region, one in losses)
     return "\n".join(
         [
             *lines,
             "",
-            f"{len(played)} rounds; {ends.total()} requests: {told}; without a word: {ends[LOST]}.",
+            f"{len(played)} rounds; {ends.total()} requests: {outcomes}; "
+            f"without a word: {ends[LOST]}.",
             f"Adopted: {', '.join(f'{what} ({count})' for what, count in by.items())}.",
         ]
     )

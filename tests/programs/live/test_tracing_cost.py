@@ -13,7 +13,7 @@ def test_a_mesh_without_tracing_has_no_endpoint(sampled, endpoint):
     assert variables["OTEL_TRACES_SAMPLER_ARG"] == str(sampled or 0)
 
 
-def test_figures_stand_beside_those_of_the_same_round_without_tracing():
+def test_figures_are_compared_with_the_same_round_without_tracing():
     found = Results()
     for off_us, noise in ((300.0, 1.0), (600.0, 2.0)):
         for setting in SAMPLED:

@@ -74,21 +74,21 @@ def environment(sampled: float | None, collector_url: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the meshes, and who hears its spans."""
+    """One of the meshes, and the collector of its spans."""
 
     system: System
     collector: Collector
     meter: Meter
 
     async def turn(self, cell: Cell, number: int) -> Figures:
-        """CPU of each process for a request, and spans heard for one. Raises Absent."""
+        """CPU of each process for a request, and spans received for one. Raises Absent."""
         self.collector.spans.clear()
         figures = await self.meter.measure(cell, self.system, number)
-        heard = Counter(span.service for span in self.collector.spans)
-        return figures | {f"{name} spans": n / figures["answered"] for name, n in heard.items()}
+        received = Counter(span.service for span in self.collector.spans)
+        return figures | {f"{name} spans": n / figures["answered"] for name, n in received.items()}
 
 
-async def play(rounds: int, seconds: float, say: Callable[[str], None]) -> Results:
+async def play(rounds: int, seconds: float, show: Callable[[str], None]) -> Results:
     """Figures by cell and setting, one a round. Raises Absent without wrk."""
     found = Results()
     warm, _ = cells(1.2 * EXPORT_EVERY_S)
@@ -98,7 +98,7 @@ async def play(rounds: int, seconds: float, say: Callable[[str], None]) -> Resul
             for turn, cell in enumerate(cells(seconds), 1):
                 for setting, figures in (await _turns(sides, cell, turn)).items():
                     found.add(cell.name, setting, figures)
-                    say(f"round {number + 1}, {cell.name}, {setting}: {_line(figures)}")
+                    show(f"round {number + 1}, {cell.name}, {setting}: {_line(figures)}")
     return found
 
 
@@ -159,8 +159,8 @@ def _row(found: Results, cell: str, figure: str, setting: str) -> Sequence[str]:
     row = [f"{cell}: {process}", setting, shown(spread(values))]
     if setting == OFF:
         return [*row, "", ""]
-    heard = spread(found.values(cell, setting, f"mesh-{process} spans"))
-    return [*row, shown(spread(ratios(values, found.values(cell, OFF, figure)))), shown(heard)]
+    received = spread(found.values(cell, setting, f"mesh-{process} spans"))
+    return [*row, shown(spread(ratios(values, found.values(cell, OFF, figure)))), shown(received)]
 
 
 @result_page("tracing-cost", "What tracing costs")

@@ -9,7 +9,7 @@ them share the machine's cores, so requests per second of wall time would measur
 is measured instead is how many requests each worker's process answers in a second of its own CPU
 time, all that it does besides included: so many it answers where it has a core to itself. Those of
 both added, over that of one alone, is what the second one brings. What it costs is in the figure:
-both hear all heartbeats, and each hears what the other placed.
+both receive all heartbeats, and each receives what the other placed.
 """
 
 import asyncio
@@ -100,8 +100,8 @@ class Side:
         """Requests in a CPU second of each worker, added."""
         before = await self._spent()
         load = {"connections": CONNECTIONS * len(self._pids), "tokens": tokens}
-        said = await programs.ask(self._router.http_port, seconds=seconds, **load)
-        assert set(said["statuses"]) == {"200"}, said
+        report = await programs.ask(self._router.http_port, seconds=seconds, **load)
+        assert set(report["statuses"]) == {"200"}, report
         return sum(
             (now[0] - then[0]) / (now[1] - then[1])
             for then, now in zip(before, await self._spent(), strict=True)

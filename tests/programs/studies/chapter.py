@@ -20,8 +20,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import hit_ratio, throughput, ttft
 from tests.programs.studies.tables.markdown import share, table
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 REPLICAS, BATCH = 4, 8
 STEP_S, MISS_S = 0.040, 0.003
@@ -54,7 +54,7 @@ def declare(size: Size) -> list[Case]:
             duration_s=size.pick(15, 60),
             seed=seed,
             setting=(f"index_blocks_max={1 if system is BATCH_AWARE else INDEX_BLOCKS}",),
-            world={"batch_max_told": True},
+            world={"batch_max_known": True},
         )
         for seed in range(size.seeds)
         for system in SYSTEMS

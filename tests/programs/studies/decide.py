@@ -138,7 +138,7 @@ def leaving(core: RouterCore) -> Callable[[Request], object]:
 
 
 def nothing(asked: Request) -> object:
-    """A choice that nobody follows leaves nothing to undo."""
+    """A choice that is not carried out leaves nothing to undo."""
     return None
 
 

@@ -3,7 +3,7 @@
     make study-federation
 
 The reference is `mesh-everywhere`: the same policy with every replica of every region before its
-eyes at once (`mesh.sim.twin_policies`), heartbeats of 10 ms. Against it stands `mesh` as it runs,
+eyes at once (`mesh.sim.twin_policies`), heartbeats of 10 ms. Compared with it is `mesh` as it runs,
 and then with one thing worse at a time: heartbeats, digests, and lost updates.
 """
 
@@ -14,8 +14,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import Figure, geomean, hit_ratio, throughput, ttft
 from tests.programs.studies.tables.markdown import mark, seconds, share, table, times
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 MESH = System(name="mesh", policy="mesh")
 EVERYWHERE = System(name="mesh-everywhere", policy="mesh-everywhere")
@@ -35,7 +35,7 @@ ENGINES = {"L4": "l4-llama3.1-8b", "mixed": MIX}
 def declare(size: Size) -> list[Case]:
     """The reference, the mesh as it runs, and each thing worse."""
     requests = size.pick(300, 600, 3000)
-    told: dict[str, tuple[System, dict[str, Any]]] = {
+    systems: dict[str, tuple[System, dict[str, Any]]] = {
         REFERENCE: (EVERYWHERE, {"heartbeat_ms": 10.0}),
         AS_IT_IS: (MESH, {}),
         **{name: (MESH, fields) for name, fields in SLOWER.items()},
@@ -57,7 +57,7 @@ def declare(size: Size) -> list[Case]:
         for workload, rate_per_s in WORKLOADS.items()
         for engines, profile in ENGINES.items()
         for load in ((LOAD, 0.6) if size.full else (LOAD,))
-        for name, (system, fields) in told.items()
+        for name, (system, fields) in systems.items()
     ]
 
 

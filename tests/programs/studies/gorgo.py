@@ -15,8 +15,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import geomean, hit_ratio, throughput, ttft
 from tests.programs.studies.tables.markdown import seconds, share, table, times
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 A100 = ("a100-mistral-7b",)
 CENTRAL = "central:us"
@@ -89,12 +89,12 @@ def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
             )
         ratios.append(proxy / found.mean(ttft("p50"), label, GORGO.name))
     head = ["router", "TTFT mean s", "p50", "p90", "p99", "proxy's p50 over it", "tokens/s", "hits"]
-    said = (
+    text = (
         "The paper: the proxy's median is 2.5 times lower. Here it is "
         f"{min(ratios):.2f} to {max(ratios):.2f} times the decentralised one's "
         f"(geometric mean {geomean(ratios):.2f})."
     )
-    return f"{table(head, rows)}\n\n{said}"
+    return f"{table(head, rows)}\n\n{text}"
 
 
 main = command("gorgo", declare, write, "GORGO: central against decentralised.")

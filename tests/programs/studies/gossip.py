@@ -4,8 +4,8 @@
 
 Three regions of two routers each, whose clients come to either router and, of the trace, to any
 region. The reference is `mesh-everywhere`: the same policy with one index over all replicas, which
-hears everything at once. Bytes are those of the busiest direction of a link, over the whole run.
-Without siblings' news a router knows only what it placed itself.
+receives everything at once. Bytes are those of the busiest direction of a link, over the whole run.
+Without siblings' deltas a router knows only what it placed itself.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import hit_ratio, ttft
 from tests.programs.studies.tables.markdown import mark, seconds, share, table
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 ROUTERS = 2
 MESH = System(name="mesh", policy="mesh")
@@ -45,7 +45,7 @@ PATH_BLOCKS, PROMPTS, GROWTH_S = 50, 40, 60.0
 
 
 def declare(size: Size) -> list[Case]:
-    """Every workload in every form, and the budgets on the one that has most to tell."""
+    """Every workload in every form, and the budgets on the one that has most to publish."""
     cases = []
     for seed in range(size.seeds):
         for name, asked in _workloads(size).items():
@@ -160,16 +160,16 @@ def _told_per_s(rate: int, is_new: bool) -> float:
     effects: list[fx.Effect] = []
     settings = RouterSettings(trie_bytes_per_s=10**8)
     origin = Origin(RegionId("us"), RouterId("r1"))
-    news = Gossip(origin, 1, settings, effects)
-    assert news.outgoing is not None
+    gossip = Gossip(origin, 1, settings, effects)
+    assert gossip.outgoing is not None
     dice = Random(7)
     paths = [[dice.getrandbits(64) for _ in range(PATH_BLOCKS)] for _ in range(PROMPTS)]
     told_bytes = 0
     for number in range(int(GROWTH_S * rate)):
         now = number / rate
         tail = [dice.getrandbits(64) for _ in range(2)] if is_new else []
-        news.outgoing.used([*paths[number % PROMPTS], *tail], now)
-        news.tick(now)
+        gossip.outgoing.used([*paths[number % PROMPTS], *tail], now)
+        gossip.tick(now)
         told_bytes += sum(size_bytes(e.delta) for e in effects if isinstance(e, fx.PublishTrie))
         effects.clear()
     return told_bytes / GROWTH_S

@@ -4,7 +4,7 @@
 
 Six replicas in three regions (L4s, H100s, or in each region one of both), requests as many in
 every cell. A *cell* is a workload, a fleet and a load, over all seeds. The central routers push
-blindly, as they are published; `mesh` and `skywalker` stand in every region.
+blindly, as they are published; `mesh` and `skywalker` have a router in every region.
 
 Targets compare with the best central prefix router *of each metric*, so with four at once, and
 with `skywalker`. `oracle` is the better of two weights in each cell (`mesh.sim.oracle`).
@@ -16,9 +16,9 @@ from typing import Any
 
 from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
+from tests.programs.studies.tables.comparison import compared
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
-from tests.programs.studies.tables.standings import standings
 
 CENTRAL = "central:us"
 MESH = System(name="mesh", policy="mesh")
@@ -153,7 +153,7 @@ def _systems(size: Size, engines: str, load: float) -> Sequence[System]:
 
 def write(cases: Sequence[Case], results: Sequence[Result]) -> str:
     """Standings, then every cell."""
-    return standings(
+    return compared(
         Results(cases, results),
         ours=MESH.name,
         rivals=[system.name for system in CENTRAL_PREFIX],

@@ -6,7 +6,7 @@ Engines and fleets are the paper's (2 and 4 A6000s with Mistral 7B), prompts mad
 1, arrivals Poisson with Zipf 1.1 over contents. Rates are given as loads, because the paper's
 axes belong to its own software; 0.9 is near where round-robin breaks down. Both policies push at
 once, as Preble's scheduler does; only its priority groups need a queue to reorder. Nobody sheds:
-whoever holds may hold until the client hangs up, so that all answer the same requests.
+a router may hold until the client hangs up, so that all answer the same requests.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import e2e, hit_ratio, lost_ratio
 from tests.programs.studies.tables.markdown import mark, seconds, share, table, times
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 A6000 = ("a6000-mistral-7b",)
 CENTRAL = "central:us"

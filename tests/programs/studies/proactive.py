@@ -5,7 +5,7 @@
 A day of ten minutes in three regions that peak at different hours, with and without warming: for
 one product of the whole world (documents that come and go, shared by all regions), on large GPUs
 and on small ones whose memory holds five documents; and for what it should not help: chat, short
-prompts, tools whose popularity stands still. A gain is a lower time to first token at no cost to
+prompts, tools whose popularity is constant. A gain is a lower time to first token at no cost to
 its tail.
 """
 
@@ -16,8 +16,8 @@ from tests.programs.studies.tables.case import Case, System, case, fleet
 from tests.programs.studies.tables.command import Size, command
 from tests.programs.studies.tables.figures import hit_ratio, lost_ratio, ttft
 from tests.programs.studies.tables.markdown import seconds, share, table
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 MESH = System(name="mesh", policy="mesh")
 L4, H100 = "l4-llama3.1-8b", "h100-llama3.1-8b"

@@ -8,7 +8,7 @@ the end of its last conversation, so time and memory are those of one run.
 
 A run has three parts. The fleet fills, then it is full for as long as requests come, and then the
 last conversations come to their end; only the middle grows with the number of requests. Its price,
-CPU seconds a simulated second once a quarter of the arrivals are behind, says what a million would
+CPU seconds a simulated second once a quarter of the arrivals are behind, shows what a million would
 take: that many seconds for the arrivals, and the rest of this run as it was.
 
 What is sampled and not kept whole: times, above a million values of one measure
@@ -81,7 +81,7 @@ class Cost(NamedTuple):
 
 
 class Watch:
-    """Notes how far a run is, once a simulated second, and tells people now and then."""
+    """Notes how far a run is, once a simulated second, and prints it now and then."""
 
     def __init__(self, policy: str, size: Size) -> None:
         self.marks: list[Mark] = []
@@ -117,7 +117,7 @@ def workload(size: Size) -> Workload:
 
 
 def regions(size: Size) -> list[RegionId]:
-    """Their names, as they stand in the ring."""
+    """Their names, in the ring's order."""
     return [RegionId(f"r{number}") for number in range(size.regions)]
 
 

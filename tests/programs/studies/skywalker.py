@@ -3,8 +3,8 @@
     make study-skywalker
 
 Engines are the paper's (one L4 each, Llama-3.1-8B), clients its counts, workloads made after its
-own description. Its GKE Gateway can't be run here; `nearest region` stands for what the paper
-says of it: each region's clients on that region's replicas, in turn, no prefixes, no queue.
+own description. Its GKE Gateway can't be run here; `nearest region` is what the paper
+describes: each region's clients on that region's replicas, in turn, no prefixes, no queue.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from tests.programs.studies.tables.figures import (
     ttft,
 )
 from tests.programs.studies.tables.markdown import seconds, share, table, times
+from tests.programs.studies.tables.result_files import Result
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.shelf import Result
 
 L4 = ("l4-llama3.1-8b",)
 CENTRAL = "central:us"
@@ -106,7 +106,7 @@ def _figure_8(found: Results) -> str:
 
 
 def _claims(found: Results) -> str:
-    """What the paper says of SkyWalker, beside SkyWalker here and `mesh`."""
+    """The paper's figures of SkyWalker, beside SkyWalker here and `mesh`."""
     central = [system.name for system in BASELINES[1:]]
     chats, trees = ("ChatBot Arena", "WildChat"), ("ToT", "Mixed Tree")
     gateway = BASELINES[0].name

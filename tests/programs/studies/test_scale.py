@@ -1,4 +1,4 @@
-"""The scale benchmark on a world that takes a blink."""
+"""The scale benchmark on a small world."""
 
 import pytest
 from click.testing import CliRunner
@@ -16,11 +16,11 @@ def test_a_small_world_is_played_to_its_end_and_measured() -> None:
     assert cost.peak_bytes > 10 * 2**20, "an interpreter alone has more"
 
 
-def test_regions_stand_in_a_ring_and_replicas_are_dealt_out() -> None:
-    told = world("mesh", Size(1, 11, 4, 0))
-    assert [len(fleet) for fleet in told.regions.values()] == [3, 3, 3, 2]
-    names = list(told.regions)
-    apart = [told.rtt.rtt_s(names[0], name) for name in names]
+def test_regions_form_a_ring_and_replicas_are_spread() -> None:
+    given = world("mesh", Size(1, 11, 4, 0))
+    assert [len(fleet) for fleet in given.regions.values()] == [3, 3, 3, 2]
+    names = list(given.regions)
+    apart = [given.rtt.rtt_s(names[0], name) for name in names]
     assert apart == pytest.approx([0.0, 0.05, 0.1, 0.05])
 
 
@@ -43,9 +43,8 @@ def test_the_full_part_of_a_run_is_what_a_million_is_made_of() -> None:
     assert row[1:3] == ["80", "3"]
 
 
-@pytest.mark.benchmark
 def test_the_command_prints_a_row_for_each_policy() -> None:
-    told = ["--requests", "6", "--replicas", "2", "--regions", "2"]
-    ended = CliRunner().invoke(main, [*told, "--policy", "mesh", "--policy", "least-load"])
+    given = ["--requests", "6", "--replicas", "2", "--regions", "2"]
+    ended = CliRunner().invoke(main, [*given, "--policy", "mesh", "--policy", "least-load"])
     assert ended.exit_code == 0, ended.output
     assert [line.split()[1] for line in ended.stdout.splitlines()[4:]] == ["mesh", "least-load"]

@@ -28,7 +28,7 @@ ONE_WAY_S = 0.11  # half of the widest round trip that we plan for
 HEAL_S = 2.0
 STORM_S = 6.0  # of trouble
 SECRETS = 0.3  # of a storm's prompts
-SETTLE_S = 2.0  # everybody is up by then
+SETTLE_S = 2.0  # all are up by then
 NAMES = [("us", "r1"), ("eu", "r1"), ("ap", "r1"), ("eu", "r2"), ("us", "r2"), ("eu", "r3")]
 REPLICAS = ("0", "1")
 
@@ -118,7 +118,7 @@ class Net:
     def place(
         self, node: Node, replica: str, path: tuple[int, ...], *, is_secret: bool = False
     ) -> None:
-        """A prompt is placed, as the placer would: what peers may not know, news don't hear."""
+        """A prompt is placed, as the placer would: secret prefixes are not noted for peers."""
         if is_secret:
             self.secrets.update(set(path) - self._open)
         else:
@@ -144,7 +144,7 @@ class Net:
             self.step()
 
     def step(self) -> None:
-        """One tick of everybody, and what arrives until the next."""
+        """One tick of all, and what arrives until the next."""
         for node in self.nodes:
             node.index.expire(self.now)
             node.gossip.tick(self.now)
@@ -157,15 +157,15 @@ class Net:
             self._deliver_nearby()
 
     def differences(self) -> list[str]:
-        """Where a listener does not have what an origin told, siblings not the same index, or
-        somebody what he may not."""
+        """Where a receiver does not have what an origin published, siblings not the same index, or
+        a router what it may not."""
         found = list(self.leaks)
         for node in self.nodes:
             for other in self.nodes:
                 if other is node:
                     continue
                 told = node.gossip.remote
-                if set(told.blocks(other.origin)) != set(other.gossip.outgoing.told):
+                if set(told.blocks(other.origin)) != set(other.gossip.outgoing.published):
                     found.append(f"{node.origin}: set of {other.origin}")
                 if not told.is_trusted(other.origin):
                     found.append(f"{node.origin}: trust in {other.origin}")
@@ -219,7 +219,7 @@ class Net:
             heappush(self._due, (self.now + delay_s, next(self._numbers), arrive))
 
     def _look_at(self, node: Node, message: Message, stream: int) -> None:
-        """What leaves a region. Blocks that are lost were told before."""
+        """What leaves a region. Blocks that are lost were published before."""
         blocks: set[int] = set()
         if isinstance(message, TrieDelta):
             blocks.update(message.gained, message.lost)
@@ -243,7 +243,7 @@ class Net:
             elif isinstance(message, TriePart):
                 ear.receive_part(message, now)
             else:
-                ear.hear(message, now)
+                ear.receive(message, now)
 
         return arrive
 

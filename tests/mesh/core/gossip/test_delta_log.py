@@ -15,7 +15,7 @@ def numbers(deltas):
     return None if deltas is None else [delta.seq for delta in deltas]
 
 
-def test_what_came_after_a_number_is_said_again():
+def test_deltas_after_a_number_are_sent_again():
     log = kept(5)
     assert numbers(log.since(3, 5)) == [4, 5]
     assert numbers(log.since(0, 5)) == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""Whole meshes: sets that agree after any trouble, bytes that stay in bounds, and who is heard."""
+"""Whole meshes: sets that agree after any trouble, bytes in bounds, and limits of origins."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_a_region_that_starts_takes_each_set_once():
     assert sent_bytes(net) - before < others * (5000 * 9 + 8000)
 
 
-def test_routers_of_one_region_tell_nothing_twice_and_are_heard_as_one():
+def test_routers_of_one_region_publish_nothing_twice_and_count_as_one():
     net = Net(1, nodes=5, trie_blocks_max=16_384)
     one, other = (node for node in net.nodes if node.region == "us")
     listener = next(node for node in net.nodes if node.region == "ap")
@@ -86,13 +86,13 @@ def test_routers_of_one_region_tell_nothing_twice_and_are_heard_as_one():
         node.index.insert("us-0", chat[: 10 * turn], net.now)
         net.rest(0.5)
     net.rest(1.0)
-    told = [set(node.gossip.outgoing.told) for node in (one, other)]
+    told = [set(node.gossip.outgoing.published) for node in (one, other)]
     assert told[0] | told[1] == set(chat) and not told[0] & told[1]
     assert listener.gossip.remote.depths(chat, ("us",)) == {"us": 400}
     assert 50 < len(told[0]) < 350
 
 
-def test_what_a_router_told_is_told_anew_by_its_siblings_when_it_is_gone():
+def test_what_a_router_published_its_siblings_publish_when_it_is_gone():
     net = Net(1, nodes=5, trie_blocks_max=16_384)
     one, other = (node for node in net.nodes if node.region == "us")
     listener = next(node for node in net.nodes if node.region == "ap")
@@ -102,9 +102,9 @@ def test_what_a_router_told_is_told_anew_by_its_siblings_when_it_is_gone():
     assert len(one.gossip.outgoing) == 400 and len(other.gossip.outgoing) == 0
     one.restart()
     net.rest(HEAL_S)
-    assert set(other.gossip.outgoing.told) == set(range(400))
+    assert set(other.gossip.outgoing.published) == set(range(400))
     assert listener.gossip.remote.depths(range(400), ("us",)) == {"us": 400}
-    assert one.index.blocks("us-0") == 400  # its sibling told it
+    assert one.index.blocks("us-0") == 400  # by its sibling
 
 
 def test_the_routers_of_a_region_share_the_budget_of_a_link():
@@ -122,11 +122,11 @@ def test_the_routers_of_a_region_share_the_budget_of_a_link():
             assert sent <= 8192 / 2 * (net.now - began) + 4 * 8192 / 2 + 4096
 
 
-def test_who_tells_too_much_is_not_heard_then_doubted_and_asked_later():
+def test_an_origin_above_its_limit_is_ignored_and_asked_later():
     one, effects = gossip(trie_heard_bytes_per_s=1000)
     eu = Origin("eu", "r1")
     for seq in range(1, 12):
-        one.hear(TrieDelta("eu", "r1", 1, seq, tuple(range(100 * seq, 100 * seq + 50)), ()), 0.0)
+        one.receive(TrieDelta("eu", "r1", 1, seq, tuple(range(100 * seq, 100 * seq + 50)), ()), 0.0)
     assert one.counts.limited > 0 and not one.remote.is_trusted(eu)
     asked = [fx.AskTrie("eu", TrieAsk("r1", 1, 7))]
     for tick in (1, 2):
@@ -136,9 +136,9 @@ def test_who_tells_too_much_is_not_heard_then_doubted_and_asked_later():
     assert [effect for effect in effects if isinstance(effect, fx.AskTrie)] == asked
 
 
-def test_with_a_budget_of_nothing_it_tells_nothing_and_hears_all_the_same():
+def test_without_a_budget_it_publishes_nothing_and_receives_all_the_same():
     quiet, effects = gossip(trie_bytes_per_s=0, siblings_bytes_per_s=0)
-    quiet.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    quiet.receive(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
     quiet.asked(TrieAsk("r1", 1, 0), "eu", "inbox", 0.0)
     quiet.tick(0.1)
     assert effects == []
@@ -157,7 +157,9 @@ def test_only_the_router_that_is_asked_answers():
 
 
 def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
-    one, effects = gossip(trie_bytes_per_s=1)  # whoever is not answered at once waits for long
+    one, effects = gossip(
+        trie_bytes_per_s=1
+    )  # an asker that is not answered at once waits for long
     one.outgoing.used(tuple(range(1000)), 0.0)
     for number in range(REGION_ROUTERS_MAX + 5):
         for _ in range(3):
@@ -168,27 +170,27 @@ def test_who_is_being_answered_or_finds_no_room_costs_no_snapshot():
     assert effects == []
 
 
-def test_its_own_voice_and_origins_beyond_the_limit_are_not_heard():
+def test_its_own_deltas_and_origins_beyond_the_limit_are_ignored():
     one, _ = gossip()
-    one.hear(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
+    one.receive(TrieDelta("us", "r1", 1, 1, (1,), ()), 0.0)
     for number in range(ORIGINS_MAX + 5):
-        one.hear(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
+        one.receive(TrieDelta(f"eu-{number}", "r1", 1, 1, (number,), ()), 0.0)
     assert len(one.remote.origins) == ORIGINS_MAX
     assert all(origin.region.startswith("eu") for origin in one.remote.origins)
 
 
-def test_a_region_that_invents_routers_shuts_nobody_out():
+def test_a_region_that_invents_routers_excludes_no_other():
     one, _ = gossip()
     for number in range(ORIGINS_MAX + 5):
-        one.hear(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
+        one.receive(TrieDelta("eu", f"r{number}", 1, 1, (number,), ()), 0.0)
     assert len(one.remote.origins) == REGION_ROUTERS_MAX
-    one.hear(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
+    one.receive(TrieDelta("ap", "r1", 1, 1, (7,), ()), 0.0)
     assert one.remote.is_trusted(Origin("ap", "r1"))
 
 
 def test_an_origin_that_is_gone_makes_room():
     one, _ = gossip()
-    one.hear(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
+    one.receive(TrieDelta("eu", "r1", 1, 1, (1,), ()), 0.0)
     one.tick(100.0)
     assert (len(one.remote), one.remote.origins) == (0, ())
 

@@ -1,7 +1,6 @@
-"""One router's stream: when it speaks, how much, and what it says to those who missed some."""
+"""One router's stream: when it publishes, how much, and its answers to peers that missed some."""
 
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
-from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher
+from mesh.core.gossip.publisher import LOG_DELTAS_MAX, SIGN_S, DeltaPublisher, OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin
 from schemas.gossip import PART_BLOCKS_MAX, TrieAsk, TrieDelta, TriePart, size_bytes
 
@@ -9,7 +8,7 @@ ORIGIN = Origin("us", "r1")
 
 
 class Stream:
-    """A teller and its news."""
+    """A publisher and its set."""
 
     def __init__(self, bytes_per_s=1e6, trie_s=0.25, blocks_max=10_000):
         self.outgoing = OutgoingPrefixes(blocks_max)
@@ -60,14 +59,14 @@ def test_the_bytes_are_within_the_budget_whatever_there_is_to_tell():
     assert 80_000 < spent < 5 * 10_000 + 40_000 + 64
 
 
-def test_who_missed_little_is_told_that_again():
+def test_a_peer_that_missed_little_gets_that_again():
     stream = Stream()
     deltas = [stream.tell((n,), float(n))[0] for n in range(20)]
     assert stream.ask(17) == deltas[17:]
     assert stream.ask(20) == [TrieDelta("us", "r1", 7, 20, (), ())]
 
 
-def test_who_knows_nothing_of_this_epoch_is_told_all():
+def test_a_peer_of_another_epoch_gets_all():
     stream = Stream()
     stream.tell((1, 2), 0.0)
     for question in (stream.ask(0, epoch=6), stream.ask(9), stream.ask(-1)):

@@ -1,4 +1,4 @@
-"""Which peer region holds how much of a prompt, as its routers told."""
+"""Which peer region holds how much of a prompt, as its routers announced."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ def told(**paths):
     return known
 
 
-def test_each_region_as_deep_as_it_told():
+def test_each_region_as_deep_as_announced():
     known = told(eu1=(1, 2, 3), ap1=(1, 2))
     assert known.depths((1, 2, 3, 4), ("eu", "ap", "us")) == {"eu": 3, "ap": 2}
     assert known.depths((1, 2, 3, 4), ("ap",)) == {"ap": 2}
@@ -32,7 +32,7 @@ def test_the_deepest_of_a_regions_routers_counts():
     assert known.depths((1, 2, 3), ("eu",)) == {"eu": 3}
 
 
-def test_a_path_may_be_told_in_pieces_by_routers_of_one_region():
+def test_a_path_may_be_announced_in_pieces_by_routers_of_one_region():
     known = told(eu1=(1, 4), eu2=(2, 3), ap1=(3,))
     assert known.depths((1, 2, 3, 4, 5), ("eu", "ap")) == {"eu": 4}
     assert known.not_announced("eu", (1, 2, 9)) == [9]
@@ -61,7 +61,7 @@ def test_what_is_removed_or_forgotten_is_gone_for_that_origin_alone():
     assert known.depths((1, 2), ("eu", "ap")) == {"eu": 1}
 
 
-def test_own_depths_are_deepened_only_where_told_goes_deeper():
+def test_own_depths_are_deepened_only_where_announced_goes_deeper():
     index: PrefixIndex[str] = PrefixIndex(10)
     index.announced = told(eu1=(1, 2), ap1=(1,))
     assert index.deepen({"ap": 2, "sa": 1}, (1, 2), ("eu", "ap")) == {"eu": 2, "ap": 2, "sa": 1}

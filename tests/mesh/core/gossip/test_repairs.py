@@ -8,7 +8,7 @@ DELTA = TrieDelta("us", "r1", 1, 1, tuple(range(100)), ())
 SIZE = size_bytes(DELTA)
 
 
-def test_an_answer_takes_as_long_as_its_budget_says():
+def test_an_answer_takes_as_long_as_its_budget():
     repairs = Repairs(float(SIZE))  # a message a second, four at once
     repairs.put("eu1", "eu", [DELTA] * 6)
     assert list(repairs.due(0.0)) == [("eu", "eu1", DELTA)] * 4
@@ -24,7 +24,7 @@ def test_regions_do_not_wait_for_each_other_but_their_routers_do():
     assert [inbox for _, inbox, _ in repairs.due(4.01)] == ["eu2"] * 4
 
 
-def test_who_asks_again_meanwhile_is_not_heard():
+def test_a_repeated_request_meanwhile_is_ignored():
     repairs = Repairs(float(SIZE))
     repairs.put("eu1", "eu", [DELTA] * 5)
     assert not repairs.has_room("eu1", "eu")

@@ -10,7 +10,7 @@ def placed():
     return SiblingPublisher(Origin("us", "r1"), 7, said.append), said
 
 
-def test_every_prompt_is_said_whole_with_its_replica_and_a_number():
+def test_every_prompt_is_published_whole_with_its_replica_and_a_number():
     stream, said = placed()
     stream.used("us-0", (1, 2), 0.0)
     stream.used("us-1", (1, 2, 3), 0.0)
@@ -22,7 +22,7 @@ def test_every_prompt_is_said_whole_with_its_replica_and_a_number():
     assert stream.sign(is_warm=True).seq == 2 and stream.sign(is_warm=True).is_sign
 
 
-def test_a_prompt_is_said_again_after_a_while_or_once_it_was_lost():
+def test_a_prompt_is_published_again_after_a_while_or_once_it_was_lost():
     stream, said = placed()
     stream.used("us-0", (1, 2), 0.0)
     stream.used("us-0", (1, 2), AGAIN_S / 2)
@@ -33,14 +33,14 @@ def test_a_prompt_is_said_again_after_a_while_or_once_it_was_lost():
     assert [(d.gained, d.lost) for d in said[1:]] == [((1, 2), ()), ((), (2,)), ((1, 2), ())]
 
 
-def test_a_miss_is_told_by_its_age():
+def test_a_miss_is_published_by_its_age():
     stream, said = placed()
-    stream.tick(10.0)
+    stream.now = 10.0
     stream.missed("us-0", 8.5)
     assert (said[0].missed_ms, said[0].is_sign) == (1500, False)
 
 
-def test_who_missed_some_is_told_of_the_replicas_they_were_about():
+def test_a_sibling_that_missed_some_gets_the_replicas_concerned():
     stream, _ = placed()
     for number in range(5):
         stream.used(f"us-{number}", (number,), 0.0)
@@ -59,6 +59,6 @@ def test_what_is_remembered_has_a_limit():
     stream, _ = placed()
     for number in range(RECENT_MAX + 10):
         stream.used("us-0", (number,), 0.0)
-    assert len(stream._announced_at["us-0"]) == RECENT_MAX
+    assert len(stream._used_at["us-0"]) == RECENT_MAX
     stream.gone("us-0")
-    assert not stream._announced_at
+    assert not stream._used_at

@@ -55,7 +55,7 @@ def test_a_prompt_that_is_used_again_stays_young_for_both(net):
     assert placed(one) == placed(other) == {"us-0": {*PATH, *range(200, 210)}}
 
 
-def test_a_burst_of_one_prompt_is_said_once(net):
+def test_a_burst_of_one_prompt_is_published_once(net):
     one, _ = us(net)
     one.index.insert("us-0", PATH, net.now)
     net.step()
@@ -97,7 +97,7 @@ def test_what_was_never_computed_goes_from_every_index(net):
     assert placed(one) == placed(other) == {"us-0": set(PATH[:10])}
 
 
-def test_who_starts_takes_everything_from_one_that_is_warm_and_says_so(net):
+def test_a_router_that_starts_takes_everything_from_a_warm_one(net):
     one, other = us(net)
     one.index.insert("us-0", PATH, net.now)
     other.index.insert("us-1", (7, 8), net.now)
@@ -151,7 +151,7 @@ def test_a_late_answer_does_not_bring_back_what_a_replica_has_lost_since(net):
     assert placed(one) == placed(other) == {}
 
 
-def test_without_a_budget_nothing_is_said_and_everybody_is_warm():
+def test_without_a_budget_nothing_is_published_and_all_are_warm():
     net = Net(1, nodes=5, siblings_bytes_per_s=0)
     one, other = us(net)
     one.index.insert("us-0", PATH, net.now)
@@ -173,7 +173,7 @@ def secret(net):
 
 
 def told(net):
-    """By us, to whom; all that any other region has heard."""
+    """All that any other region has received."""
     return {
         block
         for node in net.nodes
@@ -190,16 +190,16 @@ def test_a_secret_is_for_siblings_and_not_for_peers(secret):
     assert told(secret) == set(PATH)
 
 
-def test_the_survivors_of_one_who_died_keep_its_secrets(secret):
+def test_survivors_of_a_sibling_do_not_publish_its_secrets(secret):
     one, other = us(secret)
     one.is_away = True
     secret.rest(GONE_S + 2.0)
     assert placed(other) == {"us-0": set(SECRET), "us-1": set(PATH)}
-    assert set(other.gossip.outgoing.told) == told(secret) == set(PATH)
+    assert set(other.gossip.outgoing.published) == told(secret) == set(PATH)
     assert secret.leaks == []
 
 
-def test_who_is_told_everything_by_a_sibling_tells_peers_nothing_of_it(secret):
+def test_a_siblings_index_is_not_published_to_peers(secret):
     one, other = us(secret)
     for node in (one, other):
         node.restart()
@@ -210,15 +210,15 @@ def test_who_is_told_everything_by_a_sibling_tells_peers_nothing_of_it(secret):
     assert secret.leaks == []
 
 
-def test_what_was_a_secret_here_is_told_once_an_open_prompt_has_it_there(secret):
+def test_a_secret_prefix_is_published_once_an_open_prompt_has_it(secret):
     _, other = us(secret)
     secret.place(other, "us-1", (*SECRET[:10], 7))
     secret.rest(1.0)
     assert told(secret) == {*PATH, *SECRET[:10], 7}
 
 
-def test_a_peer_that_asks_as_siblings_do_hears_nothing(secret):
-    """Its link would not carry the question in our name; asked in its own, nobody answers."""
+def test_a_peer_that_asks_as_siblings_do_gets_no_answer(secret):
+    """Its link would not carry the request in our name; in its own, there is no answer."""
     one, other = us(secret)
     [asker] = [node for node in secret.nodes if node.origin == ("eu", "r1")]
     for after in (EVERYTHING, 0):

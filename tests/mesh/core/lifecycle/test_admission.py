@@ -67,7 +67,7 @@ def test_without_an_objective_nothing_is_too_late():
     assert Door(500).late(None, place(1e6), waited_s=1e6) is None
 
 
-def test_at_a_cold_start_nobody_is_shed():
+def test_at_a_cold_start_no_request_is_shed():
     assert Door(500, moved=False).late(0.001) is None
     assert Door(500, moved=False).late(0.001, place(target="a")) is None
 
@@ -134,7 +134,7 @@ def test_retry_after_is_when_the_line_is_short_enough_to_be_joined():
     assert is_told(door.admission.retry_after_s(asked, None, door.now), 39 / PACE_PER_S - 10.0)
 
 
-def test_whoever_is_refused_and_was_held_is_not_before_itself():
+def test_a_held_request_is_not_ahead_of_itself():
     door = Door(1)
     [held] = door.held
     assert is_told(door.admission.retry_after_s(held, None, door.now), 1.0)
@@ -146,7 +146,7 @@ def test_retry_after_is_when_it_would_be_in_time():
     assert is_told(Door(9).admission.retry_after_s(asked, LateFirstToken(3.0, 2.0), 5.0), 4.5)
 
 
-def test_of_a_crowd_each_is_told_a_later_time():
+def test_of_a_crowd_each_gets_a_later_time():
     door = Door(39, limit_s=10.0)
     told = [
         door.admission.retry_after_s(request(n, arrived_at=5.0), None, door.now)
@@ -156,7 +156,7 @@ def test_of_a_crowd_each_is_told_a_later_time():
         assert is_told(after_s, 39 / PACE_PER_S - 10.0 + number / PACE_PER_S)
 
 
-def test_a_line_that_nobody_serves_keeps_its_pace():
+def test_a_queue_without_replicas_keeps_its_pace():
     door, asked = Door(9), request(999, arrived_at=1000.0)
     expected_s = door.admission.expected_s(asked, None, door.now)
     door.serving = 0
@@ -167,7 +167,7 @@ def test_a_line_that_nobody_serves_keeps_its_pace():
     assert door.admission.expected_s(asked, None, door.now + KEPT_S + 10.0) > 2 * expected_s
 
 
-def test_those_that_nobody_serves_are_not_ahead_of_others():
+def test_requests_without_replicas_are_not_ahead_of_others():
     door, asked = Door(9), request(999, arrived_at=1000.0)
     expected_s = door.admission.expected_s(asked, None, door.now)
     for key in range(500, 530):

@@ -1,4 +1,4 @@
-"""The order of trying: Preble's shares of a batch, and nobody left behind."""
+"""The order of trying: Preble's shares of a batch, and no request left behind."""
 
 from collections import Counter
 from math import ceil

@@ -173,12 +173,16 @@ def test_kinds_are_models_on_one_ground():
     held = [request(1), request(2, residency=("eu",)), request(3, residency=("eu",))]
     for one in held:
         queue.put(one)
-    assert (queue.kinds, queue.alike(kind_of(held[0])), queue.alike(kind_of(held[1]))) == (2, 1, 2)
+    assert (
+        len(queue.held_kinds),
+        queue.alike(kind_of(held[0])),
+        queue.alike(kind_of(held[1])),
+    ) == (2, 1, 2)
     assert set(queue.held_kinds) == {kind_of(held[0]), kind_of(held[1])}
     queue.remove(held[1])
     queue.remove(held[2])
     assert set(queue.held_kinds) == {kind_of(held[0])}
-    assert (queue.kinds, queue.alike(kind_of(held[1]))) == (1, 0)
+    assert (len(queue.held_kinds), queue.alike(kind_of(held[1]))) == (1, 0)
 
 
 @pytest.mark.parametrize("order", HoldOrder)

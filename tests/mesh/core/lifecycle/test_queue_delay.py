@@ -59,7 +59,7 @@ def test_a_newcomer_is_refused_where_the_line_is_longer_than_the_limit():
     assert str(refused) == "expected wait 10.1 s > limit 10 s"
 
 
-def test_without_a_limit_or_with_an_objective_nobody_is_refused_for_it():
+def test_without_a_limit_or_with_an_objective_no_request_is_refused_for_it():
     assert Line(900, per_s=1.0, limit_s=0.0).newcomer() is None
     assert Line(900, per_s=1.0).newcomer(slo_ttft_s=30.0) is None
 
@@ -70,7 +70,7 @@ def test_a_higher_class_joins_where_a_lower_one_may_not():
     assert told == [True, False, False]
 
 
-def test_before_the_pace_is_known_the_first_in_line_stands_for_it():
+def test_before_the_pace_is_known_the_first_requests_wait_counts():
     line = Line(5)
     assert line.newcomer(now=LIMIT_S) is None
     assert line.newcomer(now=LIMIT_S + 0.1).wait_s == pytest.approx(LIMIT_S + 0.1)
@@ -126,7 +126,7 @@ def test_who_comes_back_is_no_newcomer():
     assert Line(150, per_s=10.0).delay.too_long(back, None, 25.0) is None
 
 
-def test_a_guests_wait_in_other_regions_lines_counts_and_not_its_attempts():
+def test_a_peers_wait_in_other_regions_counts_and_not_its_attempts():
     line = Line(5)
     line.put(request(6, arrived_at=-26.0), since=0.0)
     line.put(request(7, arrived_at=-25.0), since=0.0)
@@ -143,7 +143,7 @@ def test_as_many_as_there_are_replicas_may_wait_for_a_long_job():
     assert line.newcomer() is None
 
 
-def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
+def test_while_no_replica_serves_all_wait_and_then_time_begins_anew():
     line = Line(5, per_s=10.0, serving=0)
     line.per_s = 0.1
     assert line.newcomer(now=40.0) is None
@@ -159,7 +159,7 @@ def test_while_nobody_serves_everyone_waits_and_then_time_begins_anew():
     for key in range(5):
         line.held.remove(request(key))
     line.delay.look(60.0)
-    assert line.delay._unserved_at == {}, "of nobody who is held"
+    assert line.delay._unserved_at == {}, "of no held request"
 
 
 def test_it_knows_the_kinds_that_are_held():
@@ -170,7 +170,7 @@ def test_it_knows_the_kinds_that_are_held():
     assert line.delay._unserved_at.keys() == {kind_of(request(0)), (MODEL, ("eu",), False)}
 
 
-def test_those_that_nobody_serves_are_no_crowd_for_others():
+def test_requests_without_replicas_are_no_crowd_for_others():
     line = Line()
     for key in range(50):
         line.put(request(key, residency=("eu",)))

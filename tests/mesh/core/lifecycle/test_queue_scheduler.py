@@ -76,7 +76,7 @@ def region():
     return region
 
 
-def test_who_waits_by_choice_blocks_nobody(region):
+def test_a_request_held_by_choice_blocks_no_other(region):
     assert region.ask(1, "b").placement is Placement.HOLD
     assert region.ask(2, "a").placement is Placement.LOCAL
     assert region.hear("b") == [1]
@@ -153,7 +153,7 @@ def test_in_the_order_of_arrival(region):
         ({"models": (OTHER,)}, []),
     ],
 )
-def test_they_are_asked_when_a_replica_that_may_take_them_speaks(region, fields, asked):
+def test_held_requests_are_tried_at_the_heartbeat_of_a_replica_with_room(region, fields, asked):
     region.ask(1, "c")
     region.hear("b", **fields)
     assert region.policy.asked == asked
@@ -184,13 +184,13 @@ def test_classes_with_policies_of_their_own_do_not_block_each_other():
     assert [held.key for held in router.held] == [1]
 
 
-def test_news_of_a_busy_replica_reach_the_class_that_would_use_it():
+def test_a_busy_replicas_heartbeat_reaches_the_class_that_would_use_it():
     router = core(**LOW_BY_MESH)
     router.handle(ev.RequestArrived(request(1, priority=Priority.LOW)), 0.0)
     assert placed(router.handle(ev.HeartbeatSeen(beat("a", **BUSY)), 0.1)) == [1]
 
 
-def test_those_who_avoid_a_place_leave_it_to_others():
+def test_requests_that_avoid_a_place_leave_it_to_others():
     router = core(policy="least-load")
     for key in (1, 2):
         router.handle(ev.RequestArrived(request(key)), 0.0)

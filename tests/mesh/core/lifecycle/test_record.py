@@ -11,38 +11,36 @@ from mesh.core.lifecycle.record import (
     RequestState,
     Transition,
 )
-from mesh.core.placement.placement import PlacementResult
-from schemas.decision import Placement
+from schemas.decision import CandidateKind
 from schemas.ids import RegionId, ReplicaId
-from tests.mesh.core.build import request
+from tests.mesh.core.build import request, spot
 
-LOCAL = PlacementResult(Placement.LOCAL, "a", "", "mesh")
-PEER = PlacementResult(Placement.PEER, "eu", "", "mesh")
+LOCAL, PEER = spot("a"), spot("eu", CandidateKind.PEER)
 LOST = None
 
 
 def test_a_life_with_two_holds():
     record = RequestRecord(request(1))
     record.hold(10.0)
-    assert (record.held_since, record.is_held, record.is_tried) == (10.0, True, False)
-    record.dispatch(PEER, 12.0)
-    assert (record.attempt, record.held_s, record.is_tried) == (1, 2.0, True)
+    assert (record.held_since, record.state) == (10.0, RequestState.HELD)
+    record.dispatch(PEER, None, 12.0)
+    assert (record.attempt, record.held_s, record.state) == (1, 2.0, RequestState.TRIED)
     assert (record.peer, record.replica) == (RegionId("eu"), None)
     record.placed_by_peer(ReplicaId("eu-0"), 13.0)
     record.hold(20.0)
     assert (record.peer, record.replica) == (None, None)
-    record.dispatch(LOCAL, 21.0)
+    record.dispatch(LOCAL, 7, 21.0)
     times = record.held_s, record.attempted_at, record.last_frame_at
     assert (record.attempt, *times, record.replica) == (2, 3, 21, 21, "a")
     record.start(22.0)
-    assert (record.has_started, record.is_tried, record.last_frame_at) == (True, False, 22.0)
+    assert (record.state, record.last_frame_at) == (RequestState.STARTED, 22.0)
     record.end()
     assert record.state is RequestState.ENDED
 
 
 STEPS = {
     Transition.HOLD: lambda record: record.hold(1.0),
-    Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 1.0),
+    Transition.DISPATCH: lambda record: record.dispatch(LOCAL, 7, 1.0),
     Transition.START: lambda record: record.start(1.0),
     Transition.END: lambda record: record.end(),
 }
@@ -89,9 +87,9 @@ def test_what_has_ended_stays_so_and_every_state_can_end():
 def test_another_attempt(failures, again) -> None:
     record = RequestRecord(request(1))
     for status in failures:
-        if record.is_tried:
+        if record.state is RequestState.TRIED:
             record.hold(0.0)
-        record.dispatch(LOCAL, 0.0)
+        record.dispatch(LOCAL, 7, 0.0)
         record.engine_answered(status)
         record.failed(avoid_place=True)
     assert record.is_worth_another(failures_max=3) is again

@@ -27,7 +27,7 @@ def test_it_is_whole_seconds_from_one_to_a_minute(wait_s, pace_per_s, refused, s
         assert after_s >= min(LATEST_S, LATEST_S if wait_s is None else wait_s)
 
 
-def test_a_crowd_is_told_to_come_back_at_the_pace_of_the_line():
+def test_a_crowd_retries_at_the_pace_of_the_queue():
     returns, dice, pace_per_s = RetryAfter(), Random(1), 4.0
     told = [returns.after_s(2.0, pace_per_s, 0.0, dice) for _ in range(120)]
     for number, after_s in enumerate(told):
@@ -35,7 +35,7 @@ def test_a_crowd_is_told_to_come_back_at_the_pace_of_the_line():
         assert due_s <= after_s <= (due_s + 1.0) * (1.0 + JITTER_RATIO) + 1.0
 
 
-def test_those_who_were_told_are_counted_until_they_are_due():
+def test_booked_clients_are_counted_until_they_are_due():
     returns, dice = RetryAfter(), Random(1)
     for _ in range(100):
         returns.after_s(0.0, 10.0, 0.0, dice)
@@ -43,7 +43,7 @@ def test_those_who_were_told_are_counted_until_they_are_due():
     assert returns.after_s(0.0, 10.0, 60.0, dice) <= 2.0
 
 
-def test_a_thousand_who_never_return_are_forgotten_within_a_minute():
+def test_a_thousand_bookings_lapse_within_a_minute():
     returns, dice = RetryAfter(), Random(1)
     for _ in range(100_000):
         returns.after_s(0.0, 10.0, 0.0, dice)

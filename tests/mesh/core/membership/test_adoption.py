@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from mesh.core.lifecycle.record import RequestState
 from mesh.core.membership.adoption import START_LEASES
 from mesh.core.membership.lease import GUARD
 from mesh.core.model import effects as fx
@@ -23,7 +24,7 @@ STEP_S = 0.05
 
 
 class Stage:
-    """The router of us, with peers eu and ap; what it claims, and what it tells of it.
+    """The router of us, with peers eu and ap; what it claims, and what it publishes.
 
     ap says that it is 50 ms from eu.
     """
@@ -81,7 +82,7 @@ def test_a_router_without_peers_or_with_a_lease_of_nothing_claims_nothing():
         assert not [effect for effect in effects if isinstance(effect, fx.ClaimLease)]
 
 
-def test_home_is_claimed_at_the_first_tick_and_taken_from_whoever_has_it():
+def test_home_is_claimed_at_the_first_tick_from_any_owner():
     stage = Stage()
     stage.feed(ev.Tick())
     [first] = stage.claims
@@ -110,7 +111,7 @@ def test_home_is_renewed_four_times_a_lease_by_one_of_its_routers():
 
 def test_a_region_whose_digests_or_whose_lease_goes_on_is_not_claimed():
     stage = Stage()
-    assert stage.spend(5.0, EU, AP) == []  # no lease was ever heard of, but digests are
+    assert stage.spend(5.0, EU, AP) == []  # no lease was ever seen, but digests are
     for seq in range(1, 100):
         stage.hear(EU, EU, 1, seq)
         assert stage.spend(0.25, AP) == []
@@ -138,13 +139,13 @@ def test_a_nearer_living_region_goes_first():
     assert EU in [claim.lease.region for claim in alone.spend(LEASE_S + 0.1)]
 
 
-def test_who_has_just_started_waits_until_it_could_have_heard_of_the_others():
+def test_a_router_that_has_just_started_waits_for_the_others_digests():
     stage = Stage()
     assert stage.spend(START_LEASES * LEASE_S - 0.1) == []
     assert {claim.lease.region for claim in stage.spend(1.0)} == {EU, AP}
 
 
-def test_a_claim_that_nobody_answers_is_repeated_and_adopts_nothing():
+def test_a_claim_without_an_answer_is_repeated_and_adopts_nothing():
     stage = Stage()
     stage.spend(1.0, EU, AP)
     [claim] = stage.spend(1.0, AP)
@@ -213,15 +214,15 @@ def test_what_runs_there_goes_on_as_if_its_own_region_had_placed_it():
     stage.feed(ev.RequestArrived(build.request(1, arrived_at=stage.now)))
     stage.hear(EU, EU, 12, 10)
     record = stage.core.inflight[1]
-    assert (record.peer, record.replica, record.is_tried) == (EU, "eu-0", True)
+    assert (record.peer, record.replica, record.state) == (EU, "eu-0", RequestState.TRIED)
     stage.spend(1.5, EU, AP)
-    assert 1 in stage.core.inflight, "nobody called it lost"
+    assert 1 in stage.core.inflight, "it was not reported lost"
     effects = stage.feed(ev.ClientGone(1))
     [cancel] = [effect for effect in effects if isinstance(effect, fx.CancelAttempt)]
     assert (cancel.region, cancel.replica) == (EU, "eu-0")
 
 
-def test_a_refused_renewal_waits_for_the_stream_to_say_who_has_written():
+def test_a_refused_renewal_waits_for_the_stream_to_report_the_writer():
     stage = Stage()
     stage.adopt_eu()
     [renewal] = [claim for claim in stage.spend(0.45, AP) if claim.lease.region == EU]
@@ -303,7 +304,7 @@ def test_who_may_send_nothing_to_a_region_does_not_claim_it():
     assert carries_both.spend(LEASE_S + 0.2, AP) != []
 
 
-def test_nobody_waits_for_a_nearer_region_that_may_send_nothing_there():
+def test_a_nearer_region_that_may_send_nothing_there_is_not_waited_for():
     free = ground(CARRIED | {AP: ("ap",)}, {AP: ("ap",)})
     stage = Stage(eu_rtt_s=0.2, ground=free)
     stage.spend(1.0, EU, AP)

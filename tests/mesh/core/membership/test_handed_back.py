@@ -1,4 +1,4 @@
-"""Replicas that were handed back while somebody still waited for their answers."""
+"""Replicas that were handed back while their answers were awaited."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from mesh.core.membership.handed_back import (
     WATCH_S_MAX,
     AdoptedAttempt,
     HandedBack,
-    HandedBackAttempt,
+    LostWatch,
 )
 from mesh.core.model.settings import RouterSettings
 from mesh.core.view.replica import ForwardedAnswer, Replica
@@ -37,7 +37,7 @@ def expire(table, now, *, living=True, waits=True):
     return table.expire(now, lambda region: living, lambda attempt: waits)
 
 
-def test_nobody_is_watched_for_whom_nobody_waits():
+def test_a_replica_without_awaited_answers_is_not_watched():
     assert not back(owed=False, ours=()).regions
     assert back(ours=()).regions == back(owed=False).regions == {EU}
 
@@ -45,10 +45,10 @@ def test_nobody_is_watched_for_whom_nobody_waits():
 @pytest.mark.parametrize("last", [said(2), said(state=ReplicaState.GONE)])
 def test_who_restarts_or_leaves_is_lost_at_once(last):
     table = back()
-    assert table.hear(said(), BACK_AT + 6.0) is None
-    gone = table.hear(last, BACK_AT + 6.1)
-    assert gone == HandedBackAttempt(NAME, ("inbox-1",), OURS, "the agent restarted or left")
-    assert table.hear(said(3), BACK_AT + 6.2) is None
+    assert table.seen(said(), BACK_AT + 6.0) is None
+    gone = table.seen(last, BACK_AT + 6.1)
+    assert gone == LostWatch(NAME, ("inbox-1",), OURS, "the agent restarted or left")
+    assert table.seen(said(3), BACK_AT + 6.2) is None
     assert not table.regions
 
 
@@ -64,17 +64,17 @@ def test_who_waits_since_an_earlier_time_still_does(epoch, orphans, ours):
     again = Replica(beat(NAME, region=EU, epoch=epoch), BACK_AT + 9.0)
     again.relayed.append(ForwardedAnswer("inbox-3", BACK_AT + 30.0))
     table.keep(again, (AdoptedAttempt(8, 1),), BACK_AT + 10.0)
-    gone = table.hear(said(3), BACK_AT + 11.0)
-    assert gone == HandedBackAttempt(NAME, orphans, ours, "the agent restarted or left")
+    gone = table.seen(said(3), BACK_AT + 11.0)
+    assert gone == LostWatch(NAME, orphans, ours, "the agent restarted or left")
 
 
-def test_of_too_many_who_wait_the_latest_are_kept():
+def test_of_too_many_awaited_answers_the_latest_are_kept():
     table = HandedBack(US, RouterSettings(relayed_max=2))
     for number in range(3):
         replica = Replica(beat(NAME, region=EU), BACK_AT)
         replica.relayed.append(ForwardedAnswer(f"inbox-{number}", BACK_AT + 30.0))
         table.keep(replica, (AdoptedAttempt(number, 1),), BACK_AT + number)
-    gone = table.hear(said(2), BACK_AT + 4.0)
+    gone = table.seen(said(2), BACK_AT + 4.0)
     assert (gone.orphans, gone.ours) == (
         ("inbox-1", "inbox-2"),
         (AdoptedAttempt(1, 1), AdoptedAttempt(2, 1)),
@@ -83,7 +83,7 @@ def test_of_too_many_who_wait_the_latest_are_kept():
 
 def test_who_falls_silent_is_lost_as_an_adopted_one_would_be():
     table = back()
-    table.hear(said(), BACK_AT + 1.0)
+    table.seen(said(), BACK_AT + 1.0)
     assert expire(table, BACK_AT + 3.0) == []
     [gone] = expire(table, BACK_AT + 3.1)
     assert (gone.name, gone.orphans, gone.ours) == (NAME, ("inbox-1", "inbox-2"), OURS)
@@ -94,29 +94,29 @@ def test_a_silent_region_is_a_cut_link_and_no_loss():
     table = back()
     for tenth in range(1, 100):
         assert expire(table, BACK_AT + tenth / 10, living=False) == []
-    assert expire(table, BACK_AT + 11.8) == [], "the routers may be heard first"
+    assert expire(table, BACK_AT + 11.8) == [], "the routers may return first"
     assert len(expire(table, BACK_AT + 12.0)) == 1
 
 
-def test_it_is_heard_until_nothing_is_left():
+def test_it_is_watched_until_nothing_is_left():
     table = back()
-    table.hear(said(outstanding=0), BACK_AT + 0.5)
+    table.seen(said(outstanding=0), BACK_AT + 0.5)
     assert table.regions == {EU}, "work may have been on its way"
-    table.hear(said(outstanding=0), BACK_AT + 1.1)
+    table.seen(said(outstanding=0), BACK_AT + 1.1)
     assert not table.regions
 
 
-def test_it_is_heard_until_nobody_waits_any_more():
+def test_it_is_watched_until_no_answer_is_awaited():
     table = back(ours=())
-    table.hear(said(), BACK_AT + 29.9)
+    table.seen(said(), BACK_AT + 29.9)
     assert expire(table, BACK_AT + 29.9) == [] and table.regions
     assert expire(table, BACK_AT + 30.1) == [] and not table.regions
     table = back(owed=False)
     assert expire(table, BACK_AT + 9.0, waits=False) == [] and not table.regions
 
 
-def test_it_is_not_heard_for_ever():
+def test_it_is_not_watched_for_ever():
     table = back(owed=False)
-    table.hear(said(), BACK_AT + WATCH_S_MAX)
+    table.seen(said(), BACK_AT + WATCH_S_MAX)
     assert expire(table, BACK_AT + WATCH_S_MAX) == [] and table.regions
     assert expire(table, BACK_AT + WATCH_S_MAX + 0.1) == [] and not table.regions

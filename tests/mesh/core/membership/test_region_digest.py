@@ -19,10 +19,13 @@ class Region:
         settings = RouterSettings(peer_queue_max=2, ground=where)
         self.replicas = ReplicaTable(ROUTER, settings)
         self.held = HoldQueue(100)
-        self.digest = RegionalDigest(US, ROUTER, epoch=7, settings=settings)
+        self.digest = RegionalDigest(US, ROUTER, 7, settings, self.replicas, self.held)
 
-    def due(self, now, accepting=True):
-        return self.digest.due(self.replicas, self.held, accepting, now)
+    def due(self, now, accepting=True, adopted=(), rtt_s=dict):
+        return self.digest.due(now, accepting=accepting, adopted=dict(adopted), rtt_s=rtt_s)
+
+    def fresh(self, now, adopted=()):
+        return self.digest.fresh(now, accepting=True, adopted=dict(adopted))
 
 
 def test_it_counts_what_peers_ask_about():
@@ -97,12 +100,12 @@ def test_handed_off_work_makes_a_replica_full():
 def test_arrivals_have_a_rate():
     region = Region()
     for number in range(200):
-        region.digest.arrived(number / 10)
+        region.digest.arrivals.count(number / 10)
         region.due(number / 10)
     assert 8.0 < region.due(20.5).requests_per_s < 12.0
 
 
-def test_it_tells_the_shortest_wait_and_the_usual_company():
+def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
     region = Region()
     queued = {"prefill_s_per_token": 0.001, "prefill_queued_tokens": 500, "running": 4}
     region.replicas.see(beat("a", **queued), 0.0)
@@ -115,35 +118,35 @@ def test_it_tells_the_shortest_wait_and_the_usual_company():
     assert models[OTHER] == ModelCapacity(ready=1, free=1, wait_s=0.4, running=4.0)
 
 
-def test_a_wait_that_no_replica_tells_is_not_zero():
+def test_a_wait_that_no_replica_reports_is_not_zero():
     region = Region()
     region.replicas.see(beat("a", prefill_s_per_token=0.001), 0.0)
     region.replicas.see(beat("b", prefill_queued_tokens=10), 0.0)
     assert region.due(0.0).models[MODEL].wait_s is None
 
 
-def test_who_asks_is_told_of_now_and_nobody_else_hears_less():
+def test_a_fresh_digest_changes_nothing_that_is_published():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
     told = region.due(0.0)
     region.replicas.see(beat("a", 2, pending=1), 0.05)
-    fresh = region.digest.fresh(region.replicas, region.held, True, 0.05)
+    fresh = region.fresh(0.05)
     assert (told.replicas_free, fresh.replicas_free) == (1, 0)
     assert fresh.seq > told.seq
     news = region.due(0.06)
     assert (news.replicas_free, news.seq) == (0, fresh.seq + 1)
 
 
-def test_many_who_ask_at_once_are_told_the_same():
+def test_many_fresh_digests_at_once_are_one():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
-    asked = [region.digest.fresh(region.replicas, region.held, True, 0.0) for _ in range(3)]
+    asked = [region.fresh(0.0) for _ in range(3)]
     assert asked[0] is asked[1] is asked[2]
-    later = region.digest.fresh(region.replicas, region.held, True, CHANGE_S_MIN)
+    later = region.fresh(CHANGE_S_MIN)
     assert later.seq == asked[0].seq + 1
 
 
-def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
+def test_it_has_its_labels_and_counts_by_label_where_not_all_carry_it():
     region = Region(ground({US: ("eu", "hospital")}))
     region.replicas.see(beat("a"), 0.0)
     region.replicas.see(beat("b", residency=("eu",)), 0.0)
@@ -151,12 +154,12 @@ def test_it_says_its_labels_and_counts_those_apart_that_not_all_carry():
     digest = region.due(0.1)
     assert digest.residency == ("eu", "hospital")
     assert digest.models[MODEL].ready == 3
-    assert list(digest.models_by_label) == ["hospital"]  # everybody carries the other one
+    assert list(digest.models_by_label) == ["hospital"]  # all carry the other one
     apart = digest.models_by_label["hospital"][MODEL]
     assert (apart.ready, apart.free) == (2, 1)
 
 
-def test_without_labels_it_says_that_there_are_none():
+def test_without_labels_it_names_none():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
     digest = region.due(0.1)
@@ -173,26 +176,26 @@ def test_adopted_replicas_stand_on_their_own_ground():
     assert {label: has[MODEL].ready for label, has in digest.models_by_label.items()} == {"us": 1}
 
 
-def test_whoever_is_refused_hears_of_adopted_regions_too():
+def test_a_fresh_digest_has_adopted_regions_too():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
-    told = region.digest.due(region.replicas, region.held, True, 0.0, adopted={EU: 4})
-    fresh = region.digest.fresh(region.replicas, region.held, True, 1.0, adopted={EU: 4})
+    told = region.due(0.0, adopted={EU: 4})
+    fresh = region.fresh(1.0, adopted={EU: 4})
     assert fresh.seq == told.seq + 1
     assert fresh.adopted == told.adopted == {EU: 4}
 
 
-def test_round_trips_are_told_once_a_second_as_soon_as_there_are_any():
+def test_round_trips_are_sent_once_a_second_as_soon_as_there_are_any():
     region = Region()
     region.replicas.see(beat("a"), 0.0)
     measured = {}
 
     def told(now):
-        made = region.digest.due(region.replicas, region.held, True, now, rtt_s=lambda: measured)
+        made = region.due(now, rtt_s=lambda: measured)
         return made.rtt_s
 
     assert told(0.0) == {}
     measured = {EU: 0.08}
     assert told(0.25) == {EU: 0.08}
-    assert region.digest.fresh(region.replicas, region.held, True, 1.5).rtt_s == {}, "for one alone"
+    assert region.fresh(1.5).rtt_s == {}, "for one alone"
     assert [told(0.25 + eighths / 8) for eighths in range(1, 10)] == [{}] * 7 + [{EU: 0.08}, {}]

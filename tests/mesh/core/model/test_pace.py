@@ -1,4 +1,4 @@
-"""The pace of a line: what it was while somebody waited, and nothing before it is known."""
+"""The pace of a queue: while requests waited, and unknown at first."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from mesh.core.model.rates import BUSY_S_MIN, KEPT_S, RELEASES_MIN, WINDOW_S, Re
 
 
 def moving(pace, per_s, seconds, begin=0.0):
-    """Somebody waits all the time, and is released every 1 / per_s; returns the end."""
+    """Requests wait all the time, one is released every 1 / per_s; returns the end."""
     pace.waits(begin)
     for step in range(1, round(seconds * per_s) + 1):
         pace.released(begin + step / per_s)
@@ -44,12 +44,12 @@ def test_idle_time_does_not_count():
     assert pace.per_s(end + KEPT_S) == known
 
 
-def test_what_was_learned_long_ago_says_nothing_of_now():
+def test_what_was_learned_long_ago_does_not_count():
     for asked_first in (False, True):
         pace = ReleasePace()
         end = moving(pace, 0.5, 30.0)
         pace.nobody_waits(end)
-        pace.nobody_waits(end + KEPT_S)  # still nobody
+        pace.nobody_waits(end + KEPT_S)  # still empty
         later = end + KEPT_S + 0.1
         assert not asked_first or pace.per_s(later) is None
         pace.waits(later)
@@ -57,7 +57,7 @@ def test_what_was_learned_long_ago_says_nothing_of_now():
         assert pace.per_s(moving(pace, 10.0, 5.0, later)) == pytest.approx(10.0, rel=0.1)
 
 
-def test_a_line_that_stands_still_grows_slow_and_one_that_moves_recovers():
+def test_the_pace_falls_while_no_request_is_released_and_recovers():
     pace = ReleasePace()
     end = moving(pace, 10.0, 2 * WINDOW_S)
     assert pace.per_s(end + 2 * WINDOW_S) < 5.0

@@ -220,7 +220,7 @@ def test_the_token_ratio_learns():
 
 
 @given(st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(-(2**40), 2**40))))
-def test_the_token_ratio_stays_in_bounds_whatever_it_is_told(observations):
+def test_the_token_ratio_stays_in_bounds_for_any_observation(observations):
     ratio = TokenRatio()
     for text_bytes, prompt_tokens in observations:
         ratio.observe(text_bytes, prompt_tokens)
@@ -229,7 +229,7 @@ def test_the_token_ratio_stays_in_bounds_whatever_it_is_told(observations):
 
 
 def test_a_hash_is_keyed_blake2b_of_the_model_and_all_text_so_far():
-    """As anyone may compute who has the secret, and nobody else."""
+    """As the secret alone allows to compute them."""
     text = b"a" * BLOCK_BYTES + b"b" * BLOCK_BYTES
     secret = hashlib.sha256(b"k").digest()
     whole = hashlib.blake2b(b"org/model\x00\x00" + text, key=secret, digest_size=8).digest()

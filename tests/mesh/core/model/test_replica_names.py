@@ -1,8 +1,8 @@
-"""Names of adopted replicas are told from those at home, whatever the names are."""
+"""Names of adopted replicas are distinct from those at home, whatever the names are."""
 
 from hypothesis import given
 
-from mesh.core.model.replica_names import is_adopted, replica_name_at, split_replica_name
+from mesh.core.view.replica import is_adopted, replica_name_at, split_replica_name
 from tests.schemas.strategies import NAMES
 
 

@@ -43,10 +43,12 @@ class Region:
 
     def layer(self, model=MODEL, avoid=(), ahead=0, busy_too=True):
         asked = request(1, model=model)
-        return self.layers.layer(asked, avoid, self.now, ahead, sampling=None, busy_too=busy_too)
+        return self.layers.of_replicas(
+            asked, avoid, self.now, ahead, sampling=None, busy_too=busy_too
+        )
 
     def new(self, model=MODEL):
-        """Made anew, as for everybody who has somewhere to avoid."""
+        """Made anew, as for a request with a place to avoid."""
         return self.layer(model, avoid=("nobody",))
 
 
@@ -99,7 +101,7 @@ def region():
     return region
 
 
-def test_of_those_who_have_more_in_work_the_targets_are_made_anew(region):
+def test_targets_of_replicas_with_another_load_are_made_anew(region):
     before = list(region.layer().free)
     assert [one.load for one in before] == [0, 0, 0]
     region.sends("b")
@@ -127,7 +129,7 @@ def test_targets_have_every_field_at_its_place(region):
     assert Target(**target._asdict()) == target
 
 
-def test_those_of_another_model_change_nothing(region):
+def test_replicas_of_another_model_change_nothing(region):
     region.says("d", models=(OTHER,))
     layer = region.layer()
     region.sends("d")
@@ -138,7 +140,7 @@ def test_those_of_another_model_change_nothing(region):
 
 
 @pytest.mark.parametrize("how", [{"avoid": ("a",)}, {"ahead": 2}, {"busy_too": False}])
-def test_who_asks_in_another_way_is_not_shown_what_is_kept(region, how):
+def test_other_requests_do_not_get_the_kept_layer(region, how):
     layer = region.layer()
     other = region.layer(**how)
     assert other is not layer

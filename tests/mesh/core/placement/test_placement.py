@@ -6,7 +6,7 @@ import pytest
 
 from mesh.core.model.request import Served
 from mesh.core.model.settings import RouterSettings
-from mesh.core.placement.placement import NOWHERE, Placer
+from mesh.core.placement.placement import Placer
 from mesh.core.placement.receipt import CANDIDATES_MAX
 from mesh.core.prefixes.prefix_index import TTL_S
 from mesh.core.view.peers import PeerTable
@@ -15,17 +15,17 @@ from schemas.decision import CandidateKind, Placement
 from schemas.exchange import Priority
 from schemas.ids import ModelId, ReplicaId
 from schemas.settings import BLIND, Pushing, PushingKind
-from tests.mesh.core.build import EU, ROUTER, beat, digest, foreign, prompt, request, spot
+from tests.mesh.core.build import EU, ROUTER, US, beat, digest, foreign, prompt, request, spot
 
 
 class Fleet:
     """The tables and a placer over them."""
 
-    def __init__(self, home=NOWHERE, **settings):
+    def __init__(self, home=US, **settings):
         self.settings = RouterSettings(**settings)
         self.replicas = ReplicaTable(ROUTER, self.settings)
-        self.peers = PeerTable(self.settings)
-        self.placer = Placer(self.settings, self.replicas, self.peers, Random(1), home=home)
+        self.peers = PeerTable(self.settings, US)
+        self.placer = Placer(self.settings, self.replicas, self.peers, Random(1), None, home)
 
     def place(self, asked=None, avoid=()):
         return self.placer.place(asked or request(1), avoid, 0.0)
@@ -191,7 +191,7 @@ def test_room_in_a_busy_replica_is_for_policies_that_judge_load(policy, may):
     assert not fleet.placer.may_go(replica, [], 0.0)
 
 
-def test_tokens_that_the_policy_believes_to_be_held_are_not_to_be_computed():
+def test_tokens_that_the_policy_estimates_to_be_held_are_not_computed():
     """An answer of 100 tokens goes on in a block that was not full."""
     fleet = Fleet(policy="mesh")
     fleet.replicas.see(beat("a", prefill_queued_tokens=0), 0.0)

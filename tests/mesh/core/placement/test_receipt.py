@@ -1,7 +1,8 @@
 """Receipts: the chosen first, then by price, then the others with their reasons; all counted."""
 
 from mesh.core.model.prompt import Prompt
-from mesh.core.placement.receipt import CANDIDATES_MAX, CandidateLayer, receipt
+from mesh.core.placement.candidates import CandidateLayer
+from mesh.core.placement.receipt import CANDIDATES_MAX, receipt
 from mesh.core.policies.base import Choice, Score, Target
 from schemas.decision import CandidateKind
 
@@ -34,7 +35,7 @@ def test_a_replica_and_a_region_of_one_name_are_two():
     assert [one.kind for one in listed] == [PEER, REPLICA] and considered == 2
 
 
-def test_held_lists_those_who_could_not():
+def test_a_held_receipt_lists_the_unavailable():
     listed, considered = receipt([layer(busy="xyz")], Choice(None, "held"), PROMPT)
     assert [one.available for one in listed] == [False] * 3 and considered == 3
 

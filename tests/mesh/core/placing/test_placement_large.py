@@ -1,4 +1,4 @@
-"""Placement in fleets that are too large to look at everybody: a sample, and when it won't do."""
+"""Placement in fleets too large to examine all: a sample, and when it won't do."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from mesh.core.view.replica_sampling import ALL_MAX, HOLDERS_MAX, IDLE_MAX, OTHE
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.decision import Placement
 from schemas.ids import ModelId, ReplicaId
-from tests.mesh.core.build import MODEL, ROUTER, beat, request, spot
+from tests.mesh.core.build import MODEL, ROUTER, US, beat, request, spot
 
 LOOKED_AT_MAX = HOLDERS_MAX + IDLE_MAX + OTHERS_MAX
 BUSY = {"running": 4, "outstanding": 4, "prefill_queued_tokens": 1000}
@@ -26,7 +26,7 @@ class Fleet:
     def __init__(self, count, policy="mesh", seed=1, **said):
         known = RouterSettings(policy=policy)
         self.replicas = ReplicaTable(ROUTER, known)
-        self.placer = Placer(known, self.replicas, PeerTable(known), Random(seed))
+        self.placer = Placer(known, self.replicas, PeerTable(known, US), Random(seed), None, US)
         for number in range(count):
             self.replicas.see(beat(f"r{number}", **(BUSY | said)), 0.0)
 
@@ -110,7 +110,7 @@ def test_when_none_of_the_sample_is_available_all_are_looked_at():
 
 
 def test_a_line_is_shared_by_all_and_not_by_those_looked_at():
-    """What a hundred that wait cost a newcomer is the same in the sample as over everybody."""
+    """What a hundred that wait cost a newcomer is the same in the sample as over all."""
     some, ahead = Fleet(1000), 100
     one = some.place(ahead=ahead).candidates[0]
     fewer = Fleet(ALL_MAX).place(ahead=ahead * ALL_MAX / 1000).candidates[0]

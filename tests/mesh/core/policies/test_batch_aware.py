@@ -146,12 +146,12 @@ def test_a_short_match_does_not_bind_and_the_forgotten_hold_nothing():
 # The fill wait.
 
 
-def test_an_idle_pick_is_waited_for_and_no_longer_than_said():
+def test_a_request_waits_at_an_idle_pick_and_no_longer_than_its_option():
     made, idle = policy(), [target("a", 0), target("b", 0)]
     asked = request(1, arrived_at=1.0)
     for now in (1.0, 1.0 + 0.9 * WAIT_S):
         choice = made.choose(asked, idle, now)
-        assert (choice.target, choice.reason) == (None, "waits for others: its pick stands idle")
+        assert (choice.target, choice.reason) == (None, "waits for others: its pick is idle")
     assert made.choose(asked, idle, 1.0 + 1.1 * WAIT_S).name in "ab"
 
 
@@ -167,7 +167,7 @@ def test_without_a_wait_nothing_waits():
     assert policy(GREEDY).choose(request(1, arrived_at=1.0), [target("a", 0)], 1.0).name == "a"
 
 
-def test_those_who_gathered_go_along_until_the_batch_is_full():
+def test_requests_held_meanwhile_go_along_until_the_batch_is_full():
     made = policy()
     idle = [target(name, 0) for name in "abcd"]
     first = made.choose(request(1), idle, 1.0)

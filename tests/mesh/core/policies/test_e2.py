@@ -86,7 +86,7 @@ def test_the_load_cost_by_hand():
     }
 
 
-def test_evicting_costs_what_those_who_share_it_will_compute_anew():
+def test_evicting_costs_what_requests_that_share_it_will_compute_again():
     """Four blocks of cache: BB goes, which two of three requests share, and half of AA."""
     world = World(kv_capacity_tokens=4 * BLOCK)
     world.choose("Z")
@@ -97,7 +97,7 @@ def test_evicting_costs_what_those_who_share_it_will_compute_anew():
     assert terms["x"]["evict_s"] == pytest.approx((2 * 2 / 3 + 1 * 1 / 3) * 0.1)
 
 
-def test_of_those_who_hold_the_key_portion_the_cheapest():
+def test_of_holders_of_the_key_portion_the_cheapest():
     world = World()
     world.choose("Z")
     for name in ("x", "y"):
@@ -143,7 +143,7 @@ def test_the_heaviest_sheds_to_the_lightest_until_loads_are_alike():
     assert max(loads.values()) <= 1.5 * min(loads.values())
 
 
-def test_rebalancing_is_said_with_both_loads():
+def test_the_reason_of_rebalancing_has_both_loads():
     world = World("x", "y", warm=2)
     world.choose("Z")
     for _ in range(4):
@@ -177,7 +177,7 @@ def test_a_prefix_whose_requests_wait_twice_as_long_gets_a_second_home():
     assert world.choose("AAAAC", now=25.0).reason.startswith("exploit: ")
 
 
-def test_explorers_go_where_decoding_stands_out():
+def test_explorers_go_where_decoding_exceeds_the_others():
     """x decodes for cached prompts, y and z compute new ones; all have about the same load."""
     world = World(warm=1)
     world.choose("Z")

@@ -33,7 +33,7 @@ def test_load_is_prefill_of_what_was_missed_and_decoding_of_the_average_answer()
     assert x.load_s == pytest.approx(0.15 + 0.35 + 2 * 10 * 0.02)
 
 
-def test_the_engines_word_replaces_the_estimate():
+def test_the_engines_report_replaces_the_estimate():
     window, x = LoadWindow(180.0), account()
     window.answered(give(window, x, 100, 0.0), Served(1000, 600, 10))
     assert x.prefill_s == pytest.approx(0.05 + 0.4)

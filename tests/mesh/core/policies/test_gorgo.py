@@ -99,7 +99,7 @@ def test_a_peer_has_all_three_terms():
     }
 
 
-def test_a_busy_peer_does_not_draw_everybody():
+def test_a_busy_peer_does_not_attract_all_requests():
     """The fault of the authors' code: it costs a peer only its distance and prefill."""
     idle, busy = peer("eu", 0.12), peer("ap", 0.08, queue=8, ready=1)
     assert gorgo().choose(asked(1, "A" * 20), [idle, busy], 0.0).name == "eu"

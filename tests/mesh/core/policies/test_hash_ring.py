@@ -62,7 +62,8 @@ def test_the_walk_goes_on_at_the_start_of_the_circle():
 
 
 def test_keys_are_shared_out_fairly():
-    counts = Counter(ring_of(NAMES).next(key, NAMES) for key in KEYS)
+    ring = ring_of(NAMES)
+    counts = Counter(ring.next(key, NAMES) for key in KEYS)
     fair = len(KEYS) / len(NAMES)
     assert len(counts) == len(NAMES)
     assert all(0.65 * fair < count < 1.35 * fair for count in counts.values())

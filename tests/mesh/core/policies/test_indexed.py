@@ -3,7 +3,7 @@
 from random import Random
 
 from mesh.core.gossip.gossip import Gossip
-from mesh.core.gossip.outgoing_prefixes import OutgoingPrefixes
+from mesh.core.gossip.publisher import OutgoingPrefixes
 from mesh.core.gossip.remote_prefixes import Origin, RemotePrefixes
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies.base import Target
@@ -43,26 +43,26 @@ def test_what_peers_tell_counts_where_it_goes_deeper():
     assert indexed._held_by(request(1, "ABC"), Target("eu", 0)) == 0  # a replica of that name
 
 
-def test_a_peer_whose_stream_has_a_hole_is_not_believed_until_it_is_mended():
+def test_a_peer_whose_stream_has_a_gap_does_not_count_until_it_is_closed():
     """The policy reads what the router's gossip keeps, so doubt is known to it at once."""
     gossip = Gossip(Origin("us", "r1"), 1, RouterSettings(), [])
     indexed, eu, hashes = Indexed(Random(1), 100), Target("eu", 0, PEER), request(1, "ABC")
     indexed.indexes[PEER].announced = gossip.remote
     blocks = hashes.prompt.hashes
-    gossip.hear(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
+    gossip.receive(TrieDelta("eu", "r1", 1, 1, blocks[:2], ()), 0.0)
     assert indexed._held_by(hashes, eu) == 2
-    gossip.hear(TrieDelta("eu", "r1", 1, 3, (77,), ()), 0.1)
+    gossip.receive(TrieDelta("eu", "r1", 1, 3, (77,), ()), 0.1)
     assert indexed._held_by(hashes, eu) == 0
-    gossip.hear(TrieDelta("eu", "r1", 1, 2, blocks[2:], ()), 0.2)
+    gossip.receive(TrieDelta("eu", "r1", 1, 2, blocks[2:], ()), 0.2)
     assert indexed._held_by(hashes, eu) == 3
 
 
-def test_it_tells_what_its_region_holds_and_when_the_last_replica_loses_it():
+def test_it_publishes_what_its_region_holds_and_when_the_last_replica_loses_it():
     indexed, news = Indexed(Random(1), 3), OutgoingPrefixes(100)
     indexed.indexes[CandidateKind.REPLICA].outgoing = news
     for name in ("x", "y"):
         indexed.placed(request(1, "ABC"), spot(name), 0.0)
-    indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not this region's to tell
+    indexed.placed(request(1, "ABC"), spot("eu", PEER), 0.0)  # not held in this region
     assert news.take(100) == (request(1, "ABC").prompt.hashes, ())
     indexed.placed(request(1, "DEF"), spot("x"), 0.0)
     assert news.take(100) == (request(1, "DEF").prompt.hashes, ())

@@ -1,4 +1,4 @@
-"""llm-d: three scores, their weights, and what happens when nobody says."""
+"""llm-d: three scores, their weights, and what happens without reports."""
 
 from random import Random
 
@@ -77,7 +77,7 @@ def test_what_waits_on_the_way_is_queue():
 
 
 @pytest.mark.parametrize("lacking", [{"pending": None}, {"kv": None}])
-def test_who_says_nothing_is_no_ones_first(lacking):
+def test_a_target_without_reports_comes_last(lacking):
     """Read as zero, a missing queue or cache would make the best score."""
     known = target("known", 50, 0.99)
     assert choose([target("silent", **lacking), known]).name == "known"
@@ -117,7 +117,7 @@ def test_equals_share():
     assert {choose(targets, seed=seed).name for seed in range(40)} == set("abcd")
 
 
-def test_so_many_scores_are_told():
+def test_so_many_scores_are_in_the_receipt():
     targets = [target(f"r{number}", number % 7, 0.5) for number in range(3 * SCORES_MAX)]
     assert len(choose(targets).scores) == SCORES_MAX
 
@@ -127,14 +127,14 @@ ratio = st.none() | st.floats(0.0, 1.0)
 
 
 @given(st.lists(st.tuples(maybe, ratio), min_size=1, max_size=12), st.integers(0, 99))
-def test_nobody_better_known_scores_better(signals, seed):
+def test_no_better_known_target_scores_better(signals, seed):
     targets = [target(f"r{place}", *one) for place, one in enumerate(signals)]
     choice = choose(targets, seed=seed)
     assert choice.target in targets
     missing = [sum(one is None for one in pair) for pair in signals]
     chosen = targets.index(choice.target)
     assert missing[chosen] == min(missing)
-    for pending, kv in signals:  # nor is anybody better in everything
+    for pending, kv in signals:  # nor is any better in everything
         mine = signals[chosen]
         if None not in (*mine, pending, kv):
             assert not (pending < mine[0] and kv < mine[1])

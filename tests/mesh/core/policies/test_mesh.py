@@ -12,21 +12,15 @@ from mesh.core.model.request import Served
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import mesh as module
 from mesh.core.policies.base import Destination, Target
-from mesh.core.policies.mesh import (
+from mesh.core.policies.mesh import QUEUE_S, SCORES_MAX, TIE_RATIO, TIE_S, MeshPolicy
+from mesh.core.policies.mesh_prices import (
     BATCH_WEIGHT,
-    QUEUE_S,
-    SCORES_MAX,
-    SLOT_START_S,
-    STALL_WEIGHT,
-    TIE_RATIO,
-    TIE_S,
-    MeshPolicy,
-)
-from mesh.core.policies.mesh_lessons import (
     OUTPUT_TOKENS_START,
     PREFILL_TOKENS_START,
     RESIDENCE_START_S,
+    SLOT_START_S,
     SPEED_START,
+    STALL_WEIGHT,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica
@@ -72,7 +66,7 @@ def place(policy, one, *targets, now=0.0):
 
 
 def queued(seconds):
-    """Tokens that take so long at the speed everybody starts with."""
+    """Tokens that take so long at the start speed."""
     return round(seconds / S_PER_TOKEN)
 
 
@@ -151,10 +145,11 @@ def test_what_is_on_its_way_takes_slots_too():
     for key in range(2):
         assert place(policy, asked(key), almost).target is almost
         almost.replica.on_the_way.add(key, 10, 10, 0.0)
+        almost = almost._replace(load=almost.replica.load)
     assert policy.choose(asked(3), [almost], 0.0).target is None
 
 
-def test_it_holds_where_memory_is_full_and_nobody_else_is_there():
+def test_it_holds_where_memory_is_full_and_no_other_replica_is_there():
     full = replica("a", kv_used_ratio=0.99, running=1)
     assert mesh().choose(asked(1, blocks=20), [full], 0.0).target is None
     assert mesh().choose(asked(1, blocks=20), [full, replica("b")], 0.0).name == "b"
@@ -186,7 +181,7 @@ def test_the_same_dice_choose_the_same():
     assert runs[0] == runs[1]
 
 
-def test_the_receipt_has_the_cheapest_whoever_was_chosen():
+def test_the_receipt_has_the_cheapest_whichever_was_chosen():
     targets = [replica(f"r{number}", 0.01 * (number % 7)) for number in range(40)]
     scores = mesh().choose(asked(1), targets, 0.0).scores
     assert len(scores) == SCORES_MAX
@@ -195,7 +190,7 @@ def test_the_receipt_has_the_cheapest_whoever_was_chosen():
     assert max(seconds) == pytest.approx(BASE_S + BLOCK * S_PER_TOKEN + 0.01)
 
 
-def test_replicas_of_one_name_and_a_region_are_told_apart():
+def test_a_replica_and_a_region_of_one_name_are_distinguished():
     """A region may be called like a replica, at the very same price."""
     here, there = replica("eu", 0.1), peer("eu", 0.1)
     policy = mesh()
@@ -246,7 +241,7 @@ def test_a_choice_that_was_not_followed_is_not_the_next_ones(follower):
     policy = mesh()
     before = taught(policy)
     policy.choose(asked(1, "ZZZZ"), [replica("a")], 0.0)
-    policy.placed(follower, spot("a"), 0.0)  # somebody else's choice
+    policy.placed(follower, spot("a"), 0.0)  # another policy's choice
     policy.began(follower, spot("a"), 40.0)
     policy.forget(spot("a"))
     assert taught(policy) == before
@@ -298,7 +293,7 @@ def test_a_prompt_whose_answer_was_cut_off_is_there():
     assert policy.hit_ratio(one) == 1.0
 
 
-def test_an_owner_is_believed_to_hold_no_more_than_its_memory():
+def test_an_owner_is_estimated_to_hold_no_more_than_its_memory():
     policy = mesh()
     for key, text in enumerate("ABCDEF"):
         place(policy, asked(key, text), replica("a", kv_capacity_tokens=4 * BLOCK))
@@ -317,7 +312,7 @@ def test_an_answer_is_held_with_its_prompt():
 
 
 def test_what_is_followed_is_limited(monkeypatch):
-    monkeypatch.setattr(module, "AWAITED_MAX", 3)
+    monkeypatch.setattr(module, "EXPECTED_MAX", 3)
     policy = mesh()
     for key in range(10):
         place(policy, asked(key), replica("a"))
@@ -360,14 +355,14 @@ REPLICAS = st.lists(
 
 
 @given(REPLICAS, st.integers(1, 50_000))
-def test_it_decides_what_the_plain_arithmetic_says(fleet, tokens):
+def test_it_decides_by_the_plain_arithmetic(fleet, tokens):
     targets = []
     for number, (waiting, running, used, rtt_s, handoffs, batch_max) in enumerate(fleet):
         said = {"prefill_queued_tokens": waiting, "running": running, "kv_used_ratio": used}
         target = replica(f"r{number}", rtt_s, batch_max=batch_max, **said)
         for handoff, sent in enumerate(handoffs):
             target.replica.on_the_way.add(handoff, sent, sent, 0.0)
-        targets.append(target)
+        targets.append(target._replace(load=target.replica.load))
     choice = mesh().choose(request(1, prompt=Prompt(tokens, ())), targets, 0.0)
     plain = {target.name: plain_price(target, tokens) for target in targets}
     cheapest = sorted(seconds for seconds, _, _ in plain.values())[:SCORES_MAX]

@@ -26,17 +26,17 @@ def played(ttft_s: float, **told) -> tuple[int, int]:
     return sent, shed
 
 
-def test_nobody_is_shed_for_a_guess_that_no_answer_has_made():
+def test_no_request_is_shed_for_a_guess_without_answers():
     assert played(0.09) == (20, 0)
 
 
-def test_an_agents_word_counts_from_the_first_request_on():
+def test_an_agents_report_counts_from_the_first_request_on():
     assert played(0.09, prefill_s_per_token=1e-5, prefill_base_s=0.01) == (20, 0)
     assert played(8.0, prefill_s_per_token=1e-3, prefill_base_s=0.01) == (0, 20)
 
 
 @pytest.mark.parametrize("slope", [1e-5, 1e-3])
-def test_what_is_told_is_what_is_priced(slope):
+def test_reported_speeds_are_priced(slope):
     router = core(policy="mesh")
     told = {"prefill_s_per_token": slope, "prefill_base_s": 0.0, "prefill_queued_tokens": 0}
     router.handle(HeartbeatSeen(beat("a", **told)), 0.0)

@@ -8,21 +8,22 @@ from hypothesis import strategies as st
 
 from mesh.core.model.prompt import Prompt
 from mesh.core.policies.base import Target
-from mesh.core.policies.mesh import (
+from mesh.core.policies.mesh_prices import (
     BATCH_WEIGHT,
+    HELD_NOTHING,
+    RESIDENCE_START_S,
     RTT_START_S,
+    RUNNING_START,
     SLOT_START_S,
+    SPEED_START,
     STALL_WEIGHT,
+    FittedSpeed,
+    HeldPrefix,
     Price,
     Prices,
-)
-from mesh.core.policies.mesh_holdings import HELD_NOTHING, HeldPrefix, PromptHolders
-from mesh.core.policies.mesh_lessons import (
-    RESIDENCE_START_S,
-    RUNNING_START,
-    SPEED_START,
-    FittedSpeed,
+    PromptHolders,
     SpeedModel,
+    score,
 )
 from mesh.core.view.peers import Peer, RoundTripEstimate
 from mesh.core.view.replica import Replica
@@ -34,7 +35,7 @@ from tests.mesh.core.build import MODEL, ROUTER, beat, digest, request, spot
 BASE_S, S_PER_TOKEN, _ = SPEED_START
 IDLE = {"prefill_queued_tokens": 0, "kv_used_ratio": 0.0, "kv_capacity_tokens": 100_000}
 
-NOBODY = PromptHolders({}, {})  # holds anything
+NO_HOLDERS = PromptHolders({}, {})
 
 
 def replica(name="a", rtt_s=0.0, sent=(), **fields):
@@ -46,7 +47,7 @@ def replica(name="a", rtt_s=0.0, sent=(), **fields):
 
 
 def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **has):
-    """A region of four idle replicas, heard of just now."""
+    """A region of four idle replicas, seen just now."""
     known = Peer(pings=RoundTripEstimate(rtt_s), seen_at=100.0)
     capacity = ModelCapacity(**({"ready": 4, "free": 4, "wait_s": 0.0, "running": 0.0} | has))
     known.digests[ROUTER] = digest(
@@ -56,16 +57,16 @@ def peer(name="eu", rtt_s=0.1, *, forwarded=0, queue=0, requests_per_s=0.0, **ha
     return Target(name, 0, CandidateKind.PEER, rtt_s, peer=known, ahead=known.queue)
 
 
-def price(target, tokens=1000, held=HELD_NOTHING, now=100.0, lessons=None, model=MODEL):
+def price(target, tokens=1000, held=HELD_NOTHING, now=100.0, speeds=None, model=MODEL):
     asked = request(1, prompt=Prompt(tokens, ()), model=model)
     known = PromptHolders({target.name: held}, {target.name: held})
-    rows = Prices(lessons or SpeedModel(), asked, now).rows([target], known)
+    rows = Prices(speeds or SpeedModel(), asked, now).rows([target], known)
     return Price._make(rows[0])
 
 
 def test_an_idle_replica_costs_its_base_and_the_prompt():
     one = price(replica())
-    assert one.score().terms == {
+    assert score(one).terms == {
         "rtt_s": 0.0,
         "line_s": 0.0,
         "queue_s": 0.0,
@@ -80,19 +81,19 @@ def test_an_idle_replica_costs_its_base_and_the_prompt():
 def test_what_it_holds_is_not_computed():
     one = price(replica(), held=HeldPrefix(6, 400))
     assert one.prefill_s == pytest.approx(600 * S_PER_TOKEN)
-    assert one.score().matched_blocks == 6
+    assert score(one).matched_blocks == 6
 
 
-def test_the_queue_is_what_was_said_less_what_is_done_since_and_what_was_sent():
+def test_the_queue_is_the_reported_one_less_what_is_done_since_and_what_was_sent():
     one = price(replica(prefill_queued_tokens=3000, sent=(500, 200)), now=100.1)
     assert one.queue_s == pytest.approx((3000 + 700) * S_PER_TOKEN - 0.1)
     late = price(replica(prefill_queued_tokens=3000, sent=(500,)), now=200.0)
     assert late.queue_s == pytest.approx(500 * S_PER_TOKEN)
 
 
-def test_a_queue_that_nobody_told_is_reckoned_from_its_requests():
-    lessons = SpeedModel()
-    typical_s = lessons.prefill_tokens * S_PER_TOKEN
+def test_a_queue_that_is_not_reported_is_estimated_from_its_requests():
+    speeds = SpeedModel()
+    typical_s = speeds.prefill_tokens * S_PER_TOKEN
     said = {"prefill_queued_tokens": None, "running": 4, "outstanding": 6}
     assert price(replica(pending=2, **said)).queue_s == pytest.approx(2 * typical_s)
     assert price(replica(pending=None, **said)).queue_s == pytest.approx(6 * typical_s)
@@ -103,78 +104,78 @@ def test_others_pay_for_our_prefill_as_many_as_there_are():
     assert one.others_s == pytest.approx(
         10 * (STALL_WEIGHT * 1000 * S_PER_TOKEN + BATCH_WEIGHT * BASE_S)
     )
-    assert one.seconds == pytest.approx(one.ttft_s + one.others_s)
+    assert one.seconds == pytest.approx(sum(score(one).terms.values()))
     silent = price(replica(running=None, pending=None, outstanding=10))
     assert silent.others_s == one.others_s
 
 
-def given_back_per_s(lessons, running):
+def given_back_per_s(speeds, running):
     """Tokens of memory: as many whole requests as run there, one residence each."""
-    return max(1, running) * lessons.kv_tokens / RESIDENCE_START_S
+    return max(1, running) * speeds.kv_tokens / RESIDENCE_START_S
 
 
 @pytest.mark.parametrize("running", [1, 4])
-def test_memory_that_lacks_is_waited_for_until_those_who_run_gave_it_back(running):
-    lessons = SpeedModel()
-    tokens = round(10_500 - lessons.output_tokens)  # 500 more than is free
+def test_missing_memory_is_waited_for_until_running_requests_release_it(running):
+    speeds = SpeedModel()
+    tokens = round(10_500 - speeds.output_tokens)  # 500 more than is free
     one = price(replica(kv_used_ratio=0.9, running=running), tokens)
-    assert one.memory_s == pytest.approx(500 / given_back_per_s(lessons, running))
+    assert one.memory_s == pytest.approx(500 / given_back_per_s(speeds, running))
     assert price(replica(kv_used_ratio=0.8, running=running), tokens).memory_s == 0.0
 
 
-def test_who_has_nothing_to_give_back_is_not_waited_for():
+def test_memory_that_no_request_will_release_is_not_waited_for():
     assert price(replica(kv_used_ratio=0.9), 50_000).memory_s == 0.0
     assert price(peer(kv_free_tokens=10, running=0.0), 50_000).memory_s == 0.0
 
 
 def test_what_is_on_its_way_takes_memory_too():
-    lessons = SpeedModel()
-    tokens = round(11_000 - lessons.output_tokens)
+    speeds = SpeedModel()
+    tokens = round(11_000 - speeds.output_tokens)
     for used, sent in ((0.9, ()), (0.5, (40_000,)), (0.0, (90_000,))):
         one = price(replica(kv_used_ratio=used, sent=sent, running=1), tokens)
-        assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 0))
+        assert one.memory_s == pytest.approx(1000 / given_back_per_s(speeds, 0))
 
 
 def test_a_region_has_the_memory_of_its_emptiest_replica():
-    lessons = SpeedModel()
-    tokens = round(11_000 - lessons.output_tokens)
+    speeds = SpeedModel()
+    tokens = round(11_000 - speeds.output_tokens)
     one = price(peer(kv_free_tokens=10_000, running=2.0), tokens)
-    assert one.memory_s == pytest.approx(1000 / given_back_per_s(lessons, 2))
+    assert one.memory_s == pytest.approx(1000 / given_back_per_s(speeds, 2))
     assert price(peer(kv_free_tokens=None), tokens).memory_s == 0.0
 
 
-def test_everyone_who_decodes_there_pays_for_the_stall_and_for_the_larger_batch():
+def test_all_that_decode_there_pay_for_the_stall_and_for_the_larger_batch():
     for target in (replica(running=10), peer(running=10.0)):
         one = price(target)
         each_s = STALL_WEIGHT * one.prefill_s + BATCH_WEIGHT * BASE_S
         assert one.others_s == pytest.approx(10 * each_s)
 
 
-def test_who_is_held_and_goes_first_is_waited_for():
+def test_held_requests_that_go_first_are_waited_for():
     """They are prompts like others, shared among the replicas that serve the model."""
-    lessons = SpeedModel()
+    speeds = SpeedModel()
     for target in (replica()._replace(ahead=6), peer(queue=6)):
-        one = price(target, lessons=lessons)
-        typical_s = lessons.prefill_tokens * lessons.speed(target).s_per_token
+        one = price(target, speeds=speeds)
+        typical_s = speeds.prefill_tokens * speeds.speed(target).s_per_token
         ready = 1 if target.peer is None else target.peer.ready(MODEL)
         assert one.line_s == pytest.approx(6 * typical_s / ready)
 
 
 def test_each_one_at_its_own_speed():
-    lessons = SpeedModel()
+    speeds = SpeedModel()
     for _ in range(50):
-        lessons.began(spot("slow"), 1000, 0, 5.0)
-        lessons.began(spot("fast"), 1000, 0, 0.05)
-    slow, fast = (price(replica(name), lessons=lessons) for name in ("slow", "fast"))
-    assert slow.prefill_s == pytest.approx(1000 * lessons.speed(slow.target).s_per_token)
+        speeds.began(spot("slow"), 1000, 0, 5.0)
+        speeds.began(spot("fast"), 1000, 0, 0.05)
+    slow, fast = (price(replica(name), speeds=speeds) for name in ("slow", "fast"))
+    assert slow.prefill_s == pytest.approx(1000 * speeds.speed(slow.target).s_per_token)
     assert slow.prefill_s > 3 * fast.prefill_s
 
 
 def test_decodes_that_slow_a_first_token_are_in_the_base():
-    lessons = SpeedModel()
-    lessons.fleet_speed = FittedSpeed(0.1, 1e-4, 0.002)
+    speeds = SpeedModel()
+    speeds.fleet_speed = FittedSpeed(0.1, 1e-4, 0.002)
     for target in (replica(running=10), peer(running=10.0)):
-        assert price(target, lessons=lessons).base_s == pytest.approx(0.1 + 10 * 0.002)
+        assert price(target, speeds=speeds).base_s == pytest.approx(0.1 + 10 * 0.002)
 
 
 def test_an_idle_peer_costs_its_distance_more():
@@ -189,8 +190,8 @@ def test_an_unknown_distance_is_a_long_one(target):
 
 
 def test_what_a_region_holds_is_shared_among_its_replicas():
-    lessons = SpeedModel()
-    typical_s = lessons.prefill_tokens * S_PER_TOKEN
+    speeds = SpeedModel()
+    typical_s = speeds.prefill_tokens * S_PER_TOKEN
     assert price(peer(queue=8)).line_s == pytest.approx(8 / 4 * typical_s)
     assert price(peer(wait_s=0.3)).queue_s == pytest.approx(0.3)
     assert price(peer(wait_s=None)).queue_s == pytest.approx(typical_s)
@@ -201,12 +202,12 @@ def test_what_has_come_there_since_fills_the_free_and_then_waits():
     assert price(peer(free=2, forwarded=2)).queue_s == 0.0
     assert price(peer(free=2, forwarded=4)).queue_s == pytest.approx(2 / 4 * typical_s)
     strange = peer(free=0, requests_per_s=10.0, rtt_s=0.2)
-    later = price(strange, now=100.3)  # 0.3 s since it was heard, and it was half a trip old then
+    later = price(strange, now=100.3)  # 0.3 s since its digest, which was half a trip old
     assert later.queue_s == pytest.approx(10.0 * (0.3 + 0.1) / 4 * typical_s)
 
 
 def test_a_region_of_several_routers_is_one_region():
-    """Each tells of the same replicas; clients come to each."""
+    """Each reports the same replicas; clients come to each."""
     typical_s = SpeedModel().prefill_tokens * S_PER_TOKEN
     both = peer(queue=1, wait_s=0.4)
     other = {MODEL: ModelCapacity(ready=4, free=4, wait_s=0.2)}
@@ -234,7 +235,7 @@ COUNTS = st.none() | st.integers(0, 2**31)
     st.integers(1, 2**20),
     st.floats(-1e6, 1e6),
 )
-def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used, tokens, now):
+def test_any_report_makes_a_price(queued, pending, running, capacity, used, tokens, now):
     said = {
         "prefill_queued_tokens": queued,
         "pending": pending,
@@ -243,15 +244,15 @@ def test_whatever_is_told_makes_a_price(queued, pending, running, capacity, used
         "kv_used_ratio": used,
     }
     one = price(replica(**said), tokens, now=now)
-    assert one.seconds == pytest.approx(sum(one.score().terms.values()))
-    assert all(0.0 <= term < float("inf") for term in one.score().terms.values())
+    assert one.seconds == pytest.approx(sum(score(one).terms.values()))
+    assert all(0.0 <= term < float("inf") for term in score(one).terms.values())
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 2**32))
-def test_what_is_kept_of_replicas_changes_no_price(seed):
+def test_kept_speeds_change_no_price(seed):
     """Whatever they say, are sent and teach between two prices."""
-    dice, lessons, now = Random(seed), SpeedModel(), 100.0
+    dice, speeds, now = Random(seed), SpeedModel(), 100.0
     targets = [replica(name) for name in "abcd"]
     for seq in range(2, 40):
         one = dice.choice(targets)
@@ -263,23 +264,23 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
         }
         kind = dice.randrange(4)
         if kind == 0:
-            one.replica.hear(beat(one.name, seq, **(IDLE | told)), now)
+            one.replica.update(beat(one.name, seq, **(IDLE | told)), now)
         elif kind == 1:
             one.replica.on_the_way.add(seq, 700, 500, now)
         elif kind == 2:
-            lessons.began(spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random())
+            speeds.began(spot(one.name), 1000 * dice.random(), dice.randrange(9), dice.random())
         else:
-            lessons.forget(spot(one.name))
+            speeds.forget(spot(one.name))
         now += dice.choice([0.0, 0.004, 0.3])
         ahead = dice.choice([0, 0, 5])
         shown = [one._replace(ahead=ahead, load=one.replica.load) for one in targets]
         asked = request(1, prompt=Prompt(1000, ()))
-        kept = Prices(lessons, asked, now).rows(shown, NOBODY)
-        lessons.standings.clear()
-        assert kept == Prices(lessons, asked, now).rows(shown, NOBODY)
+        kept = Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
+        speeds.kept.clear()
+        assert kept == Prices(speeds, asked, now).rows(shown, NO_HOLDERS)
         for row in map(Price._make, kept):
             own = row.target.replica
-            s_per_token = lessons.speed(row.target).s_per_token
+            s_per_token = speeds.speed(row.target).s_per_token
             queued = own.prefill_queue_tokens(now, s_per_token)
             if queued is not None:
                 assert row.queue_s == queued * s_per_token
@@ -287,12 +288,12 @@ def test_what_is_kept_of_replicas_changes_no_price(seed):
 
 def test_a_slot_is_waited_for_as_long_as_answers_that_were_seen_lasted():
     full = replica(running=4, outstanding=4, batch_max=4)
-    lessons = SpeedModel()
-    assert price(full, lessons=lessons).memory_s == pytest.approx(SLOT_START_S)
+    speeds = SpeedModel()
+    assert price(full, speeds=speeds).memory_s == pytest.approx(SLOT_START_S)
     for _ in range(60):
-        lessons.resided(spot("a"), 8.0)
-    assert price(full, lessons=lessons).memory_s == pytest.approx(8.0 / 4)
+        speeds.resided(spot("a"), 8.0)
+    assert price(full, speeds=speeds).memory_s == pytest.approx(8.0 / 4)
     over = replica(running=4, pending=2, outstanding=6, batch_max=4)
-    assert price(over, lessons=lessons).memory_s == pytest.approx(3 * 8.0 / 4)
-    assert price(replica(running=3, outstanding=3, batch_max=4), lessons=lessons).memory_s == 0.0
-    assert price(replica(running=9, batch_max=None), lessons=lessons).memory_s == 0.0
+    assert price(over, speeds=speeds).memory_s == pytest.approx(3 * 8.0 / 4)
+    assert price(replica(running=3, outstanding=3, batch_max=4), speeds=speeds).memory_s == 0.0
+    assert price(replica(running=9, batch_max=None), speeds=speeds).memory_s == 0.0

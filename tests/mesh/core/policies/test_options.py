@@ -68,7 +68,7 @@ def test_a_name_with_options_makes_that_policy_with_them():
     assert plain._options == CacheAwareOptions(0.5, 32, 1.1)
 
 
-def test_a_policy_without_options_says_so():
+def test_options_of_a_policy_without_any_are_an_error():
     with pytest.raises(ValueError, match="policy 'least-load' has no options"):
         find_maker("least-load:3")
 

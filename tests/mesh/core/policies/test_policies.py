@@ -12,7 +12,7 @@ from tests.mesh.core.build import beat, request
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_each_policy_picks_one_of_its_targets_and_says_why(name):
+def test_each_policy_picks_one_of_its_targets_with_a_reason(name):
     policy = make_policy(name, RouterSettings(), Random(1))
     targets = [Target(name, 1, replica=Replica(beat(name), 0.0)) for name in "ab"]
     for number in range(10):

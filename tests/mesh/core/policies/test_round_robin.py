@@ -1,4 +1,4 @@
-"""Round robin: everyone in turn, whoever comes and goes, whatever else is asked for."""
+"""Round robin: all in turn, whichever come and go, for each model."""
 
 from collections import Counter
 from random import Random
@@ -19,12 +19,12 @@ def test_each_in_turn_by_name():
     assert "".join(pick(policy, "cab") for _ in range(7)) == "abcabca"
 
 
-def test_the_turn_passes_over_who_is_away():
+def test_the_turn_passes_over_absent_targets():
     policy = RoundRobin()
     assert "".join(pick(policy, names) for names in ("abc", "ac", "abc", "b", "abc")) == "acabc"
 
 
-def test_changing_availability_favours_nobody():
+def test_changing_availability_favours_no_target():
     policy, dice, counts = RoundRobin(), Random(3), Counter()
     for _ in range(6000):
         away = dice.randrange(4)

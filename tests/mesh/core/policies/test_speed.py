@@ -20,7 +20,7 @@ def of_replica(**fields):
     return speed_of(Target("a", 0, replica=Replica(beat("a", **fields), 0.0)))
 
 
-def test_a_replica_says_its_own():
+def test_a_replica_reports_its_own():
     said = {"prefill_s_per_token": 1e-4, "prefill_base_s": 0.02, "decode_tokens_per_s": 50.0}
     speed = of_replica(**said)
     assert speed == (1e-4, 0.02, 0.02)
@@ -32,7 +32,7 @@ def test_unknown_and_zero_are_the_typical_ones(fields):
     assert of_replica(**fields) == TYPICAL == (PREFILL_S_PER_TOKEN, 0.0, DECODE_S_PER_TOKEN)
 
 
-def test_a_peer_says_it_by_its_routers():
+def test_a_peer_reports_it_by_its_routers():
     peer = Peer()
     target = Target("eu", 0, CandidateKind.PEER, 0.1, peer=peer)
     assert speed_of(target) == TYPICAL

@@ -17,13 +17,13 @@ def test_while_it_is_there_all_silence_counts() -> None:
     assert not bus().is_away(10.0)
 
 
-def test_time_without_it_is_nobodys_silence() -> None:
+def test_time_without_the_bus_does_not_count_as_silence() -> None:
     ours = bus()
     ours.lost(10.0)
     ours.lost(20.0)  # it is gone already
     assert ours.is_away(40.0)
     assert ours.silent_s(9.0, 40.0) == 1.0
-    assert ours.silent_s(11.0, 40.0) == 0.0, "heard though it is away: then it is well"
+    assert ours.silent_s(11.0, 40.0) == 0.0, "received though it is away: then it is well"
     ours.returned(40.0)
     assert not ours.is_away(40.0)
     assert ours.silent_s(9.0, 41.5) == 1.5
@@ -39,7 +39,7 @@ def test_after_a_while_those_behind_it_are_as_lost_as_they_look() -> None:
     assert ours.silent_s(9.0, 50.5) == 0.5
 
 
-def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
+def test_time_in_which_this_process_was_suspended_does_not_count_as_silence() -> None:
     ours = bus()
     ours.tick(10.0)
     ours.tick(10.0 + STOOD_STILL_S)
@@ -47,7 +47,7 @@ def test_time_in_which_this_process_stood_still_is_nobodys_silence() -> None:
     ours.tick(111.0)  # whatever the length
     assert ours.silent_s(9.0, 111.0) == 2.0, "before it"
     assert ours.silent_s(9.0, 112.5) == 3.5
-    assert ours.silent_s(50.0, 112.5) == 1.5, "heard of meanwhile, as it is read afterwards"
+    assert ours.silent_s(50.0, 112.5) == 1.5, "received meanwhile, and read afterwards"
     ours.tick(111.1)
     assert ours.silent_s(9.0, 111.1) == 111.1 - 109.0
     assert ours.silent_s(111.05, 111.1) == 111.1 - 111.05
@@ -61,7 +61,7 @@ def test_a_process_whose_ticks_are_all_late_forgives_for_a_while_only(gap_s: flo
         assert now < 10.0 + 30.0 + 2 * gap_s + 2.0
         ours.tick(now := now + gap_s)
     assert now > 10.0 + 30.0
-    assert ours.silent_s(now, now) == 0.0, "whoever is heard begins anew"
+    assert ours.silent_s(now, now) == 0.0, "a new message starts anew"
 
 
 @pytest.mark.parametrize("gap_s", [0.1, 1.1, 5.0])

@@ -6,9 +6,9 @@ import pytest
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.model.replica_names import replica_name_at
 from mesh.core.model.settings import RouterSettings
-from mesh.core.view.heartbeat_loss import REST_S, HeartbeatLossDetector
+from mesh.core.view.bus_status import REST_S, HeartbeatLossDetector
+from mesh.core.view.replica import replica_name_at
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Refusal
 from schemas.ids import RegionId, ReplicaId, RouterId
@@ -22,11 +22,11 @@ from tests.mesh.core.build import US, beat, core, request
 def test_the_silence_of_all_is_blindness_and_of_one_is_not(known, silent_s, blind):
     sight = HeartbeatLossDetector(RouterSettings())
     sight.known = known
-    sight.heard(0.0)
+    sight.seen(0.0)
     assert sight.is_blind(silent_s) is blind
 
 
-def test_nobody_was_ever_heard():
+def test_without_any_heartbeat_it_is_not_blind():
     sight = HeartbeatLossDetector(RouterSettings())
     sight.known = 5
     assert not sight.is_blind(1e9)
@@ -61,7 +61,7 @@ def test_work_goes_on_and_what_is_in_flight_takes_room():
     placed = [ask(router, key, 5.0) for key in range(1, 5)]
     assert sorted(placed) == ["a", "a", "b", "b"]
     assert ask(router, 5, 5.0) is None
-    ticked(router, 8.0, 5.0)  # hand-offs don't run out while nobody confirms them
+    ticked(router, 8.0, 5.0)  # hand-offs don't expire while none is confirmed
     assert len(router.held) == 1
     router.handle(ev.AnswerStarted(1, 1), 8.0)
     done = router.handle(ev.AnswerEnded(1, 1), 8.1)
@@ -80,14 +80,14 @@ def test_who_refuses_rests_for_a_moment_only():
     assert placed == {"a", "b"}
 
 
-def test_what_was_full_when_it_was_last_heard_is_tried():
+def test_a_replica_whose_last_heartbeat_was_full_is_tried():
     router = region(pending=4, full=True)
     assert ask(router, 1, 0.0) is None
     done = ticked(router, 0.5)
     assert [one.key for one in done if isinstance(one, fx.Dispatch)] == [1]
 
 
-def test_an_answer_that_never_comes_is_given_up_though_nobody_is_heard():
+def test_an_answer_that_never_comes_is_given_up_without_heartbeats():
     router = region()
     ticked(router, 1.0)
     first = ask(router, 1, 1.0)
@@ -96,7 +96,7 @@ def test_an_answer_that_never_comes_is_given_up_though_nobody_is_heard():
     assert (again.key, again.attempt, again.replica != first) == (1, 2, True)
 
 
-def test_when_one_is_heard_again_the_others_have_time_to_be():
+def test_after_one_heartbeat_the_others_have_time_for_theirs():
     router = region()
     ticked(router, 10.0)
     for tenth in range(21):
@@ -117,7 +117,7 @@ def test_it_ends():
 
 
 @pytest.mark.parametrize(("heard", "silent"), [("us", "eu"), ("eu", "us")])
-def test_a_region_that_is_heard_says_nothing_of_one_that_is_not(heard, silent):
+def test_one_regions_heartbeats_do_not_count_for_another(heard, silent):
     """A router of us with the replicas of eu, which it adopted: each region is seen by itself."""
     table = ReplicaTable(RouterId("r1"), RouterSettings())
 

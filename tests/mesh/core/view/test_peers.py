@@ -7,12 +7,12 @@ from mesh.core.view import peers as module
 from mesh.core.view.peers import Peer, PeerTable
 from schemas.ids import ModelId, RouterId
 from schemas.state import Health, ModelCapacity
-from tests.mesh.core.build import AP, EU, MODEL, digest
+from tests.mesh.core.build import AP, EU, MODEL, US, digest
 
 
 @pytest.fixture
 def table():
-    return PeerTable(RouterSettings())
+    return PeerTable(RouterSettings(), US)
 
 
 def why(table, now=0.0, model=MODEL):
@@ -31,7 +31,7 @@ def why(table, now=0.0, model=MODEL):
         ({"models": {}}, "no ready replica of this model"),
     ],
 )
-def test_a_digest_says_whether_a_region_may_be_asked(table, fields, reason):
+def test_a_digest_decides_whether_a_region_is_available(table, fields, reason):
     table.see(digest("eu", **fields), 0.0)
     assert why(table) == reason
 
@@ -47,7 +47,7 @@ def test_a_silent_region_is_not_asked(table):
     assert why(table, 1.01) == "silent"
 
 
-def test_round_trips_hold_until_others_are_told(table):
+def test_round_trips_hold_until_the_next_ones(table):
     def told(seq, **fields):
         table.see(digest("eu", seq, **fields), 0.0)
         return [one.rtt_s for one in table.get(EU).digests.values()]
@@ -84,7 +84,7 @@ def test_a_refusal_holds_until_the_next_digest(table):
     table.see(digest("eu"), 0.0)
     table.refused(EU, 0.0)
     assert why(table) == "refused"
-    table.see(digest("eu"), 0.0)  # the same again: not news
+    table.see(digest("eu"), 0.0)  # the same again
     assert why(table) == "refused"
     table.see(digest("eu", 2), 0.0)
     assert why(table) is None
@@ -150,13 +150,13 @@ def test_a_peer_is_green_then_yellow_then_red_and_a_false_down_heals_itself(tabl
     assert (colour(5.0), why(table, 5.0)) == (Health.GREEN, None)
 
 
-def test_a_word_of_an_earlier_life_does_not_count_for_the_present_one(table):
+def test_a_digest_of_an_earlier_epoch_does_not_count(table):
     table.see(digest("eu", 1, epoch=4), 0.0)
     table.see(digest("eu", 99, epoch=3), 0.9)
     assert table.health(table.get(EU), 0.9) is Health.YELLOW
 
 
-def test_after_a_silence_any_life_counts_whatever_its_hosts_clock_says(table):
+def test_after_a_silence_any_epoch_counts(table):
     table.see(digest("eu", 500, epoch=1_700_000_000_000), 0.0)
     table.expire(1.1)
     table.see(digest("eu", 1, epoch=5), 1.2)  # a clock that was set back by decades
@@ -174,7 +174,7 @@ def test_the_tables_have_limits(table, monkeypatch):
     assert list(table.get(EU).digests) == list(table.get(EU).heard_at) == ["r0", "r1"]
 
 
-def test_who_judges_load_by_itself_is_told_what_else_forbids(table):
+def test_a_policy_that_judges_load_gets_the_other_reasons(table):
     def why(now=0.0, model=MODEL):
         return table.unavailable_because(table.get(EU), model, now, busy_too=True)
 

@@ -1,4 +1,4 @@
-"""The roster: who serves what, who is idle, and a sample that misses neither holders nor those."""
+"""Which replicas serve a model, which are idle, and a sample with holders and idle ones."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from schemas.ids import ModelId, ReplicaId
 M, N = ModelId("m"), ModelId("n")
 
 
-def roster(count, idle=()):
+def sampler(count, idle=()):
     """Each member is its own name in capitals."""
     built = ReplicaSampler()
     for number in range(count):
@@ -19,39 +19,41 @@ def roster(count, idle=()):
 
 
 def test_a_sample_has_those_named_the_idle_ones_and_some_others():
-    crew = roster(1000, idle=(7, 500)).replicas_of(M)
-    some = crew.some(["r3", "gone", "r999"], Random(1))
+    replicas = sampler(1000, idle=(7, 500)).replicas_of(M)
+    some = replicas.some(["r3", "gone", "r999"], Random(1))
     assert some[:4] == ["R3", "R999", "R7", "R500"]
     assert 40 < len(some) == len(set(some)) <= 4 + OTHERS_MAX
-    assert some == crew.some(["r3", "r999"], Random(1)) != crew.some(["r3", "r999"], Random(2))
+    assert (
+        some == replicas.some(["r3", "r999"], Random(1)) != replicas.some(["r3", "r999"], Random(2))
+    )
 
 
 def test_of_many_idle_ones_some_are_drawn():
-    crew = roster(1000, idle=range(500, 1000)).replicas_of(M)
-    some = crew.some([], Random(1))
+    replicas = sampler(1000, idle=range(500, 1000)).replicas_of(M)
+    some = replicas.some([], Random(1))
     assert len(some) <= IDLE_MAX + OTHERS_MAX
     assert all(int(name[1:]) >= 500 for name in some[:10])
 
 
-def test_everybody_has_the_same_chance():
-    crew, dice = roster(200).replicas_of(M), Random(1)
-    seen = {name for _ in range(60) for name in crew.some([], dice)}
-    assert seen == set(crew.members.values())
+def test_all_have_the_same_chance():
+    replicas, dice = sampler(200).replicas_of(M), Random(1)
+    seen = {name for _ in range(60) for name in replicas.some([], dice)}
+    assert seen == set(replicas.members.values())
 
 
 def test_who_leaves_is_drawn_no_more():
-    built = roster(100, idle=range(100))
+    built = sampler(100, idle=range(100))
     built.leave(ReplicaId("r5"), (M, N))
-    crew = built.replicas_of(M)
-    assert "r5" not in crew.idle
-    assert all("R5" not in crew.some(["r5"], Random(seed)) for seed in range(50))
+    replicas = built.replicas_of(M)
+    assert "r5" not in replicas.idle
+    assert all("R5" not in replicas.some(["r5"], Random(seed)) for seed in range(50))
     for number in range(100):
         built.leave(ReplicaId(f"r{number}"), (M,))
     assert (list(built.models()), built.replicas_of(M).some(["r1"], Random(1))) == ([], [])
 
 
 def test_work_and_its_end_are_noticed():
-    built = roster(3, idle=(0, 1, 2))
+    built = sampler(3, idle=(0, 1, 2))
     built.settle(ReplicaId("r1"), (M,), is_idle=False)
     assert sorted(built.replicas_of(M).idle) == ["r0", "r2"]
     built.settle(ReplicaId("r1"), (M,), is_idle=True)
@@ -59,7 +61,7 @@ def test_work_and_its_end_are_noticed():
 
 
 def test_one_may_serve_two_models():
-    built = roster(2)
+    built = sampler(2)
     built.enter(ReplicaId("both"), (M, N), "BOTH")
     assert list(built.replicas_of(N).members) == ["both"] and len(built.replicas_of(M).members) == 3
     built.leave(ReplicaId("both"), (N,))

@@ -41,7 +41,7 @@ def why(table, now=0.0, model=MODEL):
         ({"state": ReplicaState.DOWN}, "down"),
     ],
 )
-def test_a_heartbeat_says_whether_work_may_be_pushed(table, fields, reason):
+def test_a_heartbeat_decides_whether_work_may_be_pushed(table, fields, reason):
     table.see(beat("a", **fields), 0.0)
     assert why(table) == reason
 
@@ -112,7 +112,7 @@ def test_load_and_pending_count_what_is_on_its_way(table):
     assert (replica.load, replica.pending) == (4, None)
 
 
-def test_heartbeats_out_of_order_are_not_news(table):
+def test_heartbeats_out_of_order_are_ignored(table):
     assert table.see(beat("a", 5, pending=1), 0.0).changed
     for stale in (beat("a", 5), beat("a", 4), beat("a", 9, epoch=0)):
         assert table.see(stale, 1.0) == module.NO_CHANGE
@@ -130,7 +130,7 @@ def test_heartbeats_out_of_order_are_not_news(table):
         ({"models": ()}, True),
     ],
 )
-def test_peers_hear_of_what_concerns_them(table, fields, changed):
+def test_changes_of_what_peers_receive_are_reported(table, fields, changed):
     table.see(beat("a"), 0.0)
     assert table.see(beat("a", 2, **fields), 0.0).changed is changed
 
@@ -145,7 +145,7 @@ def test_silence_is_lateness_then_loss(table):
 
 
 @pytest.mark.parametrize("last", [{"epoch": 2}, {"epoch": 2, "state": ReplicaState.GONE}])
-def test_another_agent_owes_nothing_of_what_the_old_one_owed(table, last):
+def test_another_agent_has_none_of_the_old_ones_answers(table, last):
     table.see(beat("a"), 0.0)
     table.hand_off(A, 10, 10, 0.0)
     table.relay(A, "inbox-1", deadline=9.0)
@@ -156,24 +156,24 @@ def test_another_agent_owes_nothing_of_what_the_old_one_owed(table, last):
     assert replica is None or (len(replica.on_the_way), len(replica.relayed)) == (0, 0)
 
 
-def test_a_goodbye_of_somebody_unknown_is_no_news(table):
+def test_a_goodbye_of_an_unknown_replica_changes_nothing(table):
     assert table.see(beat("a", state=ReplicaState.GONE), 0.0) == module.NO_CHANGE
     assert table.get(A) is None
 
 
-def test_what_peers_are_owed_is_forgotten_when_it_can_be_nothing_any_more(table):
+def test_peers_answers_are_dropped_when_nothing_can_come_any_more(table):
     table.see(beat("a"), 0.0)
     for number in range(1, 4):
         table.hand_off(A, 10, 10, 0.0)
         table.relay(A, f"inbox-{number}", deadline=float(number))
     table.see(beat("a", 2, outstanding=3, taken={ROUTER: 3}), 1.0)
     table.expire(1.0)
-    assert [owed.inbox for owed in table.get(A).relayed] == ["inbox-2", "inbox-3"]
+    assert [answer.inbox for answer in table.get(A).relayed] == ["inbox-2", "inbox-3"]
     table.see(beat("a", 3, outstanding=0, taken={ROUTER: 3}), 1.0)
     assert not table.get(A).relayed
 
 
-def test_work_on_its_way_is_owed_though_nothing_is_outstanding_yet(table):
+def test_peers_answers_on_their_way_are_kept_though_nothing_is_outstanding(table):
     table.see(beat("a"), 0.0)
     table.hand_off(A, 10, 10, 0.0)
     table.relay(A, "inbox-1", deadline=9.0)
@@ -187,10 +187,10 @@ def test_the_tables_have_limits(monkeypatch):
     assert [table.see(beat(name), 0.0).changed for name in "abc"] == [True, True, False]
     for number in range(5):
         table.relay(A, f"inbox-{number}", deadline=9.0)
-    assert [owed.inbox for owed in table.get(A).relayed] == ["inbox-2", "inbox-3", "inbox-4"]
+    assert [answer.inbox for answer in table.get(A).relayed] == ["inbox-2", "inbox-3", "inbox-4"]
 
 
-def test_refusals_and_ends_of_somebody_lost_change_nothing(table):
+def test_refusals_and_ends_of_a_lost_replica_change_nothing(table):
     table.refused(A, 0.0)
     table.began(A, 1)
     table.over(A, 1)
@@ -222,7 +222,7 @@ def test_a_replica_lost_for_long_is_forgotten_once(table):
         ({"state": ReplicaState.DRAINING}, "draining"),
     ],
 )
-def test_who_judges_load_by_itself_is_told_what_else_forbids(table, fields, reason):
+def test_a_policy_that_judges_load_gets_the_other_reasons(table, fields, reason):
     table.see(beat("a", **fields), 0.0)
     table.hand_off(A, 10, 10, 0.0)
     assert table.unavailable_because(table.get(A), MODEL, 0.0, busy_too=True) == reason
@@ -279,16 +279,16 @@ def test_the_prefill_queue_is_worked_off_and_added_to(table):
     assert replica.prefill_queue_tokens(12.0, 0.001) is None
 
 
-def test_those_whose_work_has_changed_are_told_once(table):
+def test_replicas_whose_load_changed_are_noted_until_they_are_read(table):
     for name in "abc":
         table.see(beat(name), 0.0)
-    assert {one.heartbeat.replica for one in table.stirred()} == {"a", "b", "c"}
-    assert table.stirred() == []
+    assert list(table.changed) == ["a", "b", "c"]
+    table.changed.clear()
     number = table.hand_off(A, 10, 10, 0.0)
     table.over(A, number)
     table.see(beat("b", 2), 0.1)
     table.remove(ReplicaId("b"))
-    assert [one.heartbeat.replica for one in table.stirred()] == ["a"]
+    assert list(table.changed) == ["a"]
 
 
 def test_the_roll_is_called_again_when_one_comes_goes_or_has_no_more_room(table):

@@ -48,7 +48,7 @@ def test_loss_is_of_the_last_pings_only():
 
 
 @given(st.lists(st.none() | st.floats(0.0, 10.0), max_size=100))
-def test_what_is_told_stays_within_what_was_seen(samples):
+def test_estimates_stay_within_observations(samples):
     pings = told(*samples)
     seen = [rtt_s for rtt_s in samples if rtt_s is not None]
     assert (pings.rtt_s is None) == (not seen)

@@ -89,7 +89,7 @@ def test_uses_fade_and_order():
     assert known.hottest(9, 1000.0) == []
 
 
-def test_labels_of_all_who_sent_a_text_narrow_each_other():
+def test_labels_of_all_requests_with_a_text_restrict_it():
     known = HotPrefixes(10**6, 900.0)
     [kept] = ask(known, SYSTEM, 3)
     known.keep(kept.name, 10)

@@ -25,7 +25,7 @@ def under_way(world):
     return world.core.warming._under_way
 
 
-def test_a_prefix_of_everybody_is_computed_on_every_idle_replica_and_once():
+def test_a_prefix_of_all_requests_is_computed_on_every_idle_replica_once():
     world = warm_world()
     world.pass_time(3.0)
     [opened] = world.sent()
@@ -83,7 +83,7 @@ def test_nothing_is_warmed_while_demand_falls():
     assert world.sent() == []
 
 
-def test_a_client_who_gets_its_replica_or_waits_stops_it():
+def test_a_request_on_its_replica_or_held_stops_it():
     world = warm_world()
     world.pass_time(3.0)
     [key] = under_way(world)
@@ -98,7 +98,7 @@ def test_a_client_who_gets_its_replica_or_waits_stops_it():
     assert world.core.warming.counts.stopped == 1
 
 
-def test_nobody_waits_behind_it():
+def test_no_request_waits_behind_it():
     world = warm_world()
     for name in world.names:
         world.fields[name]["state"] = ReplicaState.DOWN
@@ -113,7 +113,7 @@ def test_nobody_waits_behind_it():
 
 
 def asked_by(world, region, told_by=None, **fields):
-    """A peer that says what it would take, and tells of other prefixes."""
+    """A peer that publishes what it would take, and other prefixes."""
     for _ in range(20):
         world.digest(region, warm_tokens=5000, residency=(ABROAD,), **fields)
         world.pass_time(0.1)
@@ -132,11 +132,11 @@ def test_a_peer_that_asks_is_sent_what_it_lacks_once_and_never_past_a_label():
         sent = world.sent(fx.Forward)
         sent = [effect for effect in sent if effect.key < 0]
         assert len(sent) == expected, labels
-        if labels == (ABROAD,):  # nobody at home carries it
+        if labels == (ABROAD,):  # no replica at home carries it
             assert not [e for e in world.sent(fx.Dispatch) if e.key < 0]
 
 
-def test_a_peer_that_holds_it_or_can_not_be_believed_is_sent_nothing():
+def test_a_peer_that_holds_it_or_is_not_trusted_is_sent_nothing():
     for blocks, trusted in ((prompt(SYSTEM).hashes, True), ((1,), False)):
         world = World(replicas=1)
         world.pass_time(5.0)
@@ -151,7 +151,7 @@ def guest(number, text=SYSTEM, **fields):
     return foreign(number, text, warm=True, **({"prompt": prompt(text, 640)} | fields))
 
 
-def test_a_guest_is_taken_by_who_asked_for_it_and_gives_way():
+def test_a_peers_warm_up_is_placed_where_requested_and_gives_way():
     world = World()
     world.pass_time(5.0)
     world.share("T")
@@ -169,7 +169,7 @@ def test_a_guest_is_taken_by_who_asked_for_it_and_gives_way():
     assert stop == fx.StopWarmUp("inbox-900", dispatch.replica)
 
 
-def test_a_guest_is_refused_where_it_is_off_not_asked_for_or_may_not_be():
+def test_a_peers_warm_up_is_refused_where_off_not_requested_or_forbidden():
     off, quiet, on = World(warm_idle_share=0.0), World(), World()
     for world in (off, quiet, on):
         world.pass_time(5.0)
@@ -265,7 +265,7 @@ class Watch(World):
         assert warming.hot.kept_bytes <= sum(self.bodies.values())
         assert set(under_way(self)) == set(self.open)
         here = [one for one in under_way(self).values() if one.peer is None]
-        assert not (here and len(self.core.held)), "it gives way to whoever waits"
+        assert not (here and len(self.core.held)), "it gives way to held requests"
         for opened in (effect for effect in found if isinstance(effect, fx.OpenWarmUp)):
             assert not waited and not len(self.core.held)
             record = under_way(self).get(opened.request.key)

@@ -1,4 +1,4 @@
-"""One router that may warm, replicas that do as they are told, and a log of what it wants."""
+"""One router that may warm, replicas that follow, and a log of its effects."""
 
 from random import Random
 
@@ -67,7 +67,7 @@ class World:
             self.inside[effect.replica].discard(effect.key)
 
     def beat(self, name: ReplicaId, **fields) -> None:
-        """It speaks, and has taken all."""
+        """A heartbeat: it has taken all."""
         self.seq += 1
         load = len(self.inside[name])
         told = {
@@ -88,7 +88,7 @@ class World:
         self.feed(ev.DigestSeen(digest(region, self.seq, **fields)))
 
     def pass_time(self, seconds: float) -> None:
-        """Everybody beats and ticks come; nothing else happens."""
+        """Heartbeats and ticks; nothing else happens."""
         for step in range(round(seconds / 0.05)):
             self.now += 0.05
             if step % 2:
@@ -97,7 +97,7 @@ class World:
             self.feed(ev.Tick())
 
     def ask(self, text: str, **fields) -> int:
-        """A client's request, left to whoever got it."""
+        """A client's request, left to its replica."""
         self.key += 1
         self.feed(ev.RequestArrived(request(self.key, text, self.now, **fields)))
         return self.key

@@ -1,4 +1,4 @@
-"""A study that takes a blink: a few requests of a recorded trace in two regions."""
+"""A study that takes less than a second: a few requests of a recorded trace in two regions."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ RECORDED = Path("tests/data/mooncake/conversation_first60.jsonl")
 
 def settings(**changes: Any) -> SimSettings:
     """Twelve requests, two replicas."""
-    told: dict[str, Any] = {
+    given: dict[str, Any] = {
         "trace": RECORDED,
         "limit": 12,
         "scale_lengths": 0.05,
         "regions": ("us=1,eu=1",),
     }
-    return SimSettings.model_validate(told | changes)
+    return SimSettings.model_validate(given | changes)
 
 
-def study(told: SimSettings) -> dict[str, CellResult]:
+def study(given: SimSettings) -> dict[str, CellResult]:
     """Every run of it, by name."""
-    cells = told.cells()
+    cells = given.cells()
     names = labels(cells)
-    return {name: play(told, cell) for name, cell in zip(names, cells, strict=True)}
+    return {name: play(given, cell) for name, cell in zip(names, cells, strict=True)}

@@ -1,4 +1,4 @@
-"""Pictures are read back: the right files, every series in them, and what the series say."""
+"""Pictures are read back: the right files, every series in them, and the values of the series."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -31,7 +31,7 @@ def series(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def lost_note(path: Path) -> str:
-    """What the picture says of requests that have no place in it."""
+    """The note about requests that are not in the picture."""
     note = next((group for group in ET.parse(path).iter() if group.get("id") == "lost"), None)
     return "" if note is None else " ".join(text.text or "" for text in note.iter(f"{SVG}text"))
 
@@ -58,8 +58,8 @@ def test_a_comparison_has_a_distribution_and_the_regions_of_each_run(tmp_path: P
 
 
 def test_a_sweep_shows_what_more_replicas_and_more_load_do(tmp_path: Path) -> None:
-    told = settings(policy=POLICIES, regions=("us=1,eu=1", "us=2,eu=1"), load="0.3,0.9")
-    files = draw(tmp_path, study(told))
+    given = settings(policy=POLICIES, regions=("us=1,eu=1", "us=2,eu=1"), load="0.3,0.9")
+    files = draw(tmp_path, study(given))
     names = {path.name for path in files}
     assert {"throughput.svg", "ttft-by-load.svg", "ttft-cdf-us1-eu1-load0.3.svg"} <= names
     assert len(names) == len(files) == 4 + 2 + 8
@@ -77,8 +77,10 @@ def test_a_sweep_shows_what_more_replicas_and_more_load_do(tmp_path: Path) -> No
 
 def test_a_run_that_sheds_ends_below_all_requests(tmp_path: Path) -> None:
     # One more slot than requests held at once: of 12 that come together most are shed.
-    told = settings(regions=("us=1",), speed=1000, setting=("hold_max=1",), pushing="outstanding:1")
-    runs = study(told)
+    given = settings(
+        regions=("us=1",), speed=1000, setting=("hold_max=1",), pushing="outstanding:1"
+    )
+    runs = study(given)
     (played,) = runs.values()
     assert played.report["shed"] > 0
     path = draw(tmp_path, runs)[0]

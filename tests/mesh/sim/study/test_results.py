@@ -22,9 +22,9 @@ TWIN = {
 
 
 def test_the_files_hold_every_run_and_region(tmp_path: Path) -> None:
-    told = settings(policy="round-robin,least-load")
-    reports = {name: played.report for name, played in study(told).items()}
-    write_report(tmp_path / "out.json", out_file(told, reports))
+    given = settings(policy="round-robin,least-load")
+    reports = {name: played.report for name, played in study(given).items()}
+    write_report(tmp_path / "out.json", out_file(given, reports))
     found = orjson.loads((tmp_path / "out.json").read_bytes())
     assert list(found["policies"]) == ["round-robin", "least-load"]
     for report in found["policies"].values():

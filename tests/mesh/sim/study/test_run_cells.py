@@ -11,11 +11,11 @@ from mesh.sim.study.settings import SimSettings
 from tests.mesh.sim.study.small import settings
 
 
-def digests(told: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
+def digests(given: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
     shown: list[int] = []
     runs = play_all(
-        told,
-        told.cells(),
+        given,
+        given.cells(),
         jobs=jobs,
         perf=time.perf_counter,
         show=lambda number, ended, share: shown.append(number),
@@ -23,22 +23,22 @@ def digests(told: SimSettings, jobs: int) -> tuple[dict[int, str], list[int]]:
     return {number: played.report["digest"] for number, played in runs}, shown
 
 
-def test_processes_give_the_same_results_and_tell_how_far_they_are() -> None:
-    told = settings(topology="mesh,central:us,central:eu")
-    one, _ = digests(told, 1)
-    beside, shown = digests(told, 2)
+def test_processes_give_the_same_results_and_report_progress() -> None:
+    given = settings(topology="mesh,central:us,central:eu")
+    one, _ = digests(given, 1)
+    beside, shown = digests(given, 2)
     assert beside == one
     assert len(set(one.values())) == 3, "no two of these could be taken for each other"
     assert set(shown) == {0, 1, 2}
     assert multiprocessing.active_children() == []
 
 
-def test_what_a_child_can_not_play_is_said_here() -> None:
-    told = SimSettings.model_validate(
+def test_an_error_of_a_child_is_raised_in_the_parent() -> None:
+    given = SimSettings.model_validate(
         {"workload": "tot", "load": "0.5,0.7", "regions": ("us=1,eu=1,ap=1",)}
     )
     with pytest.raises(ValueError, match="closed loop"):
-        digests(told, 2)
+        digests(given, 2)
     assert multiprocessing.active_children() == []
 
 
@@ -48,8 +48,8 @@ def killed() -> float:
 
 
 def test_a_process_that_dies_is_a_failed_run() -> None:
-    told = settings(topology="mesh,central:us")
-    runs = play_all(told, told.cells(), jobs=2, perf=killed, show=lambda *progress: None)
+    given = settings(topology="mesh,central:us")
+    runs = play_all(given, given.cells(), jobs=2, perf=killed, show=lambda *progress: None)
     with pytest.raises(RunFailed, match="use fewer --jobs"):
         list(runs)
     assert multiprocessing.active_children() == []
@@ -63,9 +63,9 @@ def test_who_stops_listening_ends_what_runs() -> None:
         assert multiprocessing.active_children() != []
         raise Interrupted
 
-    told = SimSettings.model_validate(
+    given = SimSettings.model_validate(
         {"workload": "chat", "duration_s": 3600, "policy": "round-robin,least-load"}
     )
     with pytest.raises(Interrupted):
-        list(play_all(told, told.cells(), jobs=2, perf=time.perf_counter, show=stop))
+        list(play_all(given, given.cells(), jobs=2, perf=time.perf_counter, show=stop))
     assert multiprocessing.active_children() == []

@@ -13,7 +13,7 @@ MOST = 512
 
 
 @given(need=st.integers(1, MOST), guess=st.integers(-5, 2 * MOST))
-def test_least_finds_the_need_and_asks_little(need: int, guess: int) -> None:
+def test_least_finds_the_need_with_few_simulations(need: int, guess: int) -> None:
     asked: list[int] = []
 
     def fits(count: int) -> bool:
@@ -30,13 +30,13 @@ def test_least_finds_the_need_and_asks_little(need: int, guess: int) -> None:
 @pytest.mark.parametrize(
     ("guess", "asked"), [(3, [3, 6, 512]), (300, [300, 512]), (256, [256, 512]), (512, [512])]
 )
-def test_least_says_soon_when_nothing_fits(guess: int, asked: list[int]) -> None:
-    heard: list[int] = []
-    assert least(lambda count: bool(heard.append(count)), guess=guess, most=MOST) is None
-    assert heard == asked
+def test_least_ends_soon_when_nothing_fits(guess: int, asked: list[int]) -> None:
+    shown: list[int] = []
+    assert least(lambda count: bool(shown.append(count)), guess=guess, most=MOST) is None
+    assert shown == asked
 
 
-def test_a_replica_is_taken_where_the_order_says_first() -> None:
+def test_a_replica_is_taken_first_from_the_first_region_of_the_order() -> None:
     def fits(fleet: Mapping[str, int]) -> bool:
         return sum(fleet.values()) >= 3
 
@@ -63,7 +63,7 @@ def test_what_is_left_fits_and_can_spare_nothing(
 
 
 @given(total=st.integers(0, 200), shares=st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
-def test_all_replicas_are_dealt_out_and_nobody_is_off_by_one(
+def test_all_replicas_are_apportioned_and_no_region_is_off_by_one(
     total: int, shares: list[float]
 ) -> None:
     named = dict(enumerate(shares))

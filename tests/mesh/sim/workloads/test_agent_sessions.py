@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.replay.agent_sessions import AgentSession, Turn, parse_kv_cache_tester
-from mesh.replay.trace_formats import read_lines
+from mesh.replay.trace_formats import AgentSession, Turn, parse_kv_cache_tester, read_lines
 from mesh.sim.workload import RequestNode
 from mesh.sim.workloads.capacity import demand
 from mesh.sim.workloads.content import seeded
@@ -20,9 +19,9 @@ US = RegionId("us")
 RECORDED = Path("tests/data/kv-cache-tester/four_sessions.jsonl")
 
 
-def tree(*turns: Turn, scale: float = 1.0, think_max_s: float = 60.0) -> RequestNode:
+def tree(*turns: Turn, scale: float = 1.0) -> RequestNode:
     sessions = (AgentSession("a", 64, turns),)
-    (arrival,) = session_arrivals(sessions, {"us": 1.0}, seeded(1), None, scale, think_max_s)
+    (arrival,) = session_arrivals(sessions, {"us": 1.0}, seeded(1), None, scale)
     return arrival.node
 
 

@@ -1,4 +1,4 @@
-"""Distributions have the moments they are told."""
+"""Distributions have the moments they are given."""
 
 import random
 from collections import Counter

@@ -27,7 +27,7 @@ def test_the_curve_is_a_mean_of_one():
 
 
 def test_a_day_of_2400_s_follows_the_curve_by_each_region_s_clock():
-    day = diurnal(clients={US: 1, AP: 1}, seed=1, duration_s=2400.0, rate_per_s=40.0)
+    day = diurnal(clients={US: 1, AP: 1}, seed=1, duration_s=2400.0, rate_per_s=20.0)
     for region, offset in ((US, -5), (AP, 8)):
         counts = per_hour(day, region)
         mean = sum(counts) / 24

@@ -1,6 +1,7 @@
 """Preble's Table 1, workload by workload: lengths, sharing, key portions, popularity."""
 
 from collections import Counter
+from functools import cache
 from statistics import mean, pstdev
 
 import pytest
@@ -8,13 +9,14 @@ import pytest
 from mesh.sim.workload import RequestNode
 from mesh.sim.workloads import make
 from mesh.sim.workloads.content import Zipf
-from mesh.sim.workloads.preble import DOCUMENTS, TOOLS, VIDEOS, programming
+from mesh.sim.workloads.preble import CANDIDATES, DOCUMENTS, TOOLS, VIDEOS, programming
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import asked, nodes_of, shared_with_another
 
 US = RegionId("us")
 
 
+@cache
 def requests(name: str) -> list[RequestNode]:
     """About as many requests as Preble's data sets have; Toolbench's is larger."""
     rate_per_s = 40.0 if name == "toolbench" else 8.0
@@ -60,7 +62,7 @@ def test_table_1(name, prompt, prompt_spread, answer, answer_spread, shared, key
 @pytest.mark.parametrize(
     ("name", "subject"), [("toolbench", TOOLS), ("video-qa", VIDEOS), ("loogle", DOCUMENTS)]
 )
-def test_content_is_as_popular_as_zipf_1_1_says(name, subject):
+def test_content_is_as_popular_as_in_zipf_1_1(name, subject):
     nodes = requests(name)
     ranked = Counter(node.prompt[1].id for node in nodes).most_common()
     zipf = Zipf(subject.contents, 1.1)
@@ -79,12 +81,10 @@ def test_an_episode_is_a_chain_of_about_48_steps():
 
 
 def test_a_problem_s_candidates_come_at_once_with_one_prompt():
-    workload = programming(clients={US: 2}, duration_s=100.0, rate_per_s=4.0, candidates=5)
+    workload = programming(clients={US: 2}, duration_s=100.0, rate_per_s=4.0)
     arrivals = workload.arrivals
-    assert len(arrivals) % 5 == 0
-    for start in range(0, len(arrivals), 5):
-        group = arrivals[start : start + 5]
+    assert len(arrivals) % CANDIDATES == 0
+    for start in range(0, len(arrivals), CANDIDATES):
+        group = arrivals[start : start + CANDIDATES]
         assert len({(arrival.at_s, arrival.node.prompt) for arrival in group}) == 1
-        assert len({arrival.node.answer.id for arrival in group}) == 5
-    with pytest.raises(ValueError, match="candidates must be 1 or more"):
-        programming(candidates=0)
+        assert len({arrival.node.answer.id for arrival in group}) == CANDIDATES

@@ -1,4 +1,4 @@
-"""The endless cache finds exactly what was asked before."""
+"""The endless cache finds exactly what was requested before."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,7 +8,6 @@ from statistics import mean
 import pytest
 
 from mesh.sim.workload import RequestNode
-from mesh.sim.workloads.content import Zipf
 from mesh.sim.workloads.skywalker import ARENA, WILDCHAT, ChatHabits, ChatUsers, chat
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import common_tokens, nodes_of
@@ -18,8 +17,7 @@ REGIONS = [RegionId("us"), RegionId("eu"), RegionId("ap")]
 
 def people(habits: ChatHabits, number: int) -> list[list[RequestNode]]:
     """Each person's requests."""
-    zipf = Zipf(habits.templates, habits.zipf)
-    places = (ChatUsers(habits, zipf, 1, REGIONS[at % 3], at) for at in range(number))
+    places = (ChatUsers(habits, 1, REGIONS[at % 3], at) for at in range(number))
     return [[node for talk in place.user(0) for node in nodes_of(talk)] for place in places]
 
 
@@ -67,8 +65,7 @@ def test_a_region_shares_more_than_the_world():
 )
 def test_turns_and_lengths_are_the_data_sets(habits, turns, question, answer):
     # Means after the cuts: WildChat's 296 and 441 lose their tails beyond 4,096 and 1,024.
-    zipf = Zipf(habits.templates, habits.zipf)
-    places = [ChatUsers(habits, zipf, 7, REGIONS[0], at) for at in range(600)]
+    places = [ChatUsers(habits, 7, REGIONS[0], at) for at in range(600)]
     talks = [list(nodes_of(talk)) for place in places for talk in place.user(0)]
     assert len(talks) / 600 == pytest.approx(habits.conversations, rel=0.1)
     assert mean(map(len, talks)) == pytest.approx(turns, rel=0.05)

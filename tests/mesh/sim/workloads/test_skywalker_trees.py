@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from mesh.sim.workloads.capacity import demand
-from mesh.sim.workloads.skywalker import TreeShape, mixed_tree, tot
+from mesh.sim.workloads.skywalker import mixed_tree, tot
 from schemas.ids import RegionId
 from tests.mesh.sim.workloads.forest import nodes_of
 
@@ -35,13 +35,11 @@ def test_in_the_mixed_case_the_first_region_s_trees_have_85():
     for client in workload.clients:
         wanted = [1, 4, 16, 64] if client.region == US else [1, 2, 4, 8]
         assert levels(next(client.trees)) == wanted
-    other = mixed_tree(clients={US: 1, EU: 1}, wide=EU, wide_branches=5)
+    other = mixed_tree(clients={EU: 1, US: 1})
     assert [levels(next(client.trees)) for client in other.clients] == [
+        [1, 4, 16, 64],
         [1, 2, 4, 8],
-        [1, 5, 25, 125],
     ]
-    with pytest.raises(ValueError, match="wide='ap' has no clients: use one of us"):
-        mixed_tree(clients={US: 1}, wide=AP)
 
 
 def test_siblings_ask_the_same_and_get_different_answers():
@@ -65,10 +63,3 @@ def test_questions_and_answers_are_as_long_as_gsm8k_s_and_end_at_256():
 def test_what_can_be_hit_is_more_than_skywalker_reached():
     # §5.1: its best policy hit 89.56 to 90.01% of the tokens.
     assert 0.90 < demand(tot(rate_per_s=20.0)).shared_ratio < 0.98
-
-
-def test_a_shape_of_one_s_own():
-    shape = TreeShape(branches=3, levels=2)
-    (client,) = tot(clients={US: 1}, shape=shape).clients
-    assert levels(next(client.trees)) == [1, 3]
-    assert shape.requests == 4

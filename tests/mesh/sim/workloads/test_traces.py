@@ -82,23 +82,8 @@ def test_the_seed_decides_and_a_limit_is_the_beginning(name):
         assert (one.node.prompt, one.node.session) == (other.node.prompt, other.node.session)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"regions": {}}, "regions: name at least one"),
-        ({"regions": {US: 0.0}}, "regions: name at least one"),
-        ({"limit": 0}, "limit must be 1 or more"),
-        ({"speed": 0.0}, "speed must be above 0"),
-        ({"scale": 1.5}, "scale must be above 0 and at most 1"),
-    ],
-)
-def test_what_can_t_be_is_refused(changes, says):
-    with pytest.raises(ValueError, match=says):
-        from_trace(PATHS["azure"], "azure", **{"regions": REGIONS, **changes})
-
-
-def test_an_unknown_format_is_told_the_known_ones():
-    with pytest.raises(ValueError, match=r"'weka': use one of mooncake, .*kv-cache-tester"):
+def test_an_unknown_format_is_an_error_that_names_the_known_ones():
+    with pytest.raises(TraceError, match="'weka': use one of mooncake, "):
         from_trace(PATHS["azure"], "weka", regions=REGIONS)
     with pytest.raises(TraceError, match=r"conv_first60\.csv: line 1: not a JSON object"):
         from_trace(PATHS["azure"], "kv-cache-tester", regions=REGIONS)

@@ -33,7 +33,7 @@ def test_a_rate_makes_an_open_loop_of_about_that_many_requests(name):
     assert 0 <= times[0] <= times[-1] <= 400.0
     assert len(asked(workload)) == pytest.approx(4000, rel=0.25)
     share = sum(arrival.region == US for arrival in workload.arrivals) / len(times)
-    # mixed-tree's first region has as many trees as its clients say, and larger ones
+    # mixed-tree's first region has as many trees as its clients have, and larger ones
     assert share == pytest.approx(3 / 5, abs=0.12)
 
 
@@ -100,7 +100,7 @@ def test_children_go_on_from_their_parent(name):
                 assert child.prompt[: len(node.prompt) + 1] == (*node.prompt, node.answer)
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_name_is_an_error_that_names_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown workload 'chatt': use one of chat, .*loogle"):
         make("chatt")
 
@@ -114,7 +114,7 @@ def test_what_can_t_be_made_is_refused():
         ({"rate_per_s": 0.0}, "rate_per_s must be above 0"),
         ({"rate_per_s": 1e6, "duration_s": 1e6}, "more than 5000000"),
     ]
-    for name, (changes, says) in product(WORKLOADS, refused):
-        with pytest.raises(ValueError, match=says):
+    for name, (changes, problem) in product(WORKLOADS, refused):
+        with pytest.raises(ValueError, match=problem):
             make(name, **changes)
             pytest.fail(f"{name} takes {changes}")

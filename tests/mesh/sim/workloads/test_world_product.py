@@ -8,7 +8,7 @@ from mesh.sim.workloads.daily_load import world_product
 from schemas.ids import RegionId
 
 
-def test_it_is_the_same_each_time_and_asks_what_it_says():
+def test_it_is_the_same_each_time_and_has_the_documented_requests():
     asked = world_product(duration_s=300.0, rate_per_s=4.0, seed=3)
     again = world_product(duration_s=300.0, rate_per_s=4.0, seed=3)
     assert asked.arrivals == again.arrivals

@@ -1,12 +1,12 @@
 """NVIDIA Dynamo: its frontend in KV mode over its own mockers, and the mesh over the same ones.
 
-Its frontend speaks to workers of Dynamo's alone, so these are its mockers and not the scripted
-engines: its CPU can stand beside the others', its times to first token can't. The frontend
+Its frontend works with Dynamo's workers alone, so these are its mockers and not the scripted
+engines: its CPU can be compared with the others', its times to first token can't. The frontend
 tokenizes prompts and answers, which no other system here does.
 
 For `mesh-dynamo` each of as many such mockers has a frontend of its own, with nothing to choose,
-which makes an OpenAI engine of it: agents stand beside those. Thus times of both can be compared,
-though a request of the mesh's passes one process more; and CPU as each row says, since those
+which makes an OpenAI engine of it: agents are beside those. Thus times of both can be compared,
+though a request of the mesh's passes one process more; and CPU as each row names it, since those
 frontends' work (HTTP, tokens) is in Dynamo's router and in none of the mesh's processes.
 """
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.programs.bench.asks import ask
 from tests.programs.bench.engine import MODEL
 from tests.programs.bench.processes import Processes
+from tests.programs.bench.request_bodies import request_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class System:
     beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # measured, not of the path
     model: str = MODEL
     prompt_tokens_max: int | None = None
-    has_own_engines: bool = False  # times of its answers say nothing beside the others'
+    has_own_engines: bool = False  # times of its answers can't be compared with the others'
 
 
 async def until_it_answers(place: Place, system: System) -> System:
     """Wait until a chat gets through. Raises Absent."""
-    body = ask(64, 0, 0, model=system.model).body(0)
+    body = request_body(64, 0, 0, model=system.model).body(0)
     for url in system.urls:
         look = place.processes.takes(f"{url}/v1/chat/completions", body)
         await place.processes.until(system.name, look)

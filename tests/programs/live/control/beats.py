@@ -4,7 +4,7 @@
 
 A process for each of a thousand agents would fill the machine with interpreters. Here every replica
 keeps its own connection with its own credentials, subscribes to what an agent subscribes to, and
-says what an idle agent beside a vLLM says. Work is not taken.
+publishes the heartbeats of an idle agent beside a vLLM. Work is not taken.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MODEL = ModelId("mistralai/Mistral-7B-Instruct-v0.3")
 
 
 def idle_heartbeat(region: RegionId, replica: ReplicaId, epoch: int) -> Heartbeat:
-    """What an agent says that has served some requests and has none now."""
+    """The heartbeat of an agent that has served some requests and has none now."""
     return Heartbeat(
         region=region,
         replica=replica,
@@ -60,7 +60,7 @@ def idle_heartbeat(region: RegionId, replica: ReplicaId, epoch: int) -> Heartbea
     )
 
 
-async def speak(region: RegionId, files: Sequence[Path], ready_file: Path) -> None:
+async def publish_heartbeats(region: RegionId, files: Sequence[Path], ready_file: Path) -> None:
     """Connect every agent, then beat until cancelled. `files`: their credentials."""
     gate = asyncio.Semaphore(CONNECTING_MAX)
     names = [ReplicaId(file.stem.removeprefix("agent-")) for file in files]
@@ -69,7 +69,7 @@ async def speak(region: RegionId, files: Sequence[Path], ready_file: Path) -> No
     )
     epoch = time.time_ns() // 1_000_000
     beats = [idle_heartbeat(region, name, epoch) for name in names]
-    said = [subjects.heartbeat(region, name) for name in names]
+    addresses = [subjects.heartbeat(region, name) for name in names]
     write_atomically(ready_file, b"{}")
     clock = asyncio.get_running_loop().time
     began_at = clock()
@@ -77,25 +77,29 @@ async def speak(region: RegionId, files: Sequence[Path], ready_file: Path) -> No
         seq, part = divmod(turn, SLICES)
         for number in range(part, len(beats), SLICES):
             payload = encode_state(replace(beats[number], seq=seq + 1))
-            await clients[number].publish(said[number], payload)
+            await clients[number].publish(addresses[number], payload)
         await asyncio.sleep(began_at + (turn + 1) * HEARTBEAT_S / SLICES - clock())
 
 
 async def _listening(
     gate: asyncio.Semaphore, region: RegionId, replica: ReplicaId, file: Path
 ) -> Client:
-    told = read_environment(file)
-    address = bus.BusAddress(told["NATS_URL"], told["NATS_USER"], told["NATS_PASSWORD"])
+    environment = read_environment(file)
+    address = bus.BusAddress(
+        environment["NATS_URL"], environment["NATS_USER"], environment["NATS_PASSWORD"]
+    )
 
-    async def heard(msg: Msg) -> None:
+    async def ignore(msg: Msg) -> None:
         """Nothing is asked of idle agents."""
 
     async with gate:
         client = await bus.connect(address, name=file.stem, inbox_prefix=subjects.INBOX_ROOT)
-        await client.subscribe(subjects.alive(subjects.ANY, subjects.ANY), cb=heard)
+        await client.subscribe(subjects.alive(subjects.ANY, subjects.ANY), cb=ignore)
         for subject in (subjects.cancel, subjects.credit, subjects.body):
-            await client.subscribe(subject(region, replica), cb=heard)
-        await client.subscribe(subjects.work(region, replica), queue=subjects.QUEUE_AGENT, cb=heard)
+            await client.subscribe(subject(region, replica), cb=ignore)
+        await client.subscribe(
+            subjects.work(region, replica), queue=subjects.QUEUE_AGENT, cb=ignore
+        )
     return client
 
 
@@ -106,7 +110,7 @@ async def _listening(
 def main(region: str, credentials: Path, ready_file: Path) -> None:
     """Speak for every agent that has credentials there."""
     files = sorted(credentials.glob("agent-*.env"))
-    uvloop.run(speak(RegionId(region), files, ready_file))
+    uvloop.run(publish_heartbeats(RegionId(region), files, ready_file))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One mesh of real processes, and what its control plane took of processors and links meanwhile.
 
 nats-servers, leaf links through counting proxies, and routers are those of `mesh up`. Agents are
-either all real, each beside a simulated engine, or spoken for by one process a region (`beats`).
+either all real, each beside a simulated engine, or simulated by one process a region (`beats`).
 Processor time is what the kernel counts for each process; bytes are all that TCP carried over a
 link, messages what the nats-servers count on it.
 """
@@ -36,7 +36,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TOKENS = 32
 RTT_MS = 60.0  # of every link; no byte depends on it
 
-Link = tuple[str, str]  # who speaks, who hears
+Link = tuple[str, str]  # sender, receiver
 Key = TypeVar("Key", str, Link)
 
 
@@ -175,12 +175,14 @@ async def _count(mesh: LocalMesh, mesh_toml: Topology, http: aiohttp.ClientSessi
     for (solicitor, acceptor), proxy in mesh.wan.items():
         sent[solicitor, acceptor] = proxy.to_target_bytes
         sent[acceptor, solicitor] = proxy.from_target_bytes
-    said: dict[Link, float] = {}
+    sent_by_link: dict[Link, float] = {}
     beats: dict[str, float] = {}
     for name, region in mesh_toml.regions.items():
         peers = {region_config.link_account(peer): peer for peer in mesh_toml.peers(name)}
         leaves = await _page(http, f"http://{region.monitor}/leafz")
-        said |= {(name, peers[leaf["account"]]): leaf["out_msgs"] for leaf in leaves["leafs"]}
+        sent_by_link |= {
+            (name, peers[leaf["account"]]): leaf["out_msgs"] for leaf in leaves["leafs"]
+        }
         jetstream = await _page(http, f"http://{region.monitor}/jsz?streams=true")
         beats[name] = sum(
             stream["state"]["last_seq"]
@@ -188,7 +190,7 @@ async def _count(mesh: LocalMesh, mesh_toml: Topology, http: aiohttp.ClientSessi
             for stream in account["stream_detail"]
             if stream["name"] == subjects.STREAM_HEARTBEATS
         )
-    return _Counts({name: cpu_s(pid) for name, pid in mesh.pids.items()}, sent, said, beats)
+    return _Counts({name: cpu_s(pid) for name, pid in mesh.pids.items()}, sent, sent_by_link, beats)
 
 
 async def _page(http: aiohttp.ClientSession, url: str) -> Any:

@@ -9,23 +9,23 @@ from tests.programs.live.control.live import Cost, Scene, cpu_s, look
 from tests.programs.live.control.twin import (
     CONTROL,
     DIGEST,
-    Said,
+    LinkTraffic,
     control_bytes,
     control_messages,
-    said_per_s,
+    traffic_per_s,
 )
 from tests.programs.live.control_cost import Seen, tables
 
 US, EU = "r00", "r01"
 
 
-def twin(**scene: int) -> Said:
-    [said] = [
-        said
-        for (a, b), said in said_per_s(Scene(**scene), 3.0).items()  # type: ignore[arg-type]
+def twin(**scene: int) -> LinkTraffic:
+    [traffic] = [
+        traffic
+        for (a, b), traffic in traffic_per_s(Scene(**scene), 3.0).items()  # type: ignore[arg-type]
         if (a, b) == (US, EU)
     ]
-    return said
+    return traffic
 
 
 def test_in_the_twin_a_link_carries_the_same_whatever_the_replicas() -> None:
@@ -68,12 +68,12 @@ def test_the_tables_say_what_was_measured() -> None:
     by_rate = {0.0: Scene(regions=2, replicas=1, elsewhere=1, real=True)}
     seen: Seen = {scene: [cost(n)] for n, scene in by_replicas.items()}
     seen[by_rate[0.0]] = [cost(1)]
-    told = tables(by_replicas, {}, by_rate, seen, twin_regions=(2,), twin_s=1.0)
-    assert "| 6 replicas | 100% | 0.016 (0.016–0.016) | 0.012 (0.012–0.012) | 2.0 " in told
-    assert "| router | 0.100 | 0.010 |" in told, "cores of 100 replicas, and of none"
-    assert "| nats-server | 0.200 | 0.000 |" in told
-    assert "| together | 1.30 | 0.010 |" in told
-    assert "1.00× | hit" in told
+    text = tables(by_replicas, {}, by_rate, seen, twin_regions=(2,), twin_s=1.0)
+    assert "| 6 replicas | 100% | 0.016 (0.016–0.016) | 0.012 (0.012–0.012) | 2.0 " in text
+    assert "| router | 0.100 | 0.010 |" in text, "cores of 100 replicas, and of none"
+    assert "| nats-server | 0.200 | 0.000 |" in text
+    assert "| together | 1.30 | 0.010 |" in text
+    assert "1.00× | hit" in text
 
 
 def test_the_kernel_counts_what_this_process_takes() -> None:

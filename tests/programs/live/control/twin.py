@@ -1,7 +1,7 @@
-"""What regions say to each other, counted in the twin: messages by kind, and their bytes.
+"""What regions send to each other, counted in the twin: messages by kind, and their bytes.
 
 The same routers as live ones; a message is as long as its payload and what nats-servers put around
-it on a leaf link (`LMSG subject reply size`). What the servers say to each other by themselves is
+it on a leaf link (`LMSG subject reply size`). What the servers send to each other by themselves is
 not in it, nor is what TCP adds. One router a region.
 """
 
@@ -27,7 +27,7 @@ PROFILE = "a100-mistral-7b"
 FRAME_BYTES = len("LMSG   123\r\n\r\n")
 PING_BYTES = 8
 INBOX = "_INBOX.r00.r1.ping-r01"  # as long as the others
-# Headers of a message that a stream says again: who claimed it, which stream, numbers, the time.
+# Headers of a message that a stream repeats: who claimed it, which stream, numbers, the time.
 REPUBLISHED_BYTES = 205
 DIGEST, PING, ALIVE, LEASE, GOSSIP, WORK = "digest", "ping", "alive", "lease", "gossip", "work"
 CONTROL = (DIGEST, PING, ALIVE, LEASE, GOSSIP)
@@ -35,14 +35,14 @@ PEOPLE = 10  # in each region, taking turns
 
 
 @dataclass(slots=True)
-class Said:
+class LinkTraffic:
     """Over one link in one direction, by kind."""
 
     messages: Counter[str]
     payload_bytes: Counter[str]
 
 
-def said_per_s(scene: Scene, window_s: float) -> dict[RegionPair, Said]:
+def traffic_per_s(scene: Scene, window_s: float) -> dict[RegionPair, LinkTraffic]:
     """Play the scene for so long after it has settled. Rates a second, of each link's direction."""
     names = [RegionId(name) for name in scene.fleet]
     workload = _workload(scene, names, window_s)
@@ -55,33 +55,33 @@ def said_per_s(scene: Scene, window_s: float) -> dict[RegionPair, Said]:
             until_s=window_s,
         ),
     )
-    said: dict[RegionPair, Said] = {}
+    traffic: dict[RegionPair, LinkTraffic] = {}
 
-    def hear(link: RegionPair, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def count(link: RegionPair, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         if world.queue.now < SETTLE_S:
             return
-        found = said.setdefault(link, Said(Counter(), Counter()))
+        found = traffic.setdefault(link, LinkTraffic(Counter(), Counter()))
         kind, size = _size(link, call.__name__, args)
         found.messages[kind] += 1
         found.payload_bytes[kind] += size
 
-    world.network.on_send = hear
+    world.network.on_send = count
     world.run()
-    for found in said.values():
+    for found in traffic.values():
         for counted in (found.messages, found.payload_bytes):
             for kind in counted:
                 counted[kind] /= window_s  # type: ignore[assignment]
-    return said
+    return traffic
 
 
-def control_bytes(said: Said) -> float:
+def control_bytes(traffic: LinkTraffic) -> float:
     """All but the work."""
-    return sum(said.payload_bytes[kind] for kind in CONTROL)
+    return sum(traffic.payload_bytes[kind] for kind in CONTROL)
 
 
-def control_messages(said: Said) -> float:
+def control_messages(traffic: LinkTraffic) -> float:
     """All but the work."""
-    return sum(said.messages[kind] for kind in CONTROL)
+    return sum(traffic.messages[kind] for kind in CONTROL)
 
 
 def _workload(scene: Scene, names: list[RegionId], window_s: float) -> Workload:
@@ -95,20 +95,20 @@ def _workload(scene: Scene, names: list[RegionId], window_s: float) -> Workload:
         )
     last = RequestNode(
         prompt=(Segment(1, 1),), answer=Segment(2, 1)
-    )  # nobody asks until all is over
+    )  # no request is sent until all is over
     return Workload(name="idle", arrivals=(Arrival(window_s, names[0], last),))
 
 
 def _size(link: RegionPair, call: str, args: tuple[Any, ...]) -> tuple[str, int]:
     """The kind of a message, and its bytes on the link."""
     source, to = link
-    if call == "hear_digest":
+    if call == "receive_digest":
         return DIGEST, _framed(subjects.digest(source), len(encode_state(args[0])))
     if call == "_pong":
         return PING, _framed(subjects.ping(to) + INBOX, PING_BYTES)
     if call == "_measured":
         return PING, _framed(INBOX, PING_BYTES)
-    if call == "_tell":
+    if call == "_receive_keepalive":
         sign = wire.encode(exchange.Alive(10**12, (source,), (1,)))
         return ALIVE, _framed(subjects.alive(source, "r1"), len(sign))
     event = args[0] if args else None

@@ -24,7 +24,7 @@ SYSTEM_PROMPTS = 32
 STATUS = re.compile(rb"^HTTP/1.1 (\d+) ")
 FAILED = "failed"
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-AGAIN_S = 0.01  # after a failure: where nobody listens, to fail takes no time at all
+AGAIN_S = 0.01  # after a failure: on a closed port a failure takes no time at all
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -154,7 +154,7 @@ def main(
     before_s = time.process_time()
     uvloop.run(asking)
     p50, p99 = (statistics.quantiles(load.took_s, n=100)[n] for n in (49, 98))
-    told = {
+    report = {
         "statuses": load.statuses,
         "p50_s": p50,
         "p99_s": p99,
@@ -162,7 +162,7 @@ def main(
         "cpu_s": time.process_time() - before_s,
         "seconds": seconds,
     }
-    click.echo(orjson.dumps(told))
+    click.echo(orjson.dumps(report))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Replica:
 
 
 def replica(number: int) -> Replica:
-    """Ready and idle, with memory for 31,250 blocks, as an engine tells it."""
+    """Ready and idle, with memory for 31,250 blocks, as an engine reports it."""
     name = ReplicaId(f"us-{number}")
     beat: dict[str, object] = {
         "v": 1, "region": REGION, "replica": name, "epoch": 1, "seq": 0, "state": "ready",
@@ -70,7 +70,7 @@ def replica(number: int) -> Replica:
 
 
 class Fleet:
-    """All replicas, and the bus that they speak on."""
+    """All replicas, and the bus that they publish on."""
 
     def __init__(self, client: Client, replicas: int) -> None:
         self._client = client
@@ -109,16 +109,16 @@ class Fleet:
         found = MAX_TOKENS.search(msg.data)
         chunks = [CHUNK] * int(found[1]) + [DONE] if is_stream and found else [PLAIN]
         kind = "text/event-stream" if is_stream else "application/json"
-        say = self._client.publish
-        await say(
+        publish = self._client.publish
+        await publish(
             msg.reply, pack_frame(Frame.HEAD, 0, encode(exchange.Head(200, kind, REGION, name)))
         )
         for number, chunk in enumerate(chunks, 1):
-            await say(msg.reply, pack_frame(Frame.DATA, number, chunk))
+            await publish(msg.reply, pack_frame(Frame.DATA, number, chunk))
         end = exchange.End("done", "", 1000, 500, len(chunks), 0.001)
-        await say(msg.reply, pack_frame(Frame.END, len(chunks) + 1, encode(end)))
+        await publish(msg.reply, pack_frame(Frame.END, len(chunks) + 1, encode(end)))
 
-    def told(self) -> dict[str, int]:
+    def sent(self) -> dict[str, int]:
         """What was sent in all."""
         return {
             "beats": sum(each.seq for each in self._replicas.values()),
@@ -145,7 +145,7 @@ async def _run(url: str, replicas: int, each_per_s: float) -> None:
     if beating.done():
         beating.result()
     beating.cancel()
-    click.echo(orjson.dumps(fleet.told()))
+    click.echo(orjson.dumps(fleet.sent()))
     await client.close()
 
 

@@ -1,4 +1,4 @@
-"""The processes around a router under load: started, asked for what they say, ended."""
+"""The processes around a router under load: started, asked for their figures, ended."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ START_S = 30.0
 async def fleet(
     nats_url: str, replicas: int, *, each_per_s: float = 10.0
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A running fleet; `told` ends it and says what it sent."""
+    """A running fleet; `sent_by` ends it and returns what it sent."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.programs.live.load.fleet", "--nats-url", nats_url),
         *("--replicas", str(replicas), "--each-per-s", str(each_per_s)),
@@ -33,8 +33,8 @@ async def fleet(
         await process.communicate()
 
 
-async def told(process: asyncio.subprocess.Process) -> Mapping[str, int]:
-    """End a fleet, and hear what it has sent."""
+async def sent_by(process: asyncio.subprocess.Process) -> Mapping[str, int]:
+    """End a fleet, and read what it has sent."""
     process.send_signal(signal.SIGTERM)
     out, _ = await process.communicate()
     sent: Mapping[str, int] = orjson.loads(out)
@@ -55,8 +55,8 @@ async def ask(port: int, **options: object) -> dict[str, Any]:
             process.kill()
             await process.wait()
     assert process.returncode == 0, "the clients failed; their words are above"
-    said: dict[str, Any] = orjson.loads(out)
-    return said
+    report: dict[str, Any] = orjson.loads(out)
+    return report
 
 
 def _option(name: str) -> str:

@@ -49,7 +49,7 @@ async def test_what_is_cut_off_has_failed_and_the_rest_goes_on(rate):
 
 
 @pytest.mark.parametrize("rate", [None, 300.0])
-async def test_where_nobody_listens_any_more_requests_fail_and_the_clients_go_on(rate):
+async def test_requests_to_a_closed_port_fail_and_the_clients_go_on(rate):
     server: asyncio.Server
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

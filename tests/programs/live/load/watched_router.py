@@ -1,4 +1,4 @@
-"""`mesh router`, and on SIGUSR1 what no metric says: heartbeats missed, and time of decisions.
+"""`mesh router`, and on SIGUSR1 what no metric has: heartbeats missed, and time of decisions.
 
     python -m tests.programs.live.load.watched_router FILE BLOCKS REPLICAS --region us …
 
@@ -58,13 +58,13 @@ class Watch:
 
         ReplicaTable.see, RouterCore.handle = seeing, handling  # type: ignore[method-assign]
 
-    def told(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """For the benchmark: microseconds are wall time, so the median counts."""
-        told: dict[str, float] = {"beats": self.beats, "missed": self.missed}
+        found: dict[str, float] = {"beats": self.beats, "missed": self.missed}
         if len(self.decided_s) > 1:
             tenths = statistics.quantiles(self.decided_s, n=10)
-            told |= dict(zip(("p10_s", "p50_s", "p90_s"), tenths[::4], strict=True))
-        return told
+            found |= dict(zip(("p10_s", "p50_s", "p90_s"), tenths[::4], strict=True))
+        return found
 
 
 def _fill(blocks: int, replicas: int) -> None:
@@ -86,12 +86,12 @@ def _run(file: Path, blocks: int, replicas: int, arguments: list[str]) -> None:
     if blocks:
         _fill(blocks, replicas)
 
-    def tell(*_: object) -> None:
+    def write_figures(*_: object) -> None:
         beside = file.with_suffix(".new")
-        beside.write_bytes(orjson.dumps(watch.told()))
+        beside.write_bytes(orjson.dumps(watch.figures()))
         beside.replace(file)
 
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR1, write_figures)
     main(["router", *arguments])
 
 

@@ -20,7 +20,7 @@ REGIONS = ("us", "eu", "ap")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What is compared: a policy, where its routers stand, and when they push."""
+    """What is compared: a policy, where its routers are, and when they push."""
 
     name: str
     policy: str
@@ -79,7 +79,7 @@ def case(
     """A case from a scenario's own fields. Raises ValidationError for one that can't be.
 
     No system has a limit of queue delay unless the case gives one: the studies compare where
-    requests are placed, on the same requests, and the systems that they stand for refuse none.
+    requests are placed, on the same requests, and the systems that they represent refuse none.
     """
     scenario["setting"] = (NO_DELAY_LIMIT, *scenario.get("setting", ()))
     settings = SimSettings(

@@ -9,7 +9,7 @@ import click
 
 from tests.programs.studies.tables.case import Case
 from tests.programs.studies.tables.plays import play_all
-from tests.programs.studies.tables.shelf import Result, Shelf
+from tests.programs.studies.tables.result_files import Result, ResultFiles
 from tests.support.result_page import result_page
 
 FOLDER = Path(".mesh/study")
@@ -64,7 +64,7 @@ def command(
         )
         began_at = time.monotonic()
         cases = declare(size)
-        results = play_all(cases, Shelf(FOLDER), jobs=jobs, show=_show)
+        results = play_all(cases, ResultFiles(FOLDER), jobs=jobs, show=_show)
         click.echo(write(cases, results))
         wall_s = time.monotonic() - began_at
         alone_s = sum(result["wall_s"] for result in results)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 
-from tests.programs.studies.tables.shelf import Result
+from tests.programs.studies.tables.result_files import Result
 
 Figure = Callable[[Result], float]
 

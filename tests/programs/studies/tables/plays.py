@@ -13,14 +13,13 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from mesh.replay.tally import RequestOutcome
-from mesh.sim.ask import Answered, Ask
 from mesh.sim.study.cells import workload_of, world_of
 from mesh.sim.twin_policies import TwinPolicies
-from mesh.sim.workload import Workload
+from mesh.sim.workload import RequestEnd, SentRequest, Workload
 from mesh.sim.world import SETTLE_S, run
 from tests.programs.studies.tables.ablation import with_ablations
 from tests.programs.studies.tables.case import Case
-from tests.programs.studies.tables.shelf import Result, Shelf
+from tests.programs.studies.tables.result_files import Result, ResultFiles
 
 COUNTED = 0.9  # of an open loop's tokens
 
@@ -28,18 +27,18 @@ Show = Callable[[int, int, Case, float], None]  # done, of how many, which, wall
 
 
 class Throughput:
-    """Told of every end of one run."""
+    """Tokens of the answers of one run; `add` is called with each request's end."""
 
     def __init__(self, workload: Workload) -> None:
         self._until_s = workload.until_s if workload.clients else None
-        self._asked_tokens = 0
+        self._requested_tokens = 0
         self._complete: list[tuple[float, int]] = []  # time and tokens of every whole answer
 
-    def add(self, ask: Ask, answered: Answered, now: float) -> None:
+    def add(self, sent: SentRequest, end: RequestEnd, now: float) -> None:
         """One request's end."""
-        tokens = ask.node.answer.tokens
-        self._asked_tokens += tokens
-        if answered.outcome is RequestOutcome.OK:
+        tokens = sent.node.answer.tokens
+        self._requested_tokens += tokens
+        if end.outcome is RequestOutcome.OK:
             self._complete.append((now - SETTLE_S, tokens))
 
     def tokens_per_s(self) -> float:
@@ -49,7 +48,7 @@ class Throughput:
         tokens, last_s = 0, 1.0
         for at_s, answer_tokens in self._complete:
             tokens, last_s = tokens + answer_tokens, at_s
-            if tokens >= COUNTED * self._asked_tokens:
+            if tokens >= COUNTED * self._requested_tokens:
                 break
         return tokens / last_s
 
@@ -70,13 +69,13 @@ def play(case: Case) -> Result:
     return report | measured
 
 
-def play_all(cases: Sequence[Case], shelf: Shelf, *, jobs: int, show: Show) -> list[Result]:
-    """Every case's result, in their order; from the shelf where it has been played."""
+def play_all(cases: Sequence[Case], files: ResultFiles, *, jobs: int, show: Show) -> list[Result]:
+    """Every case's result, in their order; from its file where it has been played."""
     keys = [case.key() for case in cases]
-    found = {key: shelf.get(key) for key in keys}
+    found = {key: files.get(key) for key in keys}
     missing = {key: case for key, case in zip(keys, cases, strict=True) if found[key] is None}
     for done, (key, result) in enumerate(_played(missing, jobs), 1):
-        shelf.put(key, result)
+        files.put(key, result)
         found[key] = result
         show(done, len(missing), missing[key], result["wall_s"])
     return [result for key in keys if (result := found[key]) is not None]

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.programs.studies.tables.case import Case
 from tests.programs.studies.tables.figures import Figure, mean_of
-from tests.programs.studies.tables.shelf import Result
+from tests.programs.studies.tables.result_files import Result
 
 
 class Results:

@@ -4,16 +4,15 @@ import pytest
 from click.testing import CliRunner
 
 from mesh.replay.tally import RequestOutcome
-from mesh.sim.ask import Answered
-from mesh.sim.workload import ClosedLoopClient, RequestNode, Segment, Workload
+from mesh.sim.workload import ClosedLoopClient, RequestEnd, RequestNode, Segment, Workload
 from mesh.sim.world import SETTLE_S
 from tests.programs.studies.tables.case import System, case, fleet
 from tests.programs.studies.tables.command import command
+from tests.programs.studies.tables.comparison import Target, compared
 from tests.programs.studies.tables.figures import geomean, throughput, ttft, unfairness
 from tests.programs.studies.tables.fingerprint import PLAYS, _closure, code_of
 from tests.programs.studies.tables.plays import Throughput
 from tests.programs.studies.tables.results import Results
-from tests.programs.studies.tables.standings import Target, standings
 
 ROUND_ROBIN = System(name="rr", policy="round-robin")
 
@@ -27,7 +26,7 @@ def clients_of_two_regions(**changes):
     return one(clients={"us": 1, "eu": 1}, **changes)
 
 
-def test_replicas_are_dealt_out_evenly():
+def test_replicas_are_spread_evenly():
     assert list(fleet(7).values()) == [3, 2, 2]
     assert list(fleet(12).values()) == [4, 4, 4]
 
@@ -46,12 +45,12 @@ def test_a_result_depends_on_its_own_policy_and_on_no_other():
     assert "agents.sim.engine" in base
     assert not any(name.startswith("mesh.core.policies.mesh") for name in base)
     assert "mesh.core.policies.mesh" in _closure("mesh.core.policies.mesh")
-    codes = {code_of(name) for name in ("mesh", "round-robin", "skywalker", "oracle")}
+    codes = {code_of(name) for name in ("mesh", "power-of-two", "skywalker", "oracle")}
     assert len(codes) == 4
     assert code_of("cache-aware") == code_of("cache-aware:0.3/64/1.5")
 
 
-class Told:
+class FakeSent:
     """As much of a request as throughput looks at."""
 
     def __init__(self, tokens):
@@ -63,16 +62,18 @@ def test_a_closed_loop_counts_what_ends_while_clients_ask():
         Workload(name="loop", clients=(ClosedLoopClient("us", iter(())),), until_s=10.0)
     )
     for at_s, tokens in ((1.0, 100), (9.9, 50), (10.1, 1000)):
-        counted.add(Told(tokens), Answered(RequestOutcome.OK), SETTLE_S + at_s)
+        counted.add(FakeSent(tokens), RequestEnd(RequestOutcome.OK), SETTLE_S + at_s)
     assert counted.tokens_per_s() == pytest.approx(15.0)
 
 
 def test_an_open_loop_counts_until_nine_tenths_are_there():
     counted = Throughput(Workload(name="open"))
     for at_s in range(1, 11):
-        counted.add(Told(100), Answered(RequestOutcome.OK), SETTLE_S + (at_s if at_s < 10 else 500))
+        counted.add(
+            FakeSent(100), RequestEnd(RequestOutcome.OK), SETTLE_S + (at_s if at_s < 10 else 500)
+        )
     assert counted.tokens_per_s() == pytest.approx(100.0)
-    counted.add(Told(9000), Answered(RequestOutcome.SHED), SETTLE_S + 501)
+    counted.add(FakeSent(9000), RequestEnd(RequestOutcome.SHED), SETTLE_S + 501)
     assert counted.tokens_per_s() == pytest.approx(1000 / 500)
 
 
@@ -104,7 +105,7 @@ def result(mean_s, rate, region_means=(1.0, 2.0)):
     }
 
 
-def test_standings_take_the_best_rival_of_each_measure():
+def test_a_comparison_takes_the_best_rival_of_each_measure():
     by_name = {
         "quick": result(2.0, 80.0),
         "wide": result(4.0, 100.0),
@@ -115,7 +116,7 @@ def test_standings_take_the_best_rival_of_each_measure():
     cases = [
         case(("chat", "L4", 0.6, name), ROUND_ROBIN, fleet(2), workload="chat") for name in by_name
     ]
-    text = standings(
+    text = compared(
         Results(cases, list(by_name.values())),
         ours="mesh",
         rivals=["quick", "wide"],

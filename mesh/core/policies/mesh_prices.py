@@ -1,0 +1,446 @@
+"""What a first token costs at each candidate, for the `mesh` policy: prices and learned speeds.
+
+Prices are computed from heartbeats, digests and hand-offs, at speeds learned from earlier answers.
+What is not reported is estimated (a queue from the requests in it), never taken for zero; memory or
+a batch size that is not reported is not priced. A first token takes
+
+    ttft_s = base_s + s_per_token × tokens to compute before it + s_per_decode × requests running
+
+(GORGO, section 4.2, has the first two terms). Prefill shares iterations with decodes in a way that
+differs between engines, so each candidate's three numbers are fitted on line to its answers, by
+least squares with forgetting: an engine that slows down is noticed within some thirty answers. A
+candidate with few answers is pulled towards the fleet's speed by a ridge as heavy as RIDGE answers;
+one with none has the speed that its heartbeat or digest reports. The fleet's slope is pulled little
+towards the start value, which is off by a factor on most GPUs.
+
+Rejected: scaling an estimate by observed over expected: it can't distinguish a slow engine from one
+that decodes much.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mesh.core.model.request import Request
+from mesh.core.policies.base import Destination, Score, Target
+from mesh.core.view.peers import Peer
+from mesh.core.view.replica import Replica
+from schemas.decision import CandidateKind
+from schemas.state import Heartbeat
+
+MEMORY = 0.97  # kept of the past at each answer: some thirty of them
+RIDGE = 8.0  # answers
+FLEET_SLOPE_RIDGE = 2.0
+ANSWERS_MIN = 4.0  # before which no request may be shed for an estimate
+RUNNING_START = 8.0  # beside a newcomer, where it is not reported
+KILO = 1000.0  # tokens are counted in thousands inside, for well-scaled sums
+TTFT_S_MAX = 60.0  # a longer one is an accident, not a speed
+RESIDENCE_START_S = 10.0
+PREFILL_TOKENS_START = 500.0
+OUTPUT_TOKENS_START = 200.0
+ANCHOR = 0.3**2  # holds the slope, as short prompts determine none; in squared thousands of tokens
+WEIGHT = 0.02  # of a new observation in the averages over all, once there are some fifty
+START_COUNTS = 4.0  # observations that the start value of an average counts for
+RETURNS_MAX = 16.0
+STALL_WEIGHT = 0.15  # of the decodes that our prefill stalls: they wait for one token in hundreds
+# Of a first token's least time, for each request that runs there: a larger batch makes every
+# iteration a little longer, for as long as our answer lasts. How much can't be fitted (prefills
+# hide it), but an idle replica must be preferred a little even for a prompt that a busy one holds.
+BATCH_WEIGHT = 0.02
+SLOT_START_S = 0.1  # before an answer ended there: held for it, but no request is shed for a guess
+RTT_START_S = 0.5  # of a peer before its first answered ping
+
+
+class HeldPrefix(NamedTuple):
+    """Leading part of a prompt that a candidate holds."""
+
+    blocks: int
+    tokens: int
+
+
+class PromptHolders(NamedTuple):
+    """Candidates that hold a part of a prompt, by name; others hold nothing of it."""
+
+    replicas: Mapping[str, HeldPrefix]
+    peers: Mapping[str, HeldPrefix]
+
+
+HELD_NOTHING = HeldPrefix(0, 0)
+
+
+class FittedSpeed(NamedTuple):
+    """The three numbers. Seconds, seconds per prompt token, seconds per running request."""
+
+    base_s: float
+    s_per_token: float
+    s_per_decode: float
+
+
+# Before any report or answer: about an 8B model on a recent data centre GPU.
+SPEED_START = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+
+
+@dataclass(slots=True)
+class SpeedFit:
+    """Decayed sums over answers: of 1, x (thousands of tokens), n (running) and y (seconds)."""
+
+    w: float = 0.0
+    x: float = 0.0
+    n: float = 0.0
+    xx: float = 0.0
+    nn: float = 0.0
+    xn: float = 0.0
+    y: float = 0.0
+    xy: float = 0.0
+    ny: float = 0.0
+
+    def add(self, x: float, n: float, y: float) -> None:
+        """One answer."""
+        self.w = MEMORY * self.w + 1.0
+        self.x = MEMORY * self.x + x
+        self.n = MEMORY * self.n + n
+        self.xx = MEMORY * self.xx + x * x
+        self.nn = MEMORY * self.nn + n * n
+        self.xn = MEMORY * self.xn + x * n
+        self.y = MEMORY * self.y + y
+        self.xy = MEMORY * self.xy + x * y
+        self.ny = MEMORY * self.ny + n * y
+
+    def speed(self, prior: FittedSpeed, slope_ridge: float = RIDGE) -> FittedSpeed:
+        """The ridge towards `prior`, which weighs as much as RIDGE answers like these.
+
+        Its slope weighs `slope_ridge` of them, and ANCHOR. No number falls below a tenth of it, or
+        below zero.
+        """
+        if not self.w:
+            return prior
+        base, slope, decode = prior.base_s, prior.s_per_token * KILO, prior.s_per_decode
+        rest = (
+            self.y - base * self.w - slope * self.x - decode * self.n,
+            self.xy - base * self.x - slope * self.xx - decode * self.xn,
+            self.ny - base * self.n - slope * self.xn - decode * self.nn,
+        )
+        db, ds, dn = _solve(
+            (self.w + RIDGE, self.x, self.n),
+            (self.xx + slope_ridge / self.w * self.xx + ANCHOR, self.xn),
+            self.nn + RIDGE / self.w * self.nn + 1e-9,
+            rest,
+        )
+        return FittedSpeed(
+            max(0.1 * base, base + db), max(0.1 * slope, slope + ds) / KILO, max(0.0, decode + dn)
+        )
+
+
+def _solve(
+    first: tuple[float, float, float],
+    second: tuple[float, float],
+    third: float,
+    rest: tuple[float, float, float],
+) -> tuple[float, float, float]:
+    """The symmetric system of three, by elimination; the ridge keeps it regular."""
+    a, b, c = first
+    d, e = second
+    p, q, r = rest
+    d, e, q = d - b * b / a, e - b * c / a, q - b * p / a
+    f, r = third - c * c / a, r - c * p / a
+    f, r = f - e * e / d, r - e * q / d
+    z = r / f
+    y = (q - e * z) / d
+    return (p - b * y - c * z) / a, y, z
+
+
+@dataclass(slots=True)
+class CandidateSpeed:
+    """What was learned of one candidate."""
+
+    fit: SpeedFit = field(default_factory=SpeedFit)
+    speed: FittedSpeed | None = None
+    residence_s: float = RESIDENCE_START_S
+    slot_s: float | None = None  # the same, of observed answers; None before the first
+
+
+UNKNOWN_SPEED = CandidateSpeed()
+
+
+class ReplicaSpeeds(NamedTuple):
+    """What a replica's last heartbeat comes to at its speed, for the decisions until the next."""
+
+    heartbeat: Heartbeat
+    s_per_token: float
+    running: float
+    base_s: float
+    batch_s: float  # what all requests that run there pay for one more
+    stalled: float  # decodes that a prefill stalls, by their weight
+    kv_tokens: float  # free; infinite where not reported
+    queued_tokens: int | None  # as reported
+    batch_room: float  # most load beside which one more has a slot; infinite where not reported
+
+
+class SpeedModel:
+    """Speeds and averages of one model: by candidate, and of all of them together."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, CandidateSpeed] = {}
+        # Valid while the heartbeat is the replica's last; dropped with its speed.
+        self.kept: dict[str, ReplicaSpeeds] = {}
+        self._at_fleet_speed: set[str] = set()  # those of them that have no speed of their own
+        self._peers: dict[str, CandidateSpeed] = {}
+        self._fleet = SpeedFit()
+        self.fleet_speed = SPEED_START
+        self._prompts = self._answers = self._batches = 0
+        self._continued_ratio = 0.0  # prompts that go on where an earlier answer ended
+        self.running = RUNNING_START  # beside a newcomer, usually
+        self.prefill_tokens = PREFILL_TOKENS_START
+        self.output_tokens = OUTPUT_TOKENS_START
+        self.kv_tokens = PREFILL_TOKENS_START + OUTPUT_TOKENS_START  # of a whole request
+
+    def of(self, target: Target) -> CandidateSpeed:
+        """What was learned of that candidate."""
+        of = self.replicas if target.peer is None else self._peers
+        return of.get(target.name, UNKNOWN_SPEED)
+
+    def speed(self, target: Target) -> FittedSpeed:
+        """Its own; until it has answered, the reported one; else the fleet's."""
+        return self.of(target).speed or self.reported(target) or self.fleet_speed
+
+    def reported(self, target: Target) -> FittedSpeed | None:
+        """By its heartbeat or digest; None if that has no speed."""
+        if target.replica is not None:
+            beat = target.replica.heartbeat
+            return self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
+        return None if target.peer is None else self._completed(*target.peer.prefill)
+
+    def _completed(self, slope: float | None, base_s: float | None) -> FittedSpeed | None:
+        if slope is None:
+            return None
+        usual_s, _, s_per_decode = self.fleet_speed
+        return FittedSpeed(usual_s if base_s is None else base_s, slope, s_per_decode)
+
+    def of_replica(self, replica: Replica) -> ReplicaSpeeds:
+        """Compute its `ReplicaSpeeds`; kept if the heartbeat reports how many requests run."""
+        beat, kv_tokens = replica.heartbeat, replica.kv_reported_tokens
+        speed = self.replicas.get(beat.replica, UNKNOWN_SPEED).speed
+        if speed is None:
+            self._at_fleet_speed.add(beat.replica)
+            speed = self._completed(beat.prefill_s_per_token, beat.prefill_base_s)
+        base_s, s_per_token, s_per_decode = speed or self.fleet_speed
+        running = replica.load if beat.running is None else beat.running
+        speeds = ReplicaSpeeds(
+            beat,
+            s_per_token,
+            running,
+            base_s + s_per_decode * running,
+            BATCH_WEIGHT * running * base_s,
+            running * STALL_WEIGHT,
+            math.inf if kv_tokens is None else kv_tokens,
+            beat.prefill_queued_tokens,
+            beat.batch_max - 1 if beat.batch_max else math.inf,
+        )
+        if beat.running is not None:
+            self.kept[beat.replica] = speeds
+        return speeds
+
+    def is_known(self, target: Target) -> bool:
+        """Whether its speed is more than a first guess."""
+        answers = max(self.of(target).fit.w, self._fleet.w)
+        return answers >= ANSWERS_MIN or self.reported(target) is not None
+
+    def began(self, spot: Destination, tokens: float, running: float, ttft_s: float) -> None:
+        """A first token came `ttft_s` after its placement, round trip not counted."""
+        y = min(TTFT_S_MAX, max(0.0, ttft_s))
+        self._fleet.add(tokens / KILO, running, y)
+        self.fleet_speed = self._fleet.speed(SPEED_START, FLEET_SLOPE_RIDGE)
+        own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
+        own.fit.add(tokens / KILO, running, y)
+        own.speed = own.fit.speed(self.fleet_speed)
+        for name in (*self._at_fleet_speed, spot.name):
+            self.kept.pop(name, None)
+        self._at_fleet_speed.clear()
+
+    def resided(self, spot: Destination, seconds: float) -> None:
+        """An answer was complete so long after its first token."""
+        own = self._layer(spot).setdefault(spot.name, CandidateSpeed())
+        own.residence_s += 0.1 * (seconds - own.residence_s)
+        own.slot_s = seconds if own.slot_s is None else 0.9 * own.slot_s + 0.1 * seconds
+
+    def forget(self, spot: Destination) -> None:
+        self._layer(spot).pop(spot.name, None)
+        self.kept.pop(spot.name, None)
+        self._at_fleet_speed.discard(spot.name)
+
+    def _layer(self, spot: Destination) -> dict[str, CandidateSpeed]:
+        return self.replicas if spot.kind is CandidateKind.REPLICA else self._peers
+
+    @property
+    def returns(self) -> float:
+        """How many more prompts will follow one and go on from it, on average."""
+        ratio = self._continued_ratio
+        return RETURNS_MAX if ratio >= 1.0 else min(RETURNS_MAX, ratio / (1.0 - ratio))
+
+    def usual_queue_tokens(self, replica: Replica) -> float:
+        """Its queue where it is not reported: by its requests, each as long as usual."""
+        return (replica.load if replica.pending is None else replica.pending) * self.prefill_tokens
+
+    def batch(self, running: float) -> None:
+        """So many ran beside a newcomer."""
+        self._batches += 1
+        self.running += _weight(self._batches) * (running - self.running)
+
+    def prompt(self, prefill_tokens: int, *, goes_on: bool) -> None:
+        """A prompt of which so many tokens had to be computed. `goes_on`: from an answer."""
+        self._prompts += 1
+        weight = _weight(self._prompts)
+        self._continued_ratio += weight * (goes_on - self._continued_ratio)
+        self.prefill_tokens += weight * (prefill_tokens - self.prefill_tokens)
+
+    def answer(self, prompt_tokens: int, output_tokens: int) -> None:
+        """An answer of that length to a prompt of that length."""
+        self._answers += 1
+        weight = _weight(self._answers)
+        self.kv_tokens += weight * (prompt_tokens + output_tokens - self.kv_tokens)
+        self.output_tokens += weight * (output_tokens - self.output_tokens)
+
+
+def _weight(seen: int) -> float:
+    """Of the newest of so many observations: all weigh the same at first, later ones more."""
+    return max(WEIGHT, 1.0 / (START_COUNTS + seen))
+
+
+class Price(NamedTuple):
+    """One candidate's. All in seconds; `seconds` is the sum, others' cost included."""
+
+    seconds: float
+    target: Target
+    held: HeldPrefix
+    tokens: float  # to compute there before the first one comes, those queued included
+    running: float
+    rtt_s: float
+    line_s: float
+    queue_s: float
+    prefill_s: float
+    base_s: float
+    memory_s: float
+    others_s: float
+
+
+# A `Price` as a plain tuple: naming a thousand takes longer than pricing them.
+PriceRow = tuple[
+    float, Target, HeldPrefix, float, float, float, float, float, float, float, float, float
+]
+TERMS = Price._fields[5:]
+
+
+def score(row: PriceRow) -> Score:
+    """For the receipt: the terms that `seconds` adds up from."""
+    return Score(row[1], row[0], dict(zip(TERMS, row[5:], strict=True)), row[2].blocks)
+
+
+class Prices:
+    """Prices of one request, as of now."""
+
+    def __init__(self, speeds: SpeedModel, request: Request, now: float) -> None:
+        self._speeds = speeds
+        self._model = request.model
+        self._now = now
+        self._prompt_tokens = request.prompt.tokens
+        self._needed_tokens = request.prompt.tokens + speeds.output_tokens
+
+    def rows(self, targets: Sequence[Target], holders: PromptHolders) -> list[PriceRow]:
+        """The price of each target; `holders`: of the prompt."""
+        # This loop is half of a decision's cost, so nothing in it is looked up twice.
+        rows: list[PriceRow] = []
+        speeds, kept, now, replicas = self._speeds, self._speeds.kept, self._now, 0
+        prompt_tokens, needed_tokens = self._prompt_tokens, self._needed_tokens
+        held_by = holders.replicas
+        for target in targets:
+            name, load, _, rtt_s, replica, peer, ahead = target
+            if replica is None:
+                if peer is not None:
+                    rows.append(self._of_peer(target, peer, holders.peers.get(name, HELD_NOTHING)))
+                continue
+            known = kept.get(name)
+            if known is None or known[0] is not replica.heartbeat:
+                known = speeds.of_replica(replica)
+            _, s_per_token, running, base_s, batch_s, stalled, kv_tokens, waiting, room = known
+            held = held_by.get(name, HELD_NOTHING)
+            sent = replica.on_the_way
+            queued: float = sent.prefill_tokens
+            if waiting:  # `Replica.prefill_queue_tokens`, without the call
+                left = waiting - (now - replica.seen_at) / s_per_token if s_per_token else waiting
+                queued += left if left > 0.0 else 0.0
+            elif waiting is None:
+                queued = speeds.usual_queue_tokens(replica)
+            line_s = memory_s = 0.0
+            if ahead:
+                replicas = replicas or sum(one.replica is not None for one in targets)
+                line_s = ahead * speeds.prefill_tokens * s_per_token / replicas
+                stalled += ahead / replicas
+            if load and (kv_tokens - sent.tokens < needed_tokens or load > room):
+                free_tokens, slots = kv_tokens - sent.tokens, load - room
+                memory_s = self._room_s(target, free_tokens, slots, running)
+            if rtt_s is None:
+                rtt_s = RTT_START_S
+            tokens = prompt_tokens - held[1]
+            queue_s, prefill_s = queued * s_per_token, tokens * s_per_token
+            others_s = stalled * prefill_s + batch_s
+            seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+            rows.append((
+                seconds, target, held, tokens + queued, running, rtt_s, line_s, queue_s,
+                prefill_s, base_s, memory_s, others_s,
+            ))  # fmt: skip
+        return rows
+
+    def _room_s(self, target: Target, free_tokens: float, slots: float, running: float) -> float:
+        """Until answers that run there have released the memory that this request lacks, and so
+        many slots of the batch."""
+        speeds, lacking_tokens, memory_s = self._speeds, self._needed_tokens - free_tokens, 0.0
+        if lacking_tokens > 0.0:
+            released_per_s = max(1.0, running) * speeds.kv_tokens / speeds.of(target).residence_s
+            memory_s = lacking_tokens / released_per_s
+        if slots <= 0.0:
+            return memory_s
+        answer_s = speeds.of(target).slot_s
+        slot_s = SLOT_START_S if answer_s is None else answer_s / max(1.0, running)
+        return max(memory_s, slots * slot_s)
+
+    def _of_peer(self, target: Target, peer: Peer, held: HeldPrefix) -> PriceRow:
+        speeds, model = self._speeds, self._model
+        base_s, s_per_token, s_per_decode = speeds.speed(target)
+        prefill_s = (self._prompt_tokens - held.tokens) * s_per_token
+        rtt_s = RTT_START_S if target.rtt_s is None else target.rtt_s
+        ready = max(1, peer.ready(model))
+        typical_s = speeds.prefill_tokens * s_per_token / ready
+        line_s = target.ahead * typical_s
+        queue_s = self._peer_queue_s(peer, rtt_s, typical_s)
+        running = peer.running(model)
+        if running is None:
+            running = speeds.running
+        batch_s = BATCH_WEIGHT * running * base_s
+        base_s += s_per_decode * running
+        others_s = (running * STALL_WEIGHT + target.ahead / ready) * prefill_s + batch_s
+        others_s += speeds.returns * rtt_s
+        # Where no request runs, none will release memory: waiting would not help.
+        free_tokens = peer.kv_free_tokens(model) if running else None
+        memory_s = 0.0 if free_tokens is None else self._room_s(target, free_tokens, 0.0, running)
+        seconds = rtt_s + line_s + queue_s + prefill_s + base_s + memory_s + others_s
+        tokens = (line_s + queue_s + prefill_s) / s_per_token
+        return (
+            seconds, target, held, tokens, running, rtt_s, line_s, queue_s, prefill_s, base_s,
+            memory_s, others_s,
+        )  # fmt: skip
+
+    def _peer_queue_s(self, peer: Peer, rtt_s: float, typical_s: float) -> float:
+        """In an engine there: by the digest, and for what has come since.
+
+        What this router forwarded is counted, what others did is expected. `typical_s`: one more
+        request's share of the region's time.
+        """
+        model = self._model
+        reported_s = peer.wait_s(model)
+        age_s = self._now - peer.seen_at + rtt_s / 2
+        unseen = len(peer.forwarded_at) + peer.requests_per_s * age_s
+        unseen_s = max(0.0, unseen - peer.free(model)) * typical_s
+        if reported_s is None:
+            reported_s = typical_s * max(1, peer.ready(model))
+        return reported_s + unseen_s

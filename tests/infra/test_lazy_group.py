@@ -1,0 +1,26 @@
+"""A command's module is imported when the command is asked for, without collecting garbage."""
+
+import gc
+
+import click
+import pytest
+
+from infra.lazy_group import LazyGroup
+
+GROUP = LazyGroup(
+    modules={
+        "engine-sim": ("agents.simserver.command", "It is there."),
+        "gone": ("agents.simserver.gone", "It is not."),
+    },
+    help="",
+)
+
+
+def test_garbage_is_collected_again_after_the_import_even_if_that_fails():
+    context = click.Context(GROUP)
+    assert isinstance(GROUP.get_command(context, "engine-sim"), click.Command)
+    assert gc.isenabled()
+    with pytest.raises(ModuleNotFoundError, match="gone"):
+        GROUP.get_command(context, "gone")
+    assert gc.isenabled()
+    assert GROUP.get_command(context, "unknown") is None

@@ -1,0 +1,235 @@
+"""What first tokens teach: speeds that are found, priors that are leant on, models kept apart."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mesh.core.model.settings import RouterSettings
+from mesh.core.policies import mesh_prices as module
+from mesh.core.policies.base import Destination, Target
+from mesh.core.policies.mesh import MODELS_MAX, MeshPolicy
+from mesh.core.policies.mesh_prices import (
+    MEMORY,
+    RIDGE,
+    SPEED_START,
+    FittedSpeed,
+    SpeedFit,
+    SpeedModel,
+)
+from mesh.core.view.replica import Replica
+from schemas.decision import CandidateKind
+from schemas.ids import ModelId
+from tests.mesh.core.build import beat, request, spot
+
+TRUE = FittedSpeed(base_s=0.03, s_per_token=2e-4, s_per_decode=0.001)
+PRIOR = FittedSpeed(base_s=0.05, s_per_token=1e-4, s_per_decode=0.0)
+
+
+def target(name, peer=None):
+    return Target(name, 0, peer=peer)
+
+
+def answers(dice, count, speed=TRUE):
+    """Tokens, running and the seconds they take at that speed."""
+    for _ in range(count):
+        tokens, running = dice.randrange(10, 8000), dice.randrange(40)
+        ttft_s = speed.base_s + speed.s_per_token * tokens + speed.s_per_decode * running
+        yield tokens, running, ttft_s
+
+
+def test_nothing_taught_is_the_prior():
+    assert SpeedFit().speed(PRIOR) == PRIOR
+
+
+def test_one_answer_by_hand():
+    """Only a base to learn: (w + RIDGE) × d = y - base."""
+    fit = SpeedFit()
+    fit.add(0.0, 0.0, 0.05 + 0.9)
+    speed = fit.speed(PRIOR)
+    assert speed.base_s == pytest.approx(0.05 + 0.9 / (1.0 + RIDGE))
+    assert (speed.s_per_token, speed.s_per_decode) == (pytest.approx(1e-4), 0.0)
+
+
+def test_what_agrees_with_the_prior_changes_nothing():
+    fit = SpeedFit()
+    for tokens, running, ttft_s in answers(Random(1), 50, PRIOR):
+        fit.add(tokens / 1000, running, ttft_s)
+    assert fit.speed(PRIOR) == pytest.approx(PRIOR, abs=1e-9)
+
+
+def test_each_one_is_nearer_to_the_truth_than_the_fleet_and_the_fleet_than_the_start():
+    speeds = SpeedModel()
+    for tokens, running, ttft_s in answers(Random(2), 400):
+        speeds.began(spot("a"), tokens, running, ttft_s)
+    own, fleet = speeds.speed(target("a")).s_per_token, speeds.fleet_speed.s_per_token
+    assert SPEED_START.s_per_token < fleet < own < TRUE.s_per_token
+    assert own == pytest.approx(TRUE.s_per_token, rel=RIDGE * (1.0 - MEMORY))
+
+
+def test_a_replica_that_slowed_down_is_noticed_within_its_memory():
+    speeds, dice = SpeedModel(), Random(3)
+    for tokens, running, ttft_s in answers(dice, 200):
+        speeds.began(spot("a"), tokens, running, ttft_s)
+    before = speeds.speed(target("a")).s_per_token
+    slow = FittedSpeed(TRUE.base_s, 3 * TRUE.s_per_token, TRUE.s_per_decode)
+    for tokens, running, ttft_s in answers(dice, round(1 / (1 - MEMORY)), slow):
+        speeds.began(spot("a"), tokens, running, ttft_s)
+    assert speeds.speed(target("a")).s_per_token > 2 * before
+
+
+def test_who_has_taught_nothing_is_like_the_fleet():
+    speeds = SpeedModel()
+    assert speeds.speed(target("b")) == SPEED_START
+    for tokens, running, ttft_s in answers(Random(4), 100):
+        speeds.began(spot("a"), tokens, running, ttft_s)
+    assert speeds.speed(target("b")) == speeds.fleet_speed != SPEED_START
+
+
+def test_who_is_forgotten_is_like_the_fleet_again():
+    speeds = SpeedModel()
+    speeds.began(spot("a"), 1000, 0, 5.0)
+    speeds.resided(spot("a"), 1.0)
+    assert speeds.speed(target("a")) != speeds.fleet_speed
+    speeds.forget(spot("a"))
+    speeds.forget(spot("a"))
+    assert speeds.speed(target("a")) == speeds.fleet_speed
+    assert speeds.of(target("a")).residence_s == module.RESIDENCE_START_S
+
+
+def test_a_region_is_not_the_replica_of_its_name():
+    speeds = SpeedModel()
+    speeds.began(Destination(CandidateKind.PEER, "a"), 1000, 0, 5.0)
+    speeds.forget(spot("a"))
+    assert speeds.of(target("a")).speed is None
+    assert speeds.of(target("a", peer=object())).speed is not None
+
+
+def test_an_accident_is_no_speed():
+    seconds = []
+    for ttft_s in (module.TTFT_S_MAX, 1e9):
+        speeds = SpeedModel()
+        speeds.began(spot("a"), 1000, 0, ttft_s)
+        seconds.append(speeds.speed(target("a")))
+    assert seconds[0] == seconds[1]
+    speeds = SpeedModel()
+    speeds.began(spot("a"), 1000, 0, -3.0)  # it came before it could have
+    assert speeds.speed(target("a")).s_per_token > 0.0
+
+
+def test_averages_are_means_of_the_first_and_then_move_slowly():
+    speeds = SpeedModel()
+    before = speeds.prefill_tokens
+    for count in range(1, 11):
+        speeds.prompt(int(before) + 100, goes_on=True)
+        mean = before + 100 * count / (count + module.START_COUNTS)
+        assert speeds.prefill_tokens == pytest.approx(mean)
+    assert speeds.returns == pytest.approx(10 / module.START_COUNTS)  # soon enough to stay home
+    for _ in range(500):
+        speeds.prompt(int(before), goes_on=False)
+    before = speeds.prefill_tokens
+    speeds.prompt(int(before) + 100, goes_on=False)
+    assert speeds.prefill_tokens - before == pytest.approx(100 * module.WEIGHT, rel=0.02)
+    for _ in range(500):
+        speeds.answer(1000, 40)
+    assert speeds.output_tokens == pytest.approx(40, abs=0.1)
+    assert speeds.kv_tokens == pytest.approx(1040, abs=0.1)
+
+
+def test_from_short_prompts_alone_nothing_follows_for_long_ones():
+    speeds = SpeedModel()
+    for _ in range(20):
+        speeds.began(spot("a"), 3, 0, 0.25)
+    base_s, s_per_token, _ = speeds.speed(target("a"))
+    assert base_s + 3 * s_per_token == pytest.approx(0.25, rel=0.3)
+    assert s_per_token < 3 * SPEED_START.s_per_token
+    assert speeds.speed(target("b")).s_per_token < 3 * SPEED_START.s_per_token
+
+
+def test_a_conversation_is_expected_to_return_as_often_as_they_do():
+    """Of three prompts in four that go on from an answer, three follow each one; of all, many."""
+    speeds = SpeedModel()
+    assert speeds.returns == 0.0
+    for number in range(1000):
+        speeds.prompt(100, goes_on=number % 4 > 0)
+    assert speeds.returns == pytest.approx(3.0, rel=0.1)
+    for _ in range(1000):
+        speeds.prompt(100, goes_on=True)
+    assert speeds.returns == module.RETURNS_MAX
+
+
+def speeds_of(policy, model):
+    return policy._speeds(request(1, model=ModelId(model)))
+
+
+def test_models_share_no_speed():
+    policy, dice = MeshPolicy(RouterSettings(), Random(1)), Random(5)
+    small, large = speeds_of(policy, "8b"), speeds_of(policy, "70b")
+    for speeds, factor in ((small, 1.0), (large, 9.0)):
+        for tokens, running, ttft_s in answers(dice, 100):
+            speeds.began(spot("eu"), tokens, running, factor * ttft_s)
+    assert large.fleet_speed.s_per_token > 5 * small.fleet_speed.s_per_token
+    policy.forget(spot("eu"))
+    assert small.of(target("eu")).speed is large.of(target("eu")).speed is None
+
+
+def test_models_are_limited():
+    policy = MeshPolicy(RouterSettings(), Random(1))
+    first = speeds_of(policy, "0")
+    for number in range(MODELS_MAX):
+        speeds_of(policy, str(number))
+    assert speeds_of(policy, "0") is first
+    speeds_of(policy, "one more")
+    assert speeds_of(policy, "0") is not first
+
+
+SIZES = st.floats(0.0, 1e7, allow_subnormal=False)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SIZES, st.floats(0, 1e4), st.floats(0, 60)), max_size=40))
+def test_no_answers_make_a_speed_that_can_not_be(seen):
+    fit = SpeedFit()
+    for tokens, running, ttft_s in seen:
+        fit.add(tokens / 1000, running, ttft_s)
+    speed = fit.speed(PRIOR)
+    assert all(value == value and value < float("inf") for value in speed)
+    assert speed.base_s >= 0.1 * PRIOR.base_s
+    assert speed.s_per_token >= 0.0999 * PRIOR.s_per_token
+    assert speed.s_per_decode >= 0.0
+
+
+def known(name, **fields):
+    return Replica(beat(name, **fields), 0.0)
+
+
+def test_a_replicas_speeds_are_kept_until_they_change():
+    """Its own, or the fleet's as long as it has none."""
+    speeds = SpeedModel()
+    speeds.began(spot("taught"), 1000, 4, 0.2)
+
+    def read(*names):
+        for name in names:
+            speeds.of_replica(known(name))
+
+    read("taught", "other", "unknown")
+    speeds.began(spot("other"), 1000, 4, 0.2)
+    assert speeds.kept.keys() == {"taught"}
+    read("other", "unknown")
+    speeds.began(
+        Destination(CandidateKind.PEER, "eu"), 1000, 4, 0.2
+    )  # the fleet's speed is another
+    assert speeds.kept.keys() == {"taught", "other"}
+    speeds.forget(spot("taught"))
+    assert speeds.kept.keys() == {"other"}
+
+
+def test_a_replica_has_its_own_speed_or_the_one_it_reports_or_the_fleets():
+    speeds = SpeedModel()
+    reported = speeds.of_replica(known("a", prefill_s_per_token=3e-4, prefill_base_s=0.07))
+    assert (reported.base_s, reported.s_per_token) == (0.07, 3e-4)
+    speeds.began(spot("b"), 1000, 4, 0.9)
+    for name, speed in (("a", speeds.fleet_speed), ("b", speeds.speed(target("b")))):
+        one = speeds.of_replica(known(name))
+        assert (one.base_s, one.s_per_token) == speed[:2]
