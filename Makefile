@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: up test test-pythons test-engines test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: study-gossip gossip-live gossip-heals
+.PHONY: study-hygen study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
@@ -94,6 +94,9 @@ study-mesh: $(STAMP) ## the mesh policy against every other
 
 study-federation: $(STAMP) ## what late and lost news cost the mesh
 	$(STUDY).federation $(SIZE)
+
+study-hygen: $(STAMP) ## HyGen's grid in the simulated engine: offline work inside the online objectives
+	$(STUDY).hygen $(SIZE)
 
 study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)

@@ -309,17 +309,21 @@ class EngineSim:
         self._stretch = None
         self._chunks = []
         batch = self._batch
-        self._make_room(at)
-        budget = max(self.profile.batch_tokens - len(batch.decoding), 1)
-        for seq in batch.prefilling:
-            budget -= self._add_chunk(seq, budget)
-        self._admit(budget)
+        self._fill(at)
         if not batch.size:
             return
         if self._chunks:
             self._stretch = Stretch(at, self._mixed_s(), 0.0, 1)
         else:
             self._stretch = self._decode_stretch(at)
+
+    def _fill(self, at: float) -> int:
+        """Choose who computes in the iteration at `at`; returns what is left of its tokens."""
+        self._make_room(at)
+        budget = max(self.profile.batch_tokens - len(self._batch.decoding), 1)
+        for seq in self._batch.prefilling:
+            budget -= self._add_chunk(seq, budget)
+        return self._admit(budget, at)
 
     def _make_room(self, at: float) -> None:
         # A preempted sequence is not admitted again at once: admission leaves every sequence a
@@ -338,18 +342,24 @@ class EngineSim:
         self._chunks.append(chunk)
         return chunk[1]
 
-    def _admit(self, budget: int) -> None:
+    def _admit(self, budget: int, at: float) -> int:
         while budget > 0 and self._waiting and not self._stalled:
             seq = self._waiting[0]
-            first_time = seq.cached_tokens is None
-            if not self._batch.admit(seq):
+            if not self._take_in(seq, at):
                 self._stalled = True
-                return
+                break
             self._waiting.popleft()
-            if first_time:
-                self._queried_tokens += seq.request.prompt_tokens
-                self._hit_tokens += seq.computed
             budget -= self._add_chunk(seq, budget)
+        return budget
+
+    def _take_in(self, seq: SequenceState, at: float) -> bool:
+        first_time = seq.cached_tokens is None
+        if not self._batch.admit(seq):
+            return False
+        if first_time:
+            self._queried_tokens += seq.request.prompt_tokens
+            self._hit_tokens += seq.computed
+        return True
 
     def _mixed_s(self) -> float:
         batch = self._batch

@@ -26,12 +26,15 @@ class SimRequest:
 
     `keys` are the chained hashes of the full blocks of prompt and answer, in order
     (`agents.sim.kv_cache`). They may end early: blocks without a key are never cached.
+    `offline`: nobody waits for it; `agents.sim.two_phase` runs it in the time that others leave,
+    the plain engine like any other.
     """
 
     id: int
     prompt_tokens: int
     output_tokens: int
     keys: Sequence[int] = ()
+    offline: bool = False
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
