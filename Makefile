@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons test-engines test-systemd test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
@@ -37,6 +37,9 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines
+
+test-systemd: $(STAMP) ## the units on a systemd booted in a container of Debian 12 (minutes; root)
+	$(BIN)/pytest -rP -m booted tests/booted
 
 test-benchmarks: $(STAMP) ## the programs of the other targets, each played whole in a short form (minutes)
 	$(BIN)/pytest tests/programs

@@ -30,7 +30,7 @@ PORTS = {"8101": "us", "8102": "eu", "8103": "ap"}
 DEADLINE_S = 120.0
 # Not run, by the beginning of the first line, and why.
 NATS = "needs the `nats` command"
-SYSTEM = "installs into the system; tests/infra/systemd"
+SYSTEM = "needs root and a booted systemd: tests/booted"
 NOT_RUN = {
     "make up ": "`mesh up` runs below; what `make` does: tests/test_makefile.py",
     "make bench-workers ": "minutes; `make test-benchmarks` runs the programs",
@@ -43,6 +43,7 @@ NOT_RUN = {
     "nats sub mesh.us.gossip.lease": NATS,
     "nats server list": NATS,
     "python3 -m venv /opt/mesh": SYSTEM,
+    "mesh router --credentials rendered/us/credentials/router.env": SYSTEM,
     "install -D -o mesh": SYSTEM,
     "aws cloudformation ": "needs an account; tests/infra/entry/test_examples.py",
 }
@@ -53,7 +54,6 @@ BY_HAND = (
     ".venv/bin/mesh infra nats --config mesh.toml --out rendered  #",
     ".venv/bin/mesh router --region us --router r1 --config mesh.toml --record us-r1.jsonl",
     ".venv/bin/mesh sim --replay us-r1.jsonl",
-    "(set -a; . rendered/us/credentials/router.env; set +a",
 )
 ENDS_THE_MESH = "kill $("
 SHORTER = {

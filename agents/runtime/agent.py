@@ -71,6 +71,7 @@ class Agent:
         self._idle = asyncio.Event()  # while no request is outstanding
         self._idle.set()
         self.ready = asyncio.Event()  # set when the replica first takes work
+        self.announced = asyncio.Event()  # set when the first heartbeat is sent
         self._logged_state: ReplicaState | None = None
         self._logged_why = ""
         self._why_due_at = float("-inf")
@@ -111,6 +112,12 @@ class Agent:
 
     def heartbeat(self) -> Heartbeat:
         return self._core.heartbeat(self._clock())
+
+    def status(self) -> str:
+        """What it does, in one line for people."""
+        what = self._logged_why if self._core.state is self._logged_state else ""
+        state = f"{self._core.state}: {what}" if what else str(self._core.state)
+        return f"{state}; {self._core.outstanding} requests under way"
 
     async def keep_time(self) -> None:
         """Wake the core whenever it is due. Runs for ever."""
@@ -235,6 +242,7 @@ class Agent:
 
     async def _publish_heartbeat(self, effect: effects.PublishHeartbeat) -> None:
         await self._bus.publish_heartbeat(effect.heartbeat)
+        self.announced.set()
 
     async def _request_scrape(self, effect: effects.ScrapeNow) -> None:
         self._engine.refresh_models()

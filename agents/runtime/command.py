@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from pathlib import Path
@@ -14,11 +13,13 @@ import uvloop
 from pydantic import SecretStr, ValidationError
 
 from agents.adapters.bus import ReplicaNameTaken
-from agents.config import AgentConfig, EngineKeyInvalid, EngineKindName, engine_key
+from agents.config import ENGINE_KEY, AgentConfig, EngineKeyInvalid, EngineKindName, engine_key
 from agents.runtime.process import Stop, run
 from infra import tracing
 from infra.bus import BusUnreachable
+from infra.credentials_file import credentials_option, environment
 from infra.process import collect_seldom, raise_limit
+from infra.service_manager import ServiceManager
 from schemas.problems import what_it_must_be_instead
 
 log = logging.getLogger(__name__)
@@ -28,13 +29,31 @@ EXPECTED = (*NAMES_CAUSE, OSError, nats.errors.Error)
 
 
 @click.command("run", context_settings={"show_default": True})
-@click.option("--region", required=True, help="Region of this replica.")
-@click.option("--replica", required=True, help="Name of this replica, unique in its region.")
-@click.option("--engine-url", required=True, help="The engine's API, http://host:port.")
+@credentials_option(also=("NATS_PASSWORD", ENGINE_KEY))
 @click.option(
-    "--metrics-url", default="", help="Its metrics page.", show_default="engine-url + /metrics"
+    "--region", envvar="MESH_REGION", required=True, help="Region of this replica. [MESH_REGION]"
 )
-@click.option("--engine-kind", type=click.Choice(get_args(EngineKindName)), default="vllm")
+@click.option("--replica", required=True, help="Name of this replica, unique in its region.")
+@click.option(
+    "--engine-url",
+    envvar="ENGINE_URL",
+    required=True,
+    help="The engine's API, http://host:port. [ENGINE_URL]",
+)
+@click.option(
+    "--metrics-url",
+    envvar="METRICS_URL",
+    default="",
+    help="Its metrics page. [METRICS_URL]",
+    show_default="engine-url + /metrics",
+)
+@click.option(
+    "--engine-kind",
+    envvar="ENGINE_KIND",
+    type=click.Choice(get_args(EngineKindName)),
+    default="vllm",
+    help="[ENGINE_KIND]",
+)
 @click.option("--nats-url", envvar="NATS_URL", required=True, help="The region's bus. [NATS_URL]")
 @click.option("--nats-user", envvar="NATS_USER", help="User on the bus. [NATS_USER]")
 @click.option(
@@ -131,18 +150,18 @@ async def _main(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.request)
-    await run(config, time.monotonic, time.time_ns() // 1_000_000, stop)
+    await run(config, time.monotonic, time.time_ns() // 1_000_000, stop, ServiceManager())
 
 
 def _password(file: Path | None) -> str | None:
     if file is not None:
         return file.read_text().strip()
-    return os.environ.get("NATS_PASSWORD")
+    return environment().get("NATS_PASSWORD")
 
 
 def _engine_key(file: Path | None) -> SecretStr | None:
     try:
-        return engine_key(file, os.environ)
+        return engine_key(file, environment())
     except EngineKeyInvalid as error:
         raise click.UsageError(str(error)) from error
 

@@ -19,6 +19,7 @@ from agents.runtime.agent import Agent
 from agents.runtime.metrics import serve_metrics
 from infra import bus
 from infra.process import end_all, write_ready_file
+from infra.service_manager import NO_SERVICE_MANAGER, ServiceManager
 from schemas import subjects
 
 
@@ -34,8 +35,14 @@ class Stop:
         (self.at_once if self.drain.is_set() else self.drain).set()
 
 
-async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop: Stop) -> None:
-    """Serve one engine's work from the bus until `stop`.
+async def run(
+    config: AgentConfig,
+    clock: Callable[[], float],
+    epoch: int,
+    stop: Stop,
+    manager: ServiceManager = NO_SERVICE_MANAGER,
+) -> None:
+    """Serve one engine's work from the bus until `stop`; `manager` learns how it goes.
 
     `epoch` must rise with every start. Raises BusUnreachable when no server answers or permits
     this agent, and ReplicaNameTaken when another agent has its name, alone or in a group; waits for
@@ -79,12 +86,15 @@ async def run(config: AgentConfig, clock: Callable[[], float], epoch: int, stop:
                 tasks.create_task(agent_bus.outbox.run()),
                 tasks.create_task(_write_ready_file(config.ready_file, agent.ready)),
             ]
+            reporting = tasks.create_task(_report(manager, agent))
             try:
                 await stop.drain.wait()
+                manager.report_stopping()
                 await agent.drain(config.drain_timeout_s, stop.at_once)
             finally:  # the group itself cancels only once, and a cancel can get lost
                 await end_all(background)
                 await agent.cut()
+                await end_all([reporting])
 
 
 async def _connected(
@@ -133,6 +143,13 @@ def outstanding_max(config: AgentConfig, kind: EngineDialect) -> int:
         return kind.outstanding_max
     known = max(config.batch_max, kind.outstanding_max if kind.has_metrics else 0)
     return min(known, OUTSTANDING_MAX_MOST)
+
+
+async def _report(manager: ServiceManager, agent: Agent) -> None:
+    """Serving begins with the first heartbeat, whether or not the engine answers yet."""
+    await agent.announced.wait()
+    manager.report_ready()
+    await manager.keep_reporting(agent.status)
 
 
 async def _write_ready_file(path: str | None, ready: asyncio.Event) -> None:

@@ -18,7 +18,9 @@ from pydantic import ValidationError
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
-from infra.process import collect_seldom, raise_limit
+from infra.credentials_file import credentials_option
+from infra.process import collect_seldom, end_all, raise_limit
+from infra.service_manager import ServiceManager, StatusReporter
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.http_server import connections_max
@@ -27,7 +29,7 @@ from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import RouterConfig, region_entries, router_settings
-from mesh.runtime.router import NameTaken, PortTaken, run
+from mesh.runtime.router import NameTaken, PortTaken, Router, run
 from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
 from schemas.ids import RegionId, RouterId
 from schemas.problems import problem_of
@@ -44,7 +46,13 @@ NO_PREFIX_KEY = (
 
 
 @click.command()
-@click.option("--region", required=True, help="The region to serve, as named in mesh.toml.")
+@credentials_option()
+@click.option(
+    "--region",
+    envvar="MESH_REGION",
+    required=True,
+    help="The region to serve, as named in mesh.toml.  [env MESH_REGION]",
+)
 @click.option("--router", default="r1", show_default=True, help="This router's name in the region.")
 @click.option(
     "--config",
@@ -168,8 +176,9 @@ def command(
 
 def _run(config: RouterConfig, workers: int) -> int:
     """Serve in this process or in several; the status to exit with."""
+    manager = ServiceManager()
     if workers == 1:
-        return _serve(config)
+        return _serve(config, manager)
     names = worker_names(config.router, workers)
     endpoint = Address(config.http_host, config.http_port)
     try:
@@ -177,7 +186,9 @@ def _run(config: RouterConfig, workers: int) -> int:
     except OSError as error:
         _refuse(str(PortTaken.at(endpoint, "http", config, error)))
     with reserved:
-        return run_workers(names, lambda n, parent: _serve(_of_worker(config, names, n), parent))
+        return run_workers(
+            names, lambda n, parent: _serve(_of_worker(config, names, n), parent), manager
+        )
 
 
 def _of_worker(config: RouterConfig, names: Sequence[RouterId], number: int) -> RouterConfig:
@@ -207,13 +218,13 @@ def _started_now(config: RouterConfig) -> RouterConfig:
     return replace(config, epoch=epoch, seed=random.SystemRandom().getrandbits(64))
 
 
-def _serve(config: RouterConfig, parent: WorkerControl | None = None) -> int:
-    """Be one router until a request to stop."""
+def _serve(config: RouterConfig, reporter: StatusReporter) -> int:
+    """Be one router until a request to stop. `reporter`: systemd, or the parent of a worker."""
     config = _started_now(config)
     tracing.set_up("mesh-router", **{"mesh.region": config.region, "mesh.router": config.router})
     collect_seldom()
     try:
-        uvloop.run(_serve_until_stopped(config, parent))
+        uvloop.run(_serve_until_stopped(config, reporter))
     except (BusUnreachable, NameTaken, PortTaken, RecordingRefused) as error:
         _refuse(str(error))
     finally:
@@ -221,8 +232,9 @@ def _serve(config: RouterConfig, parent: WorkerControl | None = None) -> int:
     return 0
 
 
-async def _serve_until_stopped(config: RouterConfig, parent: WorkerControl | None) -> None:
+async def _serve_until_stopped(config: RouterConfig, reporter: StatusReporter) -> None:
     stop = asyncio.Event()
+    reporting: list[asyncio.Task[None]] = []
     task = asyncio.current_task()
     assert task is not None
     signals = itertools.count(1)
@@ -231,24 +243,27 @@ async def _serve_until_stopped(config: RouterConfig, parent: WorkerControl | Non
         if times > 1:
             task.cancel()
         stop.set()
+        reporter.report_stopping()
 
-    def on_ready() -> None:
+    def on_ready(router: Router) -> None:
         endpoint = Address(config.http_host, config.http_port)
         page = f", its metrics http://{config.metrics}/metrics" if config.metrics else ""
         click.echo(f"router {config.region}/{config.router} serves http://{endpoint}/v1{page}")
-        if parent is not None:
-            parent.report_ready()
+        reporter.report_ready()
+        reporting.append(asyncio.create_task(reporter.keep_reporting(router.status)))
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, lambda: on_stop(next(signals)))
-    if parent is not None:
-        parent.on_stop(on_stop)
+    if isinstance(reporter, WorkerControl):
+        reporter.on_stop(on_stop)
     try:
         await run(config, stop, on_ready)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+    finally:
+        await end_all(reporting)
 
 
 def _topology(config_file: Path) -> Topology:

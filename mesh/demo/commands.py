@@ -9,6 +9,7 @@ import orjson
 
 from agents.config import ENGINE_KEY
 from infra.address import Address
+from infra.credentials_file import read_environment
 from infra.nats.bundle import RegionFiles
 from infra.topology import Topology
 from infra.workers import worker_page
@@ -127,12 +128,6 @@ def engine_url(program: Program) -> str:
     """Where a simulated engine that is ready listens."""
     assert isinstance(program.ready, FileWritten)
     return str(orjson.loads(program.ready.path.read_bytes())["url"])
-
-
-def read_environment(path: Path) -> Mapping[str, str]:
-    """The variables in a file of `NAME=value` lines."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def _python(module: str, *arguments: str) -> tuple[str, ...]:

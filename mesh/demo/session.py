@@ -20,8 +20,9 @@ from mesh.runtime.config import check_settings
 from mesh.supervisor.supervisor import ProgramReady
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# `make` forwards a SIGTERM that its whole group received: a second one this soon counts once.
-SAME_SIGNAL_S = 0.5
+# A signal so soon after the first counts once. `make` forwards a SIGTERM that its whole group
+# received, on a busy machine seconds later; people press Ctrl-C twice.
+SAME_SIGNAL_S = {signal.SIGTERM: 5.0, signal.SIGINT: 0.5, signal.SIGHUP: 0.5}
 MODELS_WITHIN_S = 5.0
 
 
@@ -138,10 +139,10 @@ class DemoSession:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
-        def interrupt() -> None:
+        def interrupt(number: signal.Signals) -> None:
             now = loop.time()
             if self._ending_since is not None:
-                if now - self._ending_since > SAME_SIGNAL_S:
+                if now - self._ending_since > SAME_SIGNAL_S[number]:
                     self._mesh.hurry()
                 return
             self._ending_since = now
@@ -149,7 +150,7 @@ class DemoSession:
             self._screen.ending()  # last: a terminal that was closed can't be written to
 
         for number in SIGNALS:
-            loop.add_signal_handler(number, interrupt)
+            loop.add_signal_handler(number, interrupt, number)
         try:
             yield
         finally:

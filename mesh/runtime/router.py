@@ -32,6 +32,7 @@ from mesh.runtime.request_manager import RequestManager
 from schemas import http, subjects
 from schemas.exchange import ALIVE_S
 from schemas.replies import HERE, PING_PREFIX, WHO
+from schemas.state import ReplicaState
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class PortTaken(OSError):
 
 
 async def run(
-    config: RouterConfig, stop: asyncio.Event, on_ready: Callable[[], None] = lambda: None
+    config: RouterConfig,
+    stop: asyncio.Event,
+    on_ready: Callable[["Router"], None] = lambda router: None,
 ) -> None:
     """Serve until `stop` is set, then drain.
 
@@ -75,7 +78,7 @@ async def run(
     router = Router(config)
     try:
         await router.open()
-        on_ready()
+        on_ready(router)
         await _first_of(stop.wait(), router.until_broken())
         await router.drain()
     finally:
@@ -211,6 +214,16 @@ class Router:
         """The port that is served: the configured one, or the free one that port 0 became."""
         assert self._http is not None, "not open"
         return int(self._http.addresses[0][1])
+
+    def status(self) -> str:
+        """What it does, in one line for people."""
+        states = [replica.heartbeat.state for replica in self.core.replicas]
+        problem = self.requests.not_ready_because()
+        return (
+            f"{'' if problem is None else problem[1] + '; '}"
+            f"{states.count(ReplicaState.READY)} of {len(states)} replicas ready, "
+            f"{self.requests.open_requests} requests open"
+        )
 
     async def until_broken(self) -> None:
         """Raise what ended one of the tasks that never end by themselves."""

@@ -6,10 +6,11 @@ alone and the others once it serves. A worker that dies later is restarted, afte
 to 8 s and without limit, also when the machine has no room for a process; a worker that ends
 before it ever served stops the whole router.
 
-Each worker holds one end of two pipes: by one it reports that it serves, by the other the parent
-requests a stop with one byte each; its end of file is the parent's death, which also stops the
-worker. A stop that comes both as a signal and by the pipe, because a terminal or a service manager
-signals the whole process group, counts once.
+Each worker holds one end of two pipes: by one it reports that it serves and, again and again, what
+it does; by the other the parent requests a stop with one byte each; its end of file is the parent's
+death, which also stops the worker. Under systemd with a watchdog, a worker that stops reporting is
+killed and restarted, as systemd does with the parent. A stop that comes both as a signal and by
+the pipe, because a terminal or a service manager signals the whole process group, counts once.
 
 Rejected: a command per worker (each would read secrets and options again) and `multiprocessing`
 (an extra process that tracks resources which we don't use).
@@ -27,6 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from infra.address import Address
+from infra.service_manager import NO_SERVICE_MANAGER, ServiceManager, StatusReporter
 from mesh.supervisor.supervisor import SupervisedProcess, how_it_ended
 
 log = logging.getLogger(__name__)
@@ -35,19 +37,29 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD)
 FAILED = 1
 STOP = b"s"  # once: drain; twice: leave at once
-READY = b"r"
+READY, STOPPING = "serving", "draining"
+REPORT_BYTES_MAX = 4096  # a pipe takes so many at once or none
 CLOSED = -1
 
 
-class WorkerControl:
+class WorkerControl(StatusReporter):
     """A worker's ends of the pipes."""
 
-    def __init__(self, stops: int, ready: int) -> None:
-        self._stops, self._ready = stops, ready
+    def __init__(self, stops: int, reports: int, every_s: float) -> None:
+        self._stops, self._reports = stops, reports
+        self.every_s = every_s
+        os.set_blocking(reports, False)
 
     def report_ready(self) -> None:
-        """Report to the parent that this worker serves."""
-        os.write(self._ready, READY)
+        self.report(READY)
+
+    def report_stopping(self) -> None:
+        self.report(STOPPING)
+
+    def report(self, status: str) -> None:
+        line = f"{' '.join(status.split())}\n".encode()
+        with contextlib.suppress(OSError):  # a parent that hangs reads nothing, a dead one neither
+            os.write(self._reports, line[-REPORT_BYTES_MAX:])
 
     def on_stop(self, callback: Callable[[int], None]) -> None:
         """Call back on the running loop with the number of stops requested so far."""
@@ -68,21 +80,25 @@ class WorkerControl:
 WorkerMain = Callable[[int, WorkerControl], int]
 
 
-def run_workers(names: Sequence[str], main: WorkerMain) -> int:
+def run_workers(
+    names: Sequence[str], main: WorkerMain, manager: ServiceManager = NO_SERVICE_MANAGER
+) -> int:
     """Run a worker per name until SIGTERM or SIGINT; the status to exit with.
 
     `main` is called in each worker's process with its number and returns its exit status. Ours is 0
     if all drained and left, else that of the first worker that failed to start or to stop.
+    `manager` learns that we serve once the first worker does.
     """
-    return asyncio.run(_WorkerGroup(names, main).run())
+    return asyncio.run(_WorkerGroup(names, main, manager).run())
 
 
 class _WorkerGroup:
     """The parent's side of all workers."""
 
-    def __init__(self, names: Sequence[str], main: WorkerMain) -> None:
+    def __init__(self, names: Sequence[str], main: WorkerMain, manager: ServiceManager) -> None:
         self.workers = [_ForkedWorker(number, name, self) for number, name in enumerate(names)]
         self.main = main
+        self.manager = manager
         self.is_stopping = False
         self._tasks = asyncio.TaskGroup()
         self._status = 0
@@ -92,12 +108,24 @@ class _WorkerGroup:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        async with self._tasks:
-            self._tasks.create_task(self.workers[0].supervise())
+        reporting = asyncio.create_task(self.manager.keep_reporting(self._examine))
+        try:
+            async with self._tasks:
+                self._tasks.create_task(self.workers[0].supervise())
+        finally:
+            reporting.cancel()
         return self._status
+
+    def _examine(self) -> str:
+        """What the workers do, in one line; those that hang are killed."""
+        if self.manager.watchdog_s is not None:
+            for worker in self.workers:
+                worker.kill_if_silent(self.manager.watchdog_s)
+        return "; ".join(worker.status for worker in self.workers)
 
     def first_serves(self) -> None:
         """The first worker is ready for the first time: all that workers need is right."""
+        self.manager.report_ready()
         for worker in self.workers[1:]:
             self._tasks.create_task(worker.supervise())
 
@@ -111,6 +139,8 @@ class _WorkerGroup:
             self._status = self._status or status
 
     def _stop(self) -> None:
+        if not self.is_stopping:
+            self.manager.report_stopping()
         self.is_stopping = True
         for worker in self.workers:
             worker.stop()
@@ -127,8 +157,22 @@ class _ForkedWorker(SupervisedProcess):
         super().__init__(restarts_max=None)  # a service restarts without limit
         self._number, self._name, self._group = number, name, group
         self._stops = CLOSED  # we write
-        self._ready = CLOSED  # we read, until it is ready
+        self._reports = CLOSED  # we read
+        self._reported = ""  # its last line
+        self._reported_at = 0.0
         self._exit_code: asyncio.Future[int]
+
+    @property
+    def status(self) -> str:
+        """What it does, in a few words."""
+        return f"{self._name}: {self._reported or self.lifecycle.phase.name.lower()}"
+
+    def kill_if_silent(self, limit_s: float) -> None:
+        """Kill the process if it served and has reported nothing for so long: it hangs."""
+        silent_s = asyncio.get_running_loop().time() - self._reported_at
+        if self.pid is not None and self._reported and silent_s > limit_s:
+            log.error("worker %s hangs: it reported nothing for %.0f s", self._name, silent_s)
+            os.kill(self.pid, signal.SIGKILL)
 
     async def _run_once(self) -> int:
         self._exit_code = asyncio.get_running_loop().create_future()
@@ -146,31 +190,33 @@ class _ForkedWorker(SupervisedProcess):
             return
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
-            if self._ready != CLOSED:  # it may have served for a moment
-                self._read_ready()
+            if self._reports != CLOSED:  # it may have served for a moment
+                self._read_report()
             self._exit_code.set_result(os.waitstatus_to_exitcode(status))
 
     def close_pipes(self) -> None:
         """Of a new worker: a pipe that its siblings hold would never end."""
-        _close(self._stops, self._ready)
+        _close(self._stops, self._reports)
 
     def _fork(self) -> None:
-        stops_read = ready_write = CLOSED
+        stops_read = reports_write = CLOSED
+        self._reported = ""
         try:
             stops_read, self._stops = os.pipe()
-            self._ready, ready_write = os.pipe()
+            self._reports, reports_write = os.pipe()
             _flush()
             # The parent's handlers must not run in the worker.
             signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
             try:
                 pid = os.fork()
                 if pid == 0:
-                    self._become_worker(WorkerControl(stops_read, ready_write))
+                    every_s = self._group.manager.every_s
+                    self._become_worker(WorkerControl(stops_read, reports_write, every_s))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
         finally:
-            _close(stops_read, ready_write)
-        asyncio.get_running_loop().add_reader(self._ready, self._read_ready)
+            _close(stops_read, reports_write)
+        asyncio.get_running_loop().add_reader(self._reports, self._read_report)
         self._has_pid(pid)
 
     def _become_worker(self, control: WorkerControl) -> NoReturn:
@@ -193,17 +239,20 @@ class _ForkedWorker(SupervisedProcess):
                 _flush()
             os._exit(status)
 
-    def _read_ready(self) -> None:
-        serves = bool(os.read(self._ready, 1))
-        self._stop_reading()
-        if serves and not self.lifecycle.became_ready() and self._number == 0:
+    def _read_report(self) -> None:
+        lines = os.read(self._reports, REPORT_BYTES_MAX).decode(errors="replace").splitlines()
+        if not lines:  # it has ended
+            self._stop_reading()
+            return
+        self._reported, self._reported_at = lines[-1], asyncio.get_running_loop().time()
+        if not self.lifecycle.became_ready() and self._number == 0:
             self._group.first_serves()
 
     def _stop_reading(self) -> None:
-        if self._ready != CLOSED:
-            asyncio.get_running_loop().remove_reader(self._ready)
-            _close(self._ready)
-            self._ready = CLOSED
+        if self._reports != CLOSED:
+            asyncio.get_running_loop().remove_reader(self._reports)
+            _close(self._reports)
+            self._reports = CLOSED
 
     def _request_end(self) -> None:
         with contextlib.suppress(OSError):  # it has just ended

@@ -68,6 +68,11 @@ class ProcessLifecycle:
             self.phase = ProcessPhase.STOPPING
             self.due = None if grace_s is None else now + grace_s
 
+    def extend(self, by_s: float) -> None:
+        """It is to be killed later, if at all."""
+        if self.phase is ProcessPhase.STOPPING and self.due is not None:
+            self.due += by_s
+
     def _restart_wait_s(self, ran_s: float) -> float | None:
         if ran_s >= STEADY_S:
             self._in_a_row = 0

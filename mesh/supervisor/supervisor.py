@@ -15,7 +15,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -26,8 +26,9 @@ from mesh.supervisor.program import Program, ProgramKind, wait_until_ready
 
 logger = logging.getLogger(__name__)
 
-# Upper limits, so that on a busy machine idle programs end by themselves. Routers and agents are
-# given less to drain (mesh.demo.commands).
+# Time in which neither a stopped program nor we wait for a core (`_until_ended`), so that
+# on a busy machine idle programs end by themselves. Routers and agents are given less to drain
+# (mesh.demo.commands).
 GRACE_S = {
     ProgramKind.ROUTER: 20.0,
     ProgramKind.AGENT: 15.0,
@@ -35,6 +36,7 @@ GRACE_S = {
     ProgramKind.NATS: 15.0,
 }
 KILLED_WITHIN_S = 5.0
+CHECK_S = 0.25
 PROGRAMS_MAX = 512
 TAIL_BYTES = 8192
 TAIL_LINES = 12
@@ -193,6 +195,12 @@ class SupervisedProgram(SupervisedProcess):
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
+    def queued_s(self) -> float:
+        """For how long its main thread has waited for a core since its start; 0 if unknown."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0
+
     def kill(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -253,13 +261,30 @@ class Supervisor:
                 one.kill()
         if not tasks:
             return
-        deadline = max(one.lifecycle.due or 0.0 for one in programs)
-        grace_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        _, late = await asyncio.wait(tasks, timeout=grace_s)
-        for task in late:
+        for task in await self._until_ended(tasks):
             logger.warning("%s did not end in time and is killed", task.get_name())
             tasks[task].kill()
         await asyncio.wait(tasks, timeout=KILLED_WITHIN_S)
+
+    async def _until_ended(
+        self, tasks: Mapping[asyncio.Task[None], SupervisedProgram]
+    ) -> set[asyncio.Task[None]]:
+        """Wait until all have ended; those that have not in their grace.
+
+        All programs of a kind end at once and share the cores with what else runs. How long one
+        waits for a core says nothing about it, nor does a pause of this process.
+        """
+        now = asyncio.get_running_loop().time
+        running = set(tasks)
+        while True:
+            asked_at, queued_s = now(), {task: tasks[task].queued_s() for task in running}
+            _, running = await asyncio.wait(running, timeout=CHECK_S)
+            overslept_s = now() - asked_at - CHECK_S
+            for task in running:
+                one = tasks[task]
+                one.lifecycle.extend(max(0.0, overslept_s, one.queued_s() - queued_s[task]))
+            if all(now() >= (tasks[task].lifecycle.due or 0.0) for task in running):
+                return running
 
     async def __aenter__(self) -> Self:
         return self

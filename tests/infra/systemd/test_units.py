@@ -91,16 +91,46 @@ def test_a_unit_calls_a_command_with_options_it_has(template: str, group: click.
     assert required <= used
 
 
-@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
-def test_credentials_are_where_they_are_rendered(tmp_path: Path, template: str):
-    credentials = setting(template, "EnvironmentFile").replace("%i", INSTANCES[template])
-    assert credentials.startswith("/etc/mesh/credentials/")
+ENGINE = "ENGINE_KIND=vllm\nENGINE_URL=http://127.0.0.1:8000\nMESH_ENGINE_KEY=sk-1\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "group"), [("mesh-router@", mesh), ("mesh-agent@", mesh_agent)]
+)
+def test_a_unit_gives_its_command_all_that_it_needs(
+    tmp_path: Path, template: str, group: click.Group
+):
+    """The credentials are where they are rendered, and the command reads each of their lines."""
     files = bundle.write(load(DEFAULT_FILE), tmp_path)["us"].credentials
-    rendered = next(path for path in files.values() if path.name == Path(credentials).name)
-    variables = {line.split("=")[0] for line in rendered.read_text().splitlines()}
-    used = set(re.findall(r"\$\{(\w+)\}", unit(template)))
-    given_by_hand = {"ENGINE_URL", "ENGINE_KIND", "METRICS_URL"} if "agent" in template else set()
-    assert used <= variables | given_by_hand
+    rendered = {path.name: path for path in files.values()}
+    engine = tmp_path / "engine.env"
+    engine.write_text(ENGINE)
+    _, name, *arguments = shlex.split(setting(template, "ExecStart"))
+    loaded = re.findall(r"^LoadCredential=(\w+):(.*)$", unit(template), re.MULTILINE)
+    for credential, path in loaded:
+        path = Path(path.replace("%i", INSTANCES[template]))
+        if path.parent == Path("/etc/mesh/credentials"):
+            source = rendered[path.name]
+        else:
+            assert path == Path("/etc/mesh/agents/us-0.env")
+            source = engine
+        variable = f"${{CREDENTIALS_DIRECTORY}}/{credential}"
+        assert variable in arguments
+        arguments = [str(source) if word == variable else word for word in arguments]
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    arguments = [word.replace("%i", INSTANCES[template]) for word in arguments]
+    given = command.make_context(name, arguments).params
+    assert given["region"] == "us"
+    assert given["nats_url"].startswith("nats://")
+
+
+@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
+def test_a_unit_is_restarted_when_it_hangs_and_keeps_no_core(template: str):
+    assert setting(template, "Type") == "notify"
+    assert setting(template, "NotifyAccess") == "main"
+    assert 0 < int(setting(template, "WatchdogSec")) <= 10
+    assert setting(template, "LimitCORE") == "0"
 
 
 def test_the_server_keeps_its_streams_where_the_unit_lets_it_write(tmp_path: Path):

@@ -32,7 +32,7 @@ def config(url: str, password: str | None = None) -> RouterConfig:
 
 async def started(config: RouterConfig) -> asyncio.Task[None]:
     ready = asyncio.Event()
-    task = asyncio.create_task(run(config, asyncio.Event(), ready.set))
+    task = asyncio.create_task(run(config, asyncio.Event(), lambda router: ready.set()))
     async with asyncio.timeout(20):
         await ready.wait()
     return task
@@ -70,7 +70,7 @@ async def test_a_task_that_loses_a_cancel_does_not_keep_the_router(nats_server, 
 
     monkeypatch.setattr(Router, "_stream", stubborn)
     stop, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(run(config(nats_server.url), stop, ready.set))
+    task = asyncio.create_task(run(config(nats_server.url), stop, lambda router: ready.set()))
     async with asyncio.timeout(20):
         await ready.wait()
         await asyncio.sleep(0)  # every task has begun

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from mesh.adapters import streams
 from mesh.cli.router import command
 from schemas.ids import RegionId
 from tests.support.nats_regions import mesh_toml
+from tests.support.notify_socket import notify_socket
 from tests.support.ports import free_row
 from tests.support.router_process import router_process, runs
 from tests.support.scripted_engine import event, hang, scripted_engine
@@ -76,6 +78,22 @@ def work(number, parent):
         return serve(parent)
     finally:
         resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, before)
+"""
+HANGS = """
+from infra.service_manager import ServiceManager
+from mesh.supervisor import forked_workers
+
+def work(number, parent):
+    async def until_stopped():
+        stopped = asyncio.Event()
+        parent.on_stop(lambda times: stopped.set())
+        parent.report_ready()
+        asyncio.create_task(parent.keep_reporting(lambda: f"works as {os.getpid()}"))
+        await stopped.wait()
+    asyncio.run(until_stopped())
+    return 0
+
+run_workers = lambda names, work: forked_workers.run_workers(names, work, ServiceManager())
 """
 TRIES_MAX = 64  # that all connections of a fair coin go one way is as good as impossible
 INFLIGHT = "mesh_inflight"
@@ -323,3 +341,35 @@ def test_wrong_options_are_reported_before_anything_starts(tmp_path, routers, op
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"mesh router: {problem}")
+
+
+async def test_systemd_learns_what_workers_do_and_one_that_hangs_is_restarted():
+    with notify_socket() as systemd:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PARENT.format(work=HANGS), "r1-0", "r1-1"),
+            env={**os.environ, **systemd.environment(watchdog_s=2.0)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        both = re.compile(r"STATUS=r1-0: works as (\d+); r1-1: works as (\d+)")
+        try:
+            assert await systemd.until("READY=1") == "READY=1"
+            while (found := both.fullmatch(await systemd.until("STATUS="))) is None:
+                pass
+            first, second = map(int, found.groups())
+            os.kill(second, signal.SIGSTOP)
+            while (found := both.fullmatch(await systemd.until("STATUS="))) is None or int(
+                found[2]
+            ) == second:
+                pass
+            assert int(found[1]) == first
+            process.send_signal(signal.SIGTERM)
+            assert await systemd.until("STOPPING=1") == "STOPPING=1"
+            async with asyncio.timeout(WAIT_S):
+                _, said = await process.communicate()
+            assert process.returncode == 0
+            assert b"worker r1-1 hangs: it reported nothing for " in said
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()

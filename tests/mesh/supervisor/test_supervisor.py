@@ -7,13 +7,21 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mesh.supervisor.program import FileWritten, Program, ProgramKind
-from mesh.supervisor.supervisor import GRACE_S, ProgramDied, ProgramFailed, ProgramReady, Supervisor
+from mesh.supervisor.supervisor import (
+    GRACE_S,
+    ProgramDied,
+    ProgramFailed,
+    ProgramReady,
+    SupervisedProgram,
+    Supervisor,
+)
 from tests.support.until import until
 
 PRELUDE = "import os, pathlib, signal, sys, time; READY, ENDED = map(pathlib.Path, sys.argv[1:])\n"
@@ -27,6 +35,15 @@ while True: time.sleep(60)
 """
 DEAF = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+READY.touch()
+while True: time.sleep(60)
+"""
+ENDS_AFTER_A_SECOND = """
+def end(*_):
+    time.sleep(1)
+    with ENDED.open("a") as f: f.write(sys.argv[1].rsplit("/", 1)[1] + "\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
 READY.touch()
 while True: time.sleep(60)
 """
@@ -112,6 +129,46 @@ async def test_a_program_that_does_not_end_in_its_grace_is_killed(stage, monkeyp
         await stage.supervisor.stop()
     assert not alive(pid)
     assert caplog.messages == ["deaf did not end in time and is killed"]
+
+
+async def test_time_in_which_a_program_waits_for_a_core_is_not_of_its_grace(
+    stage, monkeypatch, caplog
+):
+    """Its grace is over many times before it gets a core and ends by itself."""
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.1)
+    monkeypatch.setattr("mesh.supervisor.supervisor.CHECK_S", 0.01)
+    monkeypatch.setattr(SupervisedProgram, "queued_s", lambda one: time.monotonic())
+    for name in ("engine-0", "engine-1"):
+        await stage.supervisor.start(stage.program(name, ENDS_AFTER_A_SECOND))
+    async with asyncio.timeout(60):
+        await stage.supervisor.stop()
+    assert sorted(Path(stage.ended).read_text().split()) == ["engine-0", "engine-1"]
+    assert caplog.messages == []
+
+
+async def test_a_pause_of_the_supervisor_is_not_of_a_programs_grace(stage, monkeypatch, caplog):
+    monkeypatch.setitem(GRACE_S, ProgramKind.ENGINE, 0.5)
+    await stage.supervisor.start(stage.program("engine", ENDS_AFTER_A_SECOND))
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.1, time.sleep, 3.0)  # as a machine that is paused, or has no core for us
+    async with asyncio.timeout(60):
+        await stage.supervisor.stop()
+    assert Path(stage.ended).read_text() == "engine\n"
+    assert caplog.messages == []
+
+
+async def test_it_is_known_how_long_a_process_waited_for_a_core(stage):
+    """Six busy processes of one core: each waits."""
+    busy = """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+READY.touch()
+while True: pass
+"""
+    programs = [await stage.supervisor.start(stage.program(f"busy-{n}", busy)) for n in range(6)]
+    await until(lambda: all(one.queued_s() > 0.05 for one in programs))
+    stage.supervisor.hurry()
+    await stage.supervisor.stop()
+    assert [one.queued_s() for one in programs] == [0.0] * 6
 
 
 async def test_a_hurry_cuts_the_grace_short_without_a_warning(stage, monkeypatch, caplog):
