@@ -203,7 +203,8 @@ class BusClient(Client):
         """Subscribe. `listener` is called with each message as it is read, and must not block.
 
         nats-py would pass each through a queue to a task of the subscription, at about 2 us a
-        message. What `listener` raises is reported as nats-py reports it.
+        message. What `listener` raises is reported as nats-py reports it. The subscription lasts
+        as long as the client, and nats-py's counts of messages don't include it.
         """
 
         async def callback(msg: Msg) -> None:
@@ -215,13 +216,15 @@ class BusClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        listener = self._listeners.get(sid)
-        if listener is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        read = await self._process_headers(headers) if headers else None
+        # nats-server passes malformed headers on, and nats-py's exception about them would end its
+        # reading task [2.16.0]: nothing is received until unanswered pings end the connection.
         try:
-            listener(self._build_message(sid, subject, reply, data, read))
+            listener = self._listeners.get(sid)
+            if listener is None:
+                await super()._process_msg(sid, subject, reply, data, headers)
+            else:
+                read = await self._process_headers(headers) if headers else None
+                listener(self._build_message(sid, subject, reply, data, read))
         except Exception as problem:
             await self._error_cb(problem)
 

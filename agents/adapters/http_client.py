@@ -294,6 +294,7 @@ def _described(error: Exception) -> str:
 
 
 KEEPALIVE_S = 2.0
+CLOSED_IN_PASSING_S = 2.5  # a close that comes later may have ended work on the request
 CONNECT_TIMEOUT_S = 5.0
 _PORTS = {"http": 80, "https": 443}
 
@@ -325,18 +326,19 @@ class HttpClient:
 
         An engine may close a kept connection while a request is on its way to it: llama.cpp does so
         right after each streamed response, though its headers promise to keep the connection. So
-        where a kept one ends before any byte of a response, the request is sent once more, on a
-        new one.
+        where a kept one ends at once and before any byte of a response, the request is sent once
+        more, on a new one. An engine that closes later may have computed it: it is not repeated.
         """
         first = f"{method} {self._path}{path} HTTP/1.1\r\n".encode()
         length = b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n"
         head = b"".join((first, self._always, _lines(headers), length))
         pieces = (head, body) if body else (head,)
         if (kept := self._kept()) is not None:
+            sent_at = asyncio.get_running_loop().time()
             try:
                 return await self._exchange(kept, pieces)
             except HttpLost:
-                if not kept.is_untouched:
+                if not kept.is_untouched or _since(sent_at) > CLOSED_IN_PASSING_S:
                     raise
         return await self._exchange(await self._connected(), pieces)
 
@@ -416,3 +418,7 @@ def _login(url: str, key: str | None) -> dict[str, str]:
         return {}
     words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return {"Authorization": "Basic " + base64.b64encode(words.encode()).decode()}
+
+
+def _since(loop_time: float) -> float:
+    return asyncio.get_running_loop().time() - loop_time

@@ -63,7 +63,7 @@ class RouterLiveness:
         self._region = region
         self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
-        self._was_away = False  # once: routers that are new since may have been cut off too
+        self._new_are_cut_off_until = -inf  # routers that are new may have been cut off as well
 
     def join(self, key: RouterKey, now: float) -> None:
         """One more request of this router. Pair with `leave`."""
@@ -83,6 +83,8 @@ class RouterLiveness:
             router = self._enter(key, now, epoch)
         restarted = router.epoch is not None and router.epoch != epoch
         resync = router.cut_off or now - router.seen_at >= MISSED_S
+        if resync and self._new_are_cut_off_until == inf:
+            self._new_are_cut_off_until = now + SILENCE_ABROAD_S  # frames wait no longer than this
         router.seen_at, router.epoch, router.cut_off = now, epoch, False
         return RouterChange(restarted, resync)
 
@@ -96,7 +98,7 @@ class RouterLiveness:
 
     def restart_clock(self, now: float) -> None:
         """No keep-alive could arrive until now: silence counts from here on."""
-        self._was_away = True
+        self._new_are_cut_off_until = inf
         for router in self._routers.values():
             router.seen_at, router.cut_off = now, True
 
@@ -119,7 +121,9 @@ class RouterLiveness:
             idle = [(one.seen_at, key) for key, one in self._routers.items() if not one.requests]
             if idle:
                 del self._routers[min(idle)[1]]
-        router = self._routers[key] = _Router(now, epoch, 0, cut_off=self._was_away)
+        router = self._routers[key] = _Router(
+            now, epoch, 0, cut_off=now < self._new_are_cut_off_until
+        )
         return router
 
 

@@ -24,6 +24,7 @@ Rejected:
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -306,10 +307,20 @@ def _remote(
 def to_text(settings: Mapping[str, Value]) -> str:
     """nats-server's configuration file with these settings, in their order.
 
-    The format (docs.nats.io, "Configuration") is nearly a superset of JSON: it lacks the unicode
-    escapes of control characters.
+    The format (docs.nats.io, "Configuration") is nearly a superset of JSON: it writes control
+    characters as `\\x01`.
     """
     texts = {
-        key: json.dumps(value, indent=2, ensure_ascii=False) for key, value in settings.items()
+        key: _CONTROL.sub(_hex_escape, json.dumps(value, indent=2, ensure_ascii=False))
+        for key, value in settings.items()
     }
     return "".join(f"{key}: {text}\n" for key, text in texts.items())
+
+
+# Escapes of JSON that nats-server lacks; an escaped backslash is matched to be passed over.
+_CONTROL = re.compile(r"\\(\\|b|f|u00([0-9a-f]{2}))")
+
+
+def _hex_escape(escape: re.Match[str]) -> str:
+    known = {"\\": r"\\", "b": r"\x08", "f": r"\x0c"}
+    return known.get(escape[1]) or rf"\x{escape[2]}"

@@ -259,27 +259,27 @@ class RequestManager:
             if models and model not in models:
                 message = f"the model {model!r} is not served here; known: {', '.join(models)}"
                 raise RequestRefused(Fault.MODEL_UNKNOWN, message, "model")
+            now = self._clock()
+            spans = _spans(parsed.request_id, model, headers)
+            text = parsed.text
+            request = Request(
+                key=next(self.session.keys),
+                request_id=parsed.request_id,
+                model=model,
+                prompt=self._prompts.read(model, text, options.salt, tenant or ""),
+                arrived_at=now,
+                deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
+                hops=0,
+                origin=self._config.region,
+                priority=options.priority,
+                slo_ttft_s=options.slo_ttft_s,
+                session=options.session,
+                residency=residency,
+                wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
+            )
         except BaseException:
             self.bodies.give_back(parsed.kept_bytes)
             raise
-        now = self._clock()
-        spans = _spans(parsed.request_id, model, headers)
-        text = parsed.text
-        request = Request(
-            key=next(self.session.keys),
-            request_id=parsed.request_id,
-            model=model,
-            prompt=self._prompts.read(model, text, options.salt, tenant or ""),
-            arrived_at=now,
-            deadline=now + (parsed.timeout_s or self._config.settings.request_s_max),
-            hops=0,
-            origin=self._config.region,
-            priority=options.priority,
-            slo_ttft_s=options.slo_ttft_s,
-            session=options.session,
-            residency=residency,
-            wants_receipt=options.debug or spans.is_recording or self._reads_receipts(),
-        )
         admitted = ClientRequest(
             request=request,
             path=parsed.path,

@@ -80,6 +80,37 @@ async def test_a_listener_that_raises_is_reported_and_called_again(nats_server: 
     await client.close()
 
 
+@pytest.mark.parametrize("headers", [b"ab", b"NATS/1.0", b"NATS/1.0 \xff\xff\xff\r\n\r\n"])
+async def test_messages_with_malformed_headers_end_no_reading(nats_server: NatsServer, headers):
+    """Neither that of a listener nor that of a subscription."""
+    received: list[bytes] = []
+    problems: list[Exception] = []
+    done = asyncio.Event()
+
+    async def subscribed(msg) -> None:
+        received.append(msg.data)
+        done.set()
+
+    client = await bus.connect(
+        bus.BusAddress(nats_server.url), name="x", inbox_prefix="_INBOX.x", on_error=problems.append
+    )
+    await client.listen("a", lambda msg: received.append(msg.data))
+    await client.subscribe("b", cb=subscribed)
+    await bus.flush(client)
+    _, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    for subject in (b"a", b"b"):
+        sizes = b"%d %d" % (len(headers), len(headers) + 1)
+        writer.write(b"HPUB %b %b\r\n%bx\r\nPUB %b 1\r\ny\r\n" % (subject, sizes, headers, subject))
+    await writer.drain()
+    async with asyncio.timeout(5):
+        await done.wait()
+    writer.close()
+    assert received == [b"y", b"y"]
+    assert len(problems) == 2
+    await client.close()
+
+
 async def test_a_flush_pings_behind_all_messages():
     received: list[str] = []
 

@@ -137,6 +137,17 @@ async def test_a_kept_connection_that_closes_under_a_request_costs_no_answer() -
     assert [request.body for request in engine.requests] == [b"{}", b"[1]", b"[1]"]
 
 
+async def test_what_an_engine_may_have_computed_before_it_closed_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_client, "CLOSED_IN_PASSING_S", -1.0)
+    async with client_of(closes_instead_of_answering(frozenset({2}))) as (client, engine):
+        await ask(client)
+        with pytest.raises(HttpLost, match="before its answer"):
+            await ask(client)
+    assert len(engine.requests) == 2
+
+
 @pytest.mark.parametrize(
     ("script", "sent"),
     [

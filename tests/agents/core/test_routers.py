@@ -14,7 +14,7 @@ from agents.core.routers import (
 )
 from mesh.core.model.settings import RouterSettings
 from schemas.exchange import WORKING_S
-from schemas.ids import RegionId
+from schemas.ids import RegionId, RouterId
 
 US, EU = RouterKey("us", "r1"), RouterKey("eu", "r1")
 
@@ -105,6 +105,8 @@ def test_a_router_that_is_new_after_the_bus_was_away_gets_its_frames_at_its_firs
         watch.join(EU, 3.0)
     assert watch.alive(EU, 1, 3.1) == RouterChange(restarted=False, resync=True)
     assert watch.alive(EU, 1, 3.2) == RouterChange(restarted=False, resync=False)
+    later = RouterKey(RegionId("ap"), RouterId("r1"))
+    assert not watch.alive(later, 1, 3.1 + SILENCE_ABROAD_S).resync
 
 
 def test_routers_are_lost_when_the_bus_stays_away() -> None:

@@ -17,6 +17,7 @@ AWKWARD = [
     "true",
     "",
     "} users: [",
+    "bell \x07 \x08 \x0c \x1f end",
 ]
 
 
