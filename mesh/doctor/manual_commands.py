@@ -116,7 +116,7 @@ def with_causes(
     down = {region for region in unreachable if not _reached_from(region, findings)[0]}
 
     def explained(one: Finding) -> Finding:
-        if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK:
+        if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK and _is_silent(one):
             kind = PROGRAM_OF_CHECK[one.check]
             return replace(one, remedy=commands.program(kind, one.region, one.about))
         if one.verdict is CheckResult.BAD and one.check == "stream":
@@ -129,6 +129,12 @@ def with_causes(
 
     servers = [_server(region, why, findings, commands) for region, why in unreachable.items()]
     return [*servers, *map(explained, findings)]
+
+
+def _is_silent(one: Finding) -> bool:
+    """Whether nothing was received of the program. An agent that sends heartbeats (their age is
+    the finding's value) runs, and waits for its engine."""
+    return one.value is None
 
 
 def _regions_with_silent_routers(findings: Sequence[Finding]) -> set[str]:

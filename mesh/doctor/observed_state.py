@@ -115,6 +115,8 @@ def _replicas(
         beat, received_at = observed.heartbeats[replica]
         reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
         detail = f"{beat.state}{reason}, {beat.outstanding} requests in it"
+        if beat.state is not ReplicaState.READY:
+            detail += "; its agent's log says why"
         verdict = result_if(beat.state is ReplicaState.READY, not_ready)
         age_ms = round((now - received_at) * 1000, 1)
         found.add("heartbeat", replica, verdict, detail, age_ms, "ms old")

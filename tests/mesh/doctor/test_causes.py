@@ -91,8 +91,9 @@ def test_only_silent_programs_come_with_a_remedy():
         finding("eu", "router", "r1", BAD),
         finding("eu", "heartbeat", "eu-0", BAD),
         finding("eu", "heartbeat", "eu-1", WARNING),
+        Finding("eu", "heartbeat", "eu-2", BAD, "starting, 0 requests in it", 82.9, "ms old"),
         finding("eu", "router", "r2", OK),
         finding("eu", "stream", "r1", BAD),
     ]
     whats = [one.remedy and one.remedy.what for one in with_causes(found, {}, commands)]
-    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, "stream r1 of eu"]
+    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, None, "stream r1 of eu"]
