@@ -29,6 +29,7 @@ RECONNECT_WAIT_S = 0.25
 PING_INTERVAL_S = 5
 FLUSH_TIMEOUT_S = 10.0
 REFUSED = "authorization violation"  # in nats-server's error, lower-cased
+SHOWN_CHARS = 200  # of a subject and of an exception in a log line
 PENDING_BYTES_MAX = 64 * 1024 * 1024  # two largest bodies on their way out
 
 
@@ -198,13 +199,14 @@ class BusClient(Client):
         super().__init__()
         self._transport: _Transport = _Transport()  # type: ignore[no-untyped-call]
         self._listeners: dict[int, Callable[[Msg], None]] = {}  # by subscription
+        self._limited = LimitedLog(log)
 
     async def listen(self, subject: str, listener: Callable[[Msg], None], queue: str = "") -> None:
         """Subscribe. `listener` is called with each message as it is read, and must not block.
 
         nats-py would pass each through a queue to a task of the subscription, at about 2 us a
-        message. What `listener` raises is reported as nats-py reports it. The subscription lasts
-        as long as the client, and nats-py's counts of messages don't include it.
+        message. What `listener` raises is logged. The subscription lasts as long as the client,
+        and nats-py's counts of messages don't include it.
         """
 
         async def callback(msg: Msg) -> None:
@@ -218,6 +220,7 @@ class BusClient(Client):
     ) -> None:
         # nats-server passes malformed headers on, and nats-py's exception about them would end its
         # reading task [2.16.0]: nothing is received until unanswered pings end the connection.
+        # It is not given to `on_error`: no sender's message may pass for an error of the server.
         try:
             listener = self._listeners.get(sid)
             if listener is None:
@@ -226,7 +229,10 @@ class BusClient(Client):
                 read = await self._process_headers(headers) if headers else None
                 listener(self._build_message(sid, subject, reply, data, read))
         except Exception as problem:
-            await self._error_cb(problem)
+            kind = type(problem).__name__
+            text = "a message on %r could not be processed: %s: %s"
+            why = str(problem)[:SHOWN_CHARS]
+            self._limited.warning("message", kind, text, subject[:SHOWN_CHARS], kind, why)
 
     async def _process_pong(self) -> None:
         # A `flush` that times out leaves its cancelled future behind. The late answer to it would

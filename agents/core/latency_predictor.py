@@ -6,7 +6,7 @@ and Nd the numbers of requests in prefill and in decode. Two of these can be rea
 
 "Decode tokens", Sd: one per decoding request (then Sd = Nd, and contexts don't count), the contexts
 of the decoding requests, or the context that the whole iteration attends to, chunks of prefill
-included. We take the last: attention reads that many tokens of KV whoever asks.
+included. We take the last: attention reads that many tokens of KV in prefill and in decode.
 
 Sp² stands for prefill's attention, of each token to each before it: of a prompt computed at once
 that many pairs. A chunk's square would be the same at the prompt's beginning and at its end, so we

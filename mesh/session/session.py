@@ -2,8 +2,8 @@
 
 `feed` lets the core decide about one event and performs what it says, in order; an event that
 comes up meanwhile waits until that is done. Attempts of one request follow each other, and each
-has an inbox of its own: what comes to the inbox of an earlier one belongs to nobody, and its sender
-is told to stop.
+has an inbox of its own: what arrives in the inbox of an earlier one is dropped, and its sender gets
+a cancel.
 """
 
 from collections import deque

@@ -3,7 +3,7 @@
 `OutgoingPrefixes` is the set for peers: what is published of it, and which blocks come next. The
 index of the policy that places feeds it: `used` with every prompt that a replica holds from now on,
 `lost` when the last replica drops a block. A gain and a loss between two deltas cancel out. Blocks
-worth most to peers go first: those that many prompts shared, and lately. A block's value is its
+worth most to peers go first: those that many prompts shared, and recently. A block's value is its
 uses, each halved every HALF_LIFE_S; new uses weigh more and more instead of old ones less and less,
 so values need no update. A parent is used whenever its child is, so it is never worth less, and
 among equals the order of paths is kept. Blocks that don't get their turn are dropped, and come back
