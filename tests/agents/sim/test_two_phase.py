@@ -24,6 +24,8 @@ from agents.sim.events import (
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition, compositions, profiling_run
 from agents.sim.two_phase import TwoPhaseEngine
+from tests.agents.sim.test_engine import ROUGH
+from tests.agents.sim.test_engine import request as plain_request
 
 # An iteration takes 10 ms, a token 1 ms, a decoding sequence nothing more: exactly predictable.
 EVEN = Profile(
@@ -36,17 +38,6 @@ EVEN = Profile(
     batch_tokens=64,
     kv_tokens=1024,
     max_seqs=8,
-)
-ROUGH = Profile(
-    name="rough",
-    knots=((4, 0.010), (32, 0.017)),
-    token_s=0.0003,
-    sequence_s=0.0007,
-    context_s=0.000013,
-    arrival_s=0.02,
-    batch_tokens=48,
-    kv_tokens=640,
-    max_seqs=6,
 )
 
 
@@ -62,9 +53,7 @@ def hygen(budget_s: float, profile: Profile = EVEN, **options) -> TwoPhaseEngine
 
 
 def request(number: int, prompt: int, output: int, *, offline: bool, family: int | None = None):
-    family = number + 100 if family is None else family
-    keys = [family * 10_000 + block for block in range((prompt + output) // 16)]
-    return SimRequest(number, prompt, output, keys, offline=offline)
+    return replace(plain_request(number, prompt, output, family), offline=offline)
 
 
 def online(number: int, prompt: int, output: int) -> SimRequest:
