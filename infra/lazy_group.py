@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import click
 
+from schemas import problems
+
 
 class LazyGroup(click.Group):
     """`--help` and every start-up stay quick: a module is loaded only for its own command."""
@@ -22,6 +24,16 @@ class LazyGroup(click.Group):
         if cmd_name not in self._modules:
             return None
         return _imported(self._modules[cmd_name][0])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self._modules and not name.startswith("-"):
+            raise click.UsageError(
+                f"no command {name!r:.60}{problems.did_you_mean(name, self._modules)}", ctx
+            )
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

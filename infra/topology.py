@@ -32,6 +32,7 @@ from pydantic import (
 )
 
 from infra.address import Address, parse_address
+from infra.batch_table import BatchTable, Price, RunnerNames, batch_problems, jetstream_disk_mib
 from infra.workers import WORKERS_MAX, crowd_problems, page_problems, pages
 from schemas.ids import (
     NAME_PATTERN,
@@ -145,7 +146,7 @@ class NatsLimits(Table):
     # What a slow reader may leave unread before the server cuts it off: 8 full messages.
     max_pending_mib: Annotated[int, Field(strict=True, ge=8, le=4096), WHOLE] = 64
     jetstream_memory_mib: Mebibytes = 256
-    jetstream_disk_mib: Mebibytes = 1024
+    jetstream_disk_mib: Mebibytes | None = None  # 1024, and what [batch] may take
 
     @model_validator(mode="after")
     def _room_for_one_message(self) -> Self:
@@ -169,6 +170,8 @@ class RegionTable(Table):
     workers: Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE] = 1
     metrics: HostPort | None = None  # page of a router's first worker; the others' ports follow
     cors_origins: Origins = ()  # pages that may call from a browser; "*" for all
+    batch_runners: RunnerNames = ()  # processes that do batch jobs; without any it takes none
+    gpu_hour_price: Price | None = None  # in any currency; dearer regions get less offline work
     routing: RoutingTable = RoutingTable()  # what differs here from the mesh's
     residency: LabelList = ()  # labels that it carries
     confined_to: LabelList = ()  # its clients' requests stay where one of these is carried
@@ -221,6 +224,7 @@ class Topology(Table):
         default_factory=dict
     )
     nats: NatsLimits = NatsLimits()
+    batch: BatchTable = BatchTable()
     _source: str = PrivateAttr("")
 
     def error(self, key: str, problem: str) -> TopologyError:
@@ -236,6 +240,11 @@ class Topology(Table):
     def peers(self, region: str) -> tuple[RegionId, ...]:
         """Every other region, by name."""
         return tuple(sorted(name for name in self.regions if name != region))
+
+    def jetstream_disk_mib(self, region: RegionId) -> int:
+        """What the JetStream of that region's nats-server may take on disk."""
+        configured, runners = self.nats.jetstream_disk_mib, self.regions[region].batch_runners
+        return jetstream_disk_mib(configured, self.batch, has_runners=bool(runners))
 
     def routing_of(self, region: RegionId) -> RoutingTable:
         """The operator's choices for that region's routers."""
@@ -286,6 +295,7 @@ class Topology(Table):
             *_shared_addresses(self.regions),
             *_repeated_names(self.regions),
             *_wrong_workers(self.regions),
+            *_wrong_batch(self.regions, self.nats, self.batch),
             *_wrong_links(self.regions, self.links),
             *_wrong_residency(self.regions, self.tenants),
         ]
@@ -349,7 +359,8 @@ def _shared_addresses(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
 
 def _repeated_names(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
     for name, region in regions.items():
-        for key, names in (("replicas", region.replicas), ("routers", region.routers)):
+        for key in ("replicas", "routers", "batch_runners"):
+            names = getattr(region, key)
             for repeated in sorted({each for each in names if names.count(each) > 1}):
                 yield f'regions.{name}.{key}: "{repeated}" is there twice; remove one'
 
@@ -357,11 +368,18 @@ def _repeated_names(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
 def _wrong_workers(regions: Mapping[RegionId, RegionTable]) -> Iterator[str]:
     for name, region in regions.items():
         found = (
-            crowd_problems(dict.fromkeys(region.routers, region.workers)),
+            crowd_problems(dict.fromkeys(region.routers, region.workers), region.batch_runners),
             page_problems(region.workers, region.metrics),
         )
         for key, problem in itertools.chain(*found):
             yield f"regions.{name}.{key}: {problem}"
+
+
+def _wrong_batch(
+    regions: Mapping[RegionId, RegionTable], nats: NatsLimits, batch: BatchTable
+) -> Iterator[str]:
+    names = {name: (region.batch_runners, region.routers) for name, region in regions.items()}
+    return batch_problems(names, nats.jetstream_disk_mib, batch)
 
 
 def _wrong_links(
@@ -409,6 +427,7 @@ def _wrong_residency(
 _TABLES: dict[str, type[Table]] = {
     "mesh": MeshTable,
     "nats": NatsLimits,
+    "batch": BatchTable,
     "regions": RegionTable,
     "links": LinkTable,
     "tenants": TenantTable,

@@ -18,7 +18,7 @@ FILE = Path(build.__file__).with_name("json") / "mesh-toml.v1.json"
 def document() -> dict[str, Any]:
     schema = Topology.model_json_schema(schema_generator=Untitled)
     region = schema["$defs"]["RegionTable"]["properties"]
-    region["routers"]["uniqueItems"] = True
+    region["routers"]["uniqueItems"] = region["batch_runners"]["uniqueItems"] = True
     number = {"type": "integer", "minimum": 0, "maximum": REPLICAS_MAX}
     region["replicas"] = {
         "anyOf": [number, region["replicas"] | {"uniqueItems": True}],

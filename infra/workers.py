@@ -8,7 +8,7 @@ has a port for each: the first one's, and those that follow.
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from infra.address import PORT_MAX, Address
 from schemas.ids import REGION_ROUTERS_MAX, NameInvalid, RouterId, checked_name
@@ -37,22 +37,26 @@ def workers_among(router: RouterId, names: Iterable[RouterId]) -> tuple[RouterId
     return tuple(sorted(name for name in names if ours.fullmatch(name)))
 
 
-def crowd_problems(workers: Mapping[RouterId, int]) -> Iterator[tuple[str, str]]:
+def crowd_problems(
+    workers: Mapping[RouterId, int], runners: Collection[RouterId] = ()
+) -> Iterator[tuple[str, str]]:
     """Errors of a region with these routers: the key, what is wrong with it and what to do.
 
-    `workers`: the number of processes of each router.
+    `workers`: the number of processes of each router. `runners`: its batch runners, each of which
+    is one more router to peers.
     """
-    total = sum(workers.values())
+    total = sum(workers.values()) + len(runners)
     if total > REGION_ROUTERS_MAX:
         limit = f"at most {REGION_ROUTERS_MAX}, as peers accept no more"
-        yield "workers", f"{total} processes of all routers; {limit}"
+        whose = "routers and batch runners" if runners else "routers"
+        yield "workers", f"{total} processes of all {whose}; {limit}"
     split = [router for router, count in workers.items() if count > 1]
     try:
         names = {name for router in split for name in worker_names(router, workers[router])}
     except NameInvalid as problem:
         yield "routers", f"{problem}, its number included"
         return
-    for repeated in sorted(names & set(workers)):
+    for repeated in sorted(names & {*workers, *runners}):
         yield "routers", f'"{repeated}" is also the name of a worker of another router; rename it'
 
 

@@ -13,7 +13,7 @@ from schemas import exchange
 from schemas.catalog import CHANNELS, Carrier, Channel, Encoding, Role
 from schemas.exchange import Frame
 from schemas.headers import HEADERS, Header
-from schemas.state import Digest, Heartbeat, Lease
+from schemas.state import Digest, Heartbeat, Lease, OfflineState
 
 VERSION = "1.0.0"
 
@@ -31,6 +31,7 @@ FILES: dict[type[Any], str] = {
     Heartbeat: "json/heartbeat.v1.json",
     Digest: "json/digest.v1.json",
     Lease: "json/lease.v1.json",
+    OfflineState: "json/offline.v1.json",
 }
 
 # Payload of each frame kind: the class of its name, and of WORKING who works; DATA is raw bytes.

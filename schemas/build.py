@@ -13,7 +13,7 @@ import yaml
 from schemas import asyncapi, openapi
 from schemas.decision import Decision
 from schemas.describe import json_schema
-from schemas.state import Digest, Heartbeat, Lease
+from schemas.state import Digest, Heartbeat, Lease, OfflineState
 
 HERE = Path(__file__).parent
 JSON_SCHEMAS: dict[str, type[Any]] = {
@@ -21,6 +21,7 @@ JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/digest.v1.json": Digest,
     "json/decision.v1.json": Decision,
     "json/lease.v1.json": Lease,
+    "json/offline.v1.json": OfflineState,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"
 

@@ -161,6 +161,40 @@ CHANNELS: tuple[Channel, ...] = (
         "carries and the request wants, and only such subjects cross a link.",
     ),
     Channel(
+        name="offline",
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(exchange.Sketch,),
+        publish={PEER_ROUTER},
+        subscribe={ROUTER},
+        queue=subjects.QUEUE_BATCH,
+        prompts=True,
+        about="A peer region's batch runner asks this region's to give a line of a batch job to a "
+        "replica with room for offline work, or to refuse it; the agent streams the answer "
+        "straight to the asking runner's inbox.",
+    ),
+    Channel(
+        name="offline_within",
+        carrier=Carrier.REQUEST,
+        encoding=Encoding.RAW,
+        messages=(exchange.Sketch,),
+        publish={PEER_ROUTER},
+        subscribe={ROUTER},
+        queue=subjects.QUEUE_BATCH,
+        prompts=True,
+        about="The same for a line that wants residency: the label is one that this region "
+        "carries and the line wants, and only such subjects cross a link.",
+    ),
+    Channel(
+        name="offline_state",
+        encoding=Encoding.JSON,
+        messages=(state.OfflineState,),
+        publish={ROUTER},
+        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
+        about="What a region would take of offline work, now and in the next hours, and what its "
+        "own jobs have left to do: by its batch runners, every second.",
+    ),
+    Channel(
         name="digest",
         encoding=Encoding.JSON,
         messages=(state.Digest,),

@@ -99,7 +99,15 @@ class Decision:
     attempt: Count = 1
     """1 for the first placement; rises when a replica refused or was lost before a token."""
     held_s: Seconds = 0.0
-    """Time in the hold queue, in seconds."""
+    """Time in this router's hold queue, in seconds."""
+    peer_held_s: Seconds = 0.0
+    """Time in the hold queue of the peer that placed it, in seconds."""
+    attempts_s: Seconds | None = None
+    """The rest of `ttft_s`: attempts, each from its dispatch to its failure or to the first byte,
+    round trips included, in seconds."""
+    ttft_s: Seconds | None = None
+    """From the request's arrival to the first byte of its answer, in seconds: the sum of `held_s`,
+    `peer_held_s` and `attempts_s`. Null where no answer has begun."""
     reason: str
     """One sentence for people."""
     residency: tuple[str, ...] = ()
@@ -138,6 +146,9 @@ def rounded(decision: Decision) -> Decision:
     return replace(
         decision,
         held_s=round(decision.held_s, SECONDS_DIGITS),
+        peer_held_s=round(decision.peer_held_s, SECONDS_DIGITS),
+        attempts_s=_microseconds(decision.attempts_s),
+        ttft_s=_microseconds(decision.ttft_s),
         candidates=tuple(map(_rounded, decision.candidates)),
     )
 

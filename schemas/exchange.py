@@ -51,6 +51,7 @@ H_TERM = "Mesh-Term"  # of the lease by which the router's region owns the repli
 H_OWNER = "Mesh-Owner"  # the region that hands off a replica's work when it is not the replica's
 H_MAY_QUEUE = "Mesh-May-Queue"  # "1": take it though other work is pending, up to the agent's cap
 H_WARM = "Mesh-Warm"  # "1": a warm-up, which no client waits for; only where there is idle time
+H_OFFLINE = "Mesh-Offline"  # "1": a line of a batch job: takes only what online work leaves
 H_RESIDENCY = "Mesh-Residency"  # labels, comma-separated: only where one of them is carried
 # W3C trace context travels as `traceparent` and `tracestate`.
 
@@ -130,6 +131,7 @@ class Refusal(StrEnum):
     NO_REPLICA = "no_replica"  # a peer region without a free replica for this model
     OWN_WORK = "own_work"  # a peer region that needs its room for its own clients
     NOT_IDLE = "not_idle"  # a warm-up, and nothing to spare for it
+    NO_OFFLINE_ROOM = "no_offline_room"  # offline work, and the replica or region takes no more now
     RESIDENCY = "residency"  # the replica, or all of the region, lacks a wanted label
 
 
@@ -143,14 +145,19 @@ class Outcome(StrEnum):
     BODY_LOST = "body_lost"  # the parts of the request's body never arrived
     DEADLINE = "deadline"
     CANCELLED = "cancelled"  # the router asked for it, or the router is gone
+    PREEMPTED = "preempted"  # offline work given back, begun or not, for online requests
 
 
 @wire_message(tag=1)
 class Placed(WireMessage):
-    """A peer's router found a place: this replica will stream the answer."""
+    """A peer's router found a place: this replica will stream the answer.
+
+    `held_s`: seconds that the request was in that router's hold queue.
+    """
 
     region: str
     replica: str
+    held_s: float = 0.0
 
 
 @wire_message(tag=10)

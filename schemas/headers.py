@@ -100,6 +100,12 @@ REQUEST = (
             "No client waits: it is computed on an idle replica to be cached, and gives way to "
             "every other request.",
         ),
+        Header(
+            exchange.H_OFFLINE,
+            r"^1$",
+            "A line of a batch job: computed with what online requests leave, and given back when "
+            "they need it.",
+        ),
     ),
 )
 
@@ -166,6 +172,7 @@ HEADERS: dict[str, tuple[Header, ...]] = {
         *TRACE,
     ),
     "ingress": (*REQUEST, *FORWARDED, *TRACE),
+    "offline": (*REQUEST, *FORWARDED, *TRACE),
     "body": (
         Header(exchange.H_BODY_INBOX, INBOX_PATTERN, "Answer inbox of the request it belongs to."),
         Header(exchange.H_BODY_OFFSET, COUNT_PATTERN, "Byte position of this part in the body."),

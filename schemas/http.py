@@ -6,7 +6,7 @@ decides what other fields mean; answers are the engine's bytes. Only errors, the
 the probes are the router's own words.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
@@ -38,6 +38,12 @@ H_ALLOW_ORIGIN = "access-control-allow-origin"
 H_REQUEST_METHOD = "access-control-request-method"
 H_REQUEST_HEADERS = "access-control-request-headers"
 H_ALLOW = "allow"  # of a 405 (RFC 9110, 15.5.6)
+H_RANGE = "range"
+H_IF_RANGE = "if-range"
+H_ETAG = "etag"
+H_ACCEPT_RANGES = "accept-ranges"
+H_CONTENT_RANGE = "content-range"
+H_SHOULD_RETRY = "x-should-retry"  # OpenAI's clients obey it
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
 ONCE_ONLY = (
@@ -56,11 +62,18 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 MODEL = "/v1/models/{model}"
+FILES = "/v1/files"
+FILE = "/v1/files/{file_id}"
+FILE_CONTENT = "/v1/files/{file_id}/content"
+BATCHES = "/v1/batches"
+BATCH = "/v1/batches/{batch_id}"
+BATCH_CANCEL = "/v1/batches/{batch_id}/cancel"
 REGIONS = "/v1/regions"
 HEALTH = "/health"
 READY = "/ready"
 METRICS = "/metrics"
 
+JSON_LINES = "application/jsonl"
 OWNER = "mesh"  # of models whose engines name none
 
 # The paths that an agent may call at its engine for a client.
@@ -253,6 +266,50 @@ class Fault(Enum):
     EXPECTATION = FaultKind(
         417, BAD, "expectation_failed", "The header `expect` knows `100-continue` only."
     )
+    KEY_MISSING = FaultKind(
+        401,
+        BAD,
+        "api_key_missing",
+        "Where API keys are listed, files and batches belong to the holder of a key.",
+    )
+    NO_BATCH = FaultKind(
+        404, BAD, "batch_not_configured", "This region has no batch runners; says what to set."
+    )
+    FILE_UNKNOWN = FaultKind(
+        404, BAD, "file_not_found", "No file of this id, or none of this API key's tenant."
+    )
+    BATCH_UNKNOWN = FaultKind(
+        404, BAD, "batch_not_found", "No batch of this id, or none of this API key's tenant."
+    )
+    BATCH_OVER = FaultKind(409, BAD, "batch_over", "A batch that has ended can't be cancelled.")
+    FILE_TOO_LARGE = FaultKind(
+        413, BAD, "file_too_large", "The file is larger than `file_mib_max` of mesh.toml."
+    )
+    RANGE_WRONG = FaultKind(416, BAD, "range_not_satisfiable", "The file ends before that range.")
+    BATCHES_FULL = FaultKind(
+        429,
+        LIMITED,
+        "too_many_batches",
+        "As many batches are under way as `jobs_max` of mesh.toml allows, or their store is full.",
+        retry_after=True,
+    )
+    TRANSFERS_FULL = FaultKind(
+        429,
+        LIMITED,
+        "too_many_transfers",
+        "As many uploads, downloads or lists are under way in this router as may be.",
+        retry_after=True,
+    )
+    STORE_AWAY = FaultKind(
+        503,
+        BROKEN,
+        "store_unavailable",
+        "The region's store of files and batches does not answer.",
+        retry_after=True,
+    )
+    STORE_FULL = FaultKind(
+        507, BROKEN, "store_full", "There is no room for the file; what is stored is kept."
+    )
     HEADERS_TOO_LARGE = FaultKind(431, BAD, "headers_too_large", "Too many header bytes.")
     SATURATED = FaultKind(
         429,
@@ -283,65 +340,6 @@ class Fault(Enum):
     )
     DRAINING = FaultKind(503, BROKEN, "draining", "The router is shutting down.", retry_after=True)
     DEADLINE = FaultKind(504, BROKEN, "deadline_exceeded", "The request's time is up.")
-
-
-class Route(NamedTuple):
-    method: str
-    path: str
-    name: str
-    about: str
-    faults: Sequence[Fault] = ()
-    request: type[Any] | None = None
-    answer: type[Any] | str = "text/plain"  # a media type when it is no JSON of ours
-
-
-_WORK_FAULTS = tuple(
-    fault for fault in Fault if fault not in (Fault.PATH_UNKNOWN, Fault.METHOD_WRONG)
-)
-_NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
-ROUTES = (
-    Route(
-        "POST", CHAT, "createChatCompletion", "Answer a chat.", _WORK_FAULTS, ChatRequest, Answer
-    ),
-    Route(
-        "POST",
-        COMPLETIONS,
-        "createCompletion",
-        "Continue a text.",
-        _WORK_FAULTS,
-        CompletionRequest,
-        Answer,
-    ),
-    Route("GET", MODELS, "listModels", "The models served here.", _NO_MODEL, answer=ModelList),
-    Route(
-        "GET",
-        MODEL,
-        "retrieveModel",
-        "One of them.",
-        (Fault.MODEL_UNKNOWN, *_NO_MODEL),
-        answer=Model,
-    ),
-    Route(
-        "GET",
-        REGIONS,
-        "listRegions",
-        "The regions as this router sees them, nearest first: to itself, or to `near`. A query of "
-        "another name is a 400.",
-        (Fault.INVALID,),
-        answer=RegionList,
-    ),
-    Route("GET", HEALTH, "health", "200 while the process lives."),
-    Route(
-        "GET",
-        READY,
-        "ready",
-        "200 while requests can be placed: on the bus, not draining, some replica known, room for "
-        "one more.",
-        (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING),
-        answer=Readiness,
-    ),
-    Route("GET", METRICS, "metrics", "Prometheus metrics."),
-)
 
 
 def error_body(fault: Fault, message: str, param: str | None = None) -> bytes:

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from schemas import http
+from schemas.batch import Purpose
+from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, FILES_MAX, FileUpload
 from schemas.describe import COMPONENT, components
 from schemas.exchange import BODY_BYTES_MAX, SLO_MS_MAX, Priority
 from schemas.headers import LABELS_PATTERN
-from schemas.http import ROUTES, Answer, Fault, Route
+from schemas.http import Answer, Fault
 from schemas.ids import NAME_PATTERN, REQUEST_ID_PATTERN
+from schemas.routes import ROUTES, Route
 
 VERSION = "1.0.0"
 JSON = "application/json"
 EVENTS = "text/event-stream"
+FORM = "multipart/form-data"
+FORM_ABOUT = "The file may have `file_mib_max` MiB of mesh.toml's `[batch]`, 512 by default."
 
 ABOUT = (
     "OpenAI's API in front of every replica of the mesh, the same in every region. Request bodies "
@@ -92,6 +97,43 @@ ANSWER_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
 ALWAYS = (http.H_REQUEST_ID, http.H_REGION)
 
 
+RESIDENCY_ONLY = (http.H_REQUEST_ID, http.H_RESIDENCY)  # that a batch obeys
+ORDERS = {"type": "string", "enum": ["asc", "desc"], "default": "desc"}
+AFTER = {"type": "string"}
+QUERIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "listFiles": {
+        "purpose": ("Only files of this purpose.", {"enum": [each.value for each in Purpose]}),
+        "limit": ("Most files.", {"type": "integer", "minimum": 1, "maximum": FILES_MAX,
+                                  "default": FILES_MAX}),
+        "order": ("By the time they were made.", ORDERS),
+        "after": ("Only files behind the one of this id.", AFTER),
+    },
+    "listBatches": {
+        "limit": ("Most batches.", {"type": "integer", "minimum": 1, "maximum": BATCHES_MAX,
+                                    "default": BATCHES_LISTED}),
+        "after": ("Only batches older than the one of this id.", AFTER),
+    },
+}  # fmt: skip
+PATH_PARAMETERS = {
+    "model": "Model name; its slashes need no escape.",
+    "file_id": "As uploads and lists give it.",
+    "batch_id": "As createBatch and lists give it.",
+}
+RANGE_PARAMETERS: list[dict[str, Any]] = [
+    {"name": http.H_RANGE, "in": "header", "schema": {"type": "string"},
+     "description": "One range of bytes, like `bytes=1000-`; the answer to several is the whole."},
+    {"name": http.H_IF_RANGE, "in": "header", "schema": {"type": "string"},
+     "description": "The etag of the part that is there already: another file is sent whole."},
+]  # fmt: skip
+DOWNLOAD_HEADERS = {
+    http.H_ETAG: {"description": "Names these bytes.", "schema": {"type": "string"}},
+    http.H_ACCEPT_RANGES: {"description": "`bytes`.", "schema": {"type": "string"}},
+}
+CONTENT_RANGE = {
+    "description": "Which bytes, and of how many.", "schema": {"type": "string"}
+}  # fmt: skip
+
+
 def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in ROUTES:
@@ -132,22 +174,34 @@ def _operation(route: Route) -> dict[str, Any]:
         "parameters": _parameters(route),
     }
     if route.request is not None:
+        is_form = route.request is FileUpload
+        about = f"At most {BODY_BYTES_MAX} bytes."
         operation["requestBody"] = {
             "required": True,
-            "description": f"At most {BODY_BYTES_MAX} bytes.",
-            "content": {JSON: {"schema": _shape(route.request)}},
+            "description": FORM_ABOUT if is_form else about,
+            "content": {FORM if is_form else JSON: {"schema": _shape(route.request)}},
         }
     operation["responses"] = {"200": _answer(route)} | _errors(route.faults)
+    if route.path == http.FILE_CONTENT:
+        part = _answer(route)
+        part["headers"] |= {http.H_CONTENT_RANGE: CONTENT_RANGE}
+        operation["responses"]["206"] = part
     return operation
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
-    names = list(REQUEST_HEADERS) if route.request is not None else [http.H_REQUEST_ID]
+    names = [http.H_REQUEST_ID]
+    if route.request is not None and route.request is not FileUpload:
+        names = list(RESIDENCY_ONLY if route.path == http.BATCHES else REQUEST_HEADERS)
     found: list[dict[str, Any]] = [_ref("parameters", name) for name in names]
-    if "{model}" in route.path:
-        about = "Model name; its slashes need no escape."
-        found.append({"name": "model", "in": "path", "required": True, "description": about,
-                      "schema": {"type": "string"}})  # fmt: skip
+    for name, about in PATH_PARAMETERS.items():
+        if f"{{{name}}}" in route.path:
+            found.append({"name": name, "in": "path", "required": True, "description": about,
+                          "schema": {"type": "string"}})  # fmt: skip
+    for name, (about, schema) in QUERIES.get(route.name, {}).items():
+        found.append({"name": name, "in": "query", "description": about, "schema": schema})
+    if route.path == http.FILE_CONTENT:
+        found += RANGE_PARAMETERS
     if route.path == http.REGIONS:
         found += NEAR_PARAMETERS
     return found
@@ -155,9 +209,10 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _answer(route: Route) -> dict[str, Any]:
     if not isinstance(route.answer, type):
+        more = DOWNLOAD_HEADERS if route.path == http.FILE_CONTENT else {}
         return {
             "description": route.about,
-            "headers": _headers(ALWAYS),
+            "headers": _headers(ALWAYS) | more,
             "content": {route.answer: {"schema": {"type": "string"}}},
         }
     content: dict[str, Any] = {JSON: {"schema": _shape(route.answer)}}

@@ -45,6 +45,8 @@ _KINDS: dict[str, Callable[[str], bool]] = {
     "work": is_answer,
     "ingress": is_answer,
     "ingress_within": is_answer,
+    "offline": is_answer,
+    "offline_within": is_answer,
     "snapshot": _is_trie,
 }
 # Channels whose requests are answered, with whether a peer's routers and the region's own may ask.

@@ -151,6 +151,14 @@ class Heartbeat:
     """The same as `taken`, of the routers of `owner`."""
     term: Term = 0
     """The highest term that this agent has received: work of a lower one is refused."""
+    offline_room_tokens: Count | None = None
+    """Tokens, of prompts and of the most that they may generate, that it would take of offline
+    requests now; null where it takes none."""
+    offline_waiting: Count = 0
+    """Offline requests that it has taken and not given to its engine. No count above includes
+    offline requests, neither these nor those that run."""
+    offline_running: Count = 0
+    """Offline requests that its engine has."""
     down_reason: str | None = None
     """Why it is down: unreachable, or hung (it answers scrapes, takes requests and computes none);
     null in other states."""
@@ -245,14 +253,63 @@ class Lease:
     """A region that receives nothing newer for so long may take the lease, in seconds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineCapacity:
+    """What a region would take of offline requests of one model."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    room_tokens: Count
+    """That its replicas would take now, of prompts and of the most that they may generate."""
+    tokens_per_s: PerSecond | None = None
+    """Offline tokens, prompts and answers, that it has computed lately, a second; null before it
+    has computed any."""
+    waiting_tokens: Count = 0
+    """Of its own jobs' lines that it has not given to a replica."""
+    slack_tokens: tuple[Count, ...] = ()
+    """Offline tokens that it expects to have room for in each of the next hours, by its load of
+    the last day and week; empty before it has seen enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineState:
+    """A region's offline work as its batch runner publishes it to its peers, every second."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    v: Literal[1] = 1
+    """Version of the meaning of these fields."""
+    region: ValidRegionId
+    router: ValidRouterId
+    """The batch runner that sends it; a region has one or more, each sends its own view."""
+    epoch: Count
+    """Changes at every start of the runner."""
+    seq: Count
+    """Rises by one a message inside an epoch."""
+    accepting: bool
+    """Whether it takes other regions' offline requests."""
+    models: dict[ValidModelId, OfflineCapacity]
+    price: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    """Of a GPU hour there, in any unit that all regions share; null where none is given."""
+    residency: ValidLabels | None = None
+    """The labels that the region carries; null from a runner that knows of none."""
+    jobs: Count = 0
+    """Batch jobs of its clients that have not ended."""
+    lines_waiting: Count = 0
+    """Lines of these jobs that no replica has."""
+    lines_running: Count = 0
+    """Lines of these jobs that a replica has, here or in another region."""
+
+
 _HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
 _DIGEST: TypeAdapter[Digest] = TypeAdapter(Digest)
 _LEASE: TypeAdapter[Lease] = TypeAdapter(Lease)
+_OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
 
 T = TypeVar("T")
 
 
-def encode_state(message: Heartbeat | Digest | Lease) -> bytes:
+def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:
     return orjson.dumps(message)
 
 
@@ -269,6 +326,11 @@ def decode_digest(data: bytes) -> Digest:
 def decode_lease(data: bytes) -> Lease:
     """The lease in `data`. Raises WireError for anything else."""
     return decode_json(_LEASE, data)
+
+
+def decode_offline(data: bytes) -> OfflineState:
+    """The state of a region's offline work in `data`. Raises WireError for anything else."""
+    return decode_json(_OFFLINE, data)
 
 
 def decode_json(adapter: TypeAdapter[T], data: bytes) -> T:

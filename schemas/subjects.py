@@ -21,6 +21,7 @@ REPLICAS_CACHED = 4096  # whose subjects are not put together anew for each requ
 
 QUEUE_AGENT = "agent"
 QUEUE_ROUTERS = "routers"
+QUEUE_BATCH = "batch"  # of a region's batch runners
 
 STREAM_HEARTBEATS = "HEARTBEATS"
 STREAM_LEASES = "LEASES"
@@ -71,9 +72,21 @@ def ingress_within(region: RegionId | str, label: Label | str) -> str:
 
 
 def ingress_label(subject: str) -> Label | None:
-    """The residency label in an ingress subject; None where there is none."""
+    """The residency label in a subject of `ingress` or `offline`; None where there is none."""
     tokens = subject.split(".")
     return Label(tokens[3]) if len(tokens) == 4 else None
+
+
+def offline(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.offline"
+
+
+def offline_within(region: RegionId | str, label: Label | str) -> str:
+    return f"{offline(region)}.{label}"
+
+
+def offline_state(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.gossip.offline"
 
 
 def digest(region: RegionId | str) -> str:

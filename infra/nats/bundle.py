@@ -9,6 +9,9 @@
     DIR/<region>/credentials/setup.env
     DIR/<region>/credentials/system.env
     DIR/<region>/credentials/agent-<replica>.env
+    DIR/<region>/credentials/batch.env          of regions with batch runners: for routers and
+    DIR/<region>/credentials/batch-setup.env    runners; for who makes the streams; for who watches
+    DIR/<region>/credentials/batch-observer.env
 
 A region's directory holds its own secrets only (and its links'), and one that all routers of the
 mesh share, for the hashes of prompts that cross regions: give each machine no more than it needs.
@@ -52,6 +55,7 @@ CONFIG = "nats.conf"
 CREDENTIALS = "credentials"
 STATE = "jetstream"
 PASSWORD_BYTES = 24
+OF_SOME = ("agent-*", "batch", "batch-*")  # users that a later rendering may not have
 FILE_VERSION = 1  # of passwords.json
 
 
@@ -78,7 +82,7 @@ def write(
     leaf_addresses: LeafAddresses | None = None,
     rotate: bool = False,
 ) -> Written:
-    """Write every region's files; those of replicas that are gone are removed.
+    """Write every region's files; those of replicas and batch runners that are gone are removed.
 
     `state_directory`: JetStream's files are kept in <state_directory>/<region>, by default below
     the region's own directory. Raises PasswordsUnreadable.
@@ -109,14 +113,15 @@ def _write_credentials(
             text += f"MESH_PREFIX_KEY={kept[PREFIX_KEY]}\n"
         write_private(path, text)
         files[user.name] = path
-    for path in (here / CREDENTIALS).glob("agent-*.env"):
-        if path.stem not in files:
-            path.unlink()
+    for pattern in OF_SOME:
+        for path in (here / CREDENTIALS).glob(f"{pattern}.env"):
+            if path.stem not in files:
+                path.unlink()
     return files
 
 
 def _clients(topology: Topology, name: RegionId) -> Iterator[User]:
-    yield from region_users(name)
+    yield from region_users(topology, name)
     yield from (agent_user(name, replica) for replica in topology.region(name).replicas)
 
 

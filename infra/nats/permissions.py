@@ -23,12 +23,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from schemas import subjects
+from schemas.batch import (
+    BUCKET_FILES,
+    BUCKET_JOBS,
+    STREAM_FILE_RECORDS,
+    STREAM_FILES,
+    STREAM_JOBS,
+    STREAM_LINES,
+    STREAM_RESULTS,
+    STREAM_TASKS,
+    line_subject,
+    result_subject,
+    task_subject,
+)
 from schemas.catalog import CHANNELS, Carrier, Channel, Role, channel
 from schemas.ids import RegionId, ReplicaId
 from schemas.residency import OPEN_GROUND, Ground
 
 PEERS = frozenset({Role.PEER_AGENT, Role.PEER_ROUTER})
-INBOX, INGRESS, INGRESS_WITHIN = map(channel, ("inbox", "ingress", "ingress_within"))
+INBOX = channel("inbox")
+# What peers ask a region to place: unlabelled, and under a residency label.
+UNLABELLED = frozenset({"ingress", "offline"})
+LABELLED = frozenset({"ingress_within", "offline_within"})
 STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
 
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
@@ -53,6 +69,39 @@ STREAM_READS = (
 STREAM_WRITES = tuple(f"$JS.API.STREAM.{verb}.{{}}" for verb in ("CREATE", "UPDATE", "DELETE"))
 ACCOUNT_READS = (API_INFO, "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST")
 STREAM_EVENTS = "$JS.EVENT.ADVISORY.>"  # who created, altered or deleted a stream
+
+
+# What routers and batch runners call in the account of batch jobs, `{}` for a stream's name. They
+# may empty streams, since they delete files and jobs, and neither make nor alter one.
+BATCH_STREAMS = (
+    *(STREAM_FILES, STREAM_FILE_RECORDS, STREAM_JOBS),
+    *(STREAM_TASKS, STREAM_LINES, STREAM_RESULTS),
+)
+BATCH_CALLS = (
+    *STREAM_READS,
+    "$JS.API.STREAM.PURGE.{}",
+    "$JS.API.CONSUMER.CREATE.{}",
+    "$JS.API.CONSUMER.CREATE.{}.>",
+    "$JS.API.CONSUMER.INFO.{}.*",
+    "$JS.API.CONSUMER.DELETE.{}.*",
+    "$JS.API.CONSUMER.MSG.NEXT.{}.*",
+)
+BATCH_ACKS = ("$JS.ACK.{}.>", "$JS.FC.{}.>")  # the second: of `nats object get`
+BATCH_WRITES = (
+    f"$O.{BUCKET_FILES}.C.*",
+    f"$O.{BUCKET_FILES}.M.*",
+    f"$KV.{BUCKET_FILES}.*",
+    f"$KV.{BUCKET_JOBS}.*",
+    task_subject("*", "*"),
+    line_subject("*", "*"),
+    result_subject("*", "*"),
+)
+BATCH_VIEWS = (
+    STREAM_INFO,
+    "$JS.API.CONSUMER.NAMES.{}",
+    "$JS.API.CONSUMER.LIST.{}",
+    "$JS.API.CONSUMER.INFO.{}.*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +191,33 @@ def setup() -> Permissions:
     return Permissions(publish=widest([*own, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
 
 
+def batch() -> Permissions:
+    """Routers and batch runners in the account of batch jobs: what is in its streams."""
+    calls = _of_batch_streams((*BATCH_CALLS, *BATCH_ACKS))
+    publish = widest([*BATCH_WRITES, *calls, *ACCOUNT_READS])
+    return Permissions(publish=publish, subscribe=(ALL_INBOXES,))
+
+
+def batch_setup() -> Permissions:
+    """Creates the streams of batch jobs and repairs them; cannot read what is in them."""
+    calls = _of_batch_streams((*STREAM_WRITES, STREAM_INFO))
+    return Permissions(publish=widest([*calls, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
+
+
+def batch_reads() -> tuple[str, ...]:
+    """What people request of batch jobs' streams: how many messages, and no message."""
+    return widest([*_of_batch_streams(BATCH_VIEWS), *ACCOUNT_READS])
+
+
+def batch_observer() -> Permissions:
+    """People who watch batch jobs' streams. They have an account of their own, as observers."""
+    return Permissions(publish=batch_reads(), subscribe=(ALL_INBOXES,))
+
+
+def _of_batch_streams(calls: Iterable[str]) -> tuple[str, ...]:
+    return tuple(call.format(stream) for call in calls for stream in BATCH_STREAMS)
+
+
 def system() -> Permissions:
     """The server's own account: connections, health, who is linked to whom."""
     return Permissions(publish=("$SYS.>",), subscribe=("$SYS.>", ALL_INBOXES))
@@ -168,10 +244,10 @@ def _allowed_across(sender: RegionId, receiver: RegionId, ground: Ground) -> Ite
 
 def _prompts(row: Channel, sender: RegionId, receiver: RegionId, ground: Ground) -> Iterator[str]:
     """Where the sender's prompts may cross to the receiver."""
-    if row is INGRESS_WITHIN:
+    if row.name in LABELLED:
         for label in ground.sent(sender, receiver):
             yield row.subject(region=receiver, label=label)
-    elif row is INGRESS:
+    elif row.name in UNLABELLED:
         if not ground.confined_to(sender):
             yield row.subject(region=receiver)
     elif ground.may_send(sender, receiver):
@@ -186,7 +262,7 @@ def _router_publishes(region: RegionId, ground: Ground) -> Iterator[str]:
             yield row.subject(region=region, asker=region)
         if Role.PEER_ROUTER not in row.publish:
             continue
-        if row.prompts and (row is INGRESS_WITHIN or ground.confined_to(region)):
+        if row.prompts and (row.name in LABELLED or ground.confined_to(region)):
             for peer in peers:
                 yield from _prompts(row, region, peer, ground)
         else:  # with any region's subjects, but in its own name

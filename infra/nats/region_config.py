@@ -14,6 +14,10 @@ Between these and `MESH` requests are *services*: the server replaces the reply 
 the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
 Only the user `setup`, who logs in to `STATE`, can make, alter and remove streams.
 
+Files and batch jobs are in one more account, `BATCH`, of regions with batch runners. Nothing of it
+crosses a link or into `MESH`. Its readers (`batch-observer`) are in `BATCH-OBSERVE`, for the same
+reason as observers: in `BATCH` itself their requests' reply subjects could write lines and results.
+
 Rejected:
 - every link in the one account `MESH`, with the accepting user's permissions alone. The soliciting
   side has then only deny lists, and once a wildcard subscription meets a `deny_imports`, the server
@@ -44,6 +48,8 @@ ACCOUNT = "MESH"
 STATE_ACCOUNT = "STATE"
 OBSERVE_ACCOUNT = "OBSERVE"
 SYSTEM_ACCOUNT = "SYS"
+BATCH_ACCOUNT = "BATCH"
+BATCH_OBSERVE_ACCOUNT = "BATCH-OBSERVE"
 MEBIBYTE = 1024 * 1024
 
 # A lost peer or process is noticed after ping_max unanswered pings: 4 to 6 s. Heartbeats and
@@ -58,6 +64,8 @@ LEAF_RECONNECT = "1s"
 REGION_USERS = ROUTER, OBSERVER, OPERATOR, SETUP, SYSTEM = (
     *("router", "observer", "operator", "setup", "system"),
 )
+# And where it has batch runners: of runners and routers, of who makes the streams, of who watches.
+BATCH_USERS = BATCH, BATCH_SETUP, BATCH_OBSERVER = ("batch", "batch-setup", "batch-observer")
 PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
 
 LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
@@ -102,14 +110,15 @@ def link_account(peer: RegionId) -> str:
     return f"LINK-{peer}"
 
 
-def region_users(name: RegionId) -> tuple[User, ...]:
-    return tuple(User(name, each) for each in REGION_USERS)
+def region_users(topology: Topology, name: RegionId) -> tuple[User, ...]:
+    batch = BATCH_USERS if topology.region(name).batch_runners else ()
+    return tuple(User(name, each) for each in (*REGION_USERS, *batch))
 
 
 def users(topology: Topology) -> Iterator[User]:
     """All logins that need a password."""
     for name, region in topology.regions.items():
-        yield from region_users(name)
+        yield from region_users(topology, name)
         yield from (agent_user(name, replica) for replica in region.replicas)
     yield from (link_user(link.acceptor, link.solicitor) for link in topology.links)
 
@@ -131,7 +140,7 @@ def settings(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]
             "domain": name,
             "store_dir": str(site.state_directory),
             "max_memory_store": limits.jetstream_memory_mib * MEBIBYTE,
-            "max_file_store": limits.jetstream_disk_mib * MEBIBYTE,
+            "max_file_store": topology.jetstream_disk_mib(name) * MEBIBYTE,
         },
         "accounts": _accounts(topology, name, site),
         "system_account": SYSTEM_ACCOUNT,
@@ -161,11 +170,20 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
     for peer in topology.peers(name):
         logins[link_account(peer)] = _link_users(topology, name, peer, site)
     flows = [*_state_flows(name), *_observe_flows(topology, name)]
+    jetstream: dict[str, Value] = {STATE_ACCOUNT: "enabled"}
+    if topology.region(name).batch_runners:
+        logins |= _batch_logins(name, site)
+        flows += [
+            _Flow("service", call, BATCH_ACCOUNT, BATCH_OBSERVE_ACCOUNT)
+            for call in permissions.batch_reads()
+        ]
+        # What it may take is kept free for it, and the region's state never has to do without.
+        jetstream[BATCH_ACCOUNT] = {"max_file": topology.batch.disk_mib * MEBIBYTE}
     for peer in topology.peers(name):
         flows += _link_flows(topology, name, peer)
     accounts: dict[str, Value] = {
         account: {
-            **({"jetstream": "enabled"} if account == STATE_ACCOUNT else {}),
+            **({"jetstream": jetstream[account]} if account in jetstream else {}),
             "users": users,
             "exports": _exports(flows, account),
             "imports": [_import(flow) for flow in flows if flow.importer == account],
@@ -174,6 +192,18 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
     }
     system = {"users": [_user(User(name, SYSTEM), permissions.system(), site)]}
     return accounts | {SYSTEM_ACCOUNT: system}
+
+
+def _batch_logins(name: RegionId, site: Site) -> dict[str, list[Value]]:
+    return {
+        BATCH_ACCOUNT: [
+            _user(User(name, BATCH), permissions.batch(), site),
+            _user(User(name, BATCH_SETUP), permissions.batch_setup(), site),
+        ],
+        BATCH_OBSERVE_ACCOUNT: [
+            _user(User(name, BATCH_OBSERVER), permissions.batch_observer(), site)
+        ],
+    }
 
 
 def _state_flows(name: RegionId) -> Iterator[_Flow]:

@@ -4,6 +4,7 @@ import gc
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from infra.lazy_group import LazyGroup
 
@@ -24,3 +25,16 @@ def test_garbage_is_collected_again_after_the_import_even_if_that_fails():
         GROUP.get_command(context, "gone")
     assert gc.isenabled()
     assert GROUP.get_command(context, "unknown") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("engin-sim", "no command 'engin-sim'; did you mean \"engine-sim\"?"),
+        ("xy", "no command 'xy'; there are engine-sim, gone"),
+    ],
+)
+def test_of_a_command_that_is_none_those_there_are_are_named(given, said):
+    ended = CliRunner().invoke(GROUP, [given])
+    assert ended.exit_code == 2
+    assert said in ended.stderr

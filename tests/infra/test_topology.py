@@ -1,11 +1,14 @@
 """Every mistake in a mesh.toml is named by file and key, with what to do."""
 
+import tomllib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from infra.address import Address
+from infra.batch_table import BatchTable
 from infra.topology import DEFAULT_FILE, Topology, TopologyError, load, parse
 
 TWO_REGIONS = """
@@ -199,7 +202,55 @@ MISTAKES = {
         "[nats]\nmax_payload_mib = 9\nmax_pending_mib = 8\n[mesh]",
         "nats: max_pending_mib must be at least max_payload_mib",
     ),
+    "a batch runner named like a router": (
+        'routers = ["r1", "r2"]',
+        'routers = ["r1", "r2"]\nbatch_runners = ["r2"]',
+        'regions.eu.batch_runners: "r2" is a router\'s name; rename it',
+    ),
+    "more routers and batch runners than peers accept": (
+        'routers = ["r1", "r2"]',
+        f'routers = ["r1", "r2"]\nbatch_runners = {[f"b{n}" for n in range(15)]}',
+        "regions.eu.workers: 17 processes of all routers and batch runners; at most 16, as peers "
+        "accept no more",
+    ),
+    "a disk too small for batch jobs": (
+        'routers = ["r1", "r2"]\n',
+        'routers = ["r1", "r2"]\nbatch_runners = ["b"]\n[nats]\njetstream_disk_mib = 8403\n',
+        "nats.jetstream_disk_mib: 8403 does not hold what [batch] may take, with 84 MiB for "
+        "records and 64 for the region's state; write 8404 or more, leave it out, or make "
+        "files_mib, results_mib or lines_mib smaller",
+    ),
+    "a store smaller than one file": (
+        "[mesh]",
+        "[batch]\nfiles_mib = 100\n[mesh]",
+        "batch: files_mib (100) must be at least file_mib_max (512)",
+    ),
+    "a store too small for anything": (
+        "[mesh]",
+        "[batch]\nlines_mib = 15\n[mesh]",
+        "batch.lines_mib: must be at least 16 (there is 15)",
+    ),
+    "a price below nothing": (
+        'routers = ["r1", "r2"]',
+        'routers = ["r1", "r2"]\ngpu_hour_price = -1',
+        "regions.eu.gpu_hour_price: must be at least 0 (there is -1)",
+    ),
 }
+
+
+def test_the_packaged_file_shows_every_limit_of_batch_jobs_with_its_default():
+    commented = DEFAULT_FILE.read_text().partition("# [batch]\n")[2].partition("\n\n")[0]
+    shown = tomllib.loads("\n".join(line.removeprefix("# ") for line in commented.splitlines()))
+    assert shown == BatchTable().model_dump()
+
+
+def test_what_batch_jobs_may_take_is_added_to_the_disk_where_it_is_not_written():
+    runners = TWO_REGIONS.replace('routers = ["r1", "r2"]', 'batch_runners = ["b"]', 1)
+    assert parse(TWO_REGIONS, "t").jetstream_disk_mib("eu") == 1024
+    mesh = parse(runners, "t")
+    assert (mesh.jetstream_disk_mib("us"), mesh.jetstream_disk_mib("eu")) == (1024, 1024 + 8340)
+    enough = parse(runners + "\n[nats]\njetstream_disk_mib = 8404\n", "t")
+    assert enough.jetstream_disk_mib("us") == enough.jetstream_disk_mib("eu") == 8404
 
 
 @pytest.mark.parametrize(("old", "new", "line"), MISTAKES.values(), ids=MISTAKES.keys())

@@ -12,13 +12,20 @@ import pytest
 from schemas import wire
 from schemas.decision import decode_decision, encode_decision
 from schemas.exchange import Frame, pack_frame, unpack_frame
-from schemas.state import decode_digest, decode_heartbeat, decode_lease, encode_state
+from schemas.state import (
+    decode_digest,
+    decode_heartbeat,
+    decode_lease,
+    decode_offline,
+    encode_state,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 STATE = {
     "heartbeat": (decode_heartbeat, encode_state),
     "digest": (decode_digest, encode_state),
     "lease": (decode_lease, encode_state),
+    "offline": (decode_offline, encode_state),
     "decision": (decode_decision, encode_decision),
 }
 

@@ -4,8 +4,9 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from schemas.http import ROUTES, Fault, Model, ModelList, error_body
+from schemas.http import Fault, Model, ModelList, error_body
 from schemas.openapi import document
+from schemas.routes import ROUTES
 
 
 def validator(name):

@@ -52,6 +52,9 @@ def test_every_process_has_its_own_file_and_only_its_owner_reads_it(tmp_path, de
         "operator",
         "setup",
         "system",
+        "batch",
+        "batch-setup",
+        "batch-observer",
         *(f"agent-us-{n}" for n in range(4)),
     ]
     credentials = tmp_path / "us" / "credentials"

@@ -29,10 +29,14 @@ LEAKS = (
     subjects.ingress("us"),
     subjects.ingress_within("us", "us"),
     subjects.ingress_within("us", "eu"),
+    subjects.offline("us"),
+    subjects.offline_within("us", "eu"),
     subjects.body("us", "us-0"),
     subjects.work("us", "us-0"),
     subjects.ingress("ap"),
     subjects.ingress_within("ap", "ap"),
+    subjects.offline("ap"),
+    subjects.offline_within("ap", "ap"),
 )
 PREFIXES = subjects.trie("eu"), subjects.siblings("eu")
 
@@ -59,7 +63,7 @@ def bought(tmp_path_factory) -> Iterator[NatsRegions]:
         add_tap(tree)
         if name == "eu":
             accounts = tree["accounts"]
-            for subject in (*LEAKS[:5], *PREFIXES):
+            for subject in (*LEAKS[:7], *PREFIXES):
                 accounts[ACCOUNT]["exports"].append({"stream": subject, "accounts": ["LINK-us"]})
                 stream = {"account": ACCOUNT, "subject": subject}
                 accounts["LINK-us"]["imports"].append({"stream": stream})
@@ -113,7 +117,7 @@ async def test_a_server_that_would_let_it_out_finds_no_way_in(bought: NatsRegion
     async with Taps(bought) as taps:
         await taps.listen("us", ">")
         await taps.fence("eu", "us")
-        await taps.say("eu", [*LEAKS[:5], *PREFIXES])
+        await taps.say("eu", [*LEAKS[:7], *PREFIXES])
         await taps.fence("eu", "us")
         assert taps.heard_of("us", [*LEAKS, *PREFIXES]) == set()
 
@@ -171,6 +175,7 @@ def test_all_that_a_confined_region_may_publish():
         "_INBOX.us.>",
         "mesh.eu.gossip.digest",
         "mesh.eu.gossip.lease",
+        "mesh.eu.gossip.offline",
         "mesh.eu.heartbeat.*",
         "mesh.eu.router.*.alive",
         "mesh.us.gossip.snapshot.eu",

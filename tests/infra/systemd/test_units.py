@@ -15,7 +15,13 @@ from infra.topology import DEFAULT_FILE, load
 from mesh.cli.main import main as mesh
 
 UNITS = Path(__file__).parents[3] / "infra" / "systemd"
-INSTANCES = {"mesh-nats@": "us", "mesh-router@": "r1", "mesh-agent@": "us-0"}
+INSTANCES = {
+    "mesh-nats@": "us",
+    "mesh-router@": "r1",
+    "mesh-batch-runner@": "batch-0",
+    "mesh-agent@": "us-0",
+}
+OURS = [("mesh-router@", mesh), ("mesh-batch-runner@", mesh), ("mesh-agent@", mesh_agent)]
 EXPOSURE_MAX = 20  # tenths of systemd's scale from 0 to 10: "OK" ends at 4.0, a plain unit has 9.6
 DRAIN_S = 30  # default of `mesh router --drain-s` and `mesh-agent run --drain-timeout`
 
@@ -72,14 +78,12 @@ def test_a_unit_is_confined(installed: dict[str, Path], template: str):
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
+@pytest.mark.parametrize("template", [template for template, _ in OURS])
 def test_a_unit_outlasts_its_drain(template: str):
     assert int(setting(template, "TimeoutStopSec")) >= 2 * DRAIN_S
 
 
-@pytest.mark.parametrize(
-    ("template", "group"), [("mesh-router@", mesh), ("mesh-agent@", mesh_agent)]
-)
+@pytest.mark.parametrize(("template", "group"), OURS)
 def test_a_unit_calls_a_command_with_options_it_has(template: str, group: click.Group):
     _, name, *arguments = shlex.split(setting(template, "ExecStart"))
     command = group.get_command(click.Context(group), name)
@@ -94,9 +98,7 @@ def test_a_unit_calls_a_command_with_options_it_has(template: str, group: click.
 ENGINE = "ENGINE_KIND=vllm\nENGINE_URL=http://127.0.0.1:8000\nMESH_ENGINE_KEY=sk-1\n"
 
 
-@pytest.mark.parametrize(
-    ("template", "group"), [("mesh-router@", mesh), ("mesh-agent@", mesh_agent)]
-)
+@pytest.mark.parametrize(("template", "group"), OURS)
 def test_a_unit_gives_its_command_all_that_it_needs(
     tmp_path: Path, template: str, group: click.Group
 ):
@@ -125,7 +127,7 @@ def test_a_unit_gives_its_command_all_that_it_needs(
     assert given["nats_url"].startswith("nats://")
 
 
-@pytest.mark.parametrize("template", ["mesh-router@", "mesh-agent@"])
+@pytest.mark.parametrize("template", [template for template, _ in OURS])
 def test_a_unit_is_restarted_when_it_hangs_and_keeps_no_core(template: str):
     assert setting(template, "Type") == "notify"
     assert setting(template, "NotifyAccess") == "main"

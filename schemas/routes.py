@@ -1,0 +1,129 @@
+"""The routes of the HTTP face: method, path, shapes, and the errors of each."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from schemas.batch_http import (
+    Batch,
+    BatchList,
+    BatchRequest,
+    FileDeleted,
+    FileList,
+    FileObject,
+    FileUpload,
+)
+from schemas.http import (
+    BATCH,
+    BATCH_CANCEL,
+    BATCHES,
+    CHAT,
+    COMPLETIONS,
+    FILE,
+    FILE_CONTENT,
+    FILES,
+    HEALTH,
+    JSON_LINES,
+    METRICS,
+    MODEL,
+    MODELS,
+    READY,
+    REGIONS,
+    Answer,
+    ChatRequest,
+    CompletionRequest,
+    Fault,
+    Model,
+    ModelList,
+    Readiness,
+    RegionList,
+)
+
+
+class Route(NamedTuple):
+    method: str
+    path: str
+    name: str
+    about: str
+    faults: Sequence[Fault] = ()
+    request: type[Any] | None = None  # a form where it is `FileUpload`, else JSON
+    answer: type[Any] | str = "text/plain"  # a media type when it is no JSON of ours
+
+
+_STORED = (Fault.INVALID, Fault.KEY_MISSING, Fault.NO_BATCH, Fault.STORE_AWAY)
+_STORING = (*_STORED, Fault.REQUEST_TIMEOUT, Fault.EXPECTATION, Fault.DRAINING)
+_OF_FILE = (*_STORED, Fault.FILE_UNKNOWN)
+_OF_BATCH = (*_STORED, Fault.BATCH_UNKNOWN)
+_FILES_FAULTS = (*_OF_FILE, Fault.TRANSFERS_FULL)
+_LIST_FAULTS = (*_OF_BATCH, Fault.TRANSFERS_FULL)
+_UPLOAD_FAULTS = (*_STORING, Fault.FILE_TOO_LARGE, Fault.TRANSFERS_FULL, Fault.STORE_FULL)
+_CONTENT_FAULTS = (*_OF_FILE, Fault.RANGE_WRONG, Fault.TRANSFERS_FULL)
+_BATCH_FAULTS = (*_STORING, Fault.RESIDENCY, Fault.BODY_TOO_LARGE, Fault.BATCHES_FULL)
+_ELSEWHERE = frozenset(
+    (
+        *(Fault.PATH_UNKNOWN, Fault.METHOD_WRONG, Fault.KEY_MISSING, Fault.NO_BATCH),
+        *(Fault.FILE_UNKNOWN, Fault.BATCH_UNKNOWN, Fault.BATCH_OVER, Fault.FILE_TOO_LARGE),
+        *(Fault.RANGE_WRONG, Fault.BATCHES_FULL, Fault.TRANSFERS_FULL),
+        *(Fault.STORE_AWAY, Fault.STORE_FULL),
+    )
+)
+_WORK_FAULTS = tuple(fault for fault in Fault if fault not in _ELSEWHERE)
+_NO_MODEL = (Fault.NO_REPLICA, Fault.DRAINING)
+ROUTES = (
+    Route(
+        "POST", CHAT, "createChatCompletion", "Answer a chat.", _WORK_FAULTS, ChatRequest, Answer
+    ),
+    Route(
+        "POST",
+        COMPLETIONS,
+        "createCompletion",
+        "Continue a text.",
+        _WORK_FAULTS,
+        CompletionRequest,
+        Answer,
+    ),
+    Route("GET", MODELS, "listModels", "The models served here.", _NO_MODEL, answer=ModelList),
+    Route(
+        "GET",
+        MODEL,
+        "retrieveModel",
+        "One of them.",
+        (Fault.MODEL_UNKNOWN, *_NO_MODEL),
+        answer=Model,
+    ),
+    Route("POST", FILES, "createFile", "Upload a file.", _UPLOAD_FAULTS, FileUpload, FileObject),
+    Route("GET", FILES, "listFiles", "The tenant's files.", _FILES_FAULTS, answer=FileList),
+    Route("GET", FILE, "retrieveFile", "One of them.", _OF_FILE, answer=FileObject),
+    Route("DELETE", FILE, "deleteFile", "Delete one.", _OF_FILE, answer=FileDeleted),
+    Route("GET", FILE_CONTENT, "downloadFile", "Its bytes.", _CONTENT_FAULTS, answer=JSON_LINES),
+    Route("POST", BATCHES, "createBatch", "Make a job.", _BATCH_FAULTS, BatchRequest, Batch),
+    Route("GET", BATCHES, "listBatches", "Jobs, the newest first.", _LIST_FAULTS, answer=BatchList),
+    Route("GET", BATCH, "retrieveBatch", "One of them.", _OF_BATCH, answer=Batch),
+    Route(
+        "POST",
+        BATCH_CANCEL,
+        "cancelBatch",
+        "End one; what is answered by then is kept.",
+        (*_OF_BATCH, Fault.BATCH_OVER, Fault.DRAINING),
+        answer=Batch,
+    ),
+    Route(
+        "GET",
+        REGIONS,
+        "listRegions",
+        "The regions as this router sees them, nearest first: to itself, or to `near`. A query of "
+        "another name is a 400.",
+        (Fault.INVALID,),
+        answer=RegionList,
+    ),
+    Route("GET", HEALTH, "health", "200 while the process lives."),
+    Route(
+        "GET",
+        READY,
+        "ready",
+        "200 while requests can be placed: on the bus, not draining, some replica known, room for "
+        "one more.",
+        (Fault.NO_REPLICA, Fault.OVERLOADED, Fault.DRAINING),
+        answer=Readiness,
+    ),
+    Route("GET", METRICS, "metrics", "Prometheus metrics."),
+)
