@@ -9,6 +9,10 @@ main = click.version_option(package_name="inference-mesh")(
         help="The process beside one inference engine.",
         modules={
             "run": ("agents.runtime.command", "Serve the work of one engine from the bus."),
+            "profile": (
+                "agents.profiler.command",
+                "Find how much offline work an engine takes beside online requests.",
+            ),
             "engine-sim": ("agents.simserver.command", "A simulated engine behind real HTTP."),
         },
     )

@@ -17,6 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from agents.core.offline_profile import (
+    PROFILE_BYTES_MAX,
+    OfflineProfile,
+    ProfileInvalid,
+    decode_profile,
+)
 from schemas.ids import MODEL_CHARS_MAX, ModelId, ValidRegionId, ValidReplicaId
 from schemas.residency import Label, parse_labels
 
@@ -30,7 +36,10 @@ ENGINE_KEY = "MESH_ENGINE_KEY"  # of the environment
 KEY_CHARS_MAX = 4096
 _OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP  # a group of services may read it
 
+PRIORITY_MOST = 2**31 - 1
+
 EngineKindName = Literal["vllm", "sglang", "llamacpp", "openai"]
+WITH_PRIORITY = ("vllm", "sglang")  # kinds whose requests may have a priority
 
 
 def checked_engine_url(value: str) -> str:
@@ -80,25 +89,40 @@ def _bus_url(value: str) -> str:
     return value
 
 
-class AgentConfig(BaseModel):
+class EngineConfig(BaseModel):
+    """One engine, as an agent or a profiling run reaches it."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    region: ValidRegionId
-    replica: ValidReplicaId
     engine_kind: EngineKindName
     # Where /v1/… is; kept without a trailing slash.
     engine_url: Annotated[str, AfterValidator(checked_engine_url)]
     # The whole page's URL; engine_url + /metrics when not given.
     metrics_url: Annotated[str, AfterValidator(lambda url: url and checked_metrics_url(url))] = ""
+    batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
+    engine_key: SecretStr | None = None  # sent to the engine as a bearer token
+    # Of an engine that can't list them.
+    models: Annotated[tuple[ModelId, ...], AfterValidator(checked_models)] = ()
+
+    @model_validator(mode="after")
+    def _one_login(self) -> "EngineConfig":
+        if self.engine_key is not None and "@" in urlsplit(self.engine_url).netloc:
+            raise ValueError("give the engine's API key, or a user in its URL, not both")
+        return self
+
+    @property
+    def metrics_page(self) -> str:
+        return self.metrics_url or self.engine_url + "/metrics"
+
+
+class AgentConfig(EngineConfig):
+    region: ValidRegionId
+    replica: ValidReplicaId
     nats_url: Annotated[str, AfterValidator(_bus_url)]
     nats_user: str | None = None
     nats_password: SecretStr | None = None
     # None: the default of the engine's kind (`adapters.engine_kinds`).
     outstanding_max: Annotated[int, Field(ge=1, le=OUTSTANDING_MAX_MOST)] | None = None
-    batch_max: Annotated[int, Field(ge=1, le=BATCH_MAX_MOST)] | None = None
-    engine_key: SecretStr | None = None  # sent to the engine as a bearer token
-    # Of an engine that can't list them.
-    models: Annotated[tuple[ModelId, ...], AfterValidator(checked_models)] = ()
     # Three failed scrapes mean DOWN, so this also decides how soon a dead engine is noticed.
     read_interval_ms: Annotated[int, Field(ge=5, le=1000)] = 50
     heartbeat_ms: Annotated[int, Field(ge=10, le=1000)] = 100
@@ -109,17 +133,30 @@ class AgentConfig(BaseModel):
     # Of its region's residency labels, those that hold here; None: all of them.
     residency: Annotated[tuple[Label, ...] | None, BeforeValidator(_labels)] = None
 
+    # How it takes offline work; None: not at all.
+    profile: OfflineProfile | None = None
+    # Of offline requests, in the engine's own field; None: the field is not sent.
+    offline_priority: Annotated[int, Field(ge=-PRIORITY_MOST, le=PRIORITY_MOST)] | None = None
+
+    @model_validator(mode="after")
+    def _offline(self) -> "AgentConfig":
+        if self.profile is not None and self.profile.engine != self.engine_kind:
+            raise ValueError(
+                f"the profile is of an engine of kind {self.profile.engine}, this one is "
+                f"{self.engine_kind}: profile it with mesh-agent profile"
+            )
+        if self.offline_priority is not None and self.profile is None:
+            raise ValueError("--offline-priority is of offline work: give --profile too")
+        if self.offline_priority is not None and self.engine_kind not in WITH_PRIORITY:
+            kinds = " and ".join(WITH_PRIORITY)
+            raise ValueError(f"--offline-priority: engines of kind {kinds} have a priority")
+        return self
+
     @model_validator(mode="after")
     def _logins(self) -> "AgentConfig":
         if (self.nats_user is None) != (self.nats_password is None):
             raise ValueError("give a NATS user and its password (NATS_PASSWORD), or neither")
-        if self.engine_key is not None and "@" in urlsplit(self.engine_url).netloc:
-            raise ValueError("give the engine's API key, or a user in its URL, not both")
         return self
-
-    @property
-    def metrics_page(self) -> str:
-        return self.metrics_url or self.engine_url + "/metrics"
 
 
 class EngineKeyInvalid(ValueError):
@@ -162,3 +199,20 @@ def _read(file: Path) -> SecretStr:
     if mode & _OPEN_TO_OTHERS:
         log.warning("%s may be read or written by others (mode %04o): chmod 600", file, mode)
     return checked_key(data.decode("utf-8", "replace"), str(file))
+
+
+def offline_profile(file: Path | None) -> OfflineProfile | None:
+    """The profile in a file; None where none is given.
+
+    Raises ProfileInvalid, which names the file and what is wrong in it.
+    """
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(PROFILE_BYTES_MAX + 1)
+        return decode_profile(data)
+    except OSError as error:
+        raise ProfileInvalid(f"{file} can't be read: {error.strerror}") from error
+    except ProfileInvalid as error:
+        raise ProfileInvalid(f"{file} is no profile: {error}") from error

@@ -262,7 +262,8 @@ class NameGuard:
     `take` it before listening for work, run `watch` while working, call `reconnected` after each
     reconnect. The server reports at once that a question has no subscriber, so a restart waits for
     nothing. If there is one and no answer comes within CLAIM_S (an agent that is stopped or cut
-    off, or a server whose older configuration forbids these subjects), the name is taken.
+    off), the name is taken; also if the server forbids the question (an older configuration, or
+    credentials of another replica, which `BusAuthorization` finds out).
     """
 
     def __init__(
@@ -275,7 +276,8 @@ class NameGuard:
         self._claim = NameClaim(epoch)
         self._clock = clock
         self._client: Client | None = None
-        self._answered = asyncio.Event()  # or there is no subscriber
+        self._answered = asyncio.Event()  # or there is no subscriber, or it is forbidden to ask
+        self._is_forbidden = False
         self._reconnected = asyncio.Event()
         self._must_leave = asyncio.Event()
 
@@ -293,6 +295,11 @@ class NameGuard:
                 self._who,
                 CLAIM_S,
             )
+        if self._is_forbidden:
+            log.warning(
+                "%s: the bus forbids this user to ask whether another agent has this name",
+                self._who,
+            )
         self._check()
         self._claim.take()
         await client.subscribe(self._question, cb=self._on_question)
@@ -306,6 +313,12 @@ class NameGuard:
         finally:
             asking.cancel()
         self._check()
+
+    def complained(self, problem: Exception) -> None:
+        """The server reported an error: of the question, perhaps."""
+        if any(f'"{subject}"' in str(problem) for subject in (self._question, self._answer)):
+            self._is_forbidden = True
+            self._answered.set()
 
     def reconnected(self) -> None:
         """The bus was away: another agent may have taken the name meanwhile."""

@@ -6,7 +6,12 @@ requests that it took, reads the engine's load, and refuses beyond it with the f
 Floors; each module imports only from floors below it (a contract in pyproject.toml):
 
     agent            AgentCore: every decision, and what a heartbeat holds
+    offline_work     the offline requests, and what the engine reports without them
     heartbeat        the replica's configuration, and when a heartbeat is due
+    offline_admission  which offline requests the engine gets, which are given back
+    request_tables   online and offline requests, apart
+    engine_batch     what the engine computes, as far as the agent knows
+    offline_profile  the profile file: predictor, budget, bounds
     requests         one request's life: its headers, record, states and transitions
     engine_health    does the engine answer, and does it compute?
     engine_load      the engine's queue, speeds and cache, from scrapes and responses
@@ -14,6 +19,7 @@ Floors; each module imports only from floors below it (a contract in pyproject.t
     answer_stream    what the agent reads out of a response's bytes; flow control
     name_claim       two agents with one name: which of them leaves
     effects, events  the interface
+    latency_predictor, slo_profile, offline_queue  parts that the simulated engine uses too
 
 The host's loop (`agents.runtime.agent` live, `mesh.sim.replica` in the twin):
 

@@ -9,12 +9,13 @@ from agents.core.engine_health import EngineBacklog, EngineHealth, HangDetector
 from agents.core.engine_load import EngineLoad, LoadCounts, occupancy
 from agents.core.events import RouterKey
 from agents.core.heartbeat import HeartbeatTimer, ReplicaConfig
+from agents.core.offline_work import OfflineTotals, OfflineWork
+from agents.core.request_tables import RequestTables
 from agents.core.requests import (
     HELD_BYTES_MAX,
     AgentRequest,
     BadWork,
     BodyLost,
-    RequestTable,
     WorkRequest,
     parse_handoff,
     parse_work,
@@ -52,8 +53,10 @@ class AgentCore:
     def __init__(self, replica: ReplicaConfig) -> None:
         self._replica = replica
         self._work_subject = subjects.work(replica.region, replica.replica)
-        self._requests = RequestTable()
+        self._tables = tables = RequestTables()
+        self._requests = tables.online
         self._routers = RouterLiveness(replica.region)
+        self._offline = OfflineWork(replica, tables, self._routers)
         self._acks = HandoffAcks()
         self._fence = Fence(replica.region)
         self._engine = EngineLoad(
@@ -96,10 +99,13 @@ class AgentCore:
         if self._leaving is ReplicaState.GONE:
             return []
         if now - self.wake_at > STOPPED_S:
-            for part in (self._routers, self._requests, self._health, self._hangs):
+            for part in (self._routers, self._tables, self._offline, self._health, self._hangs):
                 part.restart_clock(now)
         done = self._handlers[type(event)](event, now)
-        self.outstanding = len(self._requests.by_inbox)
+        if self._replica.offline is not None:
+            is_open = self.state not in _CLOSED
+            done += self._offline.decide(now, full=self._load().full, is_open=is_open)
+        self.outstanding = len(self._tables)
         done += self._heartbeat_if_due(now)
         self.wake_at = self._timer.due_at
         return done
@@ -113,6 +119,11 @@ class AgentCore:
     @property
     def models(self) -> tuple[ModelId, ...]:
         return self._engine.models
+
+    @property
+    def offline_totals(self) -> OfflineTotals:
+        """For metrics."""
+        return self._offline.totals
 
     def down_because(self, now: float) -> str | None:
         """For the log: why it is down though its last scrape was good."""
@@ -167,6 +178,9 @@ class AgentCore:
             owner=owner,
             owner_taken={} if owner is None else self._acks.snapshot(owner),
             term=self._fence.term,
+            offline_room_tokens=self._offline.room_tokens(now, is_open=state not in _CLOSED),
+            offline_waiting=self._offline.waiting,
+            offline_running=self._tables.offline.at_engine,
             down_reason=down_reason if state is ReplicaState.DOWN else None,
             cards=dict(engine.cards) if self._seq % CARDS_EVERY == 0 else {},
         )
@@ -198,15 +212,15 @@ class AgentCore:
             problem = str(error)
         if handoff is not None:
             self._acks.record(handoff)
-        if inbox in self._requests.by_inbox:
+        if self._tables.find(inbox) is not None:
             return []  # frames of two responses would mix
         if work is None:
             return [self._refuse(inbox, Refusal.BAD_WORK, problem)]
         size = len(event.body) if work.body_bytes is None else work.body_bytes
         if not self._fence.admits(work.owner or home, work.term, now):
-            return [self._refuse(inbox, Refusal.NOT_OWNER)]
-        if (reason := self._reason_against(work, size)) is not None:
-            return [self._refuse(inbox, reason)]
+            return [self._refuse(inbox, Refusal.NOT_OWNER, offline=work.offline)]
+        if (reason := self._reason_against(work, size, now)) is not None:
+            return [self._refuse(inbox, reason, offline=work.offline)]
         router = RouterKey(address.region, address.router)
         return self._take(AgentRequest(inbox, router, work, event.headers, size, now), event, now)
 
@@ -215,16 +229,15 @@ class AgentCore:
     ) -> list[AgentEffect]:
         work = record.work
         self._routers.join(record.router, now)
-        self._requests.add(record, now)
+        self._tables.of(record).add(record, now)
         if work.deadline_s <= 0.0:
             return self._finish(record, Outcome.DEADLINE, "no time was left on arrival")
         if work.body_bytes is None:
-            self._requests.send(record, now)
-            return self._start_relay(record, event.body)
+            return self._start(record, event.body, now)
         message = BodyWanted(self._replica.region, self._replica.replica)
         return [effects.RequestBody(record.inbox, message)]
 
-    def _reason_against(self, work: WorkRequest, size: int) -> Refusal | None:
+    def _reason_against(self, work: WorkRequest, size: int, now: float) -> Refusal | None:
         state = self.state
         if state in _CLOSED:
             return _CLOSED[state]
@@ -232,16 +245,20 @@ class AgentCore:
             return Refusal.WRONG_MODEL
         if work.residency and not self._replica.fits_residency(work.residency):
             return Refusal.RESIDENCY
+        if work.offline:
+            return None if self._offline.has_room(work, size, now) else Refusal.NO_OFFLINE_ROOM
         if self._requests.held_bytes + size > HELD_BYTES_MAX:
             return Refusal.FULL
         counts = self._load()
         return Refusal.FULL if (counts.capped if work.may_queue else counts.full) else None
 
-    def _refuse(self, inbox: str, reason: Refusal, detail: str = "") -> AgentEffect:
-        return effects.Refuse(inbox, self._refused(reason), detail)
+    def _refuse(
+        self, inbox: str, reason: Refusal, detail: str = "", *, offline: bool = False
+    ) -> AgentEffect:
+        return effects.Refuse(inbox, self._refused(reason, offline=offline), detail)
 
-    def _refused(self, reason: Refusal) -> Refused:
-        self._refused_total += 1
+    def _refused(self, reason: Refusal, *, offline: bool) -> Refused:
+        self._refused_total += not offline
         fresh = self._load()
         return Refused(
             reason=reason,
@@ -251,52 +268,56 @@ class AgentCore:
             running=-1 if fresh.running is None else fresh.running,
         )
 
-    def _start_relay(self, record: AgentRequest, body: bytes) -> list[AgentEffect]:
+    def _start(self, record: AgentRequest, body: bytes, now: float) -> list[AgentEffect]:
+        """Its body is whole. An offline request waits for what online ones leave."""
         work = record.work
         if not self._has_answered:
             self._example = work
+        if work.offline:
+            return self._offline.hold(record, body, now)
+        self._requests.send(record, now)
+        self._offline.online_sent(record, now)
         return [effects.StartRelay(record.inbox, work.path, work.request_id, body, record.headers)]
 
     def _on_body_part(self, event: events.BodyPartArrived, now: float) -> list[AgentEffect]:
-        record = self._requests.by_inbox.get(event.inbox)
+        record = self._tables.find(event.inbox)
         if record is None:
             return []
         try:
-            body = self._requests.add_part(event.inbox, event.offset, event.data, now)
+            body = self._tables.of(record).add_part(event.inbox, event.offset, event.data, now)
         except BodyLost as problem:
             return self._finish(record, Outcome.BODY_LOST, str(problem))
-        if body is None:
-            return []
-        self._requests.send(record, now)
-        return self._start_relay(record, body)
+        return [] if body is None else self._start(record, body, now)
 
     # Responses.
 
     def _on_began(self, event: events.RelayBegan, now: float) -> list[AgentEffect]:
-        record = self._requests.by_inbox.get(event.inbox)
+        record = self._tables.find(event.inbox)
         if record is not None and record.sent_at is not None:
-            self._requests.begin(record, now)
+            self._tables.of(record).begin(record, now)
+            self._offline.began(event.inbox, now)
             if event.good:
                 self._example, self._has_answered = record.work, True
                 self._hangs.begun(record.prompt_tokens, record.sent_at, now)
         return []
 
     def _on_ended(self, event: events.RelayEnded, now: float) -> list[AgentEffect]:
-        record = self._requests.by_inbox.get(event.inbox)
+        record = self._tables.find(event.inbox)
         assert record is not None and record.sent_at is not None, "an end without a StartRelay"
-        warm = record.work.warm
-        if event.outcome is Outcome.DONE:
+        warm, offline = record.work.warm, record.work.offline
+        if event.outcome is Outcome.DONE and not offline:
             began_at = record.began_at if event.streamed else None
             alone = record.alone
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, warm=warm)
             self._served_total += not warm
-        self._requests.settle(record, now)
-        self._requests.remove(record)
+        self._offline.ended(event, record.sent_at, now, offline=offline)
+        self._tables.of(record).settle(record, now)
+        self._tables.of(record).remove(record)
         self._routers.leave(record.router)
         return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []
 
     def _on_cancel(self, event: events.CancelArrived, now: float) -> list[AgentEffect]:
-        record = self._requests.by_inbox.get(event.inbox)
+        record = self._tables.find(event.inbox)
         return [] if record is None else self._end(record, Outcome.CANCELLED, "cancelled")
 
     def _end_all(
@@ -308,7 +329,7 @@ class AgentCore:
         """End a request that has not ended by itself: abort its relay, if it has one."""
         if record.sent_at is None:
             return self._finish(record, outcome, why)
-        aborts = self._requests.abort(record)
+        aborts = self._tables.of(record).abort(record)
         return [effects.AbortRelay(record.inbox, outcome, why)] if aborts else []
 
     def _finish(self, record: AgentRequest, outcome: Outcome, why: str) -> list[AgentEffect]:
@@ -316,7 +337,8 @@ class AgentCore:
         return [effects.SendEnd(record.inbox, outcome, why)]
 
     def _forget(self, record: AgentRequest) -> None:
-        self._requests.remove(record)
+        self._offline.withdraw(record)
+        self._tables.of(record).remove(record)
         self._routers.leave(record.router)
 
     # Routers and the bus.
@@ -339,8 +361,7 @@ class AgentCore:
         return done
 
     def _orphan(self, router: RouterKey, why: str) -> list[AgentEffect]:
-        records = self._requests.by_inbox.values()
-        orphans = [record for record in records if record.router == router]
+        orphans = [record for record in self._tables.all() if record.router == router]
         return self._end_all(orphans, Outcome.CANCELLED, why)
 
     def _on_bus_lost(self, event: events.BusDisconnected, now: float) -> list[AgentEffect]:
@@ -354,11 +375,12 @@ class AgentCore:
     # The engine.
 
     def _on_scraped(self, event: events.EngineScraped, now: float) -> list[AgentEffect]:
-        self._engine.scraped(event)
+        tables = self._tables
+        self._engine.scraped(self._offline.online_part(event, now))
         self._health.succeeded()
         self._requests.scraped(event.began_at, now)
-        at_engine = self._requests.at_engine - len(event.held)
-        backlog = EngineBacklog(at_engine, self._requests.longest_prompt_tokens)
+        at_engine = tables.at_engine - len(event.held)
+        backlog = EngineBacklog(at_engine, tables.longest_prompt_tokens)
         line = self._engine.prefill.line
         hangs = self._hangs.scraped(event.reading.progress, event.last_byte_at, backlog, line, now)
         return self._let_go(also_sent=True) if hangs else []
@@ -378,12 +400,13 @@ class AgentCore:
         `also_sent`: those at the engine too. Not if it may compute them after all.
         """
         done: list[AgentEffect] = []
-        for record in list(self._requests.waiting()):
+        for record in self._tables.waiting():
+            offline = record.work.offline
             if record.sent_at is None:
                 self._forget(record)
-                done.append(self._refuse(record.inbox, Refusal.ENGINE_DOWN, HANGS))
-            elif also_sent and self._requests.abort(record):
-                refused = self._refused(Refusal.ENGINE_DOWN)
+                done.append(self._refuse(record.inbox, Refusal.ENGINE_DOWN, HANGS, offline=offline))
+            elif also_sent and self._tables.of(record).abort(record):
+                refused = self._refused(Refusal.ENGINE_DOWN, offline=offline)
                 done.append(effects.AbortRelay(record.inbox, Outcome.ENGINE_LOST, HANGS, refused))
         return done
 
@@ -401,26 +424,26 @@ class AgentCore:
 
     def _on_stop(self, event: events.StopRequested, now: float) -> list[AgentEffect]:
         self._leaving = ReplicaState.DRAINING
-        records = self._requests.by_inbox.values()
-        return self._end_all(records, Outcome.ENGINE_LOST, "the replica stopped")
+        tables, why = self._tables, "the replica stopped"
+        done = self._end_all(tables.offline.by_inbox.values(), Outcome.PREEMPTED, why)
+        return done + self._end_all(tables.online.by_inbox.values(), Outcome.ENGINE_LOST, why)
 
     def _on_drained(self, event: events.DrainFinished, now: float) -> list[AgentEffect]:
         self._leaving = ReplicaState.GONE
         return []
 
     def _on_timer(self, event: events.TimerFired, now: float) -> list[AgentEffect]:
-        requests = self._requests
-        done = self._end_all(requests.overdue(now), Outcome.DEADLINE, "the deadline passed")
+        tables = self._tables
+        done = self._end_all(tables.overdue(now), Outcome.DEADLINE, "the deadline passed")
         for router in self._routers.silent(now):
             done += self._orphan(router, SILENT_ROUTER)
-        lost = requests.without_next_part(now)
+        lost = tables.without_next_part(now)
         done += self._end_all(lost, Outcome.BODY_LOST, "the next part of the body never came")
         if self._health.lost(now):
-            everything = requests.by_inbox.values()
-            done += self._end_all(everything, Outcome.ENGINE_LOST, "the engine fell silent")
+            done += self._end_all(self._tables.all(), Outcome.ENGINE_LOST, "the engine fell silent")
         if self._hangs.is_given_up(now):
             held = self._engine.held
-            stuck = [record for inbox, record in requests.by_inbox.items() if inbox not in held]
+            stuck = [record for record in self._tables.all() if record.inbox not in held]
             done += self._end_all(stuck, Outcome.ENGINE_LOST, HANGS)
         if self._hangs.begins_probe(now):
             done.append(self._probe())

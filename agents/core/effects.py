@@ -35,6 +35,14 @@ class RequestBody:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldWork:
+    """Tell its router from time to time that this request waits here. Its body is held by the core;
+    a StartRelay or a SendEnd follows."""
+
+    inbox: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartRelay:
     """Send a request to the engine and relay its response; report `RelayEnded` exactly once."""
 
@@ -105,6 +113,7 @@ AgentEffect = (
     DropWork
     | Refuse
     | RequestBody
+    | HoldWork
     | StartRelay
     | AbortRelay
     | SendEnd

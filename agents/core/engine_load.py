@@ -77,6 +77,11 @@ class ScrapeCounters:
             self._settled.popleft()
         self.settled = sum(sent_at <= arrived_at for sent_at, _ in self._settled)
 
+    def settled_after(self, began_at: float) -> Iterable[float]:
+        """When each request was sent that a scrape which began then found without a first byte, and
+        that has one now or has ended."""
+        return (sent_at for sent_at, at in self._settled if sent_at <= began_at < at)
+
     def sent(self, at: float) -> None:
         self._count(at, 1)
 
@@ -129,6 +134,14 @@ def occupancy(running: int | None, batch_max: int | None) -> float | None:
     if running is None or not batch_max:
         return None
     return min(1.0, running / batch_max)
+
+
+def may_be_packed(reading: EngineReading, kv_free_share: float) -> bool:
+    """Whether the batch is full, or less of the memory is free; True if neither is shown."""
+    used, running, most = reading.kv_used_ratio, reading.running, reading.batch_max
+    if running is None or most is None:
+        return used is None or used >= 1.0 - kv_free_share
+    return running >= most or (used is not None and used >= 1.0 - kv_free_share)
 
 
 @dataclass(frozen=True, slots=True)

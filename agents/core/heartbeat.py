@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from agents.core.offline_profile import OfflineProfile
 from schemas.ids import RegionId, ReplicaId
 from schemas.residency import Label, Labels
 
@@ -24,6 +25,8 @@ class ReplicaConfig:
     batch_max: int | None = None  # where the engine's metrics don't show it
     residency: tuple[Label, ...] | None = None  # labels that hold here; None: all of its region's
     counts_own: bool = False  # the engine shows no counts: it runs what this agent sent to it
+    offline: OfflineProfile | None = None  # how it takes offline work; None: not at all
+    offline_priority: int | None = None  # the engine's own, for offline requests
 
     def fits_residency(self, requested: Labels) -> bool:
         """Whether one of these labels holds here. Routers check it first, but a label may have

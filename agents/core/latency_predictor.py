@@ -52,8 +52,15 @@ SECONDS_MAX = 3600.0
 RIDGE = 1e-9  # of a scaled feature's weight: equations that don't determine it choose the least
 
 
+Coefficients = tuple[float, ...]
+
+
 class NoSamples(ValueError):
     """Samples that nothing can be fitted to; the message says why."""
+
+
+class BadCoefficients(ValueError):
+    """Coefficients that no fit gives; the message says why."""
 
 
 class BatchLoad(NamedTuple):
@@ -90,7 +97,87 @@ class Sample(NamedTuple):
     seconds: float
 
 
-class LatencyPredictor:
+class IterationTimes:
+    """Seconds of an engine's iterations by two functions: while it computes, while it waits for
+    memory. An iteration takes the larger."""
+
+    def __init__(self, computing: Sequence[float], waiting: Sequence[float]) -> None:
+        """Coefficients of (1, Sp, Sd, Sp², Sd², Np, Nd). Raises BadCoefficients."""
+        self._computing = checked_coefficients(computing)
+        self._waiting = checked_coefficients(waiting)
+
+    def predict_s(self, load: BatchLoad) -> float:
+        """Seconds of an iteration; 0 for an empty batch."""
+        prefill_tokens, context, prefills, decodes, pairs = load
+        if not prefills and not decodes:
+            return 0.0
+        waiting_s = self._waiting_s(context, decodes)
+        if not prefills:
+            return waiting_s
+        c = self._computing
+        computing_s = (
+            c[0]
+            + c[1] * prefill_tokens
+            + context * (c[2] + c[4] * context)
+            + c[3] * pairs
+            + c[5] * prefills
+            + c[6] * decodes
+        )
+        return max(waiting_s, computing_s)
+
+    def decode_price_s(self, load: BatchLoad, context_tokens: int) -> float:
+        """Seconds that one more decoding sequence adds to an iteration."""
+        return self.predict_s(load.with_decode(context_tokens)) - self.predict_s(load)
+
+    def longest_prefill(
+        self, budget_s: float, tokens_max: int, load: BatchLoad, computed_tokens: int
+    ) -> int:
+        """The longest chunk beside `load` with which the whole iteration keeps to `budget_s`.
+
+        `computed_tokens` of the prompt are in memory. 0 if not even one token fits: HyGen's
+        `get_max_prefill`. The prediction is a quadratic of the chunk's length, which never falls.
+        """
+        if tokens_max < 1:
+            return 0
+        m, c = self._waiting, self._computing
+        none = load.with_prefill(0, computed_tokens)
+        context = none.context_tokens
+        waiting_s = self._waiting_s(context, load.decodes)
+        computing_s = sum(map(mul, c, _features(none)))
+        tokens = min(
+            _root(m[4], m[2] + 2 * m[4] * context, budget_s - waiting_s),
+            _root(
+                c[3] + c[4],
+                c[1] + c[2] + c[3] * computed_tokens + 2 * c[4] * context,
+                budget_s - computing_s,
+            ),
+            tokens_max,
+        )
+        # The last bits of the root and of the prediction may differ: the prediction is right.
+        while tokens and self.predict_s(load.with_prefill(tokens, computed_tokens)) > budget_s:
+            tokens -= 1
+        return tokens
+
+    @property
+    def coefficients(self) -> tuple[Coefficients, Coefficients]:
+        """Of (1, Sp, Sd, Sp², Sd², Np, Nd): while computing, and while waiting for memory."""
+        return self._computing, self._waiting
+
+    def _waiting_s(self, context: int, decodes: int) -> float:
+        m = self._waiting
+        return m[0] + context * (m[2] + m[4] * context) + m[6] * decodes
+
+
+def checked_coefficients(values: Sequence[float]) -> Coefficients:
+    """The coefficients of one function. Raises BadCoefficients for what no fit gives."""
+    if len(values) != FEATURES:
+        raise BadCoefficients(f"{len(values)} coefficients where {FEATURES} are needed")
+    if not all(0.0 <= value < math.inf for value in values):
+        raise BadCoefficients("a coefficient should be 0 or more, and finite")
+    return tuple(float(value) for value in values)
+
+
+class LatencyPredictor(IterationTimes):
     """Predicts iterations after a profiling run, and learns from those that follow."""
 
     def __init__(self, profiled: Iterable[Sample]) -> None:
@@ -116,58 +203,7 @@ class LatencyPredictor:
             if not (with_prefill & slower).any():
                 break
             computing = with_prefill & slower
-
-    def predict_s(self, load: BatchLoad) -> float:
-        """Seconds of an iteration; 0 for an empty batch."""
-        prefill_tokens, context, prefills, decodes, pairs = load
-        if not prefills and not decodes:
-            return 0.0
-        waiting_s = self._waiting_s(context, decodes)
-        if not prefills:
-            return waiting_s
-        c = self._compute_bound.coefficients
-        computing_s = (
-            c[0]
-            + c[1] * prefill_tokens
-            + context * (c[2] + c[4] * context)
-            + c[3] * pairs
-            + c[5] * prefills
-            + c[6] * decodes
-        )
-        return max(waiting_s, computing_s)
-
-    def decode_price_s(self, load: BatchLoad, context_tokens: int) -> float:
-        """Seconds that one more decoding sequence adds to an iteration."""
-        return self.predict_s(load.with_decode(context_tokens)) - self.predict_s(load)
-
-    def longest_prefill(
-        self, budget_s: float, tokens_max: int, load: BatchLoad, computed_tokens: int
-    ) -> int:
-        """The longest chunk beside `load` with which the whole iteration keeps to `budget_s`.
-
-        `computed_tokens` of the prompt are in memory. 0 if not even one token fits: HyGen's
-        `get_max_prefill`. The prediction is a quadratic of the chunk's length, which never falls.
-        """
-        if tokens_max < 1:
-            return 0
-        m, c = self._memory_bound.coefficients, self._compute_bound.coefficients
-        none = load.with_prefill(0, computed_tokens)
-        context = none.context_tokens
-        waiting_s = self._waiting_s(context, load.decodes)
-        computing_s = sum(map(mul, c, _features(none)))
-        tokens = min(
-            _root(m[4], m[2] + 2 * m[4] * context, budget_s - waiting_s),
-            _root(
-                c[3] + c[4],
-                c[1] + c[2] + c[3] * computed_tokens + 2 * c[4] * context,
-                budget_s - computing_s,
-            ),
-            tokens_max,
-        )
-        # The last bits of the root and of the prediction may differ: the prediction is right.
-        while tokens and self.predict_s(load.with_prefill(tokens, computed_tokens)) > budget_s:
-            tokens -= 1
-        return tokens
+        super().__init__(self._compute_bound.coefficients, self._memory_bound.coefficients)
 
     def observe(self, sample: Sample) -> None:
         """Learn from one iteration. Raises NoSamples if it is no measurement."""
@@ -178,15 +214,8 @@ class LatencyPredictor:
             self._memory_bound.observe(features * MEMORY_BOUND, seconds, expected_s)
         else:
             self._compute_bound.observe(features, seconds, expected_s)
-
-    def _waiting_s(self, context: int, decodes: int) -> float:
-        m = self._memory_bound.coefficients
-        return m[0] + context * (m[2] + m[4] * context) + m[6] * decodes
-
-    @property
-    def coefficients(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Of (1, Sp, Sd, Sp², Sd², Np, Nd): while computing, and while waiting for memory."""
-        return self._compute_bound.coefficients, self._memory_bound.coefficients
+        self._computing = self._compute_bound.coefficients
+        self._waiting = self._memory_bound.coefficients
 
 
 class _Regression:
@@ -219,7 +248,7 @@ class _Regression:
         matrix, right = self._profiled[0] + self._matrix, self._profiled[1] + self._right
         ridge = RIDGE * np.diag(matrix).max() * np.eye(FEATURES)
         solved = non_negative_least_squares(matrix + ridge, right)
-        self.coefficients = tuple(float(value) for value in solved / self._scale)
+        self.coefficients: Coefficients = tuple(float(value) for value in solved / self._scale)
 
 
 def non_negative_least_squares(matrix: Matrix, right: Matrix) -> Matrix:

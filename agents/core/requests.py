@@ -5,7 +5,7 @@ being stopped, and ends soon.
 
     state      entered by       then
     RECEIVING  `add`            its body comes in parts; `send`, or `remove` when one is missing
-    ACCEPTED   `add`            its body is whole; `send`, or `remove` when no time is left
+    ACCEPTED   `add`, `queue`   its body is whole; `send`, or `remove` when no time is left
     SENT       `send`           the engine has it; `begin`, or `settle` when it ends without a byte
     ANSWERING  `begin`          its first byte came
     SETTLED    `settle`         it no longer waits for the engine, and its body is released
@@ -36,6 +36,7 @@ from schemas.exchange import (
     H_HANDOFF,
     H_MAY_QUEUE,
     H_MODEL,
+    H_OFFLINE,
     H_OWNER,
     H_PATH,
     H_PREFILL_TOKENS,
@@ -81,6 +82,7 @@ class WorkRequest:
     may_queue: bool = False  # to be taken though other work is pending
     residency: Labels = ()  # only where one of these labels holds; empty: anywhere
     warm: bool = False  # a warm-up: no example of what clients request
+    offline: bool = False  # a line of a batch job: takes what online requests leave
     owner: RegionId | None = None  # whose router hands it over, if it has adopted the replica
     term: int | None = None  # of the lease that it is handed over under, if there is one
 
@@ -107,6 +109,7 @@ def parse_work(headers: Mapping[str, str], body: bytes) -> WorkRequest:
         may_queue=headers.get(H_MAY_QUEUE) == "1",
         residency=_residency(headers),
         warm=headers.get(H_WARM) == "1",
+        offline=headers.get(H_OFFLINE) == "1",
         owner=_owner(headers),
         term=_number(headers.get(H_TERM, "")),
         request_id=request_id if is_request_id(request_id) else "",
@@ -179,7 +182,7 @@ class AgentRequestState(Enum):
 
 
 _NEXT = {
-    AgentRequestState.RECEIVING: (AgentRequestState.SENT,),
+    AgentRequestState.RECEIVING: (AgentRequestState.SENT, AgentRequestState.ACCEPTED),
     AgentRequestState.ACCEPTED: (AgentRequestState.SENT,),
     AgentRequestState.SENT: (AgentRequestState.ANSWERING, AgentRequestState.SETTLED),
     AgentRequestState.ANSWERING: (),
@@ -256,6 +259,12 @@ class RequestTable:
         record.parts.clear()
         return body
 
+    def queue(self, record: AgentRequest) -> None:
+        """Its body is whole and it is not sent yet."""
+        if record.state is AgentRequestState.RECEIVING:
+            self._enter(record, AgentRequestState.ACCEPTED)
+            del self._receiving[record.inbox]
+
     def send(self, record: AgentRequest, now: float) -> None:
         self._enter(record, AgentRequestState.SENT)
         self._receiving.pop(record.inbox, None)
@@ -315,6 +324,13 @@ class RequestTable:
     def waiting(self) -> Iterable[AgentRequest]:
         """Those without a first byte, in the order they were taken."""
         return self._waiting.values()
+
+    def unanswered(self, at: float) -> list[float]:
+        """When each request was sent that the engine had at that time, before its first byte. `at`:
+        not before the last scrape began."""
+        sent = (record.sent_at for record in self._waiting.values())
+        waiting = [sent_at for sent_at in sent if sent_at is not None and sent_at <= at]
+        return [*waiting, *self.counters.settled_after(at)]
 
     @property
     def longest_prompt_tokens(self) -> int:

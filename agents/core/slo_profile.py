@@ -10,7 +10,7 @@ little, most of all in 99th percentiles: every trial is in the result, so that a
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -78,16 +78,33 @@ def levels(low: float, high: float, count: int) -> tuple[float, ...]:
     return tuple(low * (high / low) ** (step / (count - 1)) for step in range(count))
 
 
-def largest_knob(
-    play: Callable[[float], OnlineLatency], limits: Limits, values: tuple[float, ...]
-) -> SloProfile:
-    """The largest of the ascending `values` whose run keeps the limits, in log2 runs."""
+def search(
+    limits: Limits, values: tuple[float, ...]
+) -> Generator[float, OnlineLatency, SloProfile]:
+    """Find the largest of the ascending `values` whose run keeps the limits, in log2 runs.
+
+    Each value that it yields is to be played, and the run's latencies sent back.
+    """
     trials: list[Trial] = []
     below, above = -1, len(values)
     while above - below > 1:
         middle = (below + above) // 2
-        latency = play(values[middle])
+        latency = yield values[middle]
         kept = keeps(latency, limits)
         trials.append(Trial(values[middle], latency, kept))
         below, above = (middle, above) if kept else (below, middle)
     return SloProfile(values[below] if below >= 0 else None, limits, tuple(trials))
+
+
+def largest_knob(
+    play: Callable[[float], OnlineLatency], limits: Limits, values: tuple[float, ...]
+) -> SloProfile:
+    """What `search` finds with `play` for each run."""
+    steps = search(limits, values)
+    try:
+        knob = next(steps)
+        while True:
+            knob = steps.send(play(knob))
+    except StopIteration as end:
+        found: SloProfile = end.value
+        return found

@@ -25,6 +25,7 @@ from agents.core.events import (
     StopRequested,
     TimerFired,
 )
+from agents.core.offline_work import OfflineTotals
 from infra.process import LimitedLog, end_all
 from schemas import subjects
 from schemas.exchange import Credit, End, Frame, Outcome, Placed
@@ -81,6 +82,7 @@ class Agent:
             effects.DropWork: self._drop_work,
             effects.Refuse: self._refuse,
             effects.RequestBody: self._request_body,
+            effects.HoldWork: self._hold_work,
             effects.StartRelay: self._start_relay,
             effects.AbortRelay: self._abort_relay,
             effects.SendEnd: self._send_end,
@@ -113,6 +115,9 @@ class Agent:
     def heartbeat(self) -> Heartbeat:
         return self._core.heartbeat(self._clock())
 
+    def offline_totals(self) -> OfflineTotals:
+        return self._core.offline_totals
+
     def status(self) -> str:
         """What it does, in one line for people."""
         what = self._logged_why if self._core.state is self._logged_state else ""
@@ -139,6 +144,7 @@ class Agent:
             if self._core.models != self._registered and self._core.models:
                 self._registered = self._core.models
                 await self._bus.register(self._config.engine_kind, self._registered)
+                self._compare_profile(self._registered)
             await self._pause(scrape.began_at)
 
     async def keep_alive(self) -> None:
@@ -184,6 +190,10 @@ class Agent:
     async def _request_body(self, effect: effects.RequestBody) -> None:
         writer = self._writers[effect.inbox] = self._writer(effect.inbox)
         writer.send(Frame.BODY_WANTED, encode(effect.message))
+
+    async def _hold_work(self, effect: effects.HoldWork) -> None:
+        if effect.inbox not in self._writers:
+            self._writers[effect.inbox] = self._writer(effect.inbox)
 
     async def _start_relay(self, effect: effects.StartRelay) -> None:
         inbox = effect.inbox
@@ -278,6 +288,12 @@ class Agent:
             self._why_due_at = now + WHY_EVERY_S
         if state is ReplicaState.READY:
             self.ready.set()
+
+    def _compare_profile(self, models: tuple[ModelId, ...]) -> None:
+        profile = self._config.profile
+        if profile is not None and profile.model not in models:
+            text = "the profile is of model %s, the engine serves %s: its budget may not fit"
+            self._log.warning("profile", profile.model, text, profile.model, ", ".join(models))
 
     async def _pause(self, began_at: float) -> None:
         """Until the next scrape is due, or at once when something requests it."""

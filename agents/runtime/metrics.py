@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from agents.adapters.bus import AgentBus
+from agents.core.offline_work import OfflineTotals
+from agents.runtime.agent import Agent
 from schemas.state import Heartbeat
 
 LABELS = ("region", "replica", "engine")
@@ -28,18 +30,33 @@ GAUGES = {
     "decode_tokens_per_s": "Output tokens per second of one running request, recent median",
     "prefix_hit_ratio": "Share of prompt tokens found in the prefix cache",
     "engine_age_s": "Age of the last scrape of the engine",
+    "offline_room_tokens": "Tokens of offline requests that it would take now",
+    "offline_waiting": "Offline requests taken and not given to the engine",
+    "offline_running": "Offline requests that the engine has",
 }
 COUNTERS = {
     "served_total": "Answers finished well",
     "refused_total": "Requests refused",
+}
+OFFLINE_COUNTERS = {
+    "admitted": "Offline requests given to the engine",
+    "preempted": "Offline requests given back for online ones, begun or not",
+    "done": "Offline requests answered",
+    "tokens": "Prompt and answer tokens of these",
 }
 
 
 class HeartbeatCollector(Collector):
     """Makes the page from the heartbeat of the moment of the scrape."""
 
-    def __init__(self, heartbeat: Callable[[], Heartbeat], unanswered: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        heartbeat: Callable[[], Heartbeat],
+        offline: Callable[[], OfflineTotals],
+        unanswered: Callable[[], int],
+    ) -> None:
         self._heartbeat = heartbeat
+        self._offline = offline
         self._unanswered = unanswered
 
     def collect(self) -> Iterator[Metric]:
@@ -53,6 +70,11 @@ class HeartbeatCollector(Collector):
         for name, about in COUNTERS.items():
             counter = CounterMetricFamily(f"mesh_agent_{name}", about, labels=LABELS)
             counter.add_metric(labels, float(getattr(beat, name)))
+            yield counter
+        totals = self._offline()
+        for name, about in OFFLINE_COUNTERS.items():
+            counter = CounterMetricFamily(f"mesh_agent_offline_{name}", about, labels=LABELS)
+            counter.add_metric(labels, float(getattr(totals, name)))
             yield counter
         dropped = CounterMetricFamily(
             "mesh_agent_replies_dropped",
@@ -69,15 +91,13 @@ class HeartbeatCollector(Collector):
 
 
 async def serve_metrics(
-    opened: AsyncExitStack,
-    host: str,
-    port: int,
-    heartbeat: Callable[[], Heartbeat],
-    bus: AgentBus,
+    opened: AsyncExitStack, address: tuple[str, int], agent: Agent, bus: AgentBus
 ) -> None:
     """Serve `/metrics` until `opened` closes. Raises OSError when the port is taken."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(HeartbeatCollector(heartbeat, lambda: bus.unanswered))
+    registry.register(
+        HeartbeatCollector(agent.heartbeat, agent.offline_totals, lambda: bus.unanswered)
+    )
 
     async def page(request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain")
@@ -87,4 +107,4 @@ async def serve_metrics(
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     opened.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, *address).start()

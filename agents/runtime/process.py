@@ -71,9 +71,8 @@ async def run(
                 config, AgentCore(_replica(config, epoch)), agent_bus, engine, clock, tasks
             )
             if config.metrics_port:
-                await serve_metrics(
-                    opened, config.metrics_host, config.metrics_port, agent.heartbeat, agent_bus
-                )
+                address = config.metrics_host, config.metrics_port
+                await serve_metrics(opened, address, agent, agent_bus)
             await agent_bus.listen(agent.feed, agent.credit)
             authorization.check()
             background = [
@@ -104,6 +103,10 @@ async def _connected(
         name.reconnected()
         connection.returned()
 
+    def complained(problem: Exception) -> None:
+        authorization.complained(problem)
+        name.complained(problem)
+
     password = config.nats_password
     address = bus.BusAddress(
         config.nats_url,
@@ -114,7 +117,7 @@ async def _connected(
         address,
         name=f"agent {config.region}/{config.replica}",
         inbox_prefix=subjects.inbox_prefix(config.region, config.replica),
-        on_error=authorization.complained,
+        on_error=complained,
         on_lost=connection.lost,
         on_back=reconnected,
     )
@@ -132,6 +135,8 @@ def _replica(config: AgentConfig, epoch: int) -> ReplicaConfig:
         batch_max=config.batch_max,
         residency=config.residency,
         counts_own=not kind.has_metrics,
+        offline=config.profile,
+        offline_priority=config.offline_priority,
     )
 
 

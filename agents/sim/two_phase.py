@@ -32,13 +32,13 @@ import math
 from collections.abc import Callable
 
 from agents.core.latency_predictor import BatchLoad, LatencyPredictor
-from agents.core.offline_queue import OfflineQueue
 from agents.sim.batch import SequenceState
 from agents.sim.engine import QUEUE_LIMIT, EngineSim, Stretch
 from agents.sim.events import DuplicateId, NeverFits, Preempted, SimRequest
 from agents.sim.kv_cache import BLOCK_TOKENS
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition
+from schemas.offline_queue import OfflineQueue
 
 PAUSED_SHARE_MAX = 0.25  # of the memory
 

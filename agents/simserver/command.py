@@ -55,7 +55,7 @@ def find_profile(name: str) -> Profile:
 
 
 # Its 400,000 tokens of KV hold the longest prompts of real traces (Mooncake's reach 122,000).
-_PROFILE = A100_MISTRAL.name
+DEFAULT_PROFILE = A100_MISTRAL.name
 _TOKENS = click.IntRange(min=32)
 
 
@@ -90,7 +90,7 @@ def _faults(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option(
     "--profile",
-    default=_PROFILE,
+    default=DEFAULT_PROFILE,
     callback=_profile,
     help=f"Which GPU and model it is: {', '.join(PROFILES)}, or a .toml file of your own.",
 )

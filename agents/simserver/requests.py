@@ -30,7 +30,10 @@ _STOPS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ApiError(Exception):
-    """Ends one HTTP request as an OpenAI client expects; `param` names the field at fault."""
+    """Ends one HTTP request as an OpenAI client expects; `param` names the field at fault.
+
+    `code`: OpenAI's word for the error, where it has one.
+    """
 
     status: int
     message: str
@@ -51,7 +54,7 @@ class ApiError(Exception):
                     "message": self.message,
                     "type": self.kind,
                     "param": self.param,
-                    "code": self.code or self.status,
+                    "code": self.code,
                 }
             }
         )

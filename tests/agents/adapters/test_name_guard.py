@@ -108,6 +108,19 @@ async def test_the_younger_leaves_to_a_namesake_that_was_stopped_while_it_took_t
     await client.close()
 
 
+async def test_who_may_not_ask_for_the_name_is_told_so_and_suspects_no_other_agent(
+    regions, caplog, monkeypatch
+):
+    monkeypatch.setattr(own_name, "CLAIM_S", 60.0)
+    name = NameGuard("us", "us-1", 7, time.monotonic)
+    other = await regions.connect("us", "agent-us-0", on_error=name.complained)
+    async with asyncio.timeout(30):
+        await name.take(other)
+    assert "us/us-1: the bus forbids this user to ask" in caplog.text
+    assert "may hold this name" not in caplog.text
+    await other.close()
+
+
 async def test_an_operator_receives_no_questions_for_names_so_a_start_waits_for_none(
     regions, caplog
 ):

@@ -34,6 +34,9 @@ class Bench:
     def read(self, reading=IDLE, models=(MODEL,)) -> list:
         return self.feed(events.EngineScraped(self.now, reading, models))
 
+    def offline(self, number: int, body=b"{}", **headers) -> list:
+        return self.work(number, body, **{"Mesh-Offline": "1", **headers})
+
     def work(self, number: int, body=b"{}", **headers) -> list:
         return self.feed(events.WorkArrived(inbox(number), {**HEADERS, **headers}, body))
 

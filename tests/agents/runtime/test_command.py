@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import nats.errors
@@ -14,16 +15,19 @@ import pytest
 from click.testing import CliRunner
 
 from agents.adapters.bus import ReplicaNameTaken
+from agents.core.offline_profile import encode_profile
 from agents.runtime.command import command, expected_cause
 from infra.bus import BusUnreachable
 from infra.nats import permissions
 from schemas.exchange import Outcome
 from schemas.state import ReplicaState
+from tests.agents.core.test_offline_admission import LINEAR
 from tests.agents.fake_router import fake_router
 from tests.agents.scripted_engine import CHUNKED, LAST_CHUNK, Conversation, chunk, plain, running
 
 GOOD = ("--region", "us", "--replica", "g0", "--engine-url", "http://127.0.0.1:8000")
 BUS = ("--nats-url", "nats://127.0.0.1:4222")
+NATS = {"NATS_URL": "nats://127.0.0.1:4222", "NATS_PASSWORD": None}
 
 
 @contextlib.asynccontextmanager
@@ -128,6 +132,42 @@ def test_bad_input_gets_one_clear_line(arguments, complaint) -> None:
     assert complaint in result.output.split("Error: ", 1)[1]
 
 
+@pytest.mark.parametrize(
+    ("data", "arguments", "complaint"),
+    [
+        (b"", (), "--profile: FILE is no profile: "),
+        (b"{}", (), "--profile: FILE is no profile: engine: "),
+        (b"\xff\x00", (), "--profile: FILE is no profile: "),
+        (encode_profile(LINEAR).replace(b'"v": 1', b'"v": 2'), (), "is no profile: v: "),
+        (
+            encode_profile(LINEAR),
+            ("--engine-kind", "sglang"),
+            "the profile is of an engine of kind",
+        ),
+        (encode_profile(LINEAR), ("--offline-priority", "x"), "--offline-priority"),
+        (encode_profile(LINEAR), ("--offline-priority", str(2**31)), "--offline-priority: "),
+        (None, ("--offline-priority", "5"), "give --profile too"),
+    ],
+)
+def test_a_bad_profile_gets_one_clear_line(tmp_path, data, arguments, complaint) -> None:
+    file = tmp_path / "profile.json"
+    if data is not None:
+        file.write_bytes(data)
+        arguments = (*arguments, "--profile", str(file))
+    result = CliRunner().invoke(command, (*GOOD, *arguments), env=NATS)
+    assert result.exit_code == 2
+    assert complaint.replace("FILE", str(file)) in result.output.replace("\n", " ")
+
+
+def test_an_engine_without_priorities_is_named(tmp_path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_bytes(encode_profile(replace(LINEAR, engine="llamacpp")))
+    more = ("--engine-kind", "llamacpp", "--profile", str(file), "--offline-priority", "5")
+    result = CliRunner().invoke(command, (*GOOD, *more), env=NATS)
+    assert result.exit_code == 2
+    assert "engines of kind vllm and sglang have a priority" in result.output
+
+
 async def test_a_password_from_a_file_opens_a_guarded_bus(tmp_path) -> None:
     from tests.support.nats_server import running_nats_server
 
@@ -181,6 +221,7 @@ async def test_another_replicas_credentials_are_named_and_it_ends(tmp_path) -> N
     ), output.decode()
     assert len(lines) < 12
     assert " is ready" not in output.decode()
+    assert "another agent may hold" not in output.decode()
 
 
 async def test_without_its_bus_it_still_ends_in_order(nats_server, tmp_path) -> None:

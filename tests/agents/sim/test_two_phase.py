@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.core.latency_predictor import BatchLoad, LatencyPredictor
-from agents.core.offline_queue import OfflineQueue, OfflineQueueFull, UnknownOffline
 from agents.sim.engine import EngineSim
 from agents.sim.events import (
     Decoded,
@@ -24,6 +23,7 @@ from agents.sim.events import (
 from agents.sim.profiles import Profile
 from agents.sim.profiling_run import Composition, compositions, profiling_run
 from agents.sim.two_phase import TwoPhaseEngine
+from schemas.offline_queue import OfflineQueue, OfflineQueueFull, UnknownOffline
 from tests.agents.sim.test_engine import ROUGH
 from tests.agents.sim.test_engine import request as plain_request
 

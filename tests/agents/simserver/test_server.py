@@ -133,7 +133,9 @@ async def test_bad_requests_come_back_as_the_sdks_own_errors():
 async def test_http_errors_have_openais_shape():
     async with running() as engine:
         status, body = await engine.post("/v1/embeddings", {})
-        assert (status, body["error"]["code"]) == (404, 404)
+        assert (status, body["error"]["code"]) == (404, None)
+        status, body = await engine.post("/v1/completions", {"model": "other", "prompt": "a"})
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
         async with engine.http.get(f"{engine.url}/v1/completions") as response:
             assert response.status == 405
             assert "error" in await response.json()
