@@ -41,6 +41,7 @@ The packages are floors; each imports only those above it in this list (an impor
     lifecycle     a request's states, attempts, hold queue, admission, timeouts
     membership    leases, adoption of regions, the region's digest
     warming       prefixes computed before they are requested (optional)
+    offline       lines of batch jobs: the core of a batch runner, beside that of a router
     cluster_events, router, recording
 
 In all of them: no iteration over sets, a limit on every table, no logging.

@@ -51,12 +51,12 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RefusePeer:
-    """Refuse the peer's request, with this region's digest as of now."""
+    """Refuse the peer's request, with this region's digest as of now (a batch runner has none)."""
 
     key: int
     answer_inbox: str
     reason: str
-    fresh: Digest
+    fresh: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

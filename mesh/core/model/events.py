@@ -138,12 +138,16 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
-    """The attempt failed. `status`: of the engine's error answer, which the edge keeps."""
+    """The attempt failed. `status`: of the engine's error answer, which the edge keeps.
+
+    `preempted`: its agent gave offline work back, for online requests.
+    """
 
     key: int
     attempt: int
     detail: str
     status: int | None = None
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

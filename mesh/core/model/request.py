@@ -29,6 +29,8 @@ class Request:
     slo_ttft_s: float | None = None  # its objective: a later first token is of no use
     session: str | None = None  # of the conversation, if the client names one
     warm: bool = False  # a warm-up (`mesh.core.warming`)
+    offline: bool = False  # a batch job's line, computed with what online requests leave
+    answer_tokens: int | None = None  # the most that it may generate; None: not read
     residency: Labels = ()  # a place must carry one of these; empty: any place
     wants_receipt: bool = True  # its receipts must list candidates
     held_before_s: float = 0.0  # a peer's: seconds in its own region's hold queue

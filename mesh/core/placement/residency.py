@@ -87,7 +87,10 @@ class Residency:
 
     def forbids(self, request: Request) -> str | None:
         """Why no region of the map may serve this request; None if some may."""
-        wanted = self.wanted(request)
+        return self.forbids_labels(self.wanted(request))
+
+    def forbids_labels(self, wanted: CarriedLabels | None) -> str | None:
+        """The same for these labels, one of which a place must carry."""
         if wanted is None or not all(map(wanted.isdisjoint, self._carried.values())):
             return None
         named = labels_text(wanted) or "labels that have none in common"

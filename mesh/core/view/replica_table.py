@@ -110,7 +110,8 @@ class ReplicaTable:
         if (last.state, last.models) != (beat.state, beat.models):
             self.roll += 1
         self._settle(known)
-        if not beat.outstanding and not known.on_the_way:
+        inside = beat.outstanding + beat.offline_waiting + beat.offline_running
+        if not inside and not known.on_the_way:
             known.relayed.clear()
         changed = (last.full, last.state, last.models) != (beat.full, beat.state, beat.models)
         return HeartbeatChange(changed=changed, restarted=False, orphans=())

@@ -1,0 +1,50 @@
+"""Which lines of batch jobs are handed out, when, and to which replica or region.
+
+`OfflineCore.handle(event, now)` (`core`) is a batch runner's `decide`, as `RouterCore.handle` is a
+router's; the live runner and the twin run the same.
+
+The host's duties, beside those of `mesh.core` for attempts (`AttemptProgressed`, `PlacedByPeer`,
+then one of `AttemptRefused`, `AttemptFailed`, `AnswerEnded`), `Tick`, `HeartbeatSeen` of this
+region's replicas, `LeaseHeard` of this region's lease, `BusLost` and `BusReturned`, `Drain` and
+`DrainOver`:
+
+1. `JobSeen` for each job in progress, and again whenever its record changes; `JobEnded` once it is
+   cancelled, over or gone. The host keeps job records and counts results.
+2. `FetchLines` is answered by one `LinesFetched`. The host keeps bodies by line key, and reports
+   lines acknowledged as in progress until they are settled or released.
+3. Every line that was fetched ends in exactly one `SettleLine` or `ReleaseLine`. After SettleLine
+   the host stores the result, acknowledges the line and reports `LineStored`; until then the line
+   keeps its place in the window, so a store that is full stops the fetching. A line of which a
+   result is found stored already is reported as stored all the same.
+4. An attempt is `OpenLine`, then `Dispatch` or `Forward`, then `CloseLine`; `CancelAttempt` may
+   come before that. The host opens a request under the line's key at OpenLine and closes it at
+   CloseLine. Of an answer that is longer than flow control lets through at once the host takes
+   bytes as they come.
+5. A peer's request (`RequestArrived` with `answer_inbox`) has `offline` and `answer_tokens` set. It
+   ends here with `Dispatch` or `RefusePeer`; `TellLost` may follow.
+6. `AttemptFailed.preempted` is set where the agent's END says PREEMPTED.
+7. `OfflineStateSeen` for whatever the runner hears of `offline_state`, its own region's included.
+8. `SaveForecast` keeps a forecast; at the start, `ForecastRestored` brings it back. A file that
+   can't be read is no reason not to start.
+9. `Drain` when the process is asked to end: what waits is released at once, what runs may end.
+   `DrainOver`, or the limit of the settings, releases the rest. `is_idle`: nothing is left.
+
+The modules:
+
+    events, effects, settings
+    lines         the states of a line, with one writer; the window's bounds
+    queues        whose turn it is: deadlines, fairness
+    stretches     which of a job's lines a place gets, by prefix
+    jobs          the jobs in progress, and what to fetch
+    rooms         what the region's replicas would take now
+    regions       the peers: how far they are believed, prices, residency
+    dealing       lines to replicas, to peers, and as ordinary work
+    attempts      an attempt's course and its ends
+    guests        peers' lines
+    forecast      load by time of day
+    capacity      speeds, measured and expected
+    pace          when a job will end, and when its lines rise to ordinary work
+    report        what is published every second
+    backoff, prefix_memory, unserved, line_size
+    core
+"""

@@ -1,0 +1,98 @@
+"""Events of a batch runner beside those of a session (`mesh.core.model.events`)."""
+
+from dataclasses import dataclass
+
+from mesh.core.model import events as ev
+from mesh.core.model.prompt import Prompt
+from mesh.core.offline.forecast import ForecastState
+from schemas.ids import ModelId, RequestId
+from schemas.residency import Labels
+from schemas.state import OfflineState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineJob:
+    """A batch job that is in progress. Times are seconds on the runner's clock (`now`)."""
+
+    id: str
+    began_at: float  # of its completion window
+    deadline: float  # the window's end
+    total: int  # lines
+    answered: int = 0  # lines with a result or an error, by all runners of the region
+    residency: Labels = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a job, as it was fetched; its body stays with the host.
+
+    `key`: a number that no request of this runner has had. `answer_tokens`: the most that it may
+    generate (`answer_tokens_max`).
+    """
+
+    key: int
+    job: str
+    number: int  # in its file, from 1
+    request_id: RequestId
+    model: ModelId
+    prompt: Prompt
+    answer_tokens: int
+    body_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt and the longest answer: what it takes of a replica's offline room."""
+        return self.prompt.tokens + self.answer_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """A job is in progress, or its record has changed: report each revision."""
+
+    job: OfflineJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """No line of the job is to be computed any more: it was cancelled, has expired, or is done."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinesFetched:
+    """The answer to one FetchLines, whatever became of it; no lines where there were none.
+
+    `number`: of that FetchLines; None: of the job's last. Lines that nobody asked for are put back
+    if there is no room.
+    """
+
+    job: str
+    lines: tuple[Line, ...] = ()
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineStored:
+    """The result of a settled line is stored and the line is acknowledged: its place is free."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineStateSeen:
+    """A batch runner's state: of a peer region, or of another runner of this one."""
+
+    state: OfflineState
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastRestored:
+    """What an earlier SaveForecast wrote, as `read_forecast` reads it."""
+
+    state: ForecastState
+
+
+OfflineEvent = (
+    ev.Event | JobSeen | JobEnded | LinesFetched | LineStored | OfflineStateSeen | ForecastRestored
+)
