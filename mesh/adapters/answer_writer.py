@@ -202,20 +202,19 @@ class AnswerWriter:
             self._end()
 
     def _start(self, request: ClientRequest) -> None:
-        if request.wants_decision and (receipt := request.receipt) is not None:
-            shown = without_matches(receipt) if request.tenant == "" else receipt
-            self._headers[H_DECISION] = header_value(shown)
         if request.failure is not None or request.pass_engine_error:
+            self._add_receipt(request)
             self._start_failed(request)
             return
         self._state = AnswerState.STARTING
         answer = request.answer
         assert answer is not None and answer.head is not None, "an answer that starts has a head"
         self._answer, head = answer, answer.head
+        self._door.started(request)
+        self._add_receipt(request)
         headers = {**answer.passed, **self._headers}
         headers["content-type"] = head.content_type
         headers[H_REGION] = head.region
-        self._door.started(request)
         if head.status in NO_BODY or head.status < HTTPStatus.OK:
             answer.take()
             self._transport.write(self._head(head.status, headers))
@@ -227,6 +226,11 @@ class AnswerWriter:
             self._flush()
         else:
             self._start_stream(request, answer, headers)
+
+    def _add_receipt(self, request: ClientRequest) -> None:
+        if request.wants_decision and (receipt := request.receipt) is not None:
+            shown = without_matches(receipt) if request.tenant == "" else receipt
+            self._headers[H_DECISION] = header_value(shown)
 
     def _start_stream(
         self, request: ClientRequest, answer: AnswerReceiver, headers: dict[str, str]

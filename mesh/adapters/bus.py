@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
@@ -32,12 +30,13 @@ from infra.bus import (
 from infra.process import end_all
 from mesh.adapters import streams
 from mesh.adapters.large_bodies import LARGE_BYTES
+from mesh.core.model.request import Request
 from mesh.session.answer import Held
 from mesh.session.record import OpenRequest
 from schemas import exchange, subjects, wire
 from schemas.exchange import Frame
 from schemas.ids import RegionId, ReplicaId, RouterId
-from schemas.residency import OPEN_GROUND, Ground, Labels, labels_text
+from schemas.residency import OPEN_GROUND, Ground, Label, Labels, labels_text
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +44,6 @@ SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to find its prefix
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
-SUBSCRIBE_RETRY_S = 0.1
-# The subscription has ended already: in an earlier try that failed, or with its connection.
-OVER = (nats.errors.BadSubscriptionError, nats.errors.ConnectionClosedError)
 SERVICE_VERSION = "0.1.0"  # semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
@@ -137,20 +133,32 @@ class RouterBus:
     async def open(self, listeners: Listeners) -> None:
         """Connect, subscribe, and start emptying the outbox. Raises infra.bus.BusUnreachable."""
 
+        async def subscribe() -> None:
+            await self._subscribe(listeners)
+            await self._register()
+
+        await self._open("router", subscribe, listeners.lost, listeners.back)
+
+    async def _open(
+        self,
+        what: str,
+        subscribe: Callable[[], Coroutine[Any, Any, None]],
+        on_lost: Callable[[], None],
+        on_back: Callable[[], None],
+    ) -> None:
         def back() -> None:
             self._returned.set()
-            listeners.back()
+            on_back()
 
         self._client = await connect(
             self._address,
-            name=f"router {self.region}/{self.router}",
+            name=f"{what} {self.region}/{self.router}",
             inbox_prefix=subjects.inbox_prefix(self.region, self.router),
-            on_lost=listeners.lost,
+            on_lost=on_lost,
             on_back=back,
         )
         try:
-            await self._subscribe(listeners)
-            await self._register()
+            await subscribe()
         except nats.errors.Error as error:  # it was lost again, or is too busy
             why = str(error) or type(error).__name__
             raise BusUnreachable(f"the bus did not confirm the subscriptions: {why}") from error
@@ -222,8 +230,11 @@ class RouterBus:
             prompt = request.prompt
             sketch = exchange.Sketch(prompt.tokens, prompt.hashes[:SKETCH_BLOCKS_MAX])
             body = wire.encode(sketch)
-        subject = ingress_subject(self._ground, self.region, peer, request.residency)
-        return self.publish(subject, body, reply=inbox, headers=headers)
+        return self.publish(self._peer_subject(peer, request), body, reply=inbox, headers=headers)
+
+    def _peer_subject(self, peer: RegionId, request: Request) -> str:
+        """Where a peer takes such a request."""
+        return ingress_subject(self._ground, self.region, peer, request.residency)
 
     def send_body(
         self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
@@ -336,53 +347,6 @@ class RouterBus:
         return beats
 
 
-class AdoptedHeartbeats:
-    """Subscriptions to the heartbeats of regions that this one has adopted, and to no others.
-
-    Each brings every heartbeat of that region over the link. Subscribing awaits, and performing an
-    effect must not: so `want` notes the region, and `keep`, in a task, subscribes.
-    """
-
-    def __init__(self, client: Callable[[], Client], listener: Callable[[Msg], None]) -> None:
-        self._client = client
-        self._listener = listener
-        self._wanted: set[RegionId] = set()
-        self._subscriptions: dict[RegionId, Subscription] = {}
-        self._leaving: list[Subscription] = []  # not wanted any more, and not ended yet
-        self._changed = asyncio.Event()
-
-    def want(self, region: RegionId, *, wanted: bool) -> None:
-        """Subscribe to that region soon, or unsubscribe."""
-        (self._wanted.add if wanted else self._wanted.discard)(region)
-        self._changed.set()
-
-    async def keep(self) -> None:
-        """Subscribe and unsubscribe as wanted. Runs until cancelled."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._settle()
-            except nats.errors.Error as error:  # the bus is away; its subscriptions come back
-                log.warning("heartbeats of peers: %s", error or type(error).__name__)
-                await asyncio.sleep(SUBSCRIBE_RETRY_S)
-                self._changed.set()
-
-    async def _settle(self) -> None:
-        for region in sorted(self._subscriptions.keys() - self._wanted):
-            self._leaving.append(self._subscriptions.pop(region))
-        while self._leaving:
-            with suppress(*OVER):
-                await self._leaving[-1].unsubscribe()
-            self._leaving.pop()
-        for region in sorted(self._wanted - self._subscriptions.keys()):
-            subject = subjects.heartbeat(region, subjects.ANY)
-            self._subscriptions[region] = await self._client().subscribe(subject, cb=self._receive)
-
-    async def _receive(self, msg: Msg) -> None:
-        self._listener(msg)
-
-
 _KINDS: Mapping[type, Frame] = {
     exchange.Placed: Frame.PLACED,
     exchange.Lost: Frame.LOST,
@@ -393,14 +357,22 @@ _KINDS: Mapping[type, Frame] = {
 def ingress_subject(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> str:
     """The subject of a request to a peer: under a label that the peer carries, if any is required.
 
-    Raises ValueError if there is none: the core chose a peer that it may not.
+    Raises ValueError as `label_sent` does.
     """
     if not labels:
         return subjects.ingress(peer)
+    return subjects.ingress_within(peer, label_sent(ground, home, peer, labels))
+
+
+def label_sent(ground: Ground, home: RegionId, peer: RegionId, labels: Labels) -> Label:
+    """The one of these labels under which a request of `home` goes to the peer.
+
+    Raises ValueError if there is none: the core chose a peer that it may not.
+    """
     carried = sorted(set(ground.sent(home, peer)).intersection(labels))
     if not carried:
         raise ValueError(f"region {peer} carries none of {labels_text(labels)}")
-    return subjects.ingress_within(peer, carried[0])
+    return carried[0]
 
 
 def body_parts(body: bytes, inbox: str, part_bytes: int) -> Iterator[tuple[bytes, dict[str, str]]]:

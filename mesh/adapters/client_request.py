@@ -30,11 +30,24 @@ class ClientRequest(OpenRequest):
 
     @property
     def receipt(self) -> Decision | None:
-        """The last decision, with the replica that a peer has chosen since."""
-        decision = self.decision
-        if decision is None or decision.peer is None or self.answer is None:
+        """The last decision, with what is known since: the replica that a peer has chosen, and what
+        the wait for the first byte consists of."""
+        decision, answer = self.decision, self.answer
+        if decision is None or answer is None:
             return decision
-        return replace(decision, replica=self.answer.replica)
+        replica = decision.replica if decision.peer is None else answer.replica
+        if self.first_byte_at is None:
+            return replace(decision, replica=replica)
+        ttft_s = self.first_byte_at - self.request.arrived_at
+        # A peer's claim can't be longer than the attempt in which it was made.
+        peer_held_s = min(max(0.0, answer.peer_held_s), max(0.0, ttft_s - decision.held_s))
+        return replace(
+            decision,
+            replica=replica,
+            peer_held_s=peer_held_s,
+            attempts_s=max(0.0, ttft_s - decision.held_s - peer_held_s),
+            ttft_s=ttft_s,
+        )
 
 
 class FrontDoor(Protocol):

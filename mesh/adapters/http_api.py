@@ -7,7 +7,9 @@ its handler.
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import cast
 
 import orjson
@@ -16,6 +18,7 @@ from multidict import MultiMapping
 from prometheus_client import CollectorRegistry, generate_latest
 
 from mesh.adapters.answer_writer import ROUTER_FAILED, AnswerWriter
+from mesh.adapters.batch_api import BATCH_ROUTES, NOT_CONFIGURED, BatchApi
 from mesh.adapters.client_request import FrontDoor
 from mesh.adapters.cors import Cors
 from mesh.adapters.http_server import (
@@ -39,6 +42,7 @@ from schemas import http
 from schemas.http import H_CLIENT_LOCATION, NEAR, Fault
 from schemas.ids import ModelId, RegionId, RequestId
 from schemas.problems import did_you_mean
+from schemas.routes import ROUTES
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ RouteHandler = Callable[[web.BaseRequest, RequestId], Awaitable[web.StreamRespon
 # What is about one process, where several share the port that clients use.
 OF_ONE_PROCESS = frozenset({http.METRICS, http.HEALTH, http.READY, http.REGIONS})
 MODEL_PREFIX = http.MODEL.partition("{")[0]
-EVERY_PATH = frozenset(route.path for route in http.ROUTES)
+EVERY_PATH = frozenset(route.path for route in ROUTES)
 
 
 class HttpApi:
@@ -64,32 +68,37 @@ class HttpApi:
         connections: ConnectionLimit | None = None,
         count: Callable[[str], None] = lambda why: None,
         cors_origins: Collection[str] = (),
+        batch: BatchApi | None = None,
     ) -> None:
         """`elsewhere`: where the paths are that are left out. `connections`: of the clients' port.
-        `count` is called with why a body is refused: the code of the fault."""
+        `count` is called with why a body is refused: the code of the fault. `batch`: the routes of
+        files and batches, where the region keeps any."""
+        self._batch = batch
         self._connections = connections
         self._cors = Cors(cors_origins) if cors_origins else None
         self._reader = RequestReader(door.bodies, count)
         self._bodies = BodyReader(self._reader, door)
         self._region = region
         self._elsewhere = elsewhere
-        self._with_model = http.MODEL in paths
         self._door = door
         self._registry = registry
         self._handlers: dict[str, RouteHandler] = {
             "createChatCompletion": self._ask,
             "createCompletion": self._ask,
             "listModels": self._models,
+            "retrieveModel": self._model,
             "listRegions": self._regions,
             "health": self._health,
             "ready": self._ready,
             "metrics": self._metrics,
+            **{name: partial(self._files_and_batches, name) for name in BATCH_ROUTES},
         }
         self._by_path: dict[str, dict[str, RouteHandler]] = {}
-        for route in http.ROUTES:
-            if route.path in paths and route.path != http.MODEL:  # the one with a variable part
+        for route in ROUTES:
+            if route.path in paths:
                 methods = self._by_path.setdefault(route.path, {})
                 methods[route.method] = self._handlers[route.name]
+        self._patterns = [(_pattern(path), path) for path in self._by_path if "{" in path]
 
     @property
     def completions(self) -> CompletionRoutes:
@@ -139,8 +148,7 @@ class HttpApi:
         path = _path(request)
         methods = self._methods(path)
         if methods is None:
-            known = ", ".join([*self._by_path, *([http.MODEL] if self._with_model else [])])
-            message = f"no path {path}; there are {known}{self._elsewhere}"
+            message = f"no path {path}; there are {', '.join(self._by_path)}{self._elsewhere}"
             raise RequestRefused(Fault.PATH_UNKNOWN, message)
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None and request.method == "OPTIONS" and self._cors is not None:
@@ -152,10 +160,12 @@ class HttpApi:
         return handler
 
     def _methods(self, path: str) -> dict[str, RouteHandler] | None:
-        methods = self._by_path.get(path)
-        if methods is None and self._with_model and path.startswith(MODEL_PREFIX):
-            return {"GET": self._model}
-        return methods
+        if (methods := self._by_path.get(path)) is not None and "{" not in path:
+            return methods
+        return next(
+            (self._by_path[known] for pattern, known in self._patterns if pattern.fullmatch(path)),
+            None,
+        )
 
     async def _preflight(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         assert self._cors is not None
@@ -222,6 +232,13 @@ class HttpApi:
         if not models and (because := self._door.not_ready_because()) is not None:
             raise RequestRefused(*because)
         return models
+
+    async def _files_and_batches(
+        self, name: str, request: web.BaseRequest, known_id: RequestId
+    ) -> web.StreamResponse:
+        if self._batch is None:
+            raise RequestRefused(Fault.NO_BATCH, NOT_CONFIGURED)
+        return await self._batch.handle(name, request, self._headers(request, known_id))
 
     async def _regions(self, request: web.BaseRequest, known_id: RequestId) -> web.StreamResponse:
         near = client_location(request.query, request.headers)
@@ -291,6 +308,12 @@ class AlreadyWritten(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing is left to write."""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Of a path with one variable part. A model's name may have slashes; an id has none."""
+    before, _, after = re.split(r"(\{.*\})", path)
+    return re.compile(re.escape(before) + (".+" if path == http.MODEL else "[^/]+") + after)
 
 
 def _path(request: web.BaseRequest) -> str:

@@ -94,7 +94,7 @@ class RouterMetrics:
         )
         self.hold = histogram(
             "mesh_hold_seconds",
-            "Time placed requests had waited for a free replica.",
+            "Time placed requests, peers' included, had waited in this router's hold queue.",
             buckets=SECONDS,
         )
         self.prompt_tokens = counter(
@@ -148,6 +148,24 @@ class RouterMetrics:
         self.requests_by_outcome(outcome).inc()
         if outcome == "ok":
             self.duration.observe(now - arrived_at)
+
+
+class BatchMetrics:
+    """Of the files and batches of one router's clients."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "mesh_batch_requests",
+            "Requests for files and batches, by route and code: ok, or that of the error.",
+            ["route", "code"],
+            registry=registry,
+        )
+        self.bytes_received = Counter(
+            "mesh_file_received_bytes", "Bytes of uploads.", registry=registry
+        )
+        self.bytes_sent = Counter("mesh_file_sent_bytes", "Bytes of downloads.", registry=registry)
+        self.uploads = Gauge("mesh_uploads_open", "Uploads under way.", registry=registry)
+        self.downloads = Gauge("mesh_downloads_open", "Downloads under way.", registry=registry)
 
 
 class _CoreState(Collector):

@@ -47,8 +47,9 @@ class UploadRate:
 
     __slots__ = ("_bytes", "_ends_at", "due_at")
 
-    def __init__(self, now: float) -> None:
-        self._ends_at = now + UPLOAD_S_MAX
+    def __init__(self, now: float, whole_s: float = UPLOAD_S_MAX) -> None:
+        """`whole_s`: for all of it."""
+        self._ends_at = now + whole_s
         self.due_at = now + WINDOW_S  # then it is too slow
         self._bytes = 0
 
@@ -289,16 +290,10 @@ class BodyReader:
         return body, fields, upload.taken
 
     async def _continue(self, request: web.BaseRequest, headers: LowerHeaders) -> None:
-        """Say that the body may be sent, if the client waits for that (RFC 9110, 10.1.1)."""
-        expected = headers.get(H_EXPECT)
-        if expected is None or request.version < (1, 1):
-            return
-        if expected.strip().lower() != CONTINUE:
-            message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
-            raise RequestRefused(Fault.EXPECTATION, message, H_EXPECT)
-        self._precheck(headers)
-        if not request.content.is_eof() and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        """Say that the body may be sent, if the client waits for that."""
+        if waits_for_continue(request):
+            self._precheck(headers)
+            say_continue(request)
 
     async def _arrival(self, request: web.BaseRequest, upload: Upload) -> None:
         """Take in the body as it comes. Raises RequestRefused."""
@@ -328,6 +323,24 @@ class BodyReader:
                 await asyncio.sleep(0)
 
 
+def waits_for_continue(request: web.BaseRequest) -> bool:
+    """Whether the client sends the body after a 100 only (RFC 9110, 10.1.1). Raises RequestRefused
+    where it expects anything else."""
+    expected = request.headers.get(H_EXPECT)
+    if expected is None or request.version < (1, 1):
+        return False
+    if expected.strip().lower() != CONTINUE:
+        message = f"{H_EXPECT} may be {CONTINUE}, or be left out"
+        raise RequestRefused(Fault.EXPECTATION, message, H_EXPECT)
+    return True
+
+
+def say_continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for it that the body may be sent."""
+    if not request.content.is_eof() and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
 def encoding_not_taken() -> RequestRefused:
     """The error for an unknown content-encoding."""
     message = f"a body's {H_CONTENT_ENCODING} may be gzip or deflate; send it so, or without any"
@@ -341,10 +354,10 @@ def too_large() -> RequestRefused:
     )
 
 
-def too_slow() -> RequestRefused:
-    """The error for a body that does not arrive."""
+def too_slow(whole_s: float = UPLOAD_S_MAX) -> RequestRefused:
+    """The error for a body that does not arrive. `whole_s`: what all of it may take."""
     message = (
         f"the body arrives too slowly: {WINDOW_BYTES} bytes are wanted in each {WINDOW_S:g} s, "
-        f"and all of it within {UPLOAD_S_MAX:g} s"
+        f"and all of it within {whole_s:g} s"
     )
     return RequestRefused(Fault.REQUEST_TIMEOUT, message)

@@ -4,7 +4,8 @@
       mesh.hold             while no replica was available
       mesh.decide           one a placement, with its receipt
       mesh.dispatch         one an attempt, until its first byte; its context travels on the bus
-    mesh.ingress            the peer's router, under the asking router's mesh.dispatch
+    mesh.ingress            the peer's router, under the asking router's mesh.dispatch; it has
+                            mesh.hold and mesh.decide below it too
 
 A request that is not sampled has only the first span, whose context it passes on. With tracing off,
 a request without a client's trace has no spans at all (`NO_TRACE`).
@@ -15,6 +16,7 @@ plain numbers, because traces are searched and plotted by attributes and not by 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from time import time_ns
 
 import orjson
 from opentelemetry import trace
@@ -45,6 +47,22 @@ def attributes(decision: Decision) -> dict[str, str | int | float]:
         "mesh.candidates": orjson.dumps(decision.candidates).decode(),
         **dict(_numbers("mesh.chosen", chosen)),
         **dict(_numbers("mesh.runner_up", runner_up)),
+    }
+
+
+def _answered(receipt: Decision) -> dict[str, str | float]:
+    """Of a root span: who answers, and what the wait for the first byte consists of."""
+    seconds = {
+        "mesh.held_s": receipt.held_s,
+        "mesh.peer_held_s": receipt.peer_held_s,
+        "mesh.attempts_s": receipt.attempts_s,
+        "mesh.ttft_s": receipt.ttft_s,
+    }
+    return {
+        "mesh.placement": receipt.placement.value,
+        "mesh.region": receipt.peer or receipt.region,
+        "mesh.replica": receipt.replica or "",
+        **{name: round(value, 6) for name, value in seconds.items() if value is not None},
     }
 
 
@@ -132,8 +150,9 @@ class RequestSpans(_Spans):
         )
         tracing.inject(headers, trace.set_span_in_context(self._dispatch))
 
-    def first_byte(self) -> None:
+    def first_byte(self, receipt: Decision) -> None:
         self._end_dispatch(None)
+        self._root.set_attributes(_answered(receipt))
 
     def end(self, status: int, error: str | None = None) -> None:
         self._end_hold()
@@ -164,6 +183,14 @@ class IngressSpan(_Spans):
         super().__init__(
             _TRACER.start_span("mesh.ingress", parent, kind=SpanKind.CONSUMER, attributes=about)
         )
+
+    def decided(self, effect: fx.Decided) -> None:
+        held_s = effect.decision.held_s
+        if held_s > 0.0:  # the core reports the wait when it is over
+            ended_ns = time_ns()
+            began_ns = ended_ns - round(held_s * 1e9)
+            _TRACER.start_span("mesh.hold", self._context, start_time=began_ns).end(ended_ns)
+        super().decided(effect)
 
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         if self.is_recording:

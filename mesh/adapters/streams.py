@@ -3,7 +3,8 @@
 A user that may alter a stream can have it republish its messages on any subject, so routers may
 not: the user `setup` makes both streams once, with `mesh infra streams` or by `mesh up`, and
 routers check them every CHECK_S. Every setting that the server reports is compared: one that is set
-and should not be counts as a difference too, even one that this program does not know yet.
+and should not be counts as a difference too, even one that this program does not know yet. The
+user `batch-setup` makes those of batch jobs (`mesh.batch.streams`) in the same way.
 
 Both are on disk, so that they outlive a restart of nats-server. For the heartbeats' that costs the
 server 7.5 µs of CPU a heartbeat instead of 6.2 in memory, and 600 bytes written; the rejected
@@ -13,7 +14,7 @@ router is left.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import nats.errors
@@ -22,6 +23,9 @@ from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 
 from infra import bus
+from infra.batch_table import BatchTable
+from infra.topology import Topology
+from mesh.batch import streams as batch_streams
 from schemas import subjects
 from schemas.ids import RegionId
 
@@ -123,15 +127,52 @@ async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) 
 
     `address`: as the setup user. Raises infra.bus.BusUnreachable, StreamsUnusable.
     """
+    advice = (
+        "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
+        "run this again"
+    )
+    return await _set_up_all(address, kept(region, has_peers=has_peers), advice)
+
+
+async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str, str]:
+    """The same for the streams of its batch jobs. `address`: as the user batch-setup."""
+    advice = (
+        "if [batch] of mesh.toml was changed, run `mesh infra nats`, reload nats-server, and run "
+        "this again; to remove the stream (`nats stream rm {}`, as the user batch-setup) loses "
+        "what it holds"
+    )
+    return await _set_up_all(address, batch_streams.kept(limits), advice)
+
+
+async def set_up_region(
+    topology: Topology,
+    region: RegionId,
+    setup: bus.BusAddress,
+    batch_setup: bus.BusAddress | None,
+) -> dict[str, str]:
+    """All that mesh.toml wants there, likewise. `batch_setup`: None where there is no such user."""
+    done = await set_up(setup, region, has_peers=bool(topology.peers(region)))
+    if not topology.region(region).batch_runners:
+        return done
+    if batch_setup is None:
+        raise StreamsUnusable(
+            f"no batch-setup.env of {region}, which has batch runners: run `mesh infra nats`, and "
+            "restart or reload its nats-server"
+        )
+    return done | await set_up_batch(batch_setup, topology.batch)
+
+
+async def _set_up_all(
+    address: bus.BusAddress, wanted: Iterable[StreamConfig], advice: str
+) -> dict[str, str]:
     client = await bus.connect(address, name="mesh setup", inbox_prefix=subjects.INBOX_ROOT)
     try:
-        wanted = kept(region, has_peers=has_peers)
-        return {str(config.name): await _set_up(client, config) for config in wanted}
+        return {str(config.name): await _set_up(client, config, advice) for config in wanted}
     finally:
         await bus.close(client)
 
 
-async def _set_up(client: Client, config: StreamConfig) -> str:
+async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
     stream = client.jetstream(timeout=REQUEST_S)
     done = AS_IT_SHOULD_BE
     try:
@@ -148,8 +189,6 @@ async def _set_up(client: Client, config: StreamConfig) -> str:
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
         left = [str(error) or type(error).__name__]
     if left:
-        raise StreamsUnusable(
-            f"stream {config.name}: {', '.join(left)}; if this can't be changed, remove the stream "
-            f"as the user setup (`nats stream rm {config.name}`) and run this again"
-        )
+        problem = f"stream {config.name}: {', '.join(left)}"
+        raise StreamsUnusable(f"{problem}; {advice.format(config.name)}")
     return done

@@ -21,6 +21,8 @@ from schemas.residency import Ground, Label, Labels, labels_text, narrowed
 
 BEARER = "bearer "
 KEY_CHARS_MAX = 4096
+UNLISTED = "key:"  # no tenant's name has a colon
+OWNER_HEX = 32  # of the key's hash
 
 ApiKeys = Mapping[str, KeyHolder]  # by the SHA-256 of the key, in hex
 NOBODY = KeyHolder("", ())
@@ -51,12 +53,25 @@ class Tenants:
         """The tenant whose key it has; empty for no known key, None where no keys are listed."""
         return self._holder(headers).tenant if self._keys else None
 
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Whose files and batches a request makes and sees: a tenant's, or, where its key is on no
+        list, those of holders of that key; empty where no keys are listed.
+
+        Raises RequestRefused where keys are listed and it has none: strangers would share a store.
+        """
+        if not self._keys:
+            return ""
+        key = _key(headers)
+        if not key:
+            message = "send an API key: files and batches belong to its holder"
+            raise RequestRefused(Fault.KEY_MISSING, message, H_AUTHORIZATION)
+        hashed = key_hash(key)
+        holder = self._keys.get(hashed)
+        return f"{UNLISTED}{hashed[:OWNER_HEX]}" if holder is None else holder.tenant
+
     def _holder(self, headers: Mapping[str, str]) -> KeyHolder:
-        authorization = headers.get(H_AUTHORIZATION, "")
-        if not self._keys or authorization[: len(BEARER)].lower() != BEARER:
-            return NOBODY
-        key = authorization[len(BEARER) :].strip()[:KEY_CHARS_MAX]
-        return self._keys.get(key_hash(key), NOBODY)
+        key = _key(headers) if self._keys else ""
+        return self._keys.get(key_hash(key), NOBODY) if key else NOBODY
 
     def _nothing_left(self, wanted: Labels, of_key: Labels) -> str:
         sources: dict[str, frozenset[Label] | Labels] = {
@@ -66,3 +81,11 @@ class Tenants:
         }
         parts = [f"{who} {labels_text(labels)}" for who, labels in sources.items() if labels]
         return f"{', '.join(parts)}: nothing is left, so it may go nowhere"
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    """The API key; empty for none."""
+    authorization = headers.get(H_AUTHORIZATION, "")
+    if authorization[: len(BEARER)].lower() != BEARER:
+        return ""
+    return authorization[len(BEARER) :].strip()[:KEY_CHARS_MAX]

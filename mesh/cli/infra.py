@@ -10,7 +10,7 @@ from infra import topology
 from infra.bus import BusUnreachable
 from infra.nats import bundle, server
 from infra.nats.bundle import PasswordsUnreadable
-from mesh.adapters.streams import StreamsUnusable, set_up
+from mesh.adapters.streams import StreamsUnusable, set_up_region
 from mesh.cli.choices import config_option
 from mesh.cli.unusable import Unusable
 from mesh.doctor.connectivity import NoCredentials, read_logins
@@ -87,7 +87,7 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
         logins = read_logins(mesh, credentials)
     except (topology.TopologyError, NoCredentials) as error:
         raise Unusable(str(error)) from error
-    found = {name: login.setup for name, login in logins.items() if login.setup is not None}
+    found = {name: (login.setup, login) for name, login in logins.items() if login.setup}
     wanted = [RegionId(name) for name in regions] or list(found)
     if missing := [name for name in wanted if name not in found]:
         raise Unusable(f"no setup.env of {', '.join(missing)} below {credentials}")
@@ -95,8 +95,9 @@ def streams(config: Path, credentials: Path, regions: tuple[str, ...]) -> None:
         raise Unusable(f"no setup.env of any region below {credentials}")
     failed = False
     for name in wanted:
+        setup, login = found[name]
         try:
-            done = asyncio.run(set_up(found[name], name, has_peers=bool(mesh.peers(name))))
+            done = asyncio.run(set_up_region(mesh, name, setup, login.batch_setup))
         except (BusUnreachable, StreamsUnusable) as error:
             click.echo(f"{name}: {error}", err=True)
             failed = True

@@ -10,11 +10,13 @@ main = click.version_option(package_name="inference-mesh")(
         modules={
             "up": ("mesh.cli.up", "Run every region on this machine, until Ctrl-C."),
             "router": ("mesh.cli.router", "Run one region's router."),
+            "batch-runner": ("mesh.cli.batch_runner", "Run one of a region's batch runners."),
             "infra": ("mesh.cli.infra", "Render configuration for the servers around the mesh."),
             "doctor": (
                 "mesh.cli.doctor",
                 "Examine a running mesh: links, permissions, residency.",
             ),
+            "batch": ("mesh.cli.batch", "Hand in batch jobs, follow them, fetch their output."),
             "replay": ("mesh.cli.replay", "Play a recorded trace against running endpoints."),
             "sim": ("mesh.cli.sim", "Compare policies in a simulated mesh."),
             "plan": ("mesh.cli.plan", "Find the fewest replicas that meet a target."),

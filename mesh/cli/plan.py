@@ -11,6 +11,7 @@ from mesh.cli.modelled import given, options_of, validated, with_options
 from mesh.cli.unusable import Unusable
 from mesh.replay.report import RunReport, table_console, write_report
 from mesh.sim.config import CENTRAL, MESH, REGION_LOCAL
+from mesh.sim.offline.config import MESH as OFFLINE_SCOPE
 from mesh.sim.study.cells import Cell, config_of, workload_of
 from mesh.sim.study.plan import Plan, Planner, PlanTarget, ReplicaCounts, Simulations, demand_of
 from mesh.sim.study.results import plan_file, print_plan
@@ -36,6 +37,9 @@ def command(ctx: click.Context, /, **options: object) -> None:
     regions that serve their own clients alone and in a mesh of them. Every fleet that comes out
     was played whole and met the target. A smaller fleet may still answer fewer requests a second
     than a larger one; the plan says so, and --throughput sets how many it must.
+
+    With --offline every line of the batch jobs must be answered in its window, too: in its own
+    region without the mesh, in any with it.
 
     A target that no fleet meets is given up once the most replicas have missed it, too.
 
@@ -81,7 +85,7 @@ def _planned(settings: PlanSettings) -> tuple[list[Plan], int]:
                 throughput_per_s=settings.throughput,
                 lost_max=settings.lost_max,
             ),
-            demand_of(workload, regions, first),
+            demand_of(workload, regions, first, settings.offline_regions),
             regions,
             replicas_max=settings.replicas_max,
         )
@@ -101,6 +105,10 @@ def _play(
     settings: PlanSettings, workload: Workload, topology: str, replicas: ReplicaCounts
 ) -> RunReport:
     cell = Cell(
-        policy=settings.policy, topology=topology, pushing=settings.pushing, replicas=replicas
+        policy=settings.policy,
+        topology=topology,
+        pushing=settings.pushing,
+        offline=OFFLINE_SCOPE if settings.offline else None,
+        replicas=replicas,
     )
     return run(workload, config_of(settings, cell, deal(settings.patterns, replicas)))

@@ -18,18 +18,19 @@ from pydantic import ValidationError
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
-from infra.credentials_file import credentials_option
+from infra.credentials_file import credentials_option, read_environment
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
-from infra.topology import DEFAULT_FILE, Topology, TopologyError, load
+from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, load
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
 from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
-from mesh.runtime.config import RouterConfig, region_entries, router_settings
-from mesh.runtime.router import NameTaken, PortTaken, Router, run
+from mesh.runtime.config import BatchAccess, RouterConfig, region_entries, router_settings
+from mesh.runtime.name_claim import NameTaken
+from mesh.runtime.router import PortTaken, Router, run
 from mesh.supervisor.forked_workers import STOP_SIGNALS, WorkerControl, reserve_port, run_workers
 from schemas.ids import RegionId, RouterId
 from schemas.problems import problem_of
@@ -81,6 +82,14 @@ NO_PREFIX_KEY = (
     help="Secret of all routers of the mesh, for the hashes of prompts that cross regions. Best by "
     "env MESH_PREFIX_KEY. Without it, no prefixes are sent to peers.",
 )
+@click.option(
+    "--batch-credentials",
+    envvar="MESH_BATCH_CREDENTIALS",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="batch.env as rendered, for /v1/files and /v1/batches in a region with batch runners.  "
+    "[env MESH_BATCH_CREDENTIALS]",
+)
 @with_options(
     (
         *ROUTING_OPTIONS,
@@ -123,6 +132,7 @@ def command(
     nats_user: str | None,
     nats_password: str | None,
     prefix_key: str | None,
+    batch_credentials: Path | None,
     policy: str | None,
     pushing: str | None,
     hold_order: HoldOrder | None,
@@ -164,14 +174,24 @@ def command(
         entries=region_entries(topology),
         record=RecordTo(path=record, bytes_max=record_bytes_max) if record else None,
         keys=topology.keys,
+        batch=_batch_access(topology, RegionId(region), batch_credentials, nats_url),
         epoch=0,
         seed=0,
     )
     workers = own.workers if workers is None else workers
-    many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
-    for key, problem in (*crowd_problems(many), *page_problems(workers, config.metrics)):
-        _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
+    _check_workers(own, config, workers)
     sys.exit(_run(config, workers))
+
+
+def _check_workers(own: RegionTable, config: RouterConfig, workers: int) -> None:
+    """Refuse more processes than the region, its peers or the ports have room for."""
+    many = dict.fromkeys(own.routers, own.workers) | {config.router: workers}
+    problems = (
+        *crowd_problems(many, own.batch_runners),
+        *page_problems(workers, config.metrics),
+    )
+    for key, problem in problems:
+        _refuse(f"{'routers in mesh.toml' if key == 'routers' else '--' + key}: {problem}")
 
 
 def _run(config: RouterConfig, workers: int) -> int:
@@ -294,6 +314,27 @@ def _settings(
         _refuse(problem_of(error))
     except TopologyError as error:
         _refuse(str(error))
+
+
+def _batch_access(
+    topology: Topology, region: RegionId, credentials: Path | None, nats_url: str | None
+) -> BatchAccess | None:
+    """Where files and batches are kept; None in a region that keeps none."""
+    own = topology.regions[region]
+    if not own.batch_runners:
+        return None
+    if credentials is None:
+        log.warning("without --batch-credentials, /v1/files and /v1/batches are not served")
+        return None
+    try:
+        login = read_environment(credentials)
+        user, password = login["NATS_USER"], login["NATS_PASSWORD"]
+    except (OSError, ValueError) as error:
+        _refuse(f"--batch-credentials: {credentials}: {error}")
+    except KeyError as error:
+        _refuse(f"--batch-credentials: {credentials}: no {error.args[0]}; give batch.env")
+    address = BusAddress(nats_url or f"nats://{own.nats}", user, password)
+    return BatchAccess(address, topology.batch)
 
 
 def _address(option: str, text: str) -> Address:

@@ -11,6 +11,7 @@ from agents.config import ENGINE_KEY
 from infra.address import Address
 from infra.credentials_file import read_environment
 from infra.nats.bundle import RegionFiles
+from infra.nats.region_config import BATCH
 from infra.topology import Topology
 from infra.workers import worker_page
 from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind
@@ -28,6 +29,7 @@ from schemas.ids import RegionId
 # Less than the supervisor's grace (`GRACE_S`).
 ROUTER_DRAIN_S = 8.0
 AGENT_DRAIN_S = 3.0
+RUNNER_DRAIN_S = 2.0  # what a replica has of a job is computed again after the next start
 PYTHON_ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}  # a log shows what a process printed before it died
 
 
@@ -67,6 +69,8 @@ class Commands:
             "--pushing": options.pushing,
             "--hold-order": options.hold_order,
         }
+        if BATCH in (credentials := self.files[RegionId(region)].credentials):
+            arguments["--batch-credentials"] = str(credentials[BATCH])
         addresses = [http]
         if metrics is not None:
             addresses += [worker_page(metrics, number) for number in range(workers)]
@@ -78,6 +82,23 @@ class Commands:
             region=region,
             command=_python("mesh.cli.main", "router", *words),
             ready=AllReady(tuple(map(http_ready, addresses))),
+            environment=self._as_user(region, "router"),
+        )
+
+    def batch_runner(self, region: str, name: str, metrics: Address) -> Program:
+        """One of a region's batch runners; `metrics`: its page."""
+        credentials = self.files[RegionId(region)].credentials
+        return Program(
+            name=f"batch-runner-{region}-{name}",
+            kind=ProgramKind.BATCH_RUNNER,
+            region=region,
+            command=_python(
+                *("mesh.cli.main", "batch-runner", "--region", region, "--name", name),
+                *("--batch-credentials", str(credentials[BATCH]), "--metrics", str(metrics)),
+                *("--config", str(self.options.config), "--drain-s", str(RUNNER_DRAIN_S)),
+                *("--log-level", self.options.log_level),
+            ),
+            ready=http_ready(metrics),
             environment=self._as_user(region, "router"),
         )
 
@@ -98,13 +119,20 @@ class Commands:
         )
 
     def agent(
-        self, region: str, replica: str, engine: GivenEngine, kind: GivenEngineKind
+        self,
+        region: str,
+        replica: str,
+        engine: GivenEngine,
+        kind: GivenEngineKind,
+        profile: Path | None = None,
     ) -> Program:
+        """The agent of that engine. `profile`: how it takes offline work; None: not at all."""
         name = f"agent-{replica}"
         ready_file = self.state.run / f"{name}.json"
         words = ["--metrics-url", engine.metrics_url] if engine.metrics_url else []
         words += [] if engine.batch_max is None else ["--batch-max", str(engine.batch_max)]
         words += [word for model in engine.models for word in ("--model", model)]
+        words += [] if profile is None else ["--profile", str(profile)]
         key = {} if engine.key is None else {ENGINE_KEY: engine.key.get_secret_value()}
         return Program(
             name=name,

@@ -27,8 +27,10 @@ from infra.topology import RegionTable, Topology
 from infra.workers import worker_names, worker_page
 from mesh.adapters import streams
 from mesh.demo.commands import Commands, engine_url
+from mesh.demo.engine_profile import simulated_profile
 from mesh.demo.options import DemoOptions, GivenEngine, GivenEngineKind, free_address
-from mesh.demo.state_directory import StateDirectory
+from mesh.demo.state_directory import StateDirectory, write_atomically
+from mesh.demo.stream_checks import keep_checking
 from mesh.demo.wan_proxy import WanProxy
 from mesh.doctor.connectivity import read_logins
 from mesh.supervisor.program import Program, ProgramKind
@@ -73,6 +75,10 @@ class LocalMesh:
         """Raises ServerUnusable if this machine has no usable nats-server."""
         self.endpoints = {name: _endpoints(region) for name, region in topology.regions.items()}
         self.pages = {name: _pages(region) for name, region in topology.regions.items()}
+        self.runner_pages = {
+            name: {runner: free_address(region.http.host) for runner in region.batch_runners}
+            for name, region in topology.regions.items()
+        }
         self._topology = topology
         self._options = options
         self._state = state
@@ -113,6 +119,7 @@ class LocalMesh:
             sizes[ProgramKind.ENGINE] += 0 if self._options.engines else len(region.replicas)
             sizes[ProgramKind.AGENT] += len(region.replicas)
             sizes[ProgramKind.ROUTER] += len(region.routers)
+            sizes[ProgramKind.BATCH_RUNNER] += len(region.batch_runners)
         return sizes
 
     async def start(self) -> None:
@@ -161,11 +168,20 @@ class LocalMesh:
     ) -> None:
         await self._supervisor.start(commands.nats(name))
         await self._set_up_streams(name)
-        self._stream_checks.append(asyncio.create_task(self._keep_streams(name)))
+        checks = keep_checking(
+            f"nats-{name}",
+            f"nats://{region.nats}",
+            lambda: self._set_up_streams(name),
+            streams.CHECK_S,
+        )
+        self._stream_checks.append(asyncio.create_task(checks))
         for router in region.routers:
             page = self.pages[name].get(router)
             program = commands.router(name, router, self.endpoints[name][router], page)
             group.create_task(self._start_router(program))
+        for runner, page in self.runner_pages[name].items():
+            program = commands.batch_runner(name, runner, page)
+            group.create_task(self._supervisor.start(program))
         given = deque(engine for engine in self._options.engines if engine.region == name)
         for replica in region.replicas:
             if given:
@@ -175,10 +191,10 @@ class LocalMesh:
 
     async def _set_up_streams(self, name: RegionId) -> None:
         """Make a region's streams, or repair altered ones; a region serves without them too."""
-        setup = read_logins(self._topology, self._state.config)[name].setup
-        assert setup is not None, "rendered before anything is started"
-        has_peers = bool(self._topology.peers(name))
-        task = asyncio.create_task(streams.set_up(setup, name, has_peers=has_peers))
+        login = read_logins(self._topology, self._state.config)[name]
+        assert login.setup is not None, "rendered before anything is started"
+        made = streams.set_up_region(self._topology, name, login.setup, login.batch_setup)
+        task = asyncio.create_task(made)
         try:
             await asyncio.wait([task])  # nats-py may lose a cancel
             for stream, what in task.result().items():
@@ -188,11 +204,6 @@ class LocalMesh:
             log.warning("streams of %s: %s", name, error)
         finally:
             await end_all([task])
-
-    async def _keep_streams(self, name: RegionId) -> None:
-        while True:
-            await asyncio.sleep(streams.CHECK_S)
-            await self._set_up_streams(name)
 
     async def _start_router(self, program: Program) -> None:
         router = self._supervisor.launch(program)
@@ -221,7 +232,16 @@ class LocalMesh:
         # After a restart it must listen where its agent expects it.
         engine.program = commands.engine(region, replica, port=urlsplit(url).port or 0)
         given = GivenEngine(region, url)
-        await self._supervisor.start(commands.agent(region, replica, given, GivenEngineKind.VLLM))
+        profile = self._offline_profile() if self.runner_pages[region] else None
+        agent = commands.agent(region, replica, given, GivenEngineKind.VLLM, profile)
+        await self._supervisor.start(agent)
+
+    def _offline_profile(self) -> Path:
+        """A file of how agents of simulated engines take offline work."""
+        path = self._state.run / "offline-profile.json"
+        options = self._options
+        write_atomically(path, simulated_profile(options.profile, options.time_scale))
+        return path
 
 
 async def _ready_within(program: SupervisedProgram, wait_s: float) -> bool:

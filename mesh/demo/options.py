@@ -102,7 +102,9 @@ def _resized(
         update["replicas"] = tuple(ReplicaId(f"{name}-{number}") for number in range(replicas))
     if workers is not None:
         update["workers"] = workers
-        for key, problem in crowd_problems(dict.fromkeys(region.routers, workers)):
+        for key, problem in crowd_problems(
+            dict.fromkeys(region.routers, workers), region.batch_runners
+        ):
             raise TopologyError(f"--workers {workers}: regions.{name}.{key}: {problem}")
     return region.model_copy(update=update)
 

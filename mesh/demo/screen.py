@@ -17,7 +17,13 @@ from mesh.demo.local_mesh import DemoEvent, EngineMissing
 from mesh.supervisor.program import ProgramKind
 from mesh.supervisor.supervisor import ProgramDied
 
-PROGRESS_ORDER = (ProgramKind.NATS, ProgramKind.ENGINE, ProgramKind.AGENT, ProgramKind.ROUTER)
+PROGRESS_ORDER = (
+    ProgramKind.NATS,
+    ProgramKind.ENGINE,
+    ProgramKind.AGENT,
+    ProgramKind.ROUTER,
+    ProgramKind.BATCH_RUNNER,
+)
 
 
 class Screen:

@@ -119,6 +119,10 @@ class DemoSession:
                     for router, address in self._mesh.endpoints[name].items()
                 },
                 "metrics": self._mesh.metrics(name),
+                "batch_runners": {
+                    runner: f"http://{page}/metrics"
+                    for runner, page in self._mesh.runner_pages[name].items()
+                },
             }
             for name, region in self._topology.regions.items()
         }

@@ -13,12 +13,21 @@ from nats.aio.msg import Msg
 from infra import bus
 from infra.bus import BusAddress
 from infra.nats.bundle import CREDENTIALS
-from infra.nats.region_config import OPERATOR, ROUTER, SETUP, SYSTEM, User
+from infra.nats.region_config import (
+    BATCH_OBSERVER,
+    BATCH_SETUP,
+    OPERATOR,
+    ROUTER,
+    SETUP,
+    SYSTEM,
+    User,
+)
 from infra.topology import Topology
 from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
 
 NATS_PORT = 4222
+LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER)  # as in `Logins`
 GREETING = b"INFO "
 PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's errors name them
 # A sequence number that no stream will reach: one that checks it refuses the write.
@@ -42,10 +51,13 @@ class Logins:
     router: BusAddress | None = None
     system: BusAddress | None = None
     setup: BusAddress | None = None  # makes streams; not used by the doctor
+    batch_setup: BusAddress | None = None  # the same for batch jobs
+    batch_observer: BusAddress | None = None
 
     @property
     def url(self) -> str:
-        users = self.operator, self.router, self.system, self.setup
+        own = (self.operator, self.router, self.system, self.setup)
+        users = (*own, self.batch_setup, self.batch_observer)
         return next(user.url for user in users if user is not None)
 
 
@@ -57,7 +69,7 @@ def read_logins(topology: Topology, directory: Path) -> Mapping[RegionId, Logins
     found = {}
     for region in topology.regions:
         folder = directory / region / CREDENTIALS
-        users = (User(region, name) for name in (OPERATOR, ROUTER, SYSTEM, SETUP))
+        users = (User(region, name) for name in LOGINS)
         logins = Logins(*(_read_credentials(folder / f"{user.name}.env") for user in users))
         if logins != Logins():
             found[region] = logins

@@ -15,10 +15,13 @@ import nats.errors
 from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
-from infra.nats.region_config import link_account
+from infra.nats.region_config import BATCH_OBSERVER, link_account
 from infra.process import end_all
 from infra.topology import Topology
+from mesh.adapters import streams
+from mesh.batch import streams as batch_streams
 from mesh.doctor import observed_state, permission_checks
+from mesh.doctor.batch_runners import check_batch_runners
 from mesh.doctor.connectivity import (
     DoctorConnection,
     Logins,
@@ -123,10 +126,11 @@ async def _examine_region(
         await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
 
     async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:
-        client = connection.client
+        client, name = connection.client, RegionId(found.region)
+        configs = streams.kept(name, has_peers=bool(topology.peers(name)))
         await _check_bus(found, client, clock)
         await found.run_concurrently(
-            lambda part: observed_state.check_streams(part, topology, client),
+            lambda part: observed_state.check_streams(part, configs, client),
             lambda part: observe(client, part),
             lambda part: permission_checks.check_operator(part, connection),
         )
@@ -142,8 +146,19 @@ async def _examine_region(
     async def as_system(found: RegionFindings, connection: DoctorConnection) -> None:
         await _check_server_links(found, topology, connection.client)
 
+    async def as_batch_observer(found: RegionFindings, connection: DoctorConnection) -> None:
+        configs = batch_streams.kept(topology.batch)
+        client, listen_s = connection.client, settings.listen_s
+        await found.run_concurrently(
+            lambda part: observed_state.check_streams(part, configs, client),
+            lambda part: check_batch_runners(part, topology, client, clock, listen_s),
+        )
+
     router_inbox = subjects.inbox_prefix(found.region, permission_checks.NOBODY)
+    batch_checks = (BATCH_OBSERVER, logins.batch_observer, TOOL_INBOX, as_batch_observer, settings)
+    has_runners = bool(topology.region(found.region).batch_runners)
     await found.run_concurrently(
+        *[partial(_as_user, *batch_checks)] * has_runners,
         partial(_as_user, "operator", logins.operator, TOOL_INBOX, as_operator, settings),
         partial(_as_user, "router", logins.router, router_inbox, as_router, settings),
         partial(_as_user, "system", logins.system, TOOL_INBOX, as_system, settings),

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from infra.nats.bundle import CONFIG
 from infra.topology import Topology
+from mesh.doctor.batch_runners import CHECK as BATCH_RUNNER
 from mesh.doctor.connectivity import ServerUnreachable
 from mesh.doctor.findings import CheckResult, Finding, Remedy
 from schemas.ids import RegionId
@@ -45,6 +46,13 @@ class SystemdCommands:
         what = f"{kind} {name} of {region} sends nothing; see why and restart it on its machine"
         return Remedy(what, _restart(f"mesh-{kind}@{name}"))
 
+    def engine(self, replica: str) -> Remedy:
+        what = (
+            f"the engine of {replica} does not answer its agent; its own log says why: restart it "
+            "as you start it; what the agent saw"
+        )
+        return Remedy(what, f"journalctl -n 30 -u mesh-agent@{replica}")
+
     def stream(self, region: str, name: str) -> Remedy:
         return _set_up_streams(region, name, self.config, self.credentials)
 
@@ -75,7 +83,7 @@ class DemoCommands:
         return Remedy(what, shlex.join(command))
 
     def program(self, kind: str, region: str, name: str) -> Remedy:
-        program = f"router-{region}-{name}" if kind == "router" else f"agent-{name}"
+        program = f"agent-{name}" if kind == "agent" else f"{kind}-{region}-{name}"
         if program in self.pids:
             return self._kill(program)
         what = (
@@ -83,6 +91,18 @@ class DemoCommands:
             "any more: then restart the mesh; the end of its log"
         )
         return Remedy(what, shlex.join(["tail", "-n", "30", str(self.logs / f"{program}.log")]))
+
+    def engine(self, replica: str) -> Remedy:
+        program = f"engine-{replica}"
+        if program in self.pids:
+            return self._kill(program)
+        what = (
+            f"the engine of {replica} does not answer its agent; `mesh up` restarts a simulated "
+            "one, unless it has reported that it does not any more; one of --engine is yours to "
+            "restart; what the agent saw"
+        )
+        log = str(self.logs / f"agent-{replica}.log")
+        return Remedy(what, shlex.join(["tail", "-n", "30", log]))
 
     def stream(self, region: str, name: str) -> Remedy:
         """For a stream that is missing or altered; `mesh up` checks them too, every 30 s."""
@@ -119,6 +139,10 @@ def with_causes(
         if one.verdict is CheckResult.BAD and one.check in PROGRAM_OF_CHECK and _is_silent(one):
             kind = PROGRAM_OF_CHECK[one.check]
             return replace(one, remedy=commands.program(kind, one.region, one.about))
+        if one.verdict is CheckResult.BAD and one.check == BATCH_RUNNER:
+            return replace(one, remedy=commands.program("batch-runner", one.region, one.about))
+        if one.verdict is not CheckResult.OK and one.check == "engine":
+            return replace(one, remedy=commands.engine(one.about))
         if one.verdict is CheckResult.BAD and one.check == "stream":
             return replace(one, remedy=commands.stream(one.region, one.about))
         if one.verdict is CheckResult.OK or one.peer is None:

@@ -4,7 +4,7 @@ A lease that is not renewed while we listen has expired: its owner renews it fou
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -27,6 +27,8 @@ from schemas.state import Digest, Heartbeat, Lease, ReplicaState
 T = TypeVar("T")
 
 REQUEST_S = 5.0
+# What a stream's messages are, where it is not just messages.
+HELD = dict.fromkeys((subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES), "last values")
 
 
 @dataclass(slots=True)
@@ -119,7 +121,8 @@ def _replicas(
             detail += "; its agent's log says why"
         verdict = result_if(beat.state is ReplicaState.READY, not_ready)
         age_ms = round((now - received_at) * 1000, 1)
-        found.add("heartbeat", replica, verdict, detail, age_ms, "ms old")
+        check = "engine" if beat.state is ReplicaState.DOWN else "heartbeat"
+        found.add(check, replica, verdict, detail, age_ms, "ms old")
     for stranger in sorted(observed.heartbeats.keys() - set(known)):
         found.add("heartbeat", stranger, CheckResult.WARNING, "it is not in the file")
 
@@ -176,9 +179,10 @@ def _prefixes(found: RegionFindings, ground: Ground, observed: ObservedMessages)
             found.add("residency", about, CheckResult.OK, detail)
 
 
-async def check_streams(found: RegionFindings, topology: Topology, client: Client) -> None:
-    """Whether the region's streams are there, and configured as the mesh makes them."""
-    region = RegionId(found.region)
+async def check_streams(
+    found: RegionFindings, configs: Iterable[StreamConfig], client: Client
+) -> None:
+    """Whether streams of the region are there, and configured as the mesh makes them."""
 
     async def check(config: StreamConfig, found: RegionFindings) -> None:
         name = str(config.name)
@@ -192,9 +196,9 @@ async def check_streams(found: RegionFindings, topology: Topology, client: Clien
             detail = f"{error or type(error).__name__}; is JetStream up?"
             found.add("stream", name, CheckResult.BAD, detail)
         else:
-            found.add("stream", name, CheckResult.OK, f"{info.state.messages} last values")
+            detail = f"{info.state.messages} {HELD.get(name, 'messages')}"
+            found.add("stream", name, CheckResult.OK, detail)
 
-    configs = streams.kept(region, has_peers=bool(topology.peers(region)))
     await found.run_concurrently(*(partial(check, config) for config in configs))
 
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from infra.address import Address
+from infra.batch_table import BatchTable
 from infra.bus import BusAddress
 from infra.topology import Topology, TopologyError
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
@@ -31,6 +32,14 @@ class RegionEntry:
 
     endpoint: str | None = None  # base URL
     location: GeoLocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAccess:
+    """The region's store of files and batches."""
+
+    address: BusAddress  # with the login of its account
+    limits: BatchTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,7 @@ class RouterConfig:
     record: RecordTo | None = None
     entries: Mapping[RegionId, RegionEntry] = field(default_factory=dict)
     keys: ApiKeys = field(default_factory=dict)  # by the SHA-256 of the API key
+    batch: BatchAccess | None = None  # where the region has batch runners
 
 
 def router_settings(

@@ -17,13 +17,15 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import orjson
 from nats.aio.msg import Msg
+from prometheus_client import Counter
 
 from infra.process import LimitedLog
-from mesh.adapters.bus import AdoptedHeartbeats, RouterBus, has_headers, is_no_responders
+from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
+from mesh.adapters.bus import RouterBus, has_headers, is_no_responders
 from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.streams import H_EXPECTED, WRONG_LAST_SEQUENCE
 from mesh.core.gossip.remote_prefixes import Origin
@@ -40,6 +42,12 @@ from schemas.subjects import InboxAddress
 log = logging.getLogger(__name__)
 
 
+class CountsReplies(Protocol):
+    """Metrics with a count of requests that are not answered, by channel."""
+
+    replies_dropped: Counter
+
+
 class ReplyGuard:
     """Checks reply subjects: every answer goes to an inbox that this returns."""
 
@@ -47,7 +55,7 @@ class ReplyGuard:
         self,
         home: RegionId,
         peers: tuple[RegionId, ...],
-        metrics: RouterMetrics,
+        metrics: CountsReplies,
         clock: Callable[[], float],
     ) -> None:
         self._home, self._peers = home, frozenset(peers)
@@ -223,20 +231,10 @@ class LeaseClaims:
 
     def receive(self, msg: Msg) -> None:
         """A stream has taken a write."""
-        headers = msg.headers or {}
-        number = headers.get(H_SEQUENCE, "")
         try:
-            lease = state.decode_lease(msg.data)
+            self._feed(read_lease(msg))
         except wire.WireError as error:
-            self._drop(msg, "it can't be read", error)
-            return
-        place = (subjects.STREAM_LEASES, subjects.lease(lease.region))
-        is_its_own = (headers.get(H_STREAM), headers.get(H_SUBJECT)) == place
-        is_its_own = is_its_own and lease.region == subjects.owner(msg.subject)
-        if not is_its_own or not _NUMBER.fullmatch(number):
-            self._drop(msg, "no write of that region's stream")
-        else:
-            self._feed(ev.LeaseHeard(lease, int(number)))
+            self._drop(msg, "unreadable", error)
 
     def receive_answer(self, msg: Msg) -> None:
         """A stream's answer to a claim."""
@@ -285,6 +283,19 @@ class LeaseClaims:
         self._metrics.leases_dropped.inc()
         text = "lease on %s dropped: %s %.300s"
         self._log.warning("lease", why, text, msg.subject, why, error)
+
+
+def read_lease(msg: Msg) -> ev.LeaseHeard:
+    """A write that a stream has taken. Raises WireError for anything else."""
+    headers = msg.headers or {}
+    number = headers.get(H_SEQUENCE, "")
+    lease = state.decode_lease(msg.data)
+    place = (subjects.STREAM_LEASES, subjects.lease(lease.region))
+    is_its_own = (headers.get(H_STREAM), headers.get(H_SUBJECT)) == place
+    is_its_own = is_its_own and lease.region == subjects.owner(msg.subject)
+    if not is_its_own or not _NUMBER.fullmatch(number):
+        raise wire.WireError("no write of that region's stream")
+    return ev.LeaseHeard(lease, int(number))
 
 
 def _answered(number: int, data: bytes) -> ev.LeaseAnswered:

@@ -14,7 +14,8 @@ from nats.aio.msg import Msg
 
 from infra import tracing
 from infra.process import LimitedLog
-from mesh.adapters.bus import AdoptedHeartbeats, RouterBus
+from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
+from mesh.adapters.bus import RouterBus
 from mesh.adapters.client_request import ClientRequest
 from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.metrics import RouterMetrics
@@ -31,6 +32,7 @@ from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
+from mesh.session.answer import AnswerReceiver
 from mesh.session.bus_receiver import NOBODY_LISTENS
 from mesh.session.record import NO_TRACE, Decide, Observer, OpenRequest, Trace
 from mesh.session.session import Session
@@ -46,6 +48,7 @@ from schemas.state import ModelCard
 log = logging.getLogger(__name__)
 
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
+SHUTTING_DOWN = Fault.DRAINING, "this router is shutting down"
 ENGINE_FAILED = Outcome.ENGINE_FAILED.value
 END_S = 1.0  # from the last event of an answer to its end
 STATUS_CLIENT_GONE = 499  # not sent; for traces and logs
@@ -68,15 +71,22 @@ class RequestObserver(Observer):
         if log.isEnabledFor(logging.INFO):
             log.info("%s", receipt_line(effect.decision))
         request = record.request
-        if request.warm or request.answer_inbox is not None:
+        if request.warm:
             return
         placement, held_s = effect.decision.placement, effect.decision.held_s
-        self._metrics.placements_by_kind(placement.value).inc()
         if placement is Placement.LOCAL or placement is Placement.PEER:
             self._metrics.hold.observe(held_s)
+        if request.answer_inbox is None:
+            self._metrics.placements_by_kind(placement.value).inc()
 
-    def placed_by_peer(self, region: RegionId) -> None:
+    def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
+        region = answer.region
+        assert region is not None, "known since PLACED"
         self._metrics.forwards.labels(self._known(region), "placed").inc()
+        log.info(
+            "%s placed by %s on %s after %.3f s in its hold queue",
+            *(record.request.request_id, region, answer.replica, answer.peer_held_s),
+        )
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
         self._metrics.refusals.labels(event.reason if event.reason in _REASONS else OTHER).inc()
@@ -222,7 +232,7 @@ class RequestManager:
 
     def not_ready_because(self) -> tuple[Fault, str] | None:
         if self._core.draining:
-            return Fault.DRAINING, "this router is shutting down"
+            return SHUTTING_DOWN
         if not self._bus.is_connected:
             return Fault.NO_REPLICA, UNREACHABLE
         if not self._core.models():
@@ -236,6 +246,15 @@ class RequestManager:
             if problem.fault is Fault.RESIDENCY:
                 self._metrics.residency_refused.labels("client").inc()
             raise
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Whose files and batches a request makes and sees. Raises RequestRefused."""
+        return self._tenants.owner(headers)
+
+    def refuse_new(self) -> None:
+        """Raise RequestRefused while the router is shutting down."""
+        if self._core.draining:
+            raise RequestRefused(*SHUTTING_DOWN)
 
     def readiness(self) -> Readiness:
         warmth = self._core.gossip.siblings.sync
@@ -300,8 +319,8 @@ class RequestManager:
 
     def started(self, record: ClientRequest) -> None:
         record.first_byte_at = self._clock()
-        if record.spans.is_recording:
-            record.spans.first_byte()
+        if record.spans.is_recording and (receipt := record.receipt) is not None:
+            record.spans.first_byte(receipt)
         assert record.answer is not None
         here = record.answer.region == self._config.region
         self._metrics.ttft_by_server("local" if here else "peer").observe(

@@ -9,9 +9,11 @@ count against the same budget as clients' bodies: what does not fit is refused b
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import orjson
 from nats.aio.msg import Msg
+from prometheus_client import Counter
 
 from infra import tracing
 from infra.process import LimitedLog
@@ -23,12 +25,11 @@ from mesh.adapters.bus import (
     is_no_responders,
 )
 from mesh.adapters.large_bodies import LARGE_BYTES
-from mesh.adapters.metrics import RouterMetrics
 from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import IngressSpan
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, prompt_text
-from mesh.runtime.config import RouterConfig
+from mesh.core.offline.line_size import answer_tokens_max
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (
     IngressInvalid,
@@ -41,7 +42,7 @@ from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
 from schemas.exchange import Refusal
 from schemas.http import CHAT
-from schemas.ids import ModelId
+from schemas.ids import ModelId, RegionId, RouterId
 from schemas.parcels import PARCEL
 
 log = logging.getLogger(__name__)
@@ -49,26 +50,45 @@ log = logging.getLogger(__name__)
 ReadPrompt = Callable[[ModelId, PromptText, str, str], Prompt]  # of model, text, salt and tenant
 
 
+class Process(Protocol):
+    """A router or batch runner."""
+
+    @property
+    def region(self) -> RegionId: ...
+    @property
+    def router(self) -> RouterId: ...
+    @property
+    def peers(self) -> tuple[RegionId, ...]: ...
+
+
+class CountsRefusals(Protocol):
+    """Metrics with a count of peers' requests that are not taken, by why."""
+
+    ingress_refusals: Counter
+
+
 class RequestMessages:
-    """One router's. `bind` its session before anything is received."""
+    """One router's or batch runner's. `bind` its session before anything is received."""
 
     session: Session
     _receive_frame: Callable[[str, bytes], bool]
 
     def __init__(
         self,
-        config: RouterConfig,
+        config: Process,
         bus: RouterBus,
-        metrics: RouterMetrics,
+        metrics: CountsRefusals,
         read_prompt: ReadPrompt,
         bodies: BodyBudget,
         guard: ReplyGuard,
         clock: Callable[[], float],
         on_control: Callable[[str, Msg], bool] = lambda token, msg: False,
         reads_receipts: Callable[[], bool] = lambda: True,
+        channel: str = "ingress",
     ) -> None:
         """`on_control` takes what comes to an inbox that is no answer's, by its last token; False
         if it is none of its own. `reads_receipts`: whether every decision's candidates are read.
+        `channel`: of peers' requests without a label.
         """
         self._config = config
         self._bus = bus
@@ -79,6 +99,7 @@ class RequestMessages:
         self._clock = clock
         self._on_control = on_control
         self._reads_receipts = reads_receipts
+        self._channel = channel
         self._log = LimitedLog(log)
         self._parcels = subjects.inbox(config.region, config.router, PARCEL)
 
@@ -148,7 +169,8 @@ class RequestMessages:
 
     def receive_ingress(self, msg: Msg) -> None:
         """A request of a peer, to be placed in this region."""
-        channel = "ingress" if subjects.ingress_label(msg.subject) is None else "ingress_within"
+        label = subjects.ingress_label(msg.subject)
+        channel = self._channel if label is None else f"{self._channel}_within"
         asker = self._guard.inbox(channel, msg)
         if asker is None:
             return
@@ -163,6 +185,8 @@ class RequestMessages:
             record = read_ingress(msg, key, self._read_prompt, now, wants_receipt=wants_receipt)
             if record.request.origin != asker.region:
                 raise IngressInvalid("its answer is not to go to its origin")
+            if record.request.offline != (self._channel == "offline"):
+                raise IngressInvalid("offline work and other work have channels of their own")
         except IngressInvalid as error:
             self._log.warning(channel, "invalid", "ingress refused: %.300s", error)
             self._bodies.give_back(taken)
@@ -195,6 +219,8 @@ def read_ingress(
         wants_receipt=wants_receipt,
     )
     body = b"" if exchange.H_BODY_BYTES in headers else msg.data
+    if request.offline and body:
+        request = replace(request, answer_tokens=answer_tokens_max(orjson.loads(body)))
     span: Trace = NO_TRACE
     if tracing.is_set_up or tracing.PARENT in headers:
         span = IngressSpan(request.request_id, request.origin, tracing.extract(headers))

@@ -5,8 +5,6 @@ import contextlib
 import logging
 import os
 import random
-import secrets
-import struct
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from importlib import metadata
 from typing import Any, Self
@@ -17,21 +15,24 @@ from prometheus_client import CollectorRegistry
 
 from infra.address import Address
 from infra.process import end_all
+from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.bus import Listeners, RouterBus
 from mesh.adapters.http_api import EVERY_PATH, OF_ONE_PROCESS, HttpApi
 from mesh.adapters.http_server import PAGE_CONNECTIONS, ConnectionLimit, HttpServer
-from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.metrics import BatchMetrics, RouterMetrics
 from mesh.adapters.recorder import Recorder
 from mesh.core.model import events as ev
 from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import STOOD_STILL_S
+from mesh.runtime.batch_door import BatchStoreDoor
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import Pings, ReplyGuard
+from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_manager import RequestManager
-from schemas import http, subjects
+from schemas import http
 from schemas.exchange import ALIVE_S
-from schemas.replies import HERE, PING_PREFIX, WHO
+from schemas.replies import PING_PREFIX
 from schemas.state import ReplicaState
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,6 @@ DRAIN_POLL_S = 0.02
 ERRORS_SENT_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
 CANCEL_AGAIN_S = 0.1
-EPOCH = struct.Struct(">Q")
-NONCE_BYTES = 16
-SAME_NAME_S = 0.15  # for a router of the same name on the same server to answer
-
-
-class NameTaken(RuntimeError):
-    """Another router of this name runs in the region. The message says what to do."""
 
 
 class PortTaken(OSError):
@@ -170,16 +164,21 @@ class Router:
             guard,
             self._on_control,
         )
-        self._same_name_answered = asyncio.Event()
-        self._nonce = EPOCH.pack(config.epoch) + secrets.token_bytes(NONCE_BYTES)
+        self._name = NameClaim(config.region, config.router, config.epoch, self._bus)
         self._pings = Pings(config, self._bus, self._clock, self.requests.feed, guard)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: web.ServerRunner | None = None
         self._page: web.ServerRunner | None = None  # metrics and the like on a port of their own
         self._apis: list[HttpApi] = []
+        self._batch: BatchStoreDoor | None = None
+        if config.batch is not None:
+            self._batch = BatchStoreDoor(
+                config.batch, config, self.requests, BatchMetrics(self._metrics.registry)
+            )
 
     async def open(self) -> None:
         """Connect to the bus, then listen for HTTP."""
+        config = self._config
         if self._recorder is not None:
             self._recorder.open()  # before the first event, or nothing could be replayed
         await self._bus.open(
@@ -198,7 +197,8 @@ class Router:
             )
         )
         self._metrics.bus_connected.set(1)
-        await self._refuse_same_name()
+        if not await self._name.is_free():
+            raise NameTaken.router(config.region, config.router)
         for work in self._work():
             self._tasks.append(asyncio.create_task(work))
         await self._open_http()
@@ -208,6 +208,8 @@ class Router:
         yield from (self._ticks(), self._keep_alive(), self._pings.run(), self._stream())
         if self._config.peers and self._config.settings.lease_s:
             yield self.requests.beats.keep()
+        if self._batch is not None:
+            yield self._batch.keep_open()
 
     @property
     def http_port(self) -> int:
@@ -239,14 +241,20 @@ class Router:
             async with asyncio.timeout(self._config.drain_s):
                 await self._until_all_are_gone()
         except TimeoutError:
-            log.warning("%d requests cut off by the drain limit", self.requests.open_requests)
+            log.warning("%d requests cut off by the drain limit", self._open_requests)
             self.requests.feed(ev.DrainOver())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ERRORS_SENT_S):
                     await self._until_all_are_gone()
 
+    @property
+    def _open_requests(self) -> int:
+        """Clients that have not been answered to the end, uploads and downloads included."""
+        transfers = 0 if self._batch is None else self._batch.api.open
+        return self.requests.open_requests + transfers
+
     async def _until_all_are_gone(self) -> None:
-        while self.requests.open_requests:  # noqa: ASYNC110 - counts down in many places
+        while self._open_requests:  # noqa: ASYNC110 - counts down in many places
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def close(self) -> None:
@@ -256,6 +264,8 @@ class Router:
         for api in self._apis:
             await api.close()
         await end_all(self._tasks)
+        if self._batch is not None:
+            await self._batch.close()
         await self._bus.close()
         if self._recorder is not None:
             await self._recorder.close()
@@ -275,7 +285,8 @@ class Router:
         if config.shares_port:  # a scrape would meet one of the workers at random
             paths = EVERY_PATH - {http.METRICS}
             elsewhere = f"; each worker has a page of its own, this one's is {config.metrics}"
-        api = self._api(paths, connections, elsewhere)
+        batch = None if self._batch is None else self._batch.api
+        api = self._api(paths, connections, elsewhere, batch)
         server = HttpServer(
             api.handle,
             region=config.region,
@@ -290,7 +301,11 @@ class Router:
         log.info("region %s serves http://%s", config.region, where)
 
     def _api(
-        self, paths: Collection[str], connections: ConnectionLimit, elsewhere: str = ""
+        self,
+        paths: Collection[str],
+        connections: ConnectionLimit,
+        elsewhere: str = "",
+        batch: BatchApi | None = None,
     ) -> HttpApi:
         api = HttpApi(
             self._config.region,
@@ -301,6 +316,7 @@ class Router:
             connections,
             self._turned_away,
             self._config.cors_origins,
+            batch,
         )
         self._apis.append(api)
         return api
@@ -309,32 +325,6 @@ class Router:
         self._metrics.turned_away.labels(why).inc()
 
     # The bus.
-
-    async def _refuse_same_name(self) -> None:
-        # Two routers of one name would share an inbox and look restarted to every agent. So
-        # the second publishes a nonce to that inbox before its first keepalive, and the first
-        # echoes it. Any agent or peer may publish there, but only the region's routers receive
-        # the nonce.
-        self._bus.publish(self._own_inbox(WHO), self._nonce)
-        try:
-            async with asyncio.timeout(SAME_NAME_S):
-                await self._same_name_answered.wait()
-        except TimeoutError:
-            return
-        region, router = self._config.region, self._config.router
-        raise NameTaken(
-            f"router {router} of region {region} runs already; end that one, or give this one "
-            f"another name in routers of [regions.{region}] and in --router"
-        )
-
-    def _own_inbox(self, token: str) -> str:
-        return subjects.inbox(self._config.region, self._config.router, token)
-
-    def _on_same_name(self, token: str, data: bytes) -> None:
-        if token == HERE and data == self._nonce:
-            self._same_name_answered.set()
-        elif token == WHO and data != self._nonce and len(data) == len(self._nonce):
-            self._bus.publish(self._own_inbox(HERE), data)
 
     def _bus_is_lost(self) -> None:
         self._metrics.bus_connected.set(0)
@@ -348,10 +338,8 @@ class Router:
         """Messages to this router's inboxes of pings and of routers of its name."""
         if token.startswith(PING_PREFIX):
             self._pings.receive(token, msg.data)
-        elif token in (WHO, HERE):
-            self._on_same_name(token, msg.data)
         else:
-            return False
+            return self._name.receive(token, msg.data)
         return True
 
     async def _stream(self) -> None:

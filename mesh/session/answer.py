@@ -13,6 +13,7 @@ which more than BUFFERED_BYTES_MAX wait for the client is broken off.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isfinite
 
 from mesh.core.model import events as ev
 from mesh.core.model.request import Served
@@ -100,6 +101,7 @@ class AnswerReceiver:
         self.region: RegionId | None = None  # who answers, as soon as it is known
         self.replica: ReplicaId | None = None
         self.asked: RegionId | None = None  # the peer that is to place it
+        self.peer_held_s = 0.0  # in that peer's hold queue, by its own claim
         self.fresh: Digest | None = None  # how the region is that refused it
         self.is_event_stream = False  # so that an error event may end it; known with the head
         self._is_error = False
@@ -274,6 +276,7 @@ class AnswerReceiver:
             return ev.AttemptProgressed(self.key, self.attempt)
         if isinstance(message, exchange.Placed):
             self.region, self.replica = place_named(message.region, message.replica)
+            self.peer_held_s = message.held_s if isfinite(message.held_s) else 0.0
             return ev.PlacedByPeer(self.key, self.attempt, self.replica)
         if isinstance(message, exchange.Lost):
             place = place_named(message.region, message.replica)
@@ -313,6 +316,8 @@ class AnswerReceiver:
         if end.outcome == Outcome.ENGINE_FAILED and self.is_event_stream:
             self.end = end  # the engine's own error event has reached the client
             return ev.AnswerEnded(self.key, self.attempt, None)
+        if end.outcome == Outcome.PREEMPTED:
+            return ev.AttemptFailed(self.key, self.attempt, end.outcome, preempted=True)
         if end.outcome != Outcome.DONE:
             return self._failed(end.detail or end.outcome)
         if self.head is None:

@@ -152,7 +152,7 @@ class BusReceiver:
             self._over(record, answer, event)
             return
         if isinstance(event, ev.PlacedByPeer) and answer.region and not record.request.warm:
-            self._observer.placed_by_peer(answer.region)
+            self._observer.placed_by_peer(record, answer)
         self._feed(event)
 
     def _send_body(self, record: OpenRequest, answer: AnswerReceiver, payload: bytes) -> None:

@@ -88,6 +88,8 @@ def _request_headers(request: Request, path: str, attempt: int, now: float) -> d
         headers[exchange.H_RESIDENCY] = labels_text(request.residency)
     if request.warm:
         headers[exchange.H_WARM] = "1"
+    if request.offline:
+        headers[exchange.H_OFFLINE] = "1"
     return headers
 
 
@@ -164,6 +166,7 @@ def read_forwarded(
             slo_ttft_s=_slo_s(headers),
             session=_session(headers),
             warm=exchange.H_WARM in headers,
+            offline=exchange.H_OFFLINE in headers,
             wants_receipt=wants_receipt,
         )
     except KeyError as error:

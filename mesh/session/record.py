@@ -4,9 +4,9 @@ A client's request, a peer's and a warm-up are the same record: a peer's has `an
 `request`, so that its answer goes straight to the asking router; a warm-up has no client.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
@@ -33,8 +33,8 @@ class Trace:
     def dispatched(self, target: str, attempt: int, headers: dict[str, str]) -> None:
         """An attempt leaves for the bus; the trace context is added to `headers`."""
 
-    def first_byte(self) -> None:
-        """The client is sent a first byte."""
+    def first_byte(self, receipt: Decision) -> None:
+        """The client is sent a first byte. `receipt` has what the wait for it consists of."""
 
     def end(self, status: int, error: str | None = None) -> None:
         """The request is over, with that HTTP status."""
@@ -137,8 +137,8 @@ class Observer:
     def decided(self, record: OpenRequest, effect: fx.Decided) -> None:
         """A placement was made."""
 
-    def placed_by_peer(self, region: RegionId) -> None:
-        """A peer found a place for a forwarded request."""
+    def placed_by_peer(self, record: OpenRequest, answer: AnswerReceiver) -> None:
+        """A peer found a place for a forwarded request, and `answer` names it."""
 
     def refused(self, record: OpenRequest, event: ev.AttemptRefused) -> None:
         """An attempt was not taken."""
@@ -175,4 +175,5 @@ class PrefixStore(Protocol):
         """A warm-up's record, with what is kept as its body."""
 
 
-Decide = Callable[[ev.Event, float], list[fx.Effect]]
+# A router's core, or a batch runner's, which has more events and effects.
+Decide = Callable[[Any, float], Sequence[object]]

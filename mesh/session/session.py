@@ -12,6 +12,7 @@ from typing import Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
+from mesh.core.offline.events import OfflineEvent
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
@@ -63,7 +64,7 @@ class Session:
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
         self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[OfflineEvent] = deque()
         self._is_feeding = False
         self.answers = BusReceiver(
             region,
@@ -109,7 +110,7 @@ class Session:
         answers = (record.answer for record in self._records.values())
         return sum(answer.buffered_bytes for answer in answers if answer is not None)
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: OfflineEvent) -> None:
         """Let the core decide about one event, and perform its effects."""
         if self._is_feeding:
             self._events.append(event)
@@ -129,6 +130,10 @@ class Session:
     def admit(self, record: OpenRequest) -> None:
         self._records[record.request.key] = record
         self.feed(ev.RequestArrived(record.request))
+
+    def open(self, record: OpenRequest) -> None:
+        """The core itself begins this request: an attempt of a batch job's line."""
+        self._records[record.request.key] = record
 
     def admit_forwarded(self, record: OpenRequest) -> None:
         self._forwarded[record.request.key] = record
@@ -229,7 +234,8 @@ class Session:
         if record.spans.is_traced:
             record.spans.dispatched(effect.replica, effect.attempt, headers)
         # Before the work, so that no frame of the agent's can arrive first and pass for ours.
-        self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica))
+        held_s = 0.0 if record.decision is None else record.decision.held_s
+        self._bus.answer_peer(inbox, exchange.Placed(region, effect.replica, held_s))
         sent = self._bus.send_work(record, region, effect.replica, inbox, headers)
         if not sent:  # the asking router is to look elsewhere
             self._tell_refused(inbox, Refusal.FULL)
@@ -319,8 +325,7 @@ class Session:
         self.feed(ev.PrefixKept(effect.prefix, body_bytes))
 
     def _open_warm_up(self, effect: fx.OpenWarmUp) -> None:
-        record = self._prefixes.open_warm_up(effect.request, effect.prefix)
-        self._records[record.request.key] = record
+        self.open(self._prefixes.open_warm_up(effect.request, effect.prefix))
 
     def _close_warm_up(self, effect: fx.CloseWarmUp) -> None:
         record = self._records[effect.key]

@@ -18,17 +18,18 @@ STATUS_LINE_BYTES_MAX = 128
 class ProgramKind(IntEnum):
     """The programs of a region, in the order in which they are stopped.
 
-    Routers first: while they drain, they need agents, engines and the bus.
+    Batch runners and routers first: while they drain, they need agents, engines and the bus.
     """
 
-    ROUTER = 1
-    AGENT = 2
-    ENGINE = 3
-    NATS = 4
+    BATCH_RUNNER = 1
+    ROUTER = 2
+    AGENT = 3
+    ENGINE = 4
+    NATS = 5
 
     @property
     def label(self) -> str:
-        return "nats-server" if self is ProgramKind.NATS else self.name.lower()
+        return "nats-server" if self is ProgramKind.NATS else self.name.lower().replace("_", " ")
 
 
 class ReadinessProbe(Protocol):

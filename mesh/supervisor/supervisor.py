@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # on a busy machine idle programs end by themselves. Routers and agents are given less to drain
 # (mesh.demo.commands).
 GRACE_S = {
+    ProgramKind.BATCH_RUNNER: 20.0,
     ProgramKind.ROUTER: 20.0,
     ProgramKind.AGENT: 15.0,
     ProgramKind.ENGINE: 15.0,

@@ -78,6 +78,7 @@ def write_config(
     routers: Sequence[str] = ("r1",),
     rtt_ms: Mapping[tuple[str, str], float] = RTT_MS,
     monitored: bool = False,
+    batch_runners: Sequence[str] = (),
 ) -> Path:
     """A mesh.toml on free ports. Links that `rtt_ms` leaves out have no delay.
 
@@ -90,7 +91,8 @@ def write_config(
         addresses = [f'{key} = "127.0.0.1:{next(ports)}"' for key in listens]
         names = f"routers = {json.dumps(list(routers))}"
         count = replicas if isinstance(replicas, int) else replicas[region]
-        lines = [f"[regions.{region}]", *addresses, f"replicas = {count}", names, ""]
+        lines = [f"[regions.{region}]", *addresses, f"replicas = {count}", names]
+        lines += [f"batch_runners = {json.dumps(list(batch_runners))}", ""]
         text += "\n".join(lines)
     for a, b in itertools.combinations(regions, 2):
         rtt = rtt_ms.get((a, b), rtt_ms.get((b, a), 0))

@@ -77,8 +77,11 @@ class NatsRegions:
 
     async def set_up(self, region: str) -> dict[str, str]:
         """Make the region's streams, as `mesh infra streams` does."""
-        has_peers = bool(self.topology.peers(region))
-        return await streams.set_up(self.address(region, "setup"), region, has_peers=has_peers)
+        users = [
+            user for user in ("setup", "batch-setup") if user in self.files[region].credentials
+        ]
+        setup, batch_setup = [*(self.address(region, user) for user in users), None][:2]
+        return await streams.set_up_region(self.topology, region, setup, batch_setup)
 
     async def stop(self) -> None:
         for process in self._servers.values():
@@ -86,6 +89,9 @@ class NatsRegions:
 
     async def stop_one(self, region: str) -> None:
         await self._servers[region].stop()
+
+    async def start_one(self, region: str) -> None:
+        await self._servers[region].start()
 
     def pid(self, region: str) -> int:
         pid = self._servers[region].pid

@@ -15,12 +15,13 @@ from agents.config import AgentConfig
 from agents.runtime.process import Stop
 from agents.runtime.process import run as run_agent
 from infra.bus import BusAddress
+from infra.nats.region_config import BATCH
 from mesh.adapters import streams
 from mesh.adapters.http_server import CONNECTIONS_MAX, HttpTimes
 from mesh.adapters.recorder import RecordTo
 from mesh.adapters.tenants import ApiKeys
 from mesh.core.model.settings import RouterSettings
-from mesh.runtime.config import RegionEntry, RouterConfig
+from mesh.runtime.config import BatchAccess, RegionEntry, RouterConfig
 from mesh.runtime.router import Router
 from schemas.ids import RegionId, RouterId
 from tests.support.nats_regions import NatsRegions
@@ -57,6 +58,13 @@ class SmallMesh:
             return self._servers.address(region, user)
         return BusAddress(self._servers[region].url)
 
+    def _batch_access(self, region: str) -> BatchAccess | None:
+        """Its store of files and batches, where mesh.toml gives it batch runners."""
+        servers = self._servers
+        if not isinstance(servers, NatsRegions) or BATCH not in servers.files[region].credentials:
+            return None
+        return BatchAccess(self._address(region, BATCH), servers.topology.batch)
+
     async def router(
         self,
         region: str,
@@ -70,6 +78,7 @@ class SmallMesh:
         http_times: HttpTimes = HttpTimes(),  # noqa: B008 - frozen
         connections_max: int = CONNECTIONS_MAX,
         cors_origins: tuple[str, ...] = (),
+        drain_s: float = 5.0,
         **settings: object,
     ) -> str:
         """A router of the region; returns its base URL. Others than `r1` are found as `us/r2`.
@@ -92,13 +101,14 @@ class SmallMesh:
             hash_key="test",
             epoch=next(_EPOCHS) + skew_ms,
             seed=7,
-            drain_s=5.0,
+            drain_s=drain_s,
             record=record,
             entries=entries or {},
             keys=keys or {},
             http_times=http_times,
             connections_max=connections_max,
             cors_origins=cors_origins,
+            batch=self._batch_access(region),
         )
         router = Router(config)
         self.stack.push_async_callback(router.close)

@@ -6,7 +6,7 @@ import nats.errors
 import pytest
 
 from infra.bus import BusAddress, connect
-from mesh.adapters.bus import AdoptedHeartbeats
+from mesh.adapters.adopted_heartbeats import AdoptedHeartbeats
 from schemas import subjects
 from schemas.ids import RegionId
 from tests.support.flushed import flushed

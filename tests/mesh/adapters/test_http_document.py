@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 from mesh.adapters.http_api import HttpApi
 from mesh.adapters.http_server import HttpServer
 from mesh.adapters.read_request import BodyBudget, RequestRefused
-from schemas.http import H_RETRY_AFTER, ROUTES, Fault, Location, Readiness, Region
+from schemas.http import H_RETRY_AFTER, Fault, Location, Readiness, Region
 from schemas.ids import ModelId, RegionId
 from schemas.openapi import document
+from schemas.routes import ROUTES
 from schemas.state import Health, ModelCard
 
 DOCUMENT = document()
@@ -115,7 +116,7 @@ async def test_no_other_path_is_served(face):
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 async def test_no_other_method_is_served(face, route):
-    async with face.request("DELETE", route.path.replace("{model}", "x")) as answer:
+    async with face.request("PUT", route.path.replace("{model}", "x")) as answer:
         assert answer.status == Fault.METHOD_WRONG.value.status
 
 

@@ -58,7 +58,8 @@ def test_a_request_that_was_held_refused_and_answered(ended):
     spans.decided(fx.Decided(1, decision(Placement.PEER, peer="eu")))
     second: dict[str, str] = {}
     spans.dispatched("eu", 2, second)
-    spans.first_byte()
+    waited = {"held_s": 1.0, "peer_held_s": 2.0, "attempts_s": 0.5, "ttft_s": 3.5}
+    spans.first_byte(decision(Placement.PEER, peer="eu", replica="eu-0", **waited))
     spans.end(200)
     names = [span.name for span in ended()]
     assert names == [
@@ -74,6 +75,10 @@ def test_a_request_that_was_held_refused_and_answered(ended):
     assert {span.parent.span_id for span in children} == {root.context.span_id}
     assert f"{root.parent.span_id:016x}" == PARENT["traceparent"].split("-")[2]
     assert root.attributes["http.response.status_code"] == 200
+    assert {f"mesh.{name}": value for name, value in waited.items()}.items() <= (
+        root.attributes.items()
+    )
+    assert (root.attributes["mesh.region"], root.attributes["mesh.replica"]) == ("eu", "eu-0")
     assert root.status.status_code is StatusCode.UNSET
     again, answered = [span for span in ended() if span.name == "mesh.dispatch"]
     assert again.status.description == "placed again"
@@ -88,6 +93,15 @@ def test_a_request_that_failed_leaves_no_span_open(ended):
     spans.end(503, "no replica")
     assert [span.name for span in ended()] == ["mesh.decide", "mesh.hold", "mesh.request"]
     assert ended()[-1].status.description == "no replica"
+
+
+def test_a_peer_s_request_that_was_held_has_a_span_of_its_wait(ended):
+    span = IngressSpan("q-1", "us", tracing.extract(PARENT))
+    span.decided(fx.Decided(1, decision(Placement.LOCAL, replica="eu-0", held_s=7.75)))
+    span.end(200, None)
+    hold, *others = ended()
+    assert [one.name for one in (hold, *others)] == ["mesh.hold", "mesh.decide", "mesh.ingress"]
+    assert hold.end_time - hold.start_time == 7_750_000_000
 
 
 @pytest.mark.parametrize(("refused", "told"), [(None, None), ("no_replica", "refused: no_replica")])

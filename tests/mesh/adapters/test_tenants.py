@@ -83,3 +83,15 @@ def test_the_key_itself_is_in_no_message():
 def test_whose_it_is_says_the_key(headers, tenant):
     assert Tenants(US, GROUND, KEYS).tenant(headers) == tenant
     assert Tenants(US, GROUND, {}).tenant(headers) is None, "where none are listed"
+
+
+def test_files_belong_to_a_tenant_or_to_the_holders_of_an_unlisted_key():
+    some = Tenants(US, GROUND, KEYS)
+    assert some.owner(ACME) == "acme"
+    owners = {some.owner({"authorization": f"Bearer {key}"}) for key in ("a", "b", "a")}
+    assert len(owners) == 2 and all(owner.startswith("key:") for owner in owners)
+    assert Tenants(US, GROUND, {}).owner({}) == "", "where none are listed"
+    for nothing in ({}, {"authorization": "Basic acme"}, {"authorization": "Bearer  "}):
+        with pytest.raises(RequestRefused) as caught:
+            some.owner(nothing)
+        assert caught.value.fault is Fault.KEY_MISSING

@@ -26,7 +26,7 @@ def test_paths_are_whole_however_long(tmp_path):
     deep = tmp_path / ("long" * 30)
     lines = run("--out", deep).output.splitlines()
     assert f"  us: {deep}/us/nats.conf" in lines
-    assert f"  eu: {deep}/eu/credentials/ (9 files of credentials)" in lines
+    assert f"  eu: {deep}/eu/credentials/ (12 files of credentials)" in lines
 
 
 def test_no_password_is_printed(tmp_path):

@@ -213,3 +213,18 @@ def test_what_can_not_be_used_is_named_and_nothing_is_played(
     ended = plan(*arguments)
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert says in ended.stderr
+
+
+def test_a_plan_answers_every_line_of_its_batch_jobs(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    job = "us=20,prompt=200,answer=10,window=60"
+    few = (*TRACE, "--limit", "6", "--regions", "us,eu", "--ttft-p90", "10", "--replicas-max", 2)
+    ended = plan(*few, "--offline", job, "--out", out)
+    assert ended.exit_code == 0, ended.output
+    found = json.loads(out.read_text())["plans"]
+    assert list(found) == ["region-local", "mesh"]
+    for each in found.values():
+        assert each["report"]["offline"]["answered"] == 20
+    impossible = plan(*few, "--offline", "us=2000,answer=500,window=5")
+    assert impossible.exit_code == 1
+    assert "offline lines not answered" in impossible.stdout

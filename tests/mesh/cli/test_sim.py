@@ -229,6 +229,17 @@ def test_without_matplotlib_pictures_say_how_to_get_it(monkeypatch: pytest.Monke
     assert "pip install 'inference-mesh[pictures]'" in ended.stderr
 
 
+def test_batch_jobs_stand_beside_the_same_run_without_them(tmp_path: Path) -> None:
+    out = tmp_path / "sim.json"
+    job = "us=20,prompt=200,shared=128,groups=2,answer=5,window=10m"
+    ended = sim(*QUICK, "--offline", job, "--offline-scope", "mesh,none", "--out", out)
+    assert ended.exit_code == 0, ended.output
+    assert "tokens/GPU hour" in ended.stdout
+    reports = json.loads(out.read_text())["policies"]
+    assert reports["mesh offline mesh"]["offline"]["answered"] == 20
+    assert "offline" not in reports["mesh offline none"]
+
+
 def test_a_run_in_which_every_request_fails_ends_with_1() -> None:
     assert sim(*QUICK, "--timeout-s", 0.0001).exit_code == 1
 

@@ -51,5 +51,5 @@ def test_more_workers_than_a_region_may_have_are_an_error():
         for name, region in topology.regions.items()
     }
     topology = topology.model_copy(update={"regions": regions})
-    with pytest.raises(TopologyError, match=r"--workers 9: regions\.us\.workers: 18 processes"):
+    with pytest.raises(TopologyError, match=r"--workers 9: regions\.us\.workers: 19 processes"):
         fitted(topology, DemoOptions(config=DEFAULT_FILE, state=Path(), workers=9))

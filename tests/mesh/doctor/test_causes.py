@@ -15,6 +15,9 @@ class StubCommands:
     def program(self, kind, region, name):
         return Remedy(f"{kind} {name} of {region}", "true")
 
+    def engine(self, replica):
+        return Remedy(f"engine of {replica}", "true")
+
     def stream(self, region, name):
         return Remedy(f"stream {name} of {region}", "true")
 
@@ -86,14 +89,19 @@ def test_leaks_of_permissions_are_never_explained_away():
     assert with_causes([leak], {"eu": DEAD}, commands)[1] == leak
 
 
-def test_only_silent_programs_come_with_a_remedy():
+def test_only_silent_programs_and_engines_that_are_down_come_with_a_remedy():
     found = [
         finding("eu", "router", "r1", BAD),
         finding("eu", "heartbeat", "eu-0", BAD),
         finding("eu", "heartbeat", "eu-1", WARNING),
         Finding("eu", "heartbeat", "eu-2", BAD, "starting, 0 requests in it", 82.9, "ms old"),
+        Finding("eu", "engine", "eu-3", WARNING, "down, 0 requests in it", 82.9, "ms old"),
+        Finding("eu", "engine", "eu-4", BAD, "down, 0 requests in it", 82.9, "ms old"),
         finding("eu", "router", "r2", OK),
         finding("eu", "stream", "r1", BAD),
     ]
     whats = [one.remedy and one.remedy.what for one in with_causes(found, {}, commands)]
-    assert whats == ["router r1 of eu", "agent eu-0 of eu", None, None, None, "stream r1 of eu"]
+    assert whats == [
+        *("router r1 of eu", "agent eu-0 of eu", None, None),
+        *("engine of eu-3", "engine of eu-4", None, "stream r1 of eu"),
+    ]

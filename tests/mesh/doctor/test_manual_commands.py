@@ -34,6 +34,16 @@ def test_a_router_and_an_agent_of_the_demo_that_hang_are_ended():
     both = demo(router_eu_r1=42, agent_eu_0=43)
     assert both.program("router", "eu", "r1").command == "kill -KILL 42"
     assert both.program("agent", "eu", "eu-0").command == "kill -KILL 43"
+    runner = demo(batch_runner_eu_batch_0=44).program("batch-runner", "eu", "batch-0")
+    assert runner.command == "kill -KILL 44"
+
+
+def test_an_engine_that_is_down_is_ended_or_its_agents_log_is_shown():
+    assert demo(engine_eu_0=44).engine("eu-0").command == "kill -KILL 44"
+    ended = demo(engine_eu_1=44).engine("eu-0")
+    assert shlex.split(ended.command) == ["tail", "-n", "30", "/a b/logs/agent-eu-0.log"]
+    there = SystemdCommands(load(DEFAULT_FILE), Path("mesh.toml"), Path("rendered")).engine("eu-0")
+    assert there.command == "journalctl -n 30 -u mesh-agent@eu-0"
 
 
 def test_of_ended_programs_the_end_of_the_log_is_shown():

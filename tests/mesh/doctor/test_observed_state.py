@@ -3,10 +3,12 @@
 import asyncio
 
 from infra.bus import BusAddress, close, connect
-from mesh.doctor.observed_state import ObservedMessages, listen
+from infra.topology import DEFAULT_FILE, load
+from mesh.doctor.findings import CheckResult, RegionFindings
+from mesh.doctor.observed_state import ObservedMessages, compare, listen
 from schemas import subjects
-from schemas.state import Lease, encode_state
-from tests.mesh.core.build import digest
+from schemas.state import Lease, ReplicaState, encode_state
+from tests.mesh.core.build import beat, digest
 from tests.support.flushed import flushed
 
 READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
@@ -33,3 +35,23 @@ async def test_what_a_stream_replays_is_ignored(nats_server):
     await close(client)
     assert {region for region, _ in heard.digests} == heard.prefixes_of == {"us"}
     assert heard.lease is None
+
+
+def test_an_engine_that_is_down_beside_a_ready_one_has_a_finding_of_its_own():
+    topology = load(DEFAULT_FILE)
+    names = topology.region("us").replicas
+    states = dict.fromkeys(names, ReplicaState.READY) | {
+        names[0]: ReplicaState.DOWN,
+        names[1]: ReplicaState.STARTING,
+    }
+    observed = ObservedMessages(
+        heartbeats={name: (beat(name, state=state), 1.0) for name, state in states.items()}
+    )
+    found = RegionFindings("us")
+    compare(found, topology, observed, 1.1)
+    [down, starting, *ready] = [
+        (one.check, one.verdict) for one in found.findings if one.about in names
+    ]
+    assert down == ("engine", CheckResult.WARNING)
+    assert starting == ("heartbeat", CheckResult.WARNING)
+    assert set(ready) == {("heartbeat", CheckResult.OK)}

@@ -1,16 +1,23 @@
 """A request that waits in a peer's line: its router hears so, and its client is served there."""
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 
+import orjson
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from infra import tracing
 from schemas.exchange import HELD_S
 from tests.support.nats_pair import nats_pair
 from tests.support.scripted_engine import event, hang, scripted_engine
-from tests.support.small_mesh import PATIENT, chat, post, small_mesh
+from tests.support.small_mesh import PATIENT, WAIT_S, chat, post, small_mesh
 
 pytestmark = pytest.mark.timeout(90)
+AGREE_S = 0.005
 LONG = "word " * 60_000  # 75,000 tokens: seconds of work, by what a router believes at start
 
 
@@ -67,6 +74,58 @@ async def test_it_is_served_where_it_waited(two):
     assert (status, headers["x-mesh-region"]) == (200, "eu")
     assert event("late") in body
     assert not guests(two)
+
+
+async def test_its_wait_is_in_the_receipt_the_trace_and_the_metric(two, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "mesh.runtime.request_manager")
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("mesh.adapters.spans._TRACER", provider.get_tracer("test"))
+    monkeypatch.setattr(tracing, "is_set_up", True)
+    before_s = two.sample("eu", "mesh_hold_seconds_sum")
+    headers = {"x-mesh-debug": "1", "x-request-id": "held-1"}
+    task = asyncio.create_task(post(two, chat(stream=True), **headers))
+    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    two.gate.set()
+    status, _, answered = await task
+    assert status == 200
+    receipt = orjson.loads(answered["x-mesh-decision"])
+    spans = [span for span in exporter.get_finished_spans() if span.attributes is not None]
+    [root] = [
+        span
+        for span in spans
+        if span.attributes.get("mesh.request_id") == "held-1" and span.name == "mesh.request"
+    ]
+    [hold] = [span for span in exporter.get_finished_spans() if span.name == "mesh.hold"]
+    held_s = receipt["peer_held_s"]
+    assert held_s > 0.0
+    assert receipt["held_s"] == 0.0
+    parts_s = receipt["held_s"] + held_s + receipt["attempts_s"]
+    assert parts_s == pytest.approx(receipt["ttft_s"], abs=AGREE_S)
+    assert root.attributes["mesh.peer_held_s"] == pytest.approx(held_s, abs=AGREE_S)
+    assert root.attributes["mesh.ttft_s"] == pytest.approx(receipt["ttft_s"], abs=AGREE_S)
+    assert (hold.end_time - hold.start_time) / 1e9 == pytest.approx(held_s, abs=AGREE_S)
+    metric_s = two.sample("eu", "mesh_hold_seconds_sum") - before_s
+    assert metric_s == pytest.approx(held_s, abs=AGREE_S)
+    ttft_s = two.sample("us", "mesh_request_ttft_seconds_sum", served="peer")
+    assert ttft_s == pytest.approx(receipt["ttft_s"], abs=AGREE_S)
+    assert f"held-1 placed by eu on eu-0 after {held_s:.3f} s in its hold queue" in caplog.text
+
+
+async def test_a_peer_s_claim_of_a_wait_is_bounded_by_the_attempt(two):
+    """What is said to have waited for an hour did not wait longer than its client did."""
+    router = two.routers["us"].requests
+    task = asyncio.create_task(post(two, chat(stream=True), **{"x-mesh-debug": "1"}))
+    await two.until(lambda: len(guests(two)) == 1, "the request to wait in eu")
+    [record] = router.session
+    two.gate.set()
+    await two.until(lambda: record.answer is not None and record.answer.replica, "its place")
+    record.answer.peer_held_s = 3600.0
+    _, _, answered = await task
+    receipt = orjson.loads(answered["x-mesh-decision"])
+    assert receipt["peer_held_s"] <= receipt["ttft_s"] < WAIT_S
+    assert receipt["attempts_s"] >= 0.0
 
 
 async def test_whose_client_leaves_meanwhile_costs_no_answer(two):

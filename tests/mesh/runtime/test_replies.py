@@ -1,4 +1,4 @@
-"""What routers and agents can be made to publish by the reply subject of what they receive.
+"""What routers, batch runners and agents can be made to publish by a message's reply subject.
 
 On a server without users and rules, so that nothing but the processes themselves refuses: every
 channel that a role receives is sent every body, with every reply subject that may get no answer.
@@ -11,11 +11,17 @@ import orjson
 import pytest
 from nats.js.api import StreamConfig
 
+from infra.batch_table import BatchTable
 from infra.bus import BusAddress, close, connect
 from mesh.adapters import streams
+from mesh.core.offline.settings import OfflineSettings
+from mesh.runtime.batch_runner import BatchRunner, RunnerConfig
 from schemas import exchange, subjects, wire
 from schemas.catalog import CHANNELS, Role
 from schemas.gossip import TrieAsk, TrieDelta
+from schemas.ids import RegionId, RouterId
+from schemas.state import OfflineCapacity, OfflineState, encode_state
+from tests.support.batch_store import make_streams
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import PATIENT, chat, small_mesh
@@ -77,6 +83,29 @@ async def mesh(nats_server):
         yield mesh
 
 
+@pytest.fixture
+async def runner(mesh, nats_server):
+    """A batch runner of us, which receives what peers' runners ask of it."""
+    limits = BatchTable(files_mib=16, results_mib=16, lines_mib=16, jobs_mib=16, file_mib_max=1)
+    await make_streams(nats_server.url, limits)
+    config = RunnerConfig(
+        region=RegionId("us"),
+        router=RouterId("batch-0"),
+        peers=(RegionId("eu"),),
+        bus=BusAddress(nats_server.url),
+        store=BusAddress(nats_server.url),
+        limits=limits,
+        settings=OfflineSettings(),
+        hash_key="test",
+        epoch=1,
+        seed=7,
+    )
+    started = BatchRunner(config)
+    mesh.stack.push_async_callback(started.close)
+    await started.open()
+    return started
+
+
 def heard_by(role: Role) -> list[str]:
     names = NAMES | {"stream": "7"}
     return [row.subject(**names) for row in CHANNELS if role in row.subscribe]
@@ -90,9 +119,7 @@ async def answered(client, subject, body, inbox, headers=None):
     await answers.unsubscribe()
 
 
-async def test_no_reply_subject_makes_a_router_or_an_agent_publish_where_it_may_not(
-    mesh, nats_server
-):
+async def test_no_reply_subject_makes_a_process_publish_where_it_may_not(mesh, runner, nats_server):
     client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
     sent, reached = set(), []
 
@@ -116,6 +143,8 @@ async def test_no_reply_subject_makes_a_router_or_an_agent_publish_where_it_may_
     await answered(client, subjects.ping("us"), b"87654321", "_INBOX.eu.r1.ping-us")
     await answered(client, subjects.ingress("us"), BODIES[3], "_INBOX.eu.r1.7", ASKED)
     await answered(client, subjects.work("us", "us-0"), b"", "_INBOX.eu.r1.8", ASKED)
+    offline = ASKED | {exchange.H_OFFLINE: "1"}
+    await answered(client, subjects.offline("us"), BODIES[3], "_INBOX.eu.r1.9", offline)
     await flushed(client)
     own = own_words(reached)
     assert [one for one in reached if one not in own] == []
@@ -123,6 +152,11 @@ async def test_no_reply_subject_makes_a_router_or_an_agent_publish_where_it_may_
     for channel in ("ping", "ingress", "ingress_within", "snapshot"):
         at_least = len(HOSTILE) * len(BODIES)
         counted = mesh.sample("us", "mesh_replies_dropped_total", channel=channel)
+        assert counted >= at_least, (channel, counted)
+    for channel in ("offline", "offline_within"):
+        labels = {"channel": channel}
+        name = "mesh_replies_dropped_total"
+        counted = runner.metrics.registry.get_sample_value(name, labels) or 0.0
         assert counted >= at_least, (channel, counted)
     await close(client)
 
@@ -176,4 +210,25 @@ async def test_what_a_stream_sends_to_a_reply_subject_is_nobody_s_word(mesh, nat
     await mesh.until(lambda: mesh.sample("us", "mesh_gossip_dropped_total") >= 1, "the delta")
     await answered(client, subjects.ping("us"), b"87654321", "_INBOX.eu.r1.ping-us")
     assert mesh.routers["us"].core.peers.get("eu") is None
+    await close(client)
+
+
+async def test_nobody_speaks_for_another_regions_offline_work(mesh, runner, nats_server):
+    client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
+
+    async def publish(region: str, model: str, headers: dict[str, str] | None = None) -> None:
+        models = {model: OfflineCapacity(room_tokens=1)}
+        said = OfflineState(
+            region=region, router="batch-0", epoch=1, seq=1, accepting=True, models=models
+        )
+        subject = subjects.offline_state("eu")
+        await client.publish(subject, encode_state(said), headers=headers)
+
+    await client.publish(subjects.offline_state("eu"), b"{")
+    await publish("us", "forged")
+    await publish("ap", "forged")
+    await publish("eu", "forged", {"Nats-Stream": "HEARTBEATS"})
+    await publish("eu", "its own")
+    await mesh.until(lambda: "its own" in runner.core.regions.models(), "eu's own state")
+    assert "forged" not in runner.core.regions.models()
     await close(client)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from infra.bus import BusAddress, close, connect
-from mesh.runtime.router import NameTaken
+from mesh.runtime.name_claim import NameTaken
 from tests.support.flushed import flushed
 from tests.support.scripted_engine import scripted_engine
 from tests.support.small_mesh import chat, client, small_mesh
@@ -16,7 +16,7 @@ async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_serv
         url = await mesh.router("us")
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
-        monkeypatch.setattr("mesh.runtime.router.SAME_NAME_S", 20.0)  # the first one answers
+        monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 20.0)  # the first one answers
         with pytest.raises(NameTaken, match="runs already"):
             await mesh.router("us")
         async with (
@@ -29,7 +29,7 @@ async def test_a_second_router_of_one_name_is_refused_and_harms_nobody(nats_serv
 async def test_who_has_not_received_its_question_keeps_no_router_from_starting(
     nats_server, monkeypatch
 ):
-    monkeypatch.setattr("mesh.runtime.router.SAME_NAME_S", 0.5)
+    monkeypatch.setattr("mesh.runtime.name_claim.SAME_NAME_S", 0.5)
     agent = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
     asked = await agent.subscribe("_INBOX.us.r1.who")  # here only to know when to speak
     await flushed(agent)

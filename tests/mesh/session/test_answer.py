@@ -383,3 +383,13 @@ def test_more_than_flow_control_allows_breaks_the_answer_off(content_type) -> No
     for _ in range(BUFFERED_BYTES_MAX // BLOCK):
         assert not isinstance(sender.data(b"x" * BLOCK), ev.AttemptFailed)
     assert sender.data(b"y") == failure("the replica sent more than flow control allows")
+
+
+# Offline work.
+
+
+def test_offline_work_that_was_given_back_is_no_failure_of_the_replica() -> None:
+    sender = Sender("application/json")
+    sender.data(b'{"id"')
+    event = sender.end(Outcome.PREEMPTED, "online requests need the room")
+    assert event == ev.AttemptFailed(KEY, ATTEMPT, "preempted", preempted=True)

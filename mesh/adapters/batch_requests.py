@@ -1,0 +1,142 @@
+"""What requests for files and batches have in common.
+
+Whose they are, the bytes of their bodies as they come, their queries, and the store's errors as
+answers.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Protocol
+
+from aiohttp import web
+from multidict import MultiMapping
+
+from mesh.adapters.read_request import RequestRefused
+from mesh.adapters.request_body import (
+    H_CONTENT_ENCODING,
+    UPLOAD_S_MAX,
+    UploadRate,
+    say_continue,
+    too_slow,
+    waits_for_continue,
+)
+from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable
+from mesh.batch.store import BatchStore
+from schemas.http import Fault
+from schemas.problems import did_you_mean
+from schemas.residency import Labels
+
+AWAY = "the region's store of files and batches does not answer; try again"
+
+
+class BatchDoor(Protocol):
+    """What requests for files and batches need from the router behind them."""
+
+    def batch_store(self) -> BatchStore:
+        """The region's. Raises RequestRefused where there is none, or it is away at present."""
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Whose files and batches a request with these headers makes and sees. Raises
+        RequestRefused."""
+
+    def residency(self, wanted: Labels, headers: Mapping[str, str]) -> Labels:
+        """The labels that limit a request with these. Raises RequestRefused if they exclude all."""
+
+    def refuse_new(self) -> None:
+        """Raise RequestRefused while the router takes nothing new."""
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """The store's errors that no caller has an answer of its own for, as RequestRefused."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise RequestRefused(Fault.STORE_AWAY, AWAY) from error
+    except StoreError as error:
+        raise RequestRefused(Fault.INTERNAL, f"the store: {error}") from error
+
+
+@contextlib.contextmanager
+def unknown_as(fault: Fault, param: str | None = None) -> Iterator[None]:
+    """A file or a job that the store does not know, as RequestRefused with that fault."""
+    try:
+        yield
+    except (FileUnknown, JobUnknown) as error:
+        raise RequestRefused(fault, str(error), param) from error
+
+
+def lower(request: web.BaseRequest) -> dict[str, str]:
+    """The request's headers, their names in lower case."""
+    return {name.lower(): request.headers[name] for name in request.headers}
+
+
+def id_in(path: str) -> str:
+    """The id in a path of one file or one batch."""
+    return path.split("/")[3]
+
+
+async def arriving(
+    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX
+) -> AsyncGenerator[bytes]:
+    """The body as it comes. Raises RequestRefused for one that is cut, encoded, or too slow.
+
+    `whole_s`: what all of it may take. What the caller does between two pieces is not counted.
+    """
+    if request.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
+        message = f"send it without {H_CONTENT_ENCODING}"
+        raise RequestRefused(Fault.INVALID, message, H_CONTENT_ENCODING)
+    if waits_for_continue(request):
+        say_continue(request)
+    clock = asyncio.get_running_loop().time
+    rate = UploadRate(clock(), whole_s)
+    try:
+        while True:
+            async with asyncio.timeout_at(rate.due_at):
+                piece = await request.content.readany()
+            if not piece:
+                return
+            began_at = clock()
+            rate.arrived(len(piece), began_at)
+            yield piece
+            rate.forgive(clock() - began_at)
+    except web.RequestPayloadError as error:
+        raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
+    except TimeoutError as error:
+        raise too_slow(whole_s) from error
+
+
+async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:
+    """A body of at most so many bytes. Raises RequestRefused."""
+    refused = RequestRefused(Fault.BODY_TOO_LARGE, f"the body has more than {bytes_max} bytes")
+    if (request.content_length or 0) > bytes_max:
+        raise refused
+    body = bytearray()
+    async for piece in arriving(request):
+        body += piece
+        if len(body) > bytes_max:
+            raise refused
+    return bytes(body)
+
+
+def checked_query(query: MultiMapping[str], known: tuple[str, ...]) -> dict[str, str]:
+    """The query's parameters. Raises RequestRefused for an unknown one, or one given twice."""
+    for name in query:
+        if name not in known:
+            message = f"unknown query parameter {name!r:.60}{did_you_mean(name, known)}"
+            raise RequestRefused(Fault.INVALID, message, name[:60])
+        if len(query.getall(name)) > 1:
+            raise RequestRefused(Fault.INVALID, f"{name} is given more than once", name)
+    return dict(query)
+
+
+def limit_of(query: Mapping[str, str], usual: int, most: int) -> int:
+    """How many objects a list may have. Raises RequestRefused."""
+    given = query.get("limit")
+    if given is None:
+        return usual
+    is_plain = given.isascii() and given.isdigit() and len(given) <= len(str(most))
+    if not is_plain or not 1 <= int(given) <= most:
+        raise RequestRefused(Fault.INVALID, f"limit must be from 1 to {most}", "limit")
+    return int(given)

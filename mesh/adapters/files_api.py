@@ -1,0 +1,323 @@
+"""OpenAI's Files API: uploads that stream into the region's store, downloads that can be resumed.
+
+A file belongs to the tenant of the API key that uploaded it; to anybody else it does not exist.
+Between two pieces of an upload or a download other requests have their turn. At most UPLOADS_MAX
+and DOWNLOADS_MAX are under way in one process, each with less than a mebibyte in memory.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from infra.batch_table import BatchTable
+from mesh.adapters.batch_requests import (
+    BatchDoor,
+    arriving,
+    checked_query,
+    id_in,
+    limit_of,
+    lower,
+    store_errors,
+    unknown_as,
+)
+from mesh.adapters.byte_range import ByteRange, RangeOutside, byte_range
+from mesh.adapters.metrics import BatchMetrics
+from mesh.adapters.read_request import RequestRefused
+from mesh.adapters.upload_form import (
+    ANCHOR,
+    BESIDE_BYTES_MAX,
+    FILE,
+    PURPOSE,
+    SECONDS,
+    STEP_BYTES,
+    UploadForm,
+)
+from mesh.batch.records import FileInfo, FileUnknown, NewFile, Page, StoreError, StoreFull, TooLarge
+from mesh.batch.store import BatchStore
+from schemas import http
+from schemas.batch import Purpose
+from schemas.batch_http import FILES_MAX, ExpiresAfter, FileDeleted, FileObject
+from schemas.http import Fault
+from schemas.problems import problem_of
+
+log = logging.getLogger(__name__)
+
+UPLOADS_MAX = 16
+DOWNLOADS_MAX = 64
+UPLOAD_S_MAX = 3600.0  # 512 MiB at 1.2 Mbit/s
+STALL_S = 60.0  # of a download whose client takes nothing
+# That a router waits for the client of one download, which may then ask for the rest: clients that
+# take a little now and then would keep others from DOWNLOADS_MAX for days.
+DOWNLOAD_S_MAX = 3600.0
+# Of all uploads and downloads of one process together: at this rate they take a quarter of a core,
+# and a request of another client waits less than a millisecond for them.
+TRANSFER_BYTES_PER_S = 32 * 1024 * 1024
+PIECE_BYTES = 64 * 1024  # carried at once
+TURN_S = 0.001  # of reading a form, after which others have theirs
+DAY_S = 86_400
+MEBIBYTE = 1024 * 1024
+EXPIRES_AFTER = "expires_after"
+_EXPIRES_AFTER: TypeAdapter[ExpiresAfter] = TypeAdapter(ExpiresAfter)
+
+
+@dataclass(slots=True)
+class Transfers:
+    """Uploads, downloads or lists that are under way, so many at most."""
+
+    most: int
+    what: str
+    open: int = 0
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Raises RequestRefused where there are as many as may be."""
+        if self.open >= self.most:
+            message = f"{self.most} {self.what} are under way in this router; try again later"
+            raise RequestRefused(Fault.TRANSFERS_FULL, message)
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
+class Pace:
+    """Spreads the bytes of all transfers evenly over time."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._due_at = 0.0  # for the next piece, on the loop's clock
+
+    async def wait(self, count: int) -> None:
+        """Wait until so many more bytes may be carried; others have their turn in any case."""
+        now = asyncio.get_running_loop().time()
+        starts_at = max(now, self._due_at)
+        self._due_at = starts_at + count / self._bytes_per_s
+        await asyncio.sleep(starts_at - now)
+
+
+class FilesApi:
+    """The handlers of one router; they raise RequestRefused."""
+
+    def __init__(self, door: BatchDoor, limits: BatchTable, metrics: BatchMetrics) -> None:
+        self._door, self._limits, self._metrics = door, limits, metrics
+        self.uploads = Transfers(UPLOADS_MAX, "uploads")
+        self.downloads = Transfers(DOWNLOADS_MAX, "downloads")
+        self._pace = Pace(TRANSFER_BYTES_PER_S)
+
+    async def create(self, request: web.BaseRequest) -> FileObject:
+        """Store the file of a form as it comes; nothing is left of one that breaks off."""
+        self._door.refuse_new()
+        checked_query(request.query, ())
+        store, owner = self._door.batch_store(), self._door.owner(lower(request))
+        form = UploadForm(request.headers.get("content-type"))
+        if (request.content_length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
+            raise self._too_large()
+        new = NewFile(filename=FILE, purpose=Purpose.BATCH, tenant=owner)
+        with self.uploads.one_more(), store_errors():
+            try:
+                async with contextlib.aclosing(self._pieces(request, form)) as pieces:
+                    info = await store.files.put(
+                        new, pieces, at_end=lambda new: self._described(new, form)
+                    )
+            except TooLarge as error:
+                raise self._too_large() from error
+            except StoreFull as error:
+                raise RequestRefused(
+                    Fault.STORE_FULL,
+                    f"there is no room for the file: {error}",
+                    headers={http.H_SHOULD_RETRY: "false"},  # they would upload all of it again
+                ) from error
+        return _object(info)
+
+    async def list(self, request: web.BaseRequest) -> Page[FileObject]:
+        """The tenant's files, the newest first unless `order` is asc."""
+        store, owner = self._door.batch_store(), self._door.owner(lower(request))
+        query = checked_query(request.query, ("purpose", "limit", "order", "after"))
+        order, purpose = query.get("order", "desc"), query.get("purpose")
+        if order not in ("asc", "desc"):
+            raise RequestRefused(Fault.INVALID, "order must be asc or desc", "order")
+        if purpose is not None and purpose not in set(Purpose):
+            message = f"purpose must be {' or '.join(Purpose)}"
+            raise RequestRefused(Fault.INVALID, message, PURPOSE)
+        limit = limit_of(query, FILES_MAX, FILES_MAX)
+        with store_errors(), unknown_as(Fault.FILE_UNKNOWN, "after"):
+            page = await store.files.list(
+                tenant=owner,
+                purpose=None if purpose is None else Purpose(purpose),
+                after=query.get("after", ""),
+                limit=limit,
+                newest_first=order == "desc",
+            )
+        return Page([_object(info) for info in page.items], page.has_more)
+
+    async def retrieve(self, request: web.BaseRequest) -> FileObject:
+        """What is known of one."""
+        return _object(await self._own(self._door.batch_store(), request))
+
+    async def delete(self, request: web.BaseRequest) -> FileDeleted:
+        """Delete it; a batch that has read it goes on."""
+        store = self._door.batch_store()
+        info = await self._own(store, request)
+        with store_errors(), unknown_as(Fault.FILE_UNKNOWN):
+            await store.files.delete(info.id)
+        return FileDeleted(id=info.id)
+
+    async def content(
+        self, request: web.BaseRequest, headers: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """Its bytes, or the range of them that is asked for."""
+        store = self._door.batch_store()
+        with self.downloads.one_more():
+            info = await self._own(store, request)
+            etag = f'"{info.id}-{info.created_at:x}-{info.bytes:x}"'
+            wanted = _wanted(request, info, etag)
+            part = wanted or ByteRange(0, info.bytes)
+            answer = web.StreamResponse(status=206 if wanted else 200, headers=headers)
+            answer.headers.update({http.H_ETAG: etag, http.H_ACCEPT_RANGES: "bytes"})
+            if wanted:
+                said = f"bytes {part.start}-{part.end - 1}/{info.bytes}"
+                answer.headers[http.H_CONTENT_RANGE] = said
+            answer.content_type, answer.content_length = http.JSON_LINES, part.end - part.start
+            await answer.prepare(request)
+            if request.method != "HEAD":
+                await self._send(store, info, part, answer, request)
+        return answer
+
+    async def _send(
+        self,
+        store: BatchStore,
+        info: FileInfo,
+        part: ByteRange,
+        answer: web.StreamResponse,
+        request: web.BaseRequest,
+    ) -> None:
+        """Send that part as fast as the client takes it; one that can't go on is cut."""
+        clock, waited_s = asyncio.get_running_loop().time, 0.0
+        try:
+            async for stored in store.files.read(info.id, *part):
+                for at in range(0, len(stored), PIECE_BYTES):
+                    piece = stored[at : at + PIECE_BYTES]
+                    await self._pace.wait(len(piece))
+                    self._door.batch_store()  # the next read would wait for one that is away
+                    began_at = clock()
+                    async with asyncio.timeout(min(STALL_S, DOWNLOAD_S_MAX - waited_s)):
+                        await answer.write(piece)
+                    waited_s += clock() - began_at
+                    self._metrics.bytes_sent.inc(len(piece))
+        except (RequestRefused, StoreError, TimeoutError) as error:
+            # The client sees that bytes are missing, and may ask for the rest.
+            why = str(error) or f"its client is too slow ({waited_s:.0f} s)"
+            log.warning("the download of %s is cut: %s", info.id, why)
+            answer.force_close()
+            if request.transport is not None:
+                request.transport.abort()
+
+    async def _pieces(self, request: web.BaseRequest, form: UploadForm) -> AsyncGenerator[bytes]:
+        """The file's bytes as they come. Raises RequestRefused for a form that is of no use."""
+        async with contextlib.aclosing(arriving(request, UPLOAD_S_MAX)) as body:
+            async for arrived in body:
+                self._metrics.bytes_received.inc(len(arrived))
+                for at in range(0, len(arrived), PIECE_BYTES):
+                    piece = arrived[at : at + PIECE_BYTES]
+                    await self._pace.wait(len(piece))
+                    self._door.batch_store()  # bytes would wait for one that is away
+                    yield await _fed(form, piece)
+                    _check_fields(form)
+        form.end()
+
+    def _described(self, new: NewFile, form: UploadForm) -> NewFile:
+        """What the whole form says of the file. Raises RequestRefused."""
+        expires_after = _expires_after(form)
+        kept_s = expires_after.seconds if expires_after else self._limits.output_days * DAY_S
+        filename = form.filename or FILE
+        return replace(new, filename=filename, expires_at=int(time.time()) + kept_s)
+
+    async def _own(self, store: BatchStore, request: web.BaseRequest) -> FileInfo:
+        """The file that the path names, if it is the tenant's. Raises RequestRefused."""
+        checked_query(request.query, ())
+        owner = self._door.owner(lower(request))
+        info = await find_file(store, id_in(request.path), owner)
+        if info is None:
+            raise RequestRefused(Fault.FILE_UNKNOWN, f"no file {id_in(request.path):.64}")
+        return info
+
+    def _too_large(self) -> RequestRefused:
+        message = f"a file may have {self._limits.file_mib_max} MiB (file_mib_max); split it"
+        return RequestRefused(Fault.FILE_TOO_LARGE, message, FILE)
+
+
+async def find_file(store: BatchStore, file_id: str, owner: str) -> FileInfo | None:
+    """The owner's file of that id, if there is one. Raises RequestRefused."""
+    with store_errors():
+        try:
+            info = await store.files.info(file_id)
+        except FileUnknown:
+            return None
+    is_over = info.expires_at is not None and info.expires_at <= time.time()
+    return None if is_over or info.tenant != owner else info
+
+
+async def _fed(form: UploadForm, piece: bytes) -> bytes:
+    """The file's bytes in a piece of its form; a form that is hard to read has many turns."""
+    clock = asyncio.get_running_loop().time
+    of_file, began_at = [], clock()
+    for at in range(0, len(piece), STEP_BYTES):
+        of_file.append(form.feed(piece[at : at + STEP_BYTES]))
+        if clock() - began_at > TURN_S:
+            await asyncio.sleep(0)
+            began_at = clock()
+    return b"".join(of_file)
+
+
+def _wanted(request: web.BaseRequest, info: FileInfo, etag: str) -> ByteRange | None:
+    """The range that is asked for; None for the whole. Raises RequestRefused."""
+    if request.method != "GET" or request.headers.get(http.H_IF_RANGE, etag) != etag:
+        return None
+    try:
+        return byte_range(request.headers.get(http.H_RANGE), info.bytes)
+    except RangeOutside as error:
+        headers = {http.H_CONTENT_RANGE: f"bytes */{info.bytes}"}
+        raise RequestRefused(Fault.RANGE_WRONG, str(error), http.H_RANGE, headers) from error
+
+
+def _check_fields(form: UploadForm) -> None:
+    """Raise RequestRefused for a field that came and is wrong, before the whole file has come."""
+    if form.fields.get(PURPOSE, Purpose.BATCH) != Purpose.BATCH:
+        message = f"purpose must be {Purpose.BATCH}: no other files are kept here"
+        raise RequestRefused(Fault.INVALID, message, PURPOSE)
+    if ANCHOR in form.fields and SECONDS in form.fields:
+        _expires_after(form)
+
+
+def _expires_after(form: UploadForm) -> ExpiresAfter | None:
+    """Raises RequestRefused."""
+    given: dict[str, str | int] = {}
+    for name, field in (("anchor", ANCHOR), ("seconds", SECONDS)):
+        text = form.fields.get(field)
+        if text is not None:
+            given[name] = int(text) if text.isascii() and text.isdigit() else text
+    if not given:
+        return None
+    try:
+        return _EXPIRES_AFTER.validate_python(given)
+    except ValidationError as error:
+        message = f"{EXPIRES_AFTER}.{problem_of(error)}"
+        raise RequestRefused(Fault.INVALID, message, EXPIRES_AFTER) from error
+
+
+def _object(info: FileInfo) -> FileObject:
+    return FileObject(
+        id=info.id,
+        bytes=info.bytes,
+        created_at=info.created_at,
+        expires_at=info.expires_at,
+        filename=info.filename,
+        purpose=info.purpose,
+    )

@@ -1,0 +1,62 @@
+"""A region's files and batch jobs: everything that routers and batch runners do with JetStream.
+
+    store = BatchStore(address, "router us/r1", limits)
+    await store.open()
+    info = await store.files.put(NewFile(filename="in.jsonl", purpose=Purpose.BATCH), chunks)
+    await store.jobs.create(job)
+    await store.tasks.add(Task.CHECK, job.id)
+
+It is one connection with the login `batch`. Every call ends in time. `StoreUnavailable` is raised
+when the server is away, did not answer, or has no streams: the call may be repeated later, nats-py
+reconnects by itself. `follow` and `watch` wait for the server and go on.
+"""
+
+from infra.batch_table import BatchTable
+from infra.bus import BusAddress
+from mesh.batch.connection import Connection
+from mesh.batch.files import Files
+from mesh.batch.jobs import Jobs
+from mesh.batch.kept_forecast import KeptForecast
+from mesh.batch.queues import Lines, Results, Tasks
+from schemas import subjects
+from schemas.batch import STREAM_JOBS
+
+
+class BatchStore:
+    """The parts are `files`, `jobs`, `tasks`, `lines`, `results` and `forecast`."""
+
+    def __init__(self, address: BusAddress, name: str, limits: BatchTable) -> None:
+        """`name` shows in `nats server report connections`."""
+        self.limits = limits
+        self._connection = Connection(address, name, subjects.INBOX_ROOT)
+        self.files = Files(self._connection, limits)
+        self.jobs = Jobs(self._connection, limits)
+        self.tasks = Tasks(self._connection)
+        self.lines = Lines(self._connection)
+        self.results = Results(self._connection)
+        self.forecast = KeptForecast(self._connection)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server is there just now; calls may be made either way."""
+        return self._connection.is_connected
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nats-py has given the connection up, which it does where the login is refused."""
+        return self._connection.is_closed
+
+    async def server_unix_s(self) -> float:
+        """The time of day by nats-server's clock. Raises StoreUnavailable."""
+        return await self._connection.server_unix_s(STREAM_JOBS)
+
+    async def open(self) -> None:
+        """Connect. Raises infra.bus.BusUnreachable."""
+        await self._connection.open()
+
+    async def close(self) -> None:
+        """Put back what is taken and not given out, and disconnect; raises nothing."""
+        await self.files.close()
+        await self.tasks.close()
+        await self.lines.close()
+        await self._connection.close()

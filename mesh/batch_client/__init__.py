@@ -1,0 +1,1 @@
+"""What `mesh batch` does over HTTP: upload, follow and fetch batch jobs, at any OpenAI endpoint."""

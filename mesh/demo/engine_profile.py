@@ -1,0 +1,46 @@
+"""The profile by which a demo's agents take offline work for their simulated engines.
+
+`mesh-agent profile` searches the latency budget by test runs; a demo that starts in seconds has no
+time for them. The model of time is known, so its coefficients are fitted to that, and the budget is
+an iteration that computes a sixteenth of a full chunk beside a few decoding requests: far shorter
+than those that online prompts cause themselves.
+"""
+
+import time
+from functools import cache
+
+from agents.core.latency_predictor import LatencyPredictor, Sample
+from agents.core.offline_profile import OfflineProfile, encode_profile
+from agents.core.slo_profile import Measure
+from agents.sim.profiling_run import profiling_run
+from agents.simserver.command import DEFAULT_PROFILE, find_profile
+
+BUDGET_CHUNK_PART = 16
+DECODES, CONTEXT_TOKENS = 16, 1024  # of the iteration that is the budget
+
+
+@cache
+def simulated_profile(name: str | None, time_scale: float) -> bytes:
+    """The file, for an engine of that profile, or of its default one, which runs `time_scale` times
+    faster. Raises agents.simserver.command.ProfileInvalid."""
+    profile = find_profile(name or DEFAULT_PROFILE)
+    samples = [Sample(load, seconds / time_scale) for load, seconds in profiling_run(profile)]
+    chunk = max(1, profile.batch_tokens // BUDGET_CHUNK_PART)
+    decodes = min(DECODES, profile.max_seqs - 1)
+    context_tokens = min(CONTEXT_TOKENS, profile.kv_tokens // (decodes + 1))
+    budget_s = profile.iteration_s(((chunk, chunk),), decodes, decodes * context_tokens)
+    budget_s /= time_scale
+    computing, waiting = LatencyPredictor(samples).coefficients
+    return encode_profile(
+        OfflineProfile(
+            engine="vllm",
+            model=profile.model or profile.name,
+            measured_at=int(time.time()),
+            computing=computing,
+            waiting=waiting,
+            latency_budget_s=budget_s,
+            limits_s={Measure.TBT_P99: budget_s},
+            chunk_tokens=profile.batch_tokens,
+            prefill_tokens_max=chunk,
+        )
+    )

@@ -1,0 +1,99 @@
+"""`mesh batch` over a real mesh: a job whose router dies while somebody waits for it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mesh.batch_client.test_input_file import line
+from tests.support.mesh_up import MeshUp, mesh_up, write_config
+from tests.support.until import until
+
+pytestmark = pytest.mark.timeout(240)
+
+LINES = 60
+END_S = 90.0
+
+
+async def started(
+    mesh: MeshUp, folder: Path, *arguments: str
+) -> tuple[asyncio.subprocess.Process, Path]:
+    """`mesh batch` at the region's endpoint, and the file that it writes its stderr to."""
+    said = folder / f"{arguments[0]}.err"
+    with said.open("wb") as err:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mesh.cli.main", "batch", *arguments),
+            *("--endpoint", mesh.endpoint("us") + "/v1"),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+        )
+    return process, said
+
+
+async def output_of(mesh: MeshUp, folder: Path, *arguments: str) -> str:
+    process, said = await started(mesh, folder, *arguments)
+    async with asyncio.timeout(END_S):
+        out, _ = await process.communicate()
+    assert process.returncode == 0, said.read_text()
+    return out.decode()
+
+
+def input_file(folder: Path, model: str) -> str:
+    body = {"model": model, "max_tokens": 20, "messages": [{"role": "user", "content": "Hi"}]}
+    path = folder / "in.jsonl"
+    path.write_text("".join(line(f"{n}", body=body) + "\n" for n in range(LINES)))
+    return str(path)
+
+
+@contextlib.contextmanager
+def paused_runner(mesh: MeshUp) -> Iterator[None]:
+    """No job goes on meanwhile."""
+    runner = mesh.record["processes"]["batch-runner-us-batch-0"]
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(runner, signal.SIGCONT)
+
+
+async def test_a_job_ends_well_though_the_router_dies_that_its_client_waits_at(tmp_path):
+    config = write_config(tmp_path, regions=("us",), batch_runners=("batch-0",))
+    async with mesh_up(tmp_path, config=config) as mesh:
+        file = input_file(tmp_path, mesh.model)
+        with paused_runner(mesh):
+            job = (await output_of(mesh, tmp_path, "submit", file)).strip()
+            waiting, said = await started(mesh, tmp_path, "wait", job)
+            await until(lambda: "validating" in said.read_text(), deadline_s=END_S)
+            os.kill(mesh.record["processes"]["router-us-r1"], signal.SIGKILL)
+            await until(lambda: "no answer from" in said.read_text(), deadline_s=END_S)
+        async with asyncio.timeout(END_S):
+            assert await waiting.wait() == 0, said.read_text()
+
+        out = tmp_path / "answers.jsonl"
+        await output_of(mesh, tmp_path, "output", job, "-o", str(out))
+        answers = [json.loads(each) for each in out.read_text().splitlines()]
+        assert sorted(int(each["custom_id"]) for each in answers) == list(range(LINES))
+        assert {each["response"]["status_code"] for each in answers} == {200}
+        assert not (tmp_path / "answers.errors.jsonl").exists()
+
+        with paused_runner(mesh):
+            second = (await output_of(mesh, tmp_path, "submit", file)).strip()
+            assert "cancelling" in await output_of(mesh, tmp_path, "cancel", second)
+        cancelled, _ = await started(mesh, tmp_path, "wait", second)
+        async with asyncio.timeout(END_S):
+            assert await cancelled.wait() == 1
+        listed = json.loads(await output_of(mesh, tmp_path, "list", "--json"))
+        status = {each["id"]: each["status"] for each in listed}
+        assert status == {second: "cancelled", job: "completed"}
+        [done] = [each["request_counts"] for each in listed if each["id"] == job]
+        assert done == {"total": LINES, "completed": LINES, "failed": 0}
+        assert await mesh.stop() == 0
