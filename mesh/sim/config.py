@@ -16,6 +16,7 @@ from math import inf
 
 from agents.sim.profiles import PROFILES, Profile
 from mesh.core.model.settings import RouterSettings
+from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.rtt import RttTable
 from schemas.ids import RegionId, ReplicaId
 from schemas.problems import checked_choice
@@ -101,6 +102,10 @@ class LeaseStreamDown(RegionFault):
     """JetStream has stopped in a region; all else there goes on."""
 
 
+class RunnerCrash(RegionFault):
+    """A region's batch runners are killed; they come back empty, with a new epoch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """Nothing passes between two regions."""
@@ -143,6 +148,7 @@ class WorldConfig:
     timeout_s: float = 600.0  # a client hangs up after this
     warmup_s: float = 0.0  # requests that begin earlier are played and not reported
     until_s: float = inf  # the world ends; what is open then has failed
+    offline: OfflineConfig | None = None  # batch jobs and who does them; None: nobody
 
     def __post_init__(self) -> None:
         if not self.regions or not any(self.regions.values()):
@@ -157,6 +163,8 @@ class WorldConfig:
             raise WorldInvalid("loss is a share, from 0 to below 1")
         if not 1 <= self.routers <= ROUTERS_MAX:
             raise WorldInvalid(f"routers must be 1 to {ROUTERS_MAX}")
+        if self.offline is None and any(isinstance(one, RunnerCrash) for one in self.faults):
+            raise WorldInvalid("faults: without offline work there is no batch runner to crash")
         self.shape.check(self.regions)
         self.rtt.check(self.regions)
         self.profiles()

@@ -247,6 +247,8 @@ class LeaseStreams:
         for site in (region, *self._world.peers_of(region)):
             for router in self._world.region_routers[site]:
                 self._network.send_state(region, site, router.feed, lease)
+        for runner in self._world.runners_of(region):
+            self._network.send_state(region, region, runner.feed, lease)
 
     def _subscribe(self, effect: fx.HearReplicas, origin: Origin) -> None:
         adopters = self.adopters.setdefault(effect.region, {})

@@ -17,15 +17,17 @@ from agents.core import events as ev
 from agents.core.agent import AgentCore
 from agents.core.events import NO_USAGE, TokenUsage
 from agents.core.heartbeat import ReplicaConfig
+from agents.core.offline_profile import OfflineProfile
 from agents.sim.events import Finished, NeverFits, PrefillFinished, QueueFull, SimRequest
 from agents.sim.profiles import Profile
 from mesh.session.answer import EVENT_STREAM
 from mesh.session.session import STATUS_OK
 from mesh.sim.engine import REFUSED_CONNECTION, MetricScrapes, ReplicaEngine
 from mesh.sim.event_queue import CoalescingSender
-from mesh.sim.router import SimRouter
+from mesh.sim.offline.profiles import budget_s, offline_profile
+from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import SentRequest
-from schemas.exchange import WORKING_S, End, Head, Outcome, Refused
+from schemas.exchange import H_OFFLINE, WORKING_S, End, Head, Outcome, Refused
 from schemas.ids import RegionId, ReplicaId, RouterId
 from schemas.state import Heartbeat
 
@@ -42,9 +44,10 @@ STATUS_TOO_LONG, STATUS_QUEUE_FULL = 400, 503
 class RunningAnswer:
     inbox: str
     request: SentRequest
-    receiver: SimRouter
+    receiver: SessionHost
     number: int  # in the engine
     last_message_at: float
+    offline: bool  # a line of a batch job: no stream
     cached_tokens: int = 0
     began: bool = False
 
@@ -73,14 +76,17 @@ class SimReplica:
         )
         self._running: dict[str, RunningAnswer] = {}
         self._by_number: dict[int, RunningAnswer] = {}
-        self._receivers: Counter[SimRouter] = Counter()
+        self._receivers: Counter[SessionHost] = Counter()
         # Received, and not dispatched or refused yet.
-        self._undecided: dict[str, tuple[SentRequest, SimRouter]] = {}
+        self._undecided: dict[str, tuple[SentRequest, SessionHost]] = {}
+        # Of those, what waits for room beside online requests: when its router last heard of it.
+        self._held: dict[str, float] = {}
         self._last_number = 0
         self._tick_at = float("inf")
         self._wake_number = 0
         self._performers: dict[type, Callable[[Any], None]] = {
             fx.Refuse: self._refuse,
+            fx.HoldWork: self._hold,
             fx.StartRelay: self._start_relay,
             fx.AbortRelay: self._abort,
             fx.SendEnd: self._send_end,
@@ -107,11 +113,18 @@ class SimReplica:
                 outstanding_max=self._config.outstanding_max,
                 heartbeat_s=self._config.heartbeat_s,
                 batch_max=self.engine.profile.max_seqs if self._config.batch_max_known else None,
+                offline=self._offline_profile(),
             )
         )
         self._tick_at = float("inf")
         self._scrapes.begin()
         self._queue.after(WORKING_CHECK_S, self._keep_working, self._epoch)
+
+    def _offline_profile(self) -> OfflineProfile | None:
+        offline, engine = self._config.offline, self.engine.profile
+        if self._world.offline is None or offline is None:
+            return None
+        return offline_profile(engine, offline.budget_s or budget_s(engine), offline.burst_s)
 
     def crash(self) -> None:
         """Agent and engine stop without a message."""
@@ -123,6 +136,7 @@ class SimReplica:
         self._receivers.clear()
         self._by_number.clear()
         self._undecided.clear()
+        self._held.clear()
         self.engine.crash()
 
     def restart(self) -> None:
@@ -143,7 +157,7 @@ class SimReplica:
         self._arm_engine()
 
     def receive_work(
-        self, inbox: str, headers: dict[str, str], request: SentRequest, receiver: SimRouter
+        self, inbox: str, headers: dict[str, str], request: SentRequest, receiver: SessionHost
     ) -> None:
         """A request, to be answered to `inbox` of `receiver`.
 
@@ -152,11 +166,9 @@ class SimReplica:
         if self.core is None:
             self._send(receiver, receiver.no_responders, inbox)
             return
-        before = self.core.outstanding
         self._undecided[inbox] = request, receiver
-        self._feed(ev.WorkArrived(inbox, headers, BODY))
-        self._undecided.pop(inbox, None)
-        self._world.count_outstanding(self.outstanding - before)
+        body = b'{"max_tokens":%d}' % request.node.answer.tokens if H_OFFLINE in headers else BODY
+        self._feed(ev.WorkArrived(inbox, headers, body))
 
     def receive_cancel(self, inbox: str) -> None:
         if self.core is not None:
@@ -169,18 +181,23 @@ class SimReplica:
         if self.core is not None:
             self._feed(ev.AliveArrived(region, router, epoch, term))
 
-    def answers_to(self, router: SimRouter) -> bool:
-        """Whether this replica holds an answer for that router."""
-        return self._receivers[router] > 0
+    def answers_to(self, host: SessionHost) -> bool:
+        """Whether this replica holds a request for that router or batch runner."""
+        if self._receivers[host] > 0:
+            return True
+        return bool(self._held) and any(to is host for _, to in self._undecided.values())
 
-    def _send(self, to: SimRouter, call: Callable[..., object], *args: Any) -> None:
+    def _send(self, to: SessionHost, call: Callable[..., object], *args: Any) -> None:
         self._network.send(self.site, to.site, call, *args)
 
     def _feed(self, event: ev.AgentEvent) -> None:
         core = self.core
         assert core is not None, "a crashed agent receives nothing"
+        before = core.outstanding
         for effect in core.handle(event, self._queue.now):
             self._performers[type(effect)](effect)
+        if core.outstanding != before:
+            self._world.count_outstanding(core.outstanding - before)
         if core.wake_at < self._tick_at:
             self._tick_at = core.wake_at
             self._queue.at(self._tick_at, self._tick, self._tick_at)
@@ -190,15 +207,24 @@ class SimReplica:
             self._tick_at = float("inf")
             self._feed(ev.TimerFired())
 
+    def _hold(self, effect: fx.HoldWork) -> None:
+        self._held[effect.inbox] = self._queue.now
+
+    def _decided(self, inbox: str) -> tuple[SentRequest, SessionHost]:
+        """A request is about to be dispatched or refused."""
+        self._held.pop(inbox, None)
+        return self._undecided.pop(inbox)
+
     def _refuse(self, effect: fx.Refuse) -> None:
-        _, receiver = self._undecided[effect.inbox]
+        _, receiver = self._decided(effect.inbox)
         self._send(receiver, receiver.receive, effect.inbox, effect.message)
 
     def _start_relay(self, effect: fx.StartRelay) -> None:
         inbox, now = effect.inbox, self._queue.now
-        request, receiver = self._undecided[inbox]
+        request, receiver = self._decided(inbox)
         self._last_number += 1
-        running = RunningAnswer(inbox, request, receiver, self._last_number, now)
+        offline = H_OFFLINE in effect.headers
+        running = RunningAnswer(inbox, request, receiver, self._last_number, now, offline)
         self._running[inbox] = running
         self._receivers[receiver] += 1
         if self.engine.is_down:
@@ -232,7 +258,6 @@ class SimReplica:
             return
         self._send(running.receiver, running.receiver.receive, inbox, refused)
         self._feed(ev.RelayEnded(inbox=inbox, outcome=Outcome.ENGINE_LOST))
-        self._world.count_outstanding(-1)
 
     def _remove(self, inbox: str) -> RunningAnswer | None:
         running = self._running.pop(inbox, None)
@@ -245,14 +270,18 @@ class SimReplica:
             self._feed(ev.ProbeEnded(not self.engine.is_stuck))
 
     def _send_end(self, effect: fx.SendEnd) -> None:
-        _, receiver = self._undecided[effect.inbox]
+        _, receiver = self._decided(effect.inbox)
+        if effect.outcome == Outcome.PREEMPTED:
+            self._world.given_back(begun=False)
         self._send(receiver, receiver.receive, effect.inbox, _end(effect.outcome, effect.detail))
 
     def _publish(self, heartbeat: Heartbeat) -> None:
         if heartbeat.epoch != self._epoch or self.core is None:
             return
-        for router in (*self._routers, *self._world.leases.adopters_of(self._region)):
-            self._network.send_state(self.site, router.site, router.receive_heartbeat, heartbeat)
+        world, region = self._world, self._region
+        here = (*self._routers, *world.leases.adopters_of(region), *world.runners_of(region))
+        for host in here:
+            self._network.send_state(self.site, host.site, host.receive_heartbeat, heartbeat)
 
     def _arm_engine(self) -> None:
         wake_at = self.engine.wake_at
@@ -267,18 +296,24 @@ class SimReplica:
 
     def _step(self) -> None:
         for event in self.engine.step():
+            if not isinstance(event, PrefillFinished | Finished):
+                continue
+            running = self._by_number.get(event.request_id)
+            if running is None:
+                continue  # aborted, after this had happened and before it was read
             if isinstance(event, PrefillFinished):
-                running = self._by_number[event.request_id]
                 running.cached_tokens = event.cached_tokens
-                self._begin(running, STATUS_OK)
-            elif isinstance(event, Finished):
+                if not running.offline:
+                    self._begin(running, STATUS_OK)
+            else:
                 self._finished(event.request_id)
 
     def _begin(self, running: RunningAnswer, status: int) -> None:
         running.began = True
         running.last_message_at = self._queue.now
         is_ok = status == STATUS_OK
-        head = Head(status, EVENT_STREAM if is_ok else "", self.site, self.name)
+        content_type = EVENT_STREAM if is_ok and not running.offline else ""
+        head = Head(status, content_type, self.site, self.name)
         self._send(running.receiver, running.receiver.receive_head, running.inbox, head, self)
         self._feed(ev.RelayBegan(running.inbox, is_ok))
 
@@ -286,7 +321,9 @@ class SimReplica:
         running = self._by_number.pop(number)
         node = running.request.node
         usage = TokenUsage(node.prompt_tokens, running.cached_tokens, node.answer.tokens)
-        self._end(running.inbox, Outcome.DONE, "", usage, streamed=True)
+        if running.offline:
+            self._begin(running, STATUS_OK)
+        self._end(running.inbox, Outcome.DONE, "", usage, streamed=not running.offline)
 
     def _engine_error(self, inbox: str, status: int) -> None:
         """The engine answers with an HTTP error, which the agent passes on as an answer."""
@@ -309,8 +346,9 @@ class SimReplica:
             return
         self._send(running.receiver, running.receiver.receive, inbox, _end(outcome, detail, usage))
         streamed = running.began and streamed
+        if outcome == Outcome.PREEMPTED:
+            self._world.given_back(begun=True)
         self._feed(ev.RelayEnded(inbox=inbox, outcome=outcome, usage=usage, streamed=streamed))
-        self._world.count_outstanding(-1)
 
     def _on_scrape(self, result: ev.EngineScraped | ev.ScrapeFailed) -> None:
         if self.engine.has_events:
@@ -323,12 +361,16 @@ class SimReplica:
         if epoch != self._epoch or self.core is None:
             return
         now = self._queue.now
-        progress: dict[SimRouter, list[str]] = {}
+        progress: dict[SessionHost, list[str]] = {}
         for running in self._running.values():
             streams = running.began and not self.engine.is_stuck
             if streams or now - running.last_message_at >= WORKING_S:
                 running.last_message_at = now
                 progress.setdefault(running.receiver, []).append(running.inbox)
+        for inbox, told_at in self._held.items():
+            if now - told_at >= WORKING_S:
+                self._held[inbox] = now
+                progress.setdefault(self._undecided[inbox][1], []).append(inbox)
         for receiver, inboxes in progress.items():
             self._send(receiver, receiver.receive_progress, inboxes)
         self._queue.after(WORKING_CHECK_S, self._keep_working, epoch)

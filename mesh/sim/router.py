@@ -1,27 +1,23 @@
-"""A router of the twin: the real core and the real session, with the world as bus and clients.
+"""A router of the twin: the real core and the real session, with the world's clients.
 
-Messages are calls that the network delays; bodies and tokens are not sent at all. What routers send
-beside requests is in `control_plane`.
+What routers send beside requests is in `control_plane`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import BLOCK_BYTES
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.replay.tally import RequestOutcome
-from mesh.session.answer import EVENT_STREAM, WORKING, Held, Message
 from mesh.session.headers import read_forwarded
 from mesh.session.record import OpenRequest
 from mesh.session.session import STATUS_OK, Session
 from mesh.sim.network import BUS_S
+from mesh.sim.session_host import SessionHost, TwinRequest
 from mesh.sim.workload import (
     HASH_TOKENS,
     OpenTree,
@@ -31,14 +27,12 @@ from mesh.sim.workload import (
     SentRequest,
     keys_of,
 )
-from schemas import exchange, subjects
 from schemas.exchange import Priority
 from schemas.http import Fault
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
 from schemas.state import Digest, Heartbeat
 
 if TYPE_CHECKING:
-    from mesh.sim.replica import SimReplica
     from mesh.sim.world import World
 
 ROUTER = RouterId("r1")  # every region has this one
@@ -46,59 +40,34 @@ MODEL = ModelId("twin")
 SHED = (Fault.SATURATED, Fault.NO_REPLICA, Fault.DRAINING)
 NO_CONNECTION, CONNECTION_LOST = "no_connection", "connection_lost"
 READ_LAST_S = 2 * BUS_S  # from a router's start: a request to the stream, and its answers
-SOME_EVENT = b"\n\n"  # in place of the first bytes of an event stream
 ONE_TOKEN = Segment(0, 1)  # the answer of a warm-up
 
 
-@dataclass(slots=True, kw_only=True)
-class TwinRequest(OpenRequest):
-    """A request in a router of the twin. `receiver`: the router that its answer goes to."""
-
-    sent: SentRequest
-    receiver: "SimRouter"
-    began: bool = False  # its client has a first byte
-
-
-class SimRouter:
+class SimRouter(SessionHost):
     """`open` it with a core; `crash` and `open` again for a fault.
 
-    It is its session's bus (mesh.session.record.Bus) and its store of prefixes.
+    It is its session's store of prefixes.
     """
 
-    is_connected = True
-
     def __init__(self, world: "World", site: RegionId, name: RouterId) -> None:
-        self.site = site
-        self.name = name
+        super().__init__(world, site, name)
         self.core: RouterCore | None = None
-        self._world = world
-        self._queue = world.queue
-        self._network = world.network
-        # Restarts continue these numbers, so that no two attempts share an inbox.
-        self._keys, self._tokens = count(1), count(1)
-        self._session = self._new_session()
         self._by_number: dict[int, TwinRequest] = {}
         self._kept: dict[int, tuple[Segment, ...]] = {}  # beginnings of prompts, by prefix number
         # The region's last-value stream, which a crash of the router doesn't clear.
         self._last_heartbeats: dict[ReplicaId, Heartbeat] = {}
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self.site, self.name)
+    def _prefixes(self) -> "SimRouter":
+        return self
 
     def _new_session(self) -> Session:
-        session = Session(
-            self.site,
-            self.name,
-            decide=self._decide,
-            clock=lambda: self._queue.now,
-            bus=self,
-            prefixes=self,
-            secret=lambda: f"{next(self._tokens):x}",
-            keys=self._keys,
-        )
+        session = super()._new_session()
         session.performers |= self._world.control_performers(self)
         return session
+
+    def _peer(self, region: RegionId, request: Request) -> SessionHost:
+        return self._world.pick_router(region)
 
     def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """The core's effects; decisions on requests are timed by the meter's clock."""
@@ -140,15 +109,6 @@ class SimRouter:
         self._session = self._new_session()
         self._by_number.clear()
         self._kept.clear()
-
-    def feed(self, event: ev.Event) -> None:
-        """An event for the core; a crashed router receives none."""
-        if self.core is not None:
-            self._session.feed(event)
-
-    def tick(self) -> None:
-        if self.core is not None:
-            self._session.tick()
 
     # Clients.
 
@@ -223,7 +183,7 @@ class SimRouter:
     # Messages of the bus.
 
     def receive_ingress(
-        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: "SimRouter"
+        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: SessionHost
     ) -> None:
         """A peer's request, to be placed, held or refused."""
         if self.core is None:
@@ -250,81 +210,6 @@ class SimRouter:
         if heartbeat.region == self.site:
             self._last_heartbeats[heartbeat.replica] = heartbeat
         self.feed(ev.HeartbeatSeen(heartbeat))
-
-    def no_responders(self, inbox: str) -> None:
-        """The bus itself: nothing subscribes to the subject to which a request was published."""
-        self._session.answers.no_subscriber(inbox)
-
-    def receive(self, inbox: str, message: Message, sender: "SimReplica | None" = None) -> bool:
-        """Whether an attempt under way has this inbox; if none has, the sender gets a cancel."""
-        if self.core is None:
-            return False
-        is_open = self._session.answers.receive(inbox, message)
-        if not is_open and sender is not None:
-            self._send(sender.site, sender.receive_cancel, inbox)
-        return is_open
-
-    def receive_head(self, inbox: str, head: exchange.Head, replica: "SimReplica") -> None:
-        """The answer begins. One that is no stream is complete before its client receives it."""
-        if self.receive(inbox, head, replica) and head.content_type == EVENT_STREAM:
-            self.receive(inbox, SOME_EVENT)
-
-    def receive_progress(self, inboxes: Sequence[str]) -> None:
-        """Frames of these answers keep coming."""
-        for inbox in inboxes:
-            self.receive(inbox, WORKING)
-
-    # The session's bus.
-
-    def send_work(
-        self,
-        record: OpenRequest,
-        region: RegionId,
-        replica: ReplicaId,
-        inbox: str,
-        headers: dict[str, str],
-    ) -> bool:
-        """The request to a replica, which answers to the record's receiver."""
-        assert isinstance(record, TwinRequest)
-        to = self._world.replicas[replica]
-        self._send(to.site, to.receive_work, inbox, headers, record.sent, record.receiver)
-        return True
-
-    def send_ingress(
-        self, record: OpenRequest, peer: RegionId, inbox: str, headers: dict[str, str]
-    ) -> bool:
-        """The request to one of the peer's routers, as its queue group would choose."""
-        assert isinstance(record, TwinRequest)
-        to = self._world.pick_router(peer)
-        self._send(to.site, to.receive_ingress, inbox, headers, record.sent, self)
-        return True
-
-    def send_body(
-        self, record: OpenRequest, region: RegionId, replica: ReplicaId, inbox: str
-    ) -> None:
-        """Bodies of the twin are never too large."""
-
-    def send_cancel(self, region: RegionId, replica: ReplicaId, inbox: str) -> None:
-        to = self._world.replicas[replica]
-        self._send(to.site, to.receive_cancel, inbox)
-
-    def send_credit(self, region: RegionId, replica: ReplicaId, credit: exchange.Credit) -> None:
-        """Clients of the twin are never slow."""
-
-    def answer_peer(
-        self, inbox: str, message: exchange.Placed | exchange.Lost | exchange.Refused | Held
-    ) -> None:
-        """The state of a peer's request, to the router that forwarded it."""
-        address = subjects.parse_inbox(inbox)
-        assert address is not None, "our own routers' inboxes"
-        to = self._world.router(Origin(address.region, address.router))
-        sender = None
-        if isinstance(message, exchange.Placed):
-            sender = self._world.replicas[ReplicaId(message.replica)]
-        self._send(to.site, to.receive, inbox, message, sender)
-
-    def _send(self, to: RegionId, call: Callable[..., object], *args: Any) -> None:
-        self._network.send(self.site, to, call, *args)
 
     # The session's store of prefixes: lists of segments, with the same keys as the whole.
 

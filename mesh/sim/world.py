@@ -12,11 +12,12 @@ one, so that a leak in any table shows.
 - `batch_occupancy`: how full batches were while engines were busy (`mesh.sim.engine`).
 - `forwarded`: requests that a replica of a peer region answered.
 - `trie_bytes_per_s`: prefix gossip over each link's directions, `us>eu`, over the whole run.
+- `offline`: batch jobs, if there are any (`mesh.sim.offline.report`).
 - `warm_ups`: prefix warm-ups of all routers that are up.
 - `digest`: a hash of every request's end. Equal digests, equal runs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -36,6 +37,7 @@ from mesh.sim.config import (
     RegionFault,
     ReplicaCrash,
     RouterCrash,
+    RunnerCrash,
     SimFault,
     WorldConfig,
 )
@@ -43,8 +45,13 @@ from mesh.sim.control_plane import LeaseStreams, PrefixGossip, RouterTimers
 from mesh.sim.engine import SCRAPE_EVERY_S
 from mesh.sim.event_queue import EventQueue
 from mesh.sim.network import Network
+from mesh.sim.offline.config import NONE as NO_OFFLINE
+from mesh.sim.offline.report import offline_report
+from mesh.sim.offline.runner import SimBatchRunner
+from mesh.sim.offline.work import OfflineWork
 from mesh.sim.replica import SimReplica
 from mesh.sim.router import ROUTER, SimRouter
+from mesh.sim.session_host import SessionHost
 from mesh.sim.workload import Workload
 from schemas.ids import RegionId, ReplicaId, RouterId
 
@@ -115,6 +122,10 @@ class World:
         regions = list(config.regions)
         self.requests = RequestLog(regions, self.dice("samples"), SETTLE_S + config.warmup_s)
         self.clients = SimClients(self, workload)
+        offline = config.offline
+        self.offline: OfflineWork | None = None
+        if offline is not None and offline.scope != NO_OFFLINE:
+            self.offline = OfflineWork(self, offline)
 
     def dice(self, name: str) -> Random:
         """A random generator for one part of the world, independent of others' draws."""
@@ -128,6 +139,8 @@ class World:
         for router in self.all_routers():
             self.queue.at(ROUTERS_FROM_S + phases.uniform(0.0, 0.1), self.open_router, router)
         self.queue.at(SETTLE_S, self.clients.begin)
+        if self.offline is not None:
+            self.offline.begin(ROUTERS_FROM_S, SETTLE_S)
         for fault in self.config.faults:
             self._schedule(fault)
         if self.config.until_s < inf:
@@ -165,6 +178,23 @@ class World:
         [found] = [one for one in self.region_routers[origin.region] if one.name == origin.router]
         return found
 
+    def host(self, origin: Origin) -> SessionHost:
+        """The router or batch runner with that name: an inbox says it."""
+        for runner in self.runners_of(origin.region):
+            if runner.name == origin.router:
+                return runner
+        return self.router(origin)
+
+    def runners_of(self, region: RegionId) -> Sequence[SimBatchRunner]:
+        """The batch runners of a region whose routers are its own; none without offline work."""
+        return () if self.offline is None else self.offline.runners[region]
+
+    def given_back(self, *, begun: bool) -> None:
+        """An agent has given a line back for online requests; `begun`: its engine had it."""
+        if self.offline is not None:
+            self.offline.preempted += begun
+            self.offline.given_back += not begun
+
     def pick_router(self, region: RegionId) -> SimRouter:
         """One of the region's routers, as a queue group would choose; a crashed one if all are."""
         routers = self.region_routers[region]
@@ -185,15 +215,24 @@ class World:
     def count_outstanding(self, more: int) -> None:
         """Agents hold so many answers more, or fewer."""
         self._outstanding += more
-        if self._outstanding == 0 and self.clients.is_done:
+        if self._outstanding == 0 and self._is_done:
             self.queue.stop()
 
     def all_answered(self) -> None:
-        """No request is open and none will be sent: end when agents hold no answer either."""
+        """No request is open and none will be sent: end when agents hold no answer either.
+
+        Called again when every line of offline work has its result.
+        """
+        if not self._is_done:
+            return
         if self._outstanding == 0:
             self.queue.stop()
         else:
             self.queue.after(WORK_LEFT_S_MAX, self.queue.stop)
+
+    @property
+    def _is_done(self) -> bool:
+        return self.clients.is_done and (self.offline is None or self.offline.is_done)
 
     def _end(self) -> None:
         self.clients.give_up()
@@ -220,6 +259,9 @@ class World:
             return partial(self._crash_routers, fault.region), partial(
                 self._open_routers, fault.region
             )
+        if isinstance(fault, RunnerCrash):
+            assert self.offline is not None, "no batch runner to crash"
+            return partial(self.offline.crash, fault), partial(self.offline.restart, fault)
         if isinstance(fault, RegionFault):
             return partial(self.leases.stop, fault.region), partial(
                 self.leases.resume, fault.region
@@ -270,8 +312,10 @@ def report(world: World, workload: Workload) -> RunReport:
     engines = [replica.engine for replica in world.replicas.values()]
     samples = sum(engine.occupancy_samples for engine in engines)
     occupancy = sum(engine.occupancy_sum for engine in engines)
+    offline = world.offline
     return requests.report(
         {
+            **({} if offline is None else {"offline": offline_report(world, offline, SETTLE_S)}),
             "decisions": meter.decisions,
             "decisions_per_s": meter.decisions / meter.seconds if meter.seconds else None,
             "gpu_busy_s": sum(engine.busy_s for engine in engines),

@@ -16,6 +16,8 @@ from random import Random
 from mesh.replay.report import RunReport
 from mesh.replay.tally import RequestOutcome, Samples
 from mesh.sim.config import WorldConfig
+from mesh.sim.offline.config import NONE as NO_OFFLINE
+from mesh.sim.offline.config import OfflineConfig
 from mesh.sim.study.scenario import Fleets, Scenario, deal, speed_for_fleets
 from mesh.sim.twin_policies import TwinPolicies
 from mesh.sim.workload import RequestEnd, RequestNode, SentRequest, Workload
@@ -89,12 +91,16 @@ class RunCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run. `load`: a share of the fleet's capacity, None to play at the scenario's speed."""
+    """One run. `load`: a share of the fleet's capacity, None to play at the scenario's speed.
+
+    `offline`: the scope of batch jobs, None where there are none.
+    """
 
     policy: str
     topology: str = "mesh"
     pushing: str = "pending"
     load: float | None = None
+    offline: str | None = None
     replicas: Mapping[RegionId, int]
 
     @property
@@ -116,6 +122,7 @@ def labels(cells: Sequence[Cell]) -> list[str]:
         [cell.topology for cell in cells],
         [cell.pushing for cell in cells],
         ["" if cell.load is None else f"load {cell.load:g}" for cell in cells],
+        ["" if cell.offline is None else f"offline {cell.offline}" for cell in cells],
         [",".join(f"{region}={n}" for region, n in cell.replicas.items()) for cell in cells],
     ]
     shown = columns[:1] + [column for column in columns[1:] if len(set(column)) > 1]
@@ -191,6 +198,20 @@ def config_of(scenario: Scenario, cell: Cell, fleets: Fleets) -> WorldConfig:
         jitter_s=scenario.jitter_ms / 1000,
         timeout_s=scenario.timeout_s,
         warmup_s=scenario.warmup_s,
+        offline=offline_of(scenario, cell),
+    )
+
+
+def offline_of(scenario: Scenario, cell: Cell) -> OfflineConfig | None:
+    """The batch jobs of one cell's regions. Raises ValueError or OSError."""
+    scope = cell.offline
+    if scope is None or scope == NO_OFFLINE:
+        return None
+    budget_ms = scenario.offline_budget_ms
+    return OfflineConfig(
+        jobs=tuple(job for job in scenario.offline_jobs() if job.region in cell.replicas),
+        scope=scope,
+        budget_s=None if budget_ms is None else budget_ms / 1000,
     )
 
 

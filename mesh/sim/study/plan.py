@@ -22,7 +22,7 @@ Source: Xia et al., "SkyWalker", EuroSys 2026, section 2.2 and Figures 3b and 10
 up demand curves; here queueing, caches and the wide area are simulated.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -41,7 +41,10 @@ PlayFleet = Callable[[Workload, str, ReplicaCounts], RunReport]  # with a topolo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """Seconds; answers a second over all regions; and the share of requests that may be lost."""
+    """Seconds; answers a second over all regions; and the share of requests that may be lost.
+
+    Lines of batch jobs must be answered in their windows, all of them.
+    """
 
     ttft_p90_s: float
     throughput_per_s: float | None = None
@@ -50,7 +53,11 @@ class PlanTarget:
     def missed(self, report: RunReport) -> dict[str, str]:
         """Each region that misses its part and how; empty if none does."""
         found = {region: self._missed(figures) for region, figures in report["regions"].items()}
-        return {region: why for region, why in found.items() if why}
+        missed = {region: why for region, why in found.items() if why}
+        for job in report.get("offline", {}).get("jobs", {}).values():
+            if left := job["lines"] - job["answered"]:
+                missed.setdefault(job["region"], f"{counted(left, 'offline line')} not answered")
+        return missed
 
     def met(self, report: RunReport) -> bool:
         """Whether the whole target is met."""
@@ -241,13 +248,22 @@ class NothingFits(Exception):
     """Not even the largest fleet meets the target; the message says what it missed."""
 
 
-def demand_of(workload: Workload, regions: Iterable[RegionId], profile: Profile) -> RegionalDemand:
-    """Each region's demand, by tokens where arrivals are known, else by clients."""
+def demand_of(
+    workload: Workload,
+    regions: Iterable[RegionId],
+    profile: Profile,
+    offline: Collection[RegionId] = (),
+) -> RegionalDemand:
+    """Each region's demand, by tokens where arrivals are known, else by clients.
+
+    `offline`: regions that have batch jobs, and perhaps no clients.
+    """
     shares: dict[RegionId, float] = {}
     guesses: dict[RegionId, int] = {}
     for region in regions:
         own = only(workload, region)
         demand = len(own.clients) or tokens(arrival.node for arrival in own.arrivals)
+        demand = demand or int(region in offline)
         if demand:
             shares[region] = float(demand)
             guesses[region] = _guess(own, profile)

@@ -49,12 +49,15 @@ _WHOLE = (
     *("duration_s", "forwarded", "decisions", "decisions_per_s"),
     *("gpu_busy_s", "batch_occupancy", "digest"),
 )
+OFFLINE_COUNTS = ("lines", "answered", "failed", "expired", "preempted")
+_OFFLINE = (*OFFLINE_COUNTS, "tokens_per_gpu_hour")
 COLUMNS = (
     *("run", *_OF_RUN, "replicas", "region"),
     *COUNTS,
     *(f"{time[:-2]}_{point}_s" for time in _TIMES for point in POINTS),
     *_RATES,
     *_WHOLE,
+    *(f"offline_{key}" for key in _OFFLINE),
 )
 NAME = Column("run", is_text=True)
 HOURS_A_YEAR = 8766  # 365.25 days
@@ -79,8 +82,16 @@ def csv_rows(reports: Mapping[str, RunReport]) -> Iterator[dict[str, Any]]:
                 "region": region,
                 **{key: figures[key] for key in (*COUNTS, *_RATES)},
                 **{f"{t[:-2]}_{point}_s": figures[t][point] for t in _TIMES for point in POINTS},
-                **({key: report[key] for key in _WHOLE} if region == ALL else {}),
+                **(_of_whole_run(report) if region == ALL else {}),
             }
+
+
+def _of_whole_run(report: RunReport) -> dict[str, Any]:
+    offline = report.get("offline", {})
+    return {
+        **{key: report[key] for key in _WHOLE},
+        **{f"offline_{key}": offline[key] for key in _OFFLINE if key in offline},
+    }
 
 
 def write_csv(path: Path, reports: Mapping[str, RunReport]) -> None:
@@ -102,6 +113,7 @@ def print_study(reports: Mapping[str, RunReport], console: Console) -> None:
         for name, report in reports.items():
             for remark in remarks(report):
                 print_line(f"{name}: {remark}", console)
+    _print_offline(reports, console)
     heads = ("GPU busy", "batch full", "decisions", "decisions/s")
     rows = [
         (
@@ -116,6 +128,29 @@ def print_study(reports: Mapping[str, RunReport], console: Console) -> None:
     ]
     extras = (Column(head, is_extra=True) for head in heads)
     print_table((NAME, Column("replicas"), *extras), rows, console)
+
+
+def _print_offline(reports: Mapping[str, RunReport], console: Console) -> None:
+    """What became of batch jobs' lines, where there were any."""
+    rows = []
+    for name, report in reports.items():
+        if (offline := report.get("offline")) is None:
+            continue
+        tokens = offline["tokens"]
+        rows.append(
+            (
+                name,
+                *(str(offline[key]) for key in OFFLINE_COUNTS),
+                str(tokens["prompt"] + tokens["output"]),
+                or_dash(offline["tokens_per_gpu_hour"], "{:.0f}"),
+                str(offline["elsewhere"]),
+                f"{sum(offline['control_bytes_per_s'].values()):.0f}",
+            )
+        )
+    extras = (Column("elsewhere", is_extra=True), Column("control B/s", is_extra=True))
+    heads = (*OFFLINE_COUNTS, "tokens", "tokens/GPU hour")
+    if rows:
+        print_table((NAME._replace(head="offline"), *map(Column, heads), *extras), rows, console)
 
 
 def _print_counts_and_times(reports: Mapping[str, RunReport], console: Console) -> None:

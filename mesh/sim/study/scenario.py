@@ -34,6 +34,7 @@ from mesh.core.model.settings import MOVED_TO_POLICIES, RouterSettings, with_mov
 from mesh.core.policies import make_policy
 from mesh.replay.schedule import ASSIGNMENTS
 from mesh.replay.settings import Assignment, CheckedRegion, Positive, one_of
+from mesh.sim.offline.jobs import JOBS_MAX, SimJob, make_job, parse_offline
 from mesh.sim.rtt import FORM as RTT_FORM
 from mesh.sim.rtt import RttInvalid, RttTable, is_deprecated, load_rtt
 from mesh.sim.twin_policies import checked_twin_policy
@@ -170,6 +171,20 @@ def _by_name(value: object) -> object:
     return {name.replace("-", "_"): text for name, _, text in pairs}
 
 
+def _in_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def checked_offline(jobs: tuple[str, ...]) -> tuple[str, ...]:
+    """Jobs that can be read. Raises ValueError that names the one to change."""
+    if len(jobs) > JOBS_MAX:
+        raise ValueError(f"{len(jobs)} jobs are more than {JOBS_MAX}")
+    for spec in map(parse_offline, jobs):
+        if isinstance(spec.source, Path) and not spec.source.is_file():
+            raise ValueError(f"{spec.source} is no file; write one, or a number of lines")
+    return jobs
+
+
 TwinPolicy = Annotated[str, AfterValidator(checked_twin_policy)]
 TwinPushing = Annotated[str, AfterValidator(lambda text: str(parse_pushing(text)))]
 OutFile = Annotated[Path, AfterValidator(checked_file)]
@@ -286,6 +301,24 @@ class Scenario(BaseModel, ABC):
         Option("Requests that begin earlier are played and not reported.", "S"),
     ] = 0.0
 
+    offline: Annotated[
+        Annotated[tuple[str, ...], AfterValidator(checked_offline)],
+        BeforeValidator(_in_tuple),
+        Option(
+            "A batch job beside the online requests: a batch file, or a number of lines that are "
+            "made, then options as prompt=1000,answer=150,shared=800,groups=20,window=2h,at=60 "
+            "(tokens, beginnings that lines share, the time to answer them, when it is submitted). "
+            "Repeatable.",
+            "[REGION=]FILE|LINES[,…]",
+            "none",
+            repeats=True,
+        ),
+    ] = ()
+    offline_budget_ms: Annotated[
+        Milliseconds | None,
+        Option("The longest iteration that agents accept for offline work.", "MS", "by the engine"),
+    ] = None
+
     @property
     @abstractmethod
     def region_names(self) -> tuple[RegionId, ...]:
@@ -305,6 +338,21 @@ class Scenario(BaseModel, ABC):
     def weights(self) -> dict[RegionId, float]:
         """Every region's share of a trace."""
         return {region: self.weight.get(region, 1.0) for region in self.region_names}
+
+    def offline_jobs(self) -> tuple[SimJob, ...]:
+        """The batch jobs, with all of their lines. Raises ValueError or OSError."""
+        specs = [parse_offline(text) for text in self.offline]
+        return tuple(
+            make_job(spec, number, self.region_names, self.seed)
+            for number, spec in enumerate(specs, 1)
+        )
+
+    @property
+    def offline_regions(self) -> frozenset[RegionId]:
+        """Where the batch jobs are submitted."""
+        return frozenset(
+            spec.region or self.region_names[0] for spec in map(parse_offline, self.offline)
+        )
 
     @property
     def deprecations(self) -> tuple[str, ...]:
@@ -368,6 +416,12 @@ class Scenario(BaseModel, ABC):
                         f"{option} names {name}, which is not in --regions: "
                         f"use {', '.join(known)} or add it there"
                     )
+        for spec in map(parse_offline, self.offline):
+            if spec.region is not None and spec.region not in known:
+                raise ValueError(
+                    f"--offline has a job in {spec.region}, which is not in --regions: "
+                    f"use {', '.join(known)}"
+                )
         try:
             self.rtt_table.check(known)
         except RttInvalid as error:

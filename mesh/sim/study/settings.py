@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mesh.core.model.settings import RouterSettings
 from mesh.core.policies import POLICIES
-from mesh.replay.settings import CheckedRegion, Positive
+from mesh.replay.settings import CheckedRegion, Positive, one_of
 from mesh.sim.config import CENTRAL, parse_topology
+from mesh.sim.offline.config import SCOPES
 from mesh.sim.study.cells import Cell
 from mesh.sim.study.scenario import (
     REPLICAS_MAX,
@@ -97,6 +98,16 @@ class SimSettings(Scenario):
             "X,…",
         ),
     ] = ()
+    offline_scope: Annotated[
+        tuple[Annotated[str, one_of("offline scope", SCOPES)], ...],
+        BeforeValidator(listed),
+        Option(
+            "Where batch jobs' lines may go, to compare: mesh (anywhere), region-local (where they "
+            "were submitted), none (jobs are left out).",
+            "SCOPE,…",
+            "mesh",
+        ),
+    ] = ("mesh",)
     regions: Annotated[
         tuple[FleetCounts, ...],
         Field(min_length=1),
@@ -133,10 +144,16 @@ class SimSettings(Scenario):
                 topology=topology,
                 pushing=pushing,
                 load=load,
+                offline=offline if self.offline else None,
                 replicas={RegionId(region): count for region, count in fleet.items()},
             )
-            for fleet, load, topology, pushing, policy in product(
-                self.regions, self.load or (None,), self.topology, self.pushing, self.policy
+            for fleet, load, topology, pushing, policy, offline in product(
+                self.regions,
+                self.load or (None,),
+                self.topology,
+                self.pushing,
+                self.policy,
+                self.offline_scope,
             )
         )
 
@@ -154,6 +171,12 @@ class SimSettings(Scenario):
         return self
 
     @model_validator(mode="after")
+    def _scope_of_something(self) -> Self:
+        if "offline_scope" in self.model_fields_set and not self.offline:
+            raise ValueError("--offline-scope says where lines of --offline may go: give that too")
+        return self
+
+    @model_validator(mode="after")
     def _load_or_speed(self) -> Self:
         if self.load and self.speed is not None:
             raise ValueError("--load sets the speed: leave --speed out")
@@ -161,7 +184,10 @@ class SimSettings(Scenario):
 
     @model_validator(mode="after")
     def _runs_are_bounded(self) -> Self:
-        lists = (self.policy, self.topology, self.pushing, self.load or (None,), self.regions)
+        lists = (
+            *(self.policy, self.topology, self.pushing, self.load or (None,), self.regions),
+            self.offline_scope,
+        )
         runs = prod(map(len, lists))
         if runs > RUNS_MAX:
             raise ValueError(f"{runs} runs are more than {RUNS_MAX}: shorten one of the lists")
