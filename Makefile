@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: up test test-pythons test-engines test-systemd test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
-.PHONY: study-hygen study-gossip gossip-live gossip-heals
+.PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
 
 # QUICK=1 plays a short form, FULL=1 a long one; TRACES=folder adds recorded traces;
@@ -46,6 +46,7 @@ test-benchmarks: $(STAMP) ## the programs of the other targets, each played whol
 
 drills: $(STAMP) ## let parts of running meshes fail, and see that they go on
 	$(BIN)/pytest -m drill
+	$(BIN)/python -m tests.programs.batch_jobs.drills $(if $(QUICK),--lines 1000)
 
 fault-run: $(STAMP) ## kill and stop every part in turn under 20 streams: each must end once; SEED=n
 	$(BIN)/python -m tests.programs.fault_run $(if $(QUICK),--quick) $(if $(SEED),--seed $(SEED))
@@ -76,6 +77,10 @@ bench-tracing: $(STAMP) ## what tracing costs, off and with 1, 10 and 100 % samp
 bench-overload: $(STAMP) ## a region asked for five times what it can do (5 minutes)
 	$(LIVE).overload
 
+bench-batch: $(STAMP) ## online first tokens with a batch job and without; TRACE=file (20 minutes)
+	$(if $(TRACE),,$(error which trace? make bench-batch TRACE=file))
+	$(BIN)/python -m tests.programs.batch_jobs.beside_online --trace "$(TRACE)"
+
 gate-renew: $(STAMP) ## keep what a request costs now, in bytecodes, as what it may cost
 	$(BIN)/python -m tests.gate.renew
 
@@ -100,6 +105,9 @@ study-federation: $(STAMP) ## what late and lost news cost the mesh
 
 study-hygen: $(STAMP) ## HyGen's grid in the simulated engine: offline work inside the online objectives
 	$(STUDY).hygen $(SIZE)
+
+study-offline: $(STAMP) ## batch jobs beside a day of three regions: the mesh, region-local, none
+	$(STUDY).offline $(if $(QUICK),--quick) $(if $(FULL),--full) $(if $(SEEDS),--seeds $(SEEDS))
 
 study-gossip: $(STAMP) ## what prefix gossip brings, and the bytes it costs
 	$(STUDY).gossip $(SIZE)

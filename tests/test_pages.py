@@ -38,8 +38,11 @@ NOT_RUN = {
     "docker run ": "needs an image of Jaeger",
     "for n in $(seq 8); do pkill ": "tests/mesh/demo/test_up.py runs it",
     ".venv/bin/mesh up --engine-kind vllm ": "needs engines: tests/engines",
+    ".venv/bin/mesh-agent profile ": "minutes; tests/agents/profiler runs it",
     "set -a; . .mesh/config/us/credentials/observer.env": NATS,
     "set -a; . rendered/us/credentials/observer.env": NATS,
+    "set -a; . .mesh/config/us/credentials/batch-observer.env": NATS,
+    "mesh-agent profile ": "needs an idle engine for ten minutes",
     "nats sub mesh.us.gossip.lease": NATS,
     "nats server list": NATS,
     "python3 -m venv /opt/mesh": SYSTEM,
@@ -147,7 +150,8 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     """Three regions whose state is where a reader would have it."""
     folder = tmp_path_factory.mktemp("pages")
     prepare(folder)
-    async with mesh_up(folder) as running:
+    config = write_config(folder, batch_runners=("batch-0",))
+    async with mesh_up(folder, config=config) as running:
         yield running, folder
 
 
@@ -223,14 +227,21 @@ async def until_ready(port: int) -> None:
             await asyncio.sleep(0.05)
 
 
+# It fails once a batch runner has read its file; the agent takes no lines without a profile.
+FAILING_JOB = """export MESH_ENDPOINT=http://127.0.0.1:{port}/v1; echo x > in.jsonl
+JOB=$(.venv/bin/mesh batch submit --no-check in.jsonl) || exit 1
+.venv/bin/mesh batch wait "$JOB" || .venv/bin/mesh batch status "$JOB"
+"""
+
+
 async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tmp_path):
     """engines.md, then operate.md's recording and simulate.md's replay of it."""
     prepare(tmp_path)
-    write_config(tmp_path, regions=("us",))
+    write_config(tmp_path, regions=("us",), batch_runners=("batch-0",))
     [http] = re.findall(r'http = "127.0.0.1:(\d+)"', (tmp_path / "mesh.toml").read_text())
     [engine] = free_ports(1)
     text = one(BY_HAND[0]).text.replace("8000", str(engine))
-    commands = dict(zip(("render", "nats", "streams", "router", "engine", "agent"),
+    commands = dict(zip(("render", "nats", "streams", "router", "engine", "agent", "runner"),
                         separate(text), strict=True))  # fmt: skip
     record = one(BY_HAND[1]).text.strip()
     recorder = commands["router"].replace(
@@ -246,6 +257,11 @@ async def test_processes_started_one_by_one_serve_and_a_recording_is_replayed(tm
             await stack.enter_async_context(started(tmp_path, commands[each]))
         async with started(tmp_path, commands["router"]):
             await until_ready(int(http))
+            async with started(tmp_path, commands["runner"]):
+                command = FAILING_JOB.format(port=http)
+                assert "The line is no valid JSON" in await output_of(
+                    tmp_path, "bash", "-c", command
+                )
         async with started(tmp_path, recorder):
             await until_ready(int(http))
     for command in one(BY_HAND[2]).text.splitlines():

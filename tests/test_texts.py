@@ -16,7 +16,7 @@ from infra import topology
 from mesh.cli.main import main as mesh
 from mesh.core.policies import POLICIES, Tunable
 from schemas.catalog import CHANNELS, Channel, Role
-from schemas.http import ROUTES
+from schemas.routes import ROUTES
 from tests.support.pages import ROOT, pages
 
 TEXTS = pages()

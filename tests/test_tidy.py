@@ -21,7 +21,7 @@ MACHINE_PATHS = re.compile(
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 # A subject in a string, or its beginning in an f-string whose region follows.
 SUBJECT = re.compile(
-    r"\bmesh\.([*>]|[^.\s]+\.(heartbeat|replica|router\.|ingress|gossip|ping|pool|lease|batch)\b)"
+    r"\bmesh\.(?!cli\.)([*>]|[^.\s]+\.(heartbeat|replica|router\.|ingress|gossip|ping|pool|lease|batch)\b)"
     r"|^mesh\.$|\b_INBOX\b"
 )
 SUBJECTS_HOME = "schemas/subjects.py"

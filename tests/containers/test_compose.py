@@ -71,16 +71,18 @@ def test_every_region_has_its_server_routers_engines_and_agents(mesh_toml):
     expected = {"render"}
     for region, has in mesh_toml.regions.items():
         assert has.routers == ("r1",), "the file has one router per region, named r1"
-        expected |= {f"{kind}-{region}" for kind in ("nats", "streams", "router")}
+        assert has.batch_runners == ("batch-0",)
+        kinds = ("nats", "streams", "router", "batch-runner")
+        expected |= {f"{kind}-{region}" for kind in kinds}
         expected |= {f"{kind}-{name}" for kind in ("engine", "agent") for name in has.replicas}
     assert set(OURS) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("nats-")])
-def test_commands_are_those_of_the_command_line(name, tmp_path, monkeypatch):
+def test_commands_are_those_of_the_command_line(name, rendered, monkeypatch):
     for variable in ("NATS_URL", "NATS_USER", "NATS_PASSWORD"):
         monkeypatch.setenv(variable, "nats://from-the-credentials-file")
-    words = [_on_host(word, tmp_path) for word in _words(name)]
+    words = [_on_host(word, rendered) for word in _words(name)]
     command: click.Command = CLI[words[0]]
     context, rest = click.Context(command, info_name=words[0]), words[1:]
     while isinstance(command, click.Group):
@@ -152,7 +154,12 @@ def test_files_that_are_mounted_or_built_from_exist():
 
 def test_prometheus_reads_every_router_under_its_regions_name(mesh_toml):
     config = yaml.safe_load((COMPOSE_DIR / "prometheus.yml").read_text())
-    (job,) = config["scrape_configs"]
+    job, runners = config["scrape_configs"]
+    assert {
+        (target, labels["labels"]["region"])
+        for labels in runners["static_configs"]
+        for target in labels["targets"]
+    } == {(f"batch-runner-{region}:9100", region) for region in mesh_toml.regions}
     scraped = {entry["labels"]["region"]: entry["targets"] for entry in job["static_configs"]}
     assert scraped == {region: [str(has.http)] for region, has in mesh_toml.regions.items()}
 

@@ -17,9 +17,11 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from mesh.adapters.metrics import RouterMetrics
+from mesh.adapters.metrics import BatchMetrics, RouterMetrics
+from mesh.adapters.runner_metrics import RunnerMetrics
 from mesh.core.model.settings import RouterSettings
 from mesh.core.router import RouterCore
+from schemas.batch import BatchJob
 from schemas.ids import RegionId, RouterId
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +51,7 @@ class Family(NamedTuple):
 
 
 def exported_series() -> dict[str, Family]:
-    """Every series a router's page can have, by the name that queries use."""
+    """Every series the page of a router or batch runner can have, by the name queries use."""
     core = RouterCore(
         region=RegionId("us"),
         router=RouterId("r1"),
@@ -57,19 +59,37 @@ def exported_series() -> dict[str, Family]:
         settings=RouterSettings(),
         dice=random.Random(1),
     )
-    metrics = RouterMetrics(core, CollectorRegistry())
+    router = RouterMetrics(core, CollectorRegistry())
+    batches = BatchMetrics(router.registry)
+    runner = RunnerMetrics(RegionId("us"), ())
+    runner.read(IdleRunner())
     labels = {
         metric._name: metric._labelnames
+        for metrics in (router, batches, runner)
         for metric in vars(metrics).values()
         if isinstance(metric, MetricWrapperBase)
     }
-    series = {}
-    for found in metrics.registry.collect():
+    series: dict[str, Family] = {}
+    for found in (*router.registry.collect(), *runner.registry.collect()):
         names = labels.get(found.name) or getattr(found, "_labelnames", ())
         family = Family(found.name, found.type, frozenset(names))
         for suffix in SERIES_SUFFIXES[found.type]:
-            series[found.name + suffix] = family
+            known = series.setdefault(found.name + suffix, family)
+            assert known == family, "routers and batch runners mean the same by a name"
     return series
+
+
+class IdleRunner:
+    """What a batch runner without jobs shows."""
+
+    def open_jobs(self) -> list[BatchJob]:
+        return []
+
+    def lines_held(self) -> int:
+        return 0
+
+    def lines_tried(self) -> int:
+        return 0
 
 
 def queries() -> Iterator[tuple[str, str]]:

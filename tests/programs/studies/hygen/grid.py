@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents.core.latency_predictor import LatencyPredictor
-from agents.core.offline_queue import OfflineQueue
 from agents.core.slo_profile import Limits, Measure, keeps, largest_knob, levels, limits_of
 from agents.sim.engine import EngineSim
 from agents.sim.profiles import A100_MISTRAL, Profile
 from agents.sim.profiling_run import profiling_run
 from agents.sim.two_phase import TwoPhaseEngine
 from mesh.replay.trace import Trace
+from schemas.offline_queue import OfflineQueue
+from tests.programs.studies.hygen.admission import offline_profile, play_at_agent
 from tests.programs.studies.hygen.runs import Outcome, Supply, play
 from tests.programs.studies.hygen.workloads import (
     Arrival,
@@ -39,6 +40,9 @@ JUDGED = 3  # the beginning of its second half
 HEADROOM = 0.85
 BUDGETS_S = levels(0.0108, 0.120, 65)  # a decode iteration of the A100 to twice a full chunk
 RATES_PER_S = levels(0.005, 1.28, 65)  # of HyGen*: offline requests
+AGENT_BUDGETS_S = BUDGETS_S[::4]
+# At the agent the budget is a mean, for what long prompts need; not where an objective is a peak.
+BURST_S = 2.0
 
 
 Run = Callable[[float, int], Outcome]  # of a knob and a stretch
@@ -123,6 +127,19 @@ class Bench:
         supply = Supply(documents(place), rate_per_s)
         return self._played(("hygen*", rate_per_s, place), engine, supply, place)
 
+    def at_agent(self, budget_s: float, burst_s: float, place: int) -> Outcome:
+        """An agent's admission before an engine that knows nothing of offline work."""
+        key = ("agent", budget_s, burst_s, place)
+        if key not in self._outcomes:
+            self._outcomes[key] = play_at_agent(
+                EngineSim(self.profile),
+                offline_profile(self.profile, self.predictor, budget_s, burst_s),
+                self.arrivals(place),
+                documents(place),
+                self.setting.stretch(place).duration_s,
+            )
+        return self._outcomes[key]
+
     def pure_offline(self) -> Outcome:
         """No online request at all."""
         key = ("pure",)
@@ -144,6 +161,15 @@ class Bench:
     def star_cell(self, tolerances: Mapping[Measure, float]) -> Cell:
         """HyGen* with the rate profiled for these tolerances."""
         return self._cell(self.hygen_star, RATES_PER_S, tolerances)
+
+    def agent_cell(self, tolerances: Mapping[Measure, float]) -> Cell:
+        """The same at the agent."""
+        burst_s = 0.0 if Measure.TBT_P99 in tolerances else BURST_S
+
+        def run(budget_s: float, place: int) -> Outcome:
+            return self.at_agent(budget_s, burst_s, place)
+
+        return self._cell(run, AGENT_BUDGETS_S, tolerances)
 
     def _cell(
         self, run: Run, knobs: tuple[float, ...], tolerances: Mapping[Measure, float]

@@ -117,6 +117,16 @@ def test_a_cell_is_profiled_on_one_half_and_judged_on_the_other():
     assert plus[Measure.TBT_MEAN] > loose.relative[Measure.TBT_MEAN] > 1.0
 
 
+def test_an_agent_before_an_ordinary_engine_fills_it_within_the_objective():
+    runs = bench(SMALL, None)
+    cell = runs.agent_cell({Measure.TBT_MEAN: 1.0})
+    assert cell.knob is not None
+    assert cell.profiled[Measure.TBT_MEAN] <= 1.85
+    assert cell.outcome.online_tokens_s == pytest.approx(runs.alone(JUDGED).online_tokens_s, 0.1)
+    assert cell.outcome.offline_tokens_s > 0.3 * cell.outcome.online_tokens_s
+    assert cell.outcome.offline_tokens_s < runs.pure_offline().offline_tokens_s * 1.2
+
+
 def test_shared_prompts_next_to_each_other_are_deducted():
     assert consecutive_gain(0.0) < 1.2
     assert consecutive_gain(1.0) > 4.0
@@ -133,5 +143,12 @@ def test_the_predictor_is_within_two_percent_on_the_studys_profile():
 def test_the_short_form_prints_every_table():
     ended = CliRunner().invoke(study.main, ["--quick"])
     assert ended.exit_code == 0, ended.output
-    for head in ("p99 TBT, 10%", "Sarathi++", "two objectives", "PSM", "µs a prediction"):
+    for head in (
+        "p99 TBT, 10%",
+        "Sarathi++",
+        "At the agent",
+        "two objectives",
+        "PSM",
+        "µs a prediction",
+    ):
         assert head in ended.stdout
