@@ -120,6 +120,6 @@ def runs(pid: int) -> bool:
     """Whether the process is there, and not a mere entry in its parent's books."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the open and the read
         return False
     return state != "Z"
