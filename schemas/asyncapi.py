@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from schemas import exchange
 from schemas.catalog import CHANNELS, Carrier, Channel, Encoding, Role
+from schemas.control import RegionControl
 from schemas.exchange import Frame
 from schemas.headers import HEADERS, Header
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
@@ -31,6 +32,7 @@ FILES: dict[type[Any], str] = {
     Heartbeat: "json/heartbeat.v1.json",
     Digest: "json/digest.v1.json",
     Lease: "json/lease.v1.json",
+    RegionControl: "json/control.v1.json",
     OfflineState: "json/offline.v1.json",
 }
 

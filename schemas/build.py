@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from schemas import asyncapi, openapi
+from schemas.control import RegionControl
 from schemas.decision import Decision
 from schemas.describe import json_schema
 from schemas.state import Digest, Heartbeat, Lease, OfflineState
@@ -21,6 +22,7 @@ JSON_SCHEMAS: dict[str, type[Any]] = {
     "json/digest.v1.json": Digest,
     "json/decision.v1.json": Decision,
     "json/lease.v1.json": Lease,
+    "json/control.v1.json": RegionControl,
     "json/offline.v1.json": OfflineState,
 }
 NOTE = "# Made by `make schemas` from the code; edit that.\n"

@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from schemas import exchange, gossip, state, subjects
+from schemas import control, exchange, gossip, state, subjects
 
 
 class Role(StrEnum):
@@ -24,6 +24,7 @@ class Role(StrEnum):
     PEER_ROUTER = "peer_router"
     OBSERVER = "observer"  # people and tools: state only, as far as it reaches their region
     OPERATOR = "operator"  # an observer who examines with `mesh doctor`
+    ADMIN = "admin"  # an operator who drains replicas
     STREAM = "stream"  # the region's own JetStream, for what it publishes by itself
 
 
@@ -73,7 +74,7 @@ class Channel:
 
 AGENT, ROUTER = Role.AGENT, Role.ROUTER
 PEER_AGENT, PEER_ROUTER = Role.PEER_AGENT, Role.PEER_ROUTER
-OBSERVER, OPERATOR = Role.OBSERVER, Role.OPERATOR
+OBSERVER, OPERATOR, ADMIN = Role.OBSERVER, Role.OPERATOR, Role.ADMIN
 
 CHANNELS: tuple[Channel, ...] = (
     Channel(
@@ -259,6 +260,26 @@ CHANNELS: tuple[Channel, ...] = (
         "region's replicas.",
     ),
     Channel(
+        name="control",
+        carrier=Carrier.COMPARE_AND_SET,
+        encoding=Encoding.JSON,
+        messages=(control.RegionControl,),
+        publish={ADMIN},
+        subscribe={Role.STREAM},
+        about="What operators order for a region: which of its replicas are drained. The stream "
+        "CONTROL takes a record only if nothing was written since the one that it changes.",
+    ),
+    Channel(
+        name="controlled",
+        carrier=Carrier.REPUBLISHED,
+        encoding=Encoding.JSON,
+        messages=(control.RegionControl,),
+        publish={Role.STREAM},
+        subscribe={ROUTER, OBSERVER, OPERATOR},
+        about="What that stream took, with its Nats-Sequence. The region's routers pass it on to "
+        "agents in their keepalives.",
+    ),
+    Channel(
         name="ping",
         carrier=Carrier.REQUEST,
         encoding=Encoding.RAW,
@@ -274,7 +295,8 @@ CHANNELS: tuple[Channel, ...] = (
         publish={ROUTER},
         subscribe={AGENT, PEER_AGENT, OPERATOR},
         about="A router's keepalive, every 500 ms: agents abort the work of a router that "
-        "has been silent for 3 s, or for 7 s if it is of another region.",
+        "has been silent for 3 s, or for 7 s if it is of another region. It says which replicas "
+        "of its own region an operator has drained.",
     ),
     Channel(
         name="inbox",

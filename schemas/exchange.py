@@ -61,6 +61,7 @@ BODY_BYTES_MAX = 32 * 1024 * 1024
 # of it, so a short answer costs no credit message at all.
 WINDOW_BYTES = 256 * 1024
 ALIVE_S = 0.5  # between a router's keepalives
+ALL_REPLICAS = "*"  # in `Alive.drained`; no replica has this name
 WORKING_S = 5.0
 HELD_S = 1.0  # half of what a router waits for a peer's PLACED
 SILENCE_S_MAX = 16.0  # three of them missing
@@ -244,11 +245,19 @@ class Alive(WireMessage):
     """A router's keepalive; a new epoch means that it restarted and its old work is orphaned.
 
     `owned`: regions whose replicas it hands work to by a lease, and `terms`: the term of each.
+    `drained`: the replicas of its own region that operators have drained, ALL_REPLICAS alone for
+    all, by the record with the number `control_seq` in the region's stream; 0 where there is none,
+    -1 while the router has not read the stream.
     """
 
     epoch: int
     owned: tuple[str, ...] = ()
     terms: tuple[int, ...] = ()
+    control_seq: int = -1
+    drained: tuple[str, ...] = ()
+
+    def drains(self, replica: str) -> bool:
+        return self.drained == (ALL_REPLICAS,) or replica in self.drained
 
 
 # Parts of a body carry raw bytes, so they are framed by headers instead of msgpack.

@@ -25,6 +25,7 @@ QUEUE_BATCH = "batch"  # of a region's batch runners
 
 STREAM_HEARTBEATS = "HEARTBEATS"
 STREAM_LEASES = "LEASES"
+STREAM_CONTROL = "CONTROL"  # what operators ordered for the region
 
 # Names under which processes register as NATS micro services (`nats micro ls`).
 SERVICE_AGENT = "mesh-agent"
@@ -111,6 +112,14 @@ def lease(region: RegionId | str) -> str:
 
 def leased(region: RegionId | str) -> str:
     return f"{ROOT}.{region}.gossip.lease"
+
+
+def control(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.control.write"
+
+
+def controlled(region: RegionId | str) -> str:
+    return f"{ROOT}.{region}.control.written"
 
 
 def ping(region: RegionId | str) -> str:

@@ -26,6 +26,7 @@ from agents.core.events import (
     AliveArrived,
     BodyPartArrived,
     CancelArrived,
+    DrainOrder,
     WorkArrived,
 )
 from agents.core.name_claim import CLAIM_S, NameClaim, NameDecision
@@ -188,9 +189,14 @@ class AgentBus:
         )
 
     def _alive(self, subject: str, message: Alive) -> AliveArrived:
-        tokens = subject.split(".")
-        term = dict(zip(message.owned, message.terms, strict=False)).get(self._region)
-        return AliveArrived(RegionId(tokens[1]), RouterId(tokens[3]), message.epoch, term)
+        tokens, seq = subject.split("."), message.control_seq
+        return AliveArrived(
+            RegionId(tokens[1]),
+            RouterId(tokens[3]),
+            message.epoch,
+            dict(zip(message.owned, message.terms, strict=False)).get(self._region),
+            DrainOrder(seq, message.drains(self._replica)) if seq >= 0 else None,
+        )
 
     def _decoded(self, cls: type[M], msg: Msg) -> M | None:
         try:

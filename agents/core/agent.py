@@ -69,8 +69,7 @@ class AgentCore:
         self._timer = HeartbeatTimer(replica.heartbeat_s)
         self._leaving: ReplicaState | None = None  # DRAINING, then GONE
         self._seq = 0
-        self._served_total = 0
-        self._refused_total = 0
+        self._served_total = self._refused_total = 0
         self._example: WorkRequest | None = None  # for probes: the last that was answered well
         self._has_answered = False
         self._published: tuple[ReplicaState, bool, tuple[ModelId, ...]] | None = None
@@ -114,7 +113,8 @@ class AgentCore:
     def state(self) -> ReplicaState:
         if self._leaving is not None:
             return self._leaving
-        return ReplicaState.DOWN if self._hangs.hung else self._health.state
+        found = ReplicaState.DOWN if self._hangs.hung else self._health.state
+        return self._routers.orders.applied_to(found)
 
     @property
     def models(self) -> tuple[ModelId, ...]:
@@ -351,7 +351,7 @@ class AgentCore:
             self._fence.claim(event.region, event.term, now)
             if self._fence.owner(now) != owner:
                 done.append(effects.LogOwnerChange(router, event.term))
-        change = self._routers.alive(router, event.epoch, now)
+        change = self._routers.alive(router, event.epoch, now, event.order)
         if change.resync:
             done.append(effects.ResyncRouter(router))
         if change.restarted:

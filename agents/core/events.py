@@ -19,6 +19,13 @@ class RouterKey(NamedTuple):
     router: RouterId
 
 
+class DrainOrder(NamedTuple):
+    """Whether operators have drained the replica, by the record of that number in the stream."""
+
+    seq: int
+    drained: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReading:
     """One scrape of an engine's metrics page. Counts are requests unless the name says tokens."""
@@ -71,10 +78,13 @@ class CancelArrived:
 
 @dataclass(frozen=True, slots=True)
 class AliveArrived:
+    """A router's keep-alive. `order`: None from one that has not read the stream of orders."""
+
     region: RegionId
     router: RouterId
     epoch: int
     term: int | None = None  # of the lease by which its region owns this replica, if it holds one
+    order: DrainOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)

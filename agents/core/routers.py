@@ -1,5 +1,5 @@
 """The routers that send work here: which are alive, how far each one's hand-offs have arrived, and
-the routers of which region may send work at all.
+the routers of which region may send work at all. And whether an operator has drained the replica.
 
 **Liveness.** Each router publishes a keep-alive every 500 ms. A router that is silent for 3 s, or
 comes back with a new epoch, never reads its old responses: the engine must stop generating them.
@@ -17,6 +17,10 @@ only keep-alives claim ownership. An adopter's work carries its term too: work u
 refused. An adopter that has not repeated its claim for ADOPTED_S is gone: the replica's own routers
 are accepted again, without a term, because their lease stream may have stopped.
 
+**Operators' orders** come with the keep-alives of the replica's own region, which read them from a
+stream: so an agent needs no access to it, and the heartbeat tells every router, peer and batch
+runner at once. Of routers that differ, the one with the newest record counts.
+
 A claim counts while its region repeats it; the term that is remembered of it rises in steps
 (`TERM_STEP`). So a peer that claims the highest possible term holds the replica only while it
 goes on claiming, and the next honest write is above what it leaves.
@@ -26,10 +30,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from agents.core.events import RouterKey
+from agents.core.events import DrainOrder, RouterKey
 from schemas.exchange import ALIVE_S
 from schemas.ids import RegionId, RouterId
-from schemas.state import TERM_MAX, TERM_STEP
+from schemas.state import TERM_MAX, TERM_STEP, ReplicaState
 
 MISSED_S = ALIVE_S + 0.4
 SILENCE_S, SILENCE_ABROAD_S = 3.0, 7.0
@@ -38,6 +42,7 @@ ROUTERS_MAX = 1024
 ACK_ROUTERS_MAX = 64  # of its own region and of an adopter; more than they run
 
 STEP, STEP_S = TERM_STEP, 1.0
+ORDERS_KEPT_S = 10.0  # of a router that has fallen silent, while others still speak
 ADOPTED_S = 1.5  # three keep-alives of an adopter; longer than its lease
 
 
@@ -61,6 +66,7 @@ class RouterLiveness:
 
     def __init__(self, region: RegionId) -> None:
         self._region = region
+        self.orders = OperatorOrders()
         self._routers: dict[RouterKey, _Router] = {}
         self._away_since: float | None = None
         self._new_are_cut_off_until = -inf  # routers that are new may have been cut off as well
@@ -77,7 +83,11 @@ class RouterLiveness:
     def leave(self, key: RouterKey) -> None:
         self._routers[key].requests -= 1
 
-    def alive(self, key: RouterKey, epoch: int, now: float) -> RouterChange:
+    def alive(
+        self, key: RouterKey, epoch: int, now: float, order: DrainOrder | None = None
+    ) -> RouterChange:
+        if order is not None and key.region == self._region:
+            self.orders.alive(key, order, now)
         router = self._routers.get(key)
         if router is None:
             router = self._enter(key, now, epoch)
@@ -163,6 +173,34 @@ class HandoffAcks:
 
     def snapshot(self, owner: RegionId | None = None) -> dict[RouterId, int]:
         return {router: last for (of, router), last in self._last.items() if of == owner}
+
+
+class OperatorOrders:
+    """Whether an operator has drained this replica, by what its region's routers read.
+
+    The orders of the last router that was alive hold until another one brings newer ones: a region
+    that loses all its routers keeps its replicas drained.
+    """
+
+    def __init__(self) -> None:
+        self._by_router: dict[RouterKey, tuple[DrainOrder, float]] = {}
+        self._is_drained = False
+
+    def alive(self, router: RouterKey, order: DrainOrder, now: float) -> None:
+        """A router of the replica's own region has published the order that it knows of."""
+        known = self._by_router
+        if router not in known and len(known) >= ACK_ROUTERS_MAX:
+            del known[min(known, key=lambda name: known[name][1])]
+        known[router] = (order, now)
+        for name, (_, seen_at) in list(known.items()):
+            if now - seen_at > ORDERS_KEPT_S:
+                del known[name]
+        self._is_drained = max(known.values())[0].drained
+
+    def applied_to(self, state: ReplicaState) -> ReplicaState:
+        """The state of a replica whose engine and agent are in that one."""
+        is_drained = self._is_drained and state is ReplicaState.READY
+        return ReplicaState.DRAINING if is_drained else state
 
 
 @dataclass(slots=True)

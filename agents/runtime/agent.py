@@ -40,6 +40,7 @@ SILENCE_CHECK_S = 1.0
 SCRAPE_GAP_MIN_S = 0.01  # between scrapes that something requested
 WHY_EVERY_S = 5.0  # between two reasons of one state: an engine may alternate
 ABORT_TIMEOUT_S = 2.0  # for END frames of aborted responses to go out
+DRAINED = "an operator drained it; `mesh undrain` lets it take work again"
 FAULT_OF_OURS = "the agent failed on this response; its log has the reason"
 
 
@@ -66,12 +67,13 @@ class Agent:
         self._writers: dict[str, FrameWriter] = {}  # of responses that have not ended
         self._relays: dict[str, tuple[Relay, asyncio.Task[None]]] = {}
         self._probing: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self._wake_earlier = asyncio.Event()
         self._scrape_now = asyncio.Event()
         self._waking_at = float("inf")
         self._idle = asyncio.Event()  # while no request is outstanding
         self._idle.set()
-        self.ready = asyncio.Event()  # set when the replica first takes work
+        self.ready = asyncio.Event()  # set when the replica first takes work, or could
         self.announced = asyncio.Event()  # set when the first heartbeat is sent
         self._logged_state: ReplicaState | None = None
         self._logged_why = ""
@@ -157,6 +159,7 @@ class Agent:
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
         """Take nothing new, finish what runs for `timeout_s` or until `at_once`, then leave."""
+        self._is_leaving = True
         await self.feed(DrainRequested())
         log.info("draining: %d requests to finish", self._core.outstanding)
         waits = [asyncio.create_task(event.wait()) for event in (at_once, self._idle)]
@@ -278,6 +281,8 @@ class Agent:
         why = hung or (
             scrape.detail if isinstance(scrape, ScrapeFailed) else ", ".join(self._core.models)
         )
+        if is_drained := state is ReplicaState.DRAINING and not self._is_leaving:
+            why = DRAINED
         # While it is ready, a single scrape may fail without a consequence.
         new_why = state is not ReplicaState.READY and why != self._logged_why
         if state is not self._logged_state or (new_why and now >= self._why_due_at):
@@ -286,7 +291,7 @@ class Agent:
             log.log(level, "%s is %s: %s", where, state, why)
             self._logged_state, self._logged_why = state, why
             self._why_due_at = now + WHY_EVERY_S
-        if state is ReplicaState.READY:
+        if state is ReplicaState.READY or is_drained:
             self.ready.set()
 
     def _compare_profile(self, models: tuple[ModelId, ...]) -> None:

@@ -6,6 +6,7 @@
                                                 MESH_PREFIX_KEY
     DIR/<region>/credentials/observer.env
     DIR/<region>/credentials/operator.env
+    DIR/<region>/credentials/admin.env
     DIR/<region>/credentials/setup.env
     DIR/<region>/credentials/system.env
     DIR/<region>/credentials/agent-<replica>.env

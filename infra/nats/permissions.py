@@ -45,7 +45,7 @@ INBOX = channel("inbox")
 # What peers ask a region to place: unlabelled, and under a residency label.
 UNLABELLED = frozenset({"ingress", "offline"})
 LABELLED = frozenset({"ingress_within", "offline_within"})
-STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES)
+STREAMS = (subjects.STREAM_HEARTBEATS, subjects.STREAM_LEASES, subjects.STREAM_CONTROL)
 
 ALL_INBOXES = f"{subjects.INBOX_ROOT}.>"
 # Where the server takes replies to requests that cross from one account into another.
@@ -147,13 +147,16 @@ def router(region: RegionId, ground: Ground = OPEN_GROUND) -> Permissions:
 
 
 def router_reads() -> tuple[str, ...]:
-    """What routers request of JetStream: the settings of both streams, and the last heartbeats.
+    """What routers request of JetStream: the streams' settings, the last heartbeats and orders.
 
     Not the lease itself. Its writer chooses the bytes, and its reader the subject that the answer
     is published to: both together could publish anything in any name.
     """
-    last_heartbeats = LAST_BY_SUBJECT.format(subjects.STREAM_HEARTBEATS)
-    return (*(STREAM_INFO.format(name) for name in STREAMS), last_heartbeats)
+    last = (subjects.STREAM_HEARTBEATS, subjects.STREAM_CONTROL)
+    return (
+        *(STREAM_INFO.format(name) for name in STREAMS),
+        *(LAST_BY_SUBJECT.format(name) for name in last),
+    )
 
 
 def observer_reads() -> tuple[str, ...]:
@@ -181,6 +184,29 @@ def watcher(role: Role) -> Permissions:
     return Permissions(
         publish=widest([*observer_reads(), *services()]),
         subscribe=widest([*seen, *events, ALL_INBOXES]),
+    )
+
+
+def admin_reads() -> tuple[str, ...]:
+    """What admins request of JetStream: all orders that a region's stream keeps."""
+    calls = (call.format(subjects.STREAM_CONTROL) for call in STREAM_READS)
+    return (API_INFO, *calls)
+
+
+def admin_sees() -> tuple[Channel, ...]:
+    """What admins receive, to see a replica become idle."""
+    return (channel("heartbeat"), channel("controlled"))
+
+
+def admin() -> Permissions:
+    """Admins order what replicas do: the only login that may write to the stream of orders.
+
+    They have an account of their own (`region_config`): in that of observers, an observer could
+    have JetStream answer a request with an old order on the subject where orders are written.
+    """
+    return Permissions(
+        publish=widest([channel("control").subject(), *admin_reads()]),
+        subscribe=widest([*(row.subject() for row in admin_sees()), ALL_INBOXES]),
     )
 
 

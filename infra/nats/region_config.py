@@ -7,9 +7,10 @@ goes out, is listed there as stream exports and imports, one for each pattern th
 sends, and nothing can pass from one peer to the next. The accepting side gives the same as
 permissions of the peer's user: a peer that ignores them is cut off.
 
-Two more accounts keep answers of the server apart. JetStream answers to any reply subject that a
+Three more accounts keep answers of the server apart. JetStream answers to any reply subject that a
 request names, without a check of permissions: a request could make it publish where its sender may
-not. So the streams are in an account of their own, `STATE`, and people who watch are in `OBSERVE`.
+not. So the streams are in an account of their own, `STATE`, people who watch are in `OBSERVE`, and
+people who drain replicas in `ADMIN`.
 Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
 the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
 Only the user `setup`, who logs in to `STATE`, can make, alter and remove streams.
@@ -47,6 +48,7 @@ Value: TypeAlias = "str | int | bool | Sequence[Value] | Mapping[str, Value]"
 ACCOUNT = "MESH"
 STATE_ACCOUNT = "STATE"
 OBSERVE_ACCOUNT = "OBSERVE"
+ADMIN_ACCOUNT = "ADMIN"
 SYSTEM_ACCOUNT = "SYS"
 BATCH_ACCOUNT = "BATCH"
 BATCH_OBSERVE_ACCOUNT = "BATCH-OBSERVE"
@@ -60,9 +62,10 @@ WRITE_DEADLINE = "5s"  # a client that takes nothing for longer is a slow consum
 LEAF_RECONNECT = "1s"
 
 # Logins of every region's server: of its routers; of people who watch the region's state, who
-# examine it, who create and repair its streams, and who inspect the server itself.
-REGION_USERS = ROUTER, OBSERVER, OPERATOR, SETUP, SYSTEM = (
-    *("router", "observer", "operator", "setup", "system"),
+# examine it, who drain replicas, who create and repair its streams, and who inspect the server
+# itself.
+REGION_USERS = ROUTER, OBSERVER, OPERATOR, ADMIN, SETUP, SYSTEM = (
+    *("router", "observer", "operator", "admin", "setup", "system"),
 )
 # And where it has batch runners: of runners and routers, of who makes the streams, of who watches.
 BATCH_USERS = BATCH, BATCH_SETUP, BATCH_OBSERVER = ("batch", "batch-setup", "batch-observer")
@@ -166,10 +169,11 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
             _user(User(name, OBSERVER), permissions.watcher(Role.OBSERVER), site),
             _user(User(name, OPERATOR), permissions.watcher(Role.OPERATOR), site),
         ],
+        ADMIN_ACCOUNT: [_user(User(name, ADMIN), permissions.admin(), site)],
     }
     for peer in topology.peers(name):
         logins[link_account(peer)] = _link_users(topology, name, peer, site)
-    flows = [*_state_flows(name), *_observe_flows(topology, name)]
+    flows = [*_state_flows(name), *_observe_flows(topology, name), *_admin_flows(name)]
     jetstream: dict[str, Value] = {STATE_ACCOUNT: "enabled"}
     if topology.region(name).batch_runners:
         logins |= _batch_logins(name, site)
@@ -211,7 +215,7 @@ def _state_flows(name: RegionId) -> Iterator[_Flow]:
     for row in CHANNELS:
         if row.carrier is Carrier.LAST_VALUE:
             yield _Flow("stream", row.subject(region=name), ACCOUNT, STATE_ACCOUNT)
-        elif row.carrier is Carrier.COMPARE_AND_SET:
+        elif row.carrier is Carrier.COMPARE_AND_SET and Role.ROUTER in row.publish:
             yield _Flow("service", row.subject(region=name), STATE_ACCOUNT, ACCOUNT)
         elif row.carrier is Carrier.REPUBLISHED:
             yield _Flow("stream", row.subject(region=name), STATE_ACCOUNT, ACCOUNT)
@@ -235,6 +239,15 @@ def _observe_flows(topology: Topology, name: RegionId) -> Iterator[_Flow]:
     yield _Flow("stream", permissions.STREAM_EVENTS, STATE_ACCOUNT, OBSERVE_ACCOUNT)
 
 
+def _admin_flows(name: RegionId) -> Iterator[_Flow]:
+    """What people who drain replicas may do."""
+    for call in (subjects.control(name), *permissions.admin_reads()):
+        yield _Flow("service", call, STATE_ACCOUNT, ADMIN_ACCOUNT)
+    for row in permissions.admin_sees():
+        subject = row.subject(region=name)
+        yield _Flow("stream", subject, _source(subject, name, ACCOUNT), ADMIN_ACCOUNT)
+
+
 def _link_flows(topology: Topology, name: RegionId, peer: RegionId) -> Iterator[_Flow]:
     """What passes between the region and one peer."""
     link = link_account(peer)
@@ -249,7 +262,8 @@ def _link_flows(topology: Topology, name: RegionId, peer: RegionId) -> Iterator[
 
 def _source(subject: str, name: RegionId, otherwise: str) -> str:
     """The account that a subject of the region is published in: imports are not passed on."""
-    return STATE_ACCOUNT if subject == subjects.leased(name) else otherwise
+    republished = (subjects.leased(name), subjects.controlled(name))
+    return STATE_ACCOUNT if subject in republished else otherwise
 
 
 def _exports(flows: Iterable[_Flow], account: str) -> list[Value]:

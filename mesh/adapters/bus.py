@@ -77,6 +77,7 @@ class Listeners:
     siblings: Callable[[Msg], None]
     trie_ask: Callable[[Msg], None]
     lease: Callable[[Msg], None]
+    control: Callable[[Msg], None]
     answer: Callable[[Msg], None]
     ingress: Callable[[Msg], None]
     ping: Callable[[Msg], None]
@@ -284,6 +285,7 @@ class RouterBus:
             await listen(subjects.leased(peer), listeners.lease)
         if self._peers:
             await listen(subjects.leased(region), listeners.lease)
+        await listen(subjects.controlled(region), listeners.control)
         for origin in (region, *self._peers):
             await listen(subjects.trie(origin), listeners.trie)
         await listen(subjects.siblings(region), listeners.siblings)
@@ -308,10 +310,14 @@ class RouterBus:
         await self._service.start()
 
     async def watch_streams(
-        self, take: Callable[[str, bytes], None], found: Callable[[str, list[str]], None]
+        self,
+        take: Callable[[str, bytes], None],
+        found: Callable[[str, list[str]], None],
+        take_control: Callable[[int, bytes], None] | None = None,
     ) -> None:
         """Pass the last heartbeats to `take`, at the start and at every return of the bus, and
-        check the streams every CHECK_S: `found` gets each one's name and its differences.
+        check the streams every CHECK_S: `found` gets each one's name and its differences, and
+        `take_control` the operators' last record with its number, 0 and nothing if there is none.
 
         Runs until cancelled. Without JetStream the router works on: only its start is slower,
         until each replica's next heartbeat, and no peer can adopt its region.
@@ -322,6 +328,8 @@ class RouterBus:
                 for subject, beat in await self._last_heartbeats():
                     take(subject, beat)
                 while not self._returned.is_set():
+                    if take_control is not None and (last := await self._last_control()):
+                        take_control(*last)
                     for config in streams.kept(self.region, has_peers=self._keeps_lease):
                         found(str(config.name), await streams.altered(self.client, config))
                     with suppress(TimeoutError):
@@ -330,6 +338,19 @@ class RouterBus:
             except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
                 log.warning("streams: %s", error or type(error).__name__)
                 await asyncio.sleep(STREAM_RETRY_S)
+
+    async def _last_control(self) -> tuple[int, bytes] | None:
+        """None: the stream was never made, or may not be read; `streams.altered` reports it."""
+        subject = subjects.control(self.region)
+        try:
+            last = await self.client.jsm().get_last_msg(
+                subjects.STREAM_CONTROL, subject, direct=True
+            )
+        except nats.js.errors.NotFoundError:  # nothing was ordered yet
+            return 0, b""
+        except (nats.errors.NoRespondersError, TimeoutError):
+            return None
+        return last.seq or 0, last.data or b""
 
     async def _last_heartbeats(self) -> list[tuple[str, bytes]]:
         manager = self.client.jsm()

@@ -1,12 +1,12 @@
 """The JetStream streams that a region keeps: how they are set, made, and found to be altered.
 
 A user that may alter a stream can have it republish its messages on any subject, so routers may
-not: the user `setup` makes both streams once, with `mesh infra streams` or by `mesh up`, and
+not: the user `setup` makes them once, with `mesh infra streams` or by `mesh up`, and
 routers check them every CHECK_S. Every setting that the server reports is compared: one that is set
 and should not be counts as a difference too, even one that this program does not know yet. The
 user `batch-setup` makes those of batch jobs (`mesh.batch.streams`) in the same way.
 
-Both are on disk, so that they outlive a restart of nats-server. For the heartbeats' that costs the
+All are on disk, so that they outlive a restart of nats-server. For the heartbeats' that costs the
 server 7.5 µs of CPU a heartbeat instead of 6.2 in memory, and 600 bytes written; the rejected
 alternative is a process that has the setup user's password all the time. Only the last heartbeat of
 each replica counts. The lease's sequence numbers must continue, and its stream must exist when no
@@ -27,6 +27,7 @@ from infra.batch_table import BatchTable
 from infra.topology import Topology
 from mesh.batch import streams as batch_streams
 from schemas import subjects
+from schemas.control import CONTROL_BYTES_MAX, HISTORY_MAX
 from schemas.ids import RegionId
 
 LEASE_BYTES_MAX = 4096
@@ -81,9 +82,25 @@ def lease(region: RegionId) -> StreamConfig:
     )
 
 
+def control(region: RegionId) -> StreamConfig:
+    """What operators ordered, and what they had ordered before; republished with its number."""
+    return StreamConfig(
+        name=subjects.STREAM_CONTROL,
+        subjects=[subjects.control(region)],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_msgs=HISTORY_MAX,
+        max_msg_size=CONTROL_BYTES_MAX,
+        republish=RePublish(src=subjects.control(region), dest=subjects.controlled(region)),
+        allow_direct=True,
+    )
+
+
 def kept(region: RegionId, *, has_peers: bool) -> tuple[StreamConfig, ...]:
     """Those that a region keeps; leases only if it has peers."""
-    return (heartbeats(region), lease(region)) if has_peers else (heartbeats(region),)
+    leases = (lease(region),) if has_peers else ()
+    return (heartbeats(region), *leases, control(region))
 
 
 def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from infra import bus
 from infra.bus import BusAddress
 from infra.nats.bundle import CREDENTIALS
 from infra.nats.region_config import (
+    ADMIN,
     BATCH_OBSERVER,
     BATCH_SETUP,
     OPERATOR,
@@ -27,7 +28,7 @@ from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
 
 NATS_PORT = 4222
-LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER)  # as in `Logins`
+LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER, ADMIN)  # as in `Logins`
 GREETING = b"INFO "
 PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's errors name them
 # A sequence number that no stream will reach: one that checks it refuses the write.
@@ -53,11 +54,12 @@ class Logins:
     setup: BusAddress | None = None  # makes streams; not used by the doctor
     batch_setup: BusAddress | None = None  # the same for batch jobs
     batch_observer: BusAddress | None = None
+    admin: BusAddress | None = None  # drains replicas; not used by the doctor
 
     @property
     def url(self) -> str:
         own = (self.operator, self.router, self.system, self.setup)
-        users = (*own, self.batch_setup, self.batch_observer)
+        users = (*own, self.batch_setup, self.batch_observer, self.admin)
         return next(user.url for user in users if user is not None)
 
 

@@ -1,4 +1,4 @@
-"""Prefix gossip, leases and pings on the bus, each checked for who may have sent it.
+"""Prefix gossip, leases, orders and pings on the bus, each checked for who may have sent it.
 
 Gossip: the answers of each origin come to an inbox of their own, whose last token is random and
 sent to that origin's region only, so no other region can answer in its name.
@@ -7,6 +7,9 @@ Leases: a claim is published to the lease's subject with the number of the last 
 stream's answer comes to an inbox with a random token, so no agent can forge it. The stream
 republishes accepted writes (`schemas.catalog`: leased) with their number in a header; besides the
 stream, only that region's own routers can publish there.
+
+Operators' orders (which replicas are drained) come from a stream too, in the same way; the router
+passes them on to its region's agents in its keepalives, and decides nothing by them.
 
 Pings travel as work does, so the round trip includes the bus and its links. A ping without an
 answer when the next one leaves counts as lost; a later answer is ignored.
@@ -34,6 +37,7 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.runtime.config import RouterConfig
 from schemas import exchange, state, subjects, wire
+from schemas.control import decode_control, nothing_ordered
 from schemas.gossip import PEERS, SIBLINGS, TrieAsk, TrieDelta, TriePart
 from schemas.ids import RegionId, RouterId
 from schemas.replies import LEASE_PREFIX, PING_BYTES, PING_PREFIX, TRIE_PREFIX, reply_inbox
@@ -202,6 +206,46 @@ class PrefixGossip:
         self._log.warning("gossip", why, "gossip on %s dropped: %s", msg.subject, why)
 
 
+class OperatorOrders:
+    """The last orders that operators gave for this region. `changed` is called with new ones."""
+
+    def __init__(self, region: RegionId, changed: Callable[[], None]) -> None:
+        self._region = region
+        self._changed = changed
+        self._log = LimitedLog(log)
+        self.seq = -1  # the number of the record; 0: there is none, -1: not read yet
+        self.drained: tuple[str, ...] = ()
+
+    def receive(self, msg: Msg) -> None:
+        """The stream has taken a record."""
+        headers = msg.headers or {}
+        number = headers.get(H_SEQUENCE, "")
+        place = (subjects.STREAM_CONTROL, subjects.control(self._region))
+        if (headers.get(H_STREAM), headers.get(H_SUBJECT)) != place or not _NUMBER.fullmatch(
+            number
+        ):
+            self._log.warning("control", "sender", "%s: dropped, no stream's", msg.subject)
+            return
+        self.read(int(number), msg.data)
+
+    def read(self, seq: int, data: bytes) -> None:
+        """The last record of the stream; `seq` 0: it has none."""
+        if seq == self.seq:
+            return
+        try:
+            orders = decode_control(data) if seq else nothing_ordered(self._region)
+        except wire.WireError as error:
+            text = "orders %d can't be read, those before hold: %.300s"
+            self._log.warning("control", "unreadable", text, seq, error)
+            return
+        drained = (exchange.ALL_REPLICAS,) if orders.all_drained else orders.drained
+        if drained != self.drained:
+            who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
+            log.warning("drained by operators: %s (%s)", ", ".join(drained) or "nothing", who)
+        self.seq, self.drained = seq, drained
+        self._changed()
+
+
 AWAITED_MAX = 256
 # What the server adds to the stream's own messages, and to all others that it reads out of one.
 H_SEQUENCE, H_STREAM, H_SUBJECT = "Nats-Sequence", "Nats-Stream", "Nats-Subject"
@@ -218,6 +262,7 @@ class LeaseClaims:
         metrics: RouterMetrics,
         feed: Callable[[ev.Event], None],
         ownership: Ownership,
+        orders: OperatorOrders,
         beats: AdoptedHeartbeats,
     ) -> None:
         self._config = config
@@ -225,6 +270,7 @@ class LeaseClaims:
         self._metrics = metrics
         self._feed = feed
         self._ownership = ownership
+        self._orders = orders
         self._beats = beats
         self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
@@ -273,9 +319,12 @@ class LeaseClaims:
         self._beats.want(effect.region, wanted=effect.wanted)
 
     def publish_alive(self) -> None:
-        """The keepalive, with the regions that this router owns."""
+        """The keepalive, with the regions that this router owns, and operators' orders."""
         owned = self._ownership.owned
-        keepalive = exchange.Alive(self._config.epoch, tuple(owned), tuple(owned.values()))
+        orders = self._orders
+        keepalive = exchange.Alive(
+            self._config.epoch, tuple(owned), tuple(owned.values()), orders.seq, orders.drained
+        )
         subject = subjects.alive(self._config.region, self._config.router)
         self._bus.publish(subject, wire.encode(keepalive))
 

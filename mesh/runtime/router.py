@@ -189,6 +189,7 @@ class Router:
                 siblings=self.requests.trie.receive_sibling,
                 trie_ask=self.requests.trie.receive_ask,
                 lease=self.requests.leases.receive,
+                control=self.requests.orders.receive,
                 answer=self.requests.messages.receive_answer,
                 ingress=self.requests.messages.receive_ingress,
                 ping=self._pings.answer,
@@ -343,7 +344,10 @@ class Router:
         return True
 
     async def _stream(self) -> None:
-        await self._bus.watch_streams(self.requests.messages.read_heartbeat, self._stream_found)
+        requests = self.requests
+        await self._bus.watch_streams(
+            requests.messages.read_heartbeat, self._stream_found, requests.orders.read
+        )
 
     def _stream_found(self, name: str, differs: list[str]) -> None:
         self._metrics.stream_altered.labels(name).set(bool(differs))

@@ -148,7 +148,7 @@ class Edge:
 
         await self.bus.open(Listeners(
             heartbeat=deaf, digest=deaf, trie=deaf, siblings=deaf, trie_ask=deaf, lease=deaf,
-            answer=heard, ingress=deaf, ping=deaf, lost=deaf, back=deaf,
+            control=deaf, answer=heard, ingress=deaf, ping=deaf, lost=deaf, back=deaf,
         ))  # fmt: skip
         self._fleet = await bus.connect(BusAddress(url), name="fleet", inbox_prefix="_INBOX")
         await self._fleet.subscribe(subjects.work(US, subjects.ANY), cb=self._work.put)

@@ -105,7 +105,8 @@ async def test_the_accounts_do_not_see_each_other(mesh: NatsRegions):
         # Allowed or not, the name is of another account: nothing there has its streams.
         async with logged_in(mesh, "operator") as operator:
             names = await operator.client.request("$JS.API.STREAM.NAMES", timeout=TIMEOUT_S)
-            assert sorted(json.loads(names.data)["streams"]) == ["HEARTBEATS", "LEASES"]
+            found = sorted(json.loads(names.data)["streams"])
+            assert found == ["CONTROL", "HEARTBEATS", "LEASES"]
 
 
 async def test_a_watcher_sees_counts_and_no_content_and_writes_nothing(mesh: NatsRegions):

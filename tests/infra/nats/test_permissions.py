@@ -77,10 +77,25 @@ def test_a_router_may_read_streams_and_make_none():
     publish = permissions.router("us").publish
     calls = {pattern for pattern in publish if pattern.startswith("$")}
     assert calls == {
+        "$JS.API.DIRECT.GET.CONTROL.>",
         "$JS.API.DIRECT.GET.HEARTBEATS.>",
+        "$JS.API.STREAM.INFO.CONTROL",
         "$JS.API.STREAM.INFO.HEARTBEATS",
         "$JS.API.STREAM.INFO.LEASES",
     }
+
+
+def test_only_an_admin_may_write_orders():
+    write = subjects.control("us")
+    others = (
+        *(permissions.watcher(role) for role in (Role.OBSERVER, Role.OPERATOR)),
+        *(permissions.router("us"), permissions.agent("us", "us-0"), permissions.setup()),
+        *(permissions.batch(), permissions.batch_setup(), permissions.batch_observer()),
+    )
+    assert may(permissions.admin().publish, write)
+    assert not any(overlaps(a, write) for each in others for a in each.publish)
+    assert not any(overlaps(a, write) for a in permissions.allowed_across("eu", "us"))
+    assert not any(overlaps(a, subjects.controlled("us")) for a in permissions.router("us").publish)
 
 
 @pytest.mark.parametrize(

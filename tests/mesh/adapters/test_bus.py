@@ -17,7 +17,7 @@ def deaf(*_: object) -> None:
 @pytest.fixture
 async def bus(nats_server):
     made = RouterBus(RegionId("us"), RouterId("r1"), (), BusAddress(nats_server.url))
-    await made.open(Listeners(*(deaf for _ in range(11))))
+    await made.open(Listeners(*(deaf for _ in range(12))))
     yield made
     await made.close()
 
@@ -41,7 +41,7 @@ async def test_subscriptions_that_the_server_does_not_confirm_are_one_clear_erro
     monkeypatch.setattr("mesh.adapters.bus.flush", flush_stopped_server)
     other = RouterBus(RegionId("us"), RouterId("r2"), (), BusAddress(nats_server.url))
     with pytest.raises(BusUnreachable, match="did not confirm the subscriptions"):
-        await other.open(Listeners(*(deaf for _ in range(11))))
+        await other.open(Listeners(*(deaf for _ in range(12))))
     monkeypatch.undo()
     await other.close()
 

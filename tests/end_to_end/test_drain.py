@@ -1,0 +1,226 @@
+"""`mesh drain` and its like, over a real mesh under load: no request fails."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import orjson
+import pytest
+from openai import AsyncOpenAI
+
+from infra.bus import BusAddress, connect
+from mesh.adapters.operator_orders import read_history, read_orders
+from schemas import subjects
+from schemas.http import H_DECISION
+from schemas.state import Heartbeat, ReplicaState, decode_heartbeat
+from schemas.subjects import STREAM_CONTROL
+from tests.support.mesh_up import MeshUp, mesh_up, write_config
+from tests.support.until import until
+
+pytestmark = pytest.mark.timeout(240)
+
+END_S = 90.0
+CLIENTS = 6
+DRAINING = ReplicaState.DRAINING
+REPLICAS = {"us": 2, "eu": 1}
+
+
+async def mesh_command(folder, *arguments: str) -> tuple[int, str]:
+    """Exit code and all output."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", *arguments),
+        *("--credentials", str(folder / ".mesh" / "config")),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    async with asyncio.timeout(END_S):
+        out, _ = await process.communicate()
+    return process.returncode or 0, out.decode()
+
+
+class Load:
+    """Clients of a region that stream all the time; `served` counts answers by replica."""
+
+    def __init__(self, mesh: MeshUp) -> None:
+        self._mesh = mesh
+        self.served: dict[str, int] = {}
+        self.failed: list[str] = []
+
+    async def client(self) -> None:
+        url = self._mesh.endpoint("us") + "/v1"
+        async with AsyncOpenAI(base_url=url, api_key="unused", max_retries=0) as openai:
+            while True:
+                try:
+                    raw = await openai.chat.completions.with_raw_response.create(
+                        model=self._mesh.model,
+                        messages=[{"role": "user", "content": os.urandom(8).hex()}],
+                        max_tokens=16,
+                        stream=True,
+                        extra_headers={"x-mesh-debug": "1"},
+                    )
+                    reasons = [
+                        chunk.choices[0].finish_reason
+                        async for chunk in raw.parse()
+                        if chunk.choices
+                    ]
+                    assert reasons[-1] in ("length", "stop"), reasons
+                except Exception as error:
+                    self.failed.append(repr(error))
+                    await asyncio.sleep(0.1)
+                else:
+                    replica = orjson.loads(raw.headers[H_DECISION])["replica"]
+                    self.served[replica] = self.served.get(replica, 0) + 1
+
+    async def serves_again(self, replica: str) -> None:
+        before = self.served.get(replica, 0)
+        await until(lambda: self.served.get(replica, 0) > before, deadline_s=END_S)
+
+    async def others_serve(self, drained: str, count: int) -> None:
+        """So many more answers, none of them from the drained one."""
+        before = self.served.get(drained, 0)
+        others = sum(self.served.values()) - before
+        await until(
+            lambda: sum(self.served.values()) - self.served.get(drained, 0) >= others + count,
+            deadline_s=END_S,
+        )
+        assert self.served.get(drained, 0) == before
+
+
+@asynccontextmanager
+async def load(mesh: MeshUp):
+    found = Load(mesh)
+    clients = [asyncio.create_task(found.client()) for _ in range(CLIENTS)]
+    try:
+        yield found
+    finally:
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def test_a_replica_and_a_region_are_drained_without_one_failed_request(tmp_path):
+    config = write_config(tmp_path, regions=("us", "eu"), replicas=REPLICAS)
+    async with mesh_up(tmp_path, config=config) as mesh, load(mesh) as clients:
+        await clients.serves_again("us-0")
+        code, said = await mesh_command(tmp_path, "drain", "us-0", "--reason", "new fan")
+        assert (code, said.splitlines()[-1]) == (0, "replica us-0 is drained: nothing runs there")
+        await clients.others_serve("us-0", 50)
+
+        # The order holds for an agent and for a router that start again.
+        async with heartbeats(mesh) as beats:
+            await until(lambda: "us-0" in beats, deadline_s=END_S)
+            first = beats["us-0"].epoch
+            os.kill(mesh.record["processes"]["agent-us-0"], signal.SIGKILL)
+            await until(lambda: beats["us-0"].epoch != first, deadline_s=END_S)
+            await until(lambda: beats["us-0"].state is DRAINING, deadline_s=END_S)
+        assert clients.failed == []
+        router = mesh.record["processes"]["router-us-r1"]
+        os.kill(router, signal.SIGKILL)
+        await until(lambda: mesh.record["processes"]["router-us-r1"] != router, deadline_s=END_S)
+        await is_ready(mesh.endpoint("us"))
+        clients.failed.clear()  # of the router that was killed
+        await clients.others_serve("us-0", 50)
+
+        code, said = await mesh_command(tmp_path, "undrain", "us-0")
+        assert (code, said) == (0, "replica us-0 takes work again\n")
+        await clients.serves_again("us-0")
+
+        code, said = await mesh_command(tmp_path, "drain", "us")
+        assert code == 0, said
+        served = dict(clients.served)
+        await clients.serves_again("eu-0")
+        assert {name: clients.served[name] for name in ("us-0", "us-1")} == {
+            name: served[name] for name in ("us-0", "us-1")
+        }
+        code, said = await mesh_command(tmp_path, "undrain", "us-0")
+        assert code == 2 and "all of region us is drained" in said
+        assert (await mesh_command(tmp_path, "undrain", "us"))[0] == 0
+        await clients.serves_again("us-1")
+        assert clients.failed == []
+
+        code, said = await mesh_command(tmp_path, "changes", "us")
+        found = [re.sub(r"^us (\d)  .* (\w*drain)", r"\1 \2", line) for line in said.splitlines()]
+        assert code == 0
+        assert found == [
+            "4 undrain region us  (drained: none)",
+            "3 drain region us  (drained: all)",
+            "2 undrain replica us-0  (drained: none)",
+            "1 drain replica us-0: new fan  (drained: us-0)",
+        ]
+        await _only_admins_write(mesh)
+
+
+async def _only_admins_write(mesh: MeshUp) -> None:
+    """An observer that has the server answer on the subject of orders writes none."""
+
+    async with AsyncExitStack() as stack:
+
+        async def client(user: str):
+            known = mesh.credentials("us", user)
+            address = BusAddress(known["NATS_URL"], known["NATS_USER"], known["NATS_PASSWORD"])
+            made = await connect(address, name="test", inbox_prefix="_INBOX")
+            stack.push_async_callback(made.close)
+            return made
+
+        admin = await client("admin")
+        before = await read_orders(admin, "us")
+        request = f"$JS.API.DIRECT.GET.{STREAM_CONTROL}.{subjects.control('us')}"
+        for user in ("observer", "operator", "router"):
+            other = await client(user)
+            await other.publish(request, b"", reply=subjects.control("us"))
+            await other.publish(subjects.control("us"), b"{}")
+            await other.flush()
+        assert await read_orders(admin, "us") == before
+        assert len(await read_history(admin, "us", 100)) == before.seq
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("drain", "mars"), "no region and no replica 'mars'; the regions are us, eu, ap"),
+        (("cordon", "us/us-99"), "no region and no replica 'us/us-99'"),
+        (("changes", "mars"), "no region 'mars'"),
+        (("drain", "us"), "no credentials of us, eu, ap below"),
+    ],
+)
+async def test_what_can_not_be_drained_is_named(tmp_path, arguments, expected):
+    code, said = await mesh_command(tmp_path, *arguments)
+    assert code == 2
+    assert expected in said
+
+
+@asynccontextmanager
+async def heartbeats(mesh: MeshUp):
+    """The last heartbeat of each replica of us, kept up to date."""
+    known = mesh.credentials("us", "observer")
+    address = BusAddress(known["NATS_URL"], known["NATS_USER"], known["NATS_PASSWORD"])
+    client = await connect(address, name="test", inbox_prefix="_INBOX")
+    found: dict[str, Heartbeat] = {}
+
+    async def keep(msg) -> None:
+        beat = decode_heartbeat(msg.data)
+        found[beat.replica] = beat
+
+    await client.subscribe(subjects.heartbeat("us", subjects.ANY), cb=keep)
+    try:
+        yield found
+    finally:
+        await client.close()
+
+
+async def is_ready(url: str) -> None:
+    async with asyncio.timeout(END_S), aiohttp.ClientSession() as http:
+        while True:
+            try:
+                async with http.get(url + "/ready") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.05)
