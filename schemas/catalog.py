@@ -83,7 +83,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(state.Heartbeat,),
         publish={AGENT},
-        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR},
+        subscribe={ROUTER, PEER_ROUTER, OBSERVER, OPERATOR, ADMIN},
         about="A replica's state, every 100 ms and at once when it turns full or not full. Peers "
         "listen while they have adopted the region, and until what they placed there is over.",
     ),
@@ -275,7 +275,7 @@ CHANNELS: tuple[Channel, ...] = (
         encoding=Encoding.JSON,
         messages=(control.RegionControl,),
         publish={Role.STREAM},
-        subscribe={ROUTER, OBSERVER, OPERATOR},
+        subscribe={ROUTER, OBSERVER, OPERATOR, ADMIN},
         about="What that stream took, with its Nats-Sequence. The region's routers pass it on to "
         "agents in their keepalives.",
     ),

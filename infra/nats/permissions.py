@@ -193,11 +193,6 @@ def admin_reads() -> tuple[str, ...]:
     return (API_INFO, *calls)
 
 
-def admin_sees() -> tuple[Channel, ...]:
-    """What admins receive, to see a replica become idle."""
-    return (channel("heartbeat"), channel("controlled"))
-
-
 def admin() -> Permissions:
     """Admins order what replicas do: the only login that may write to the stream of orders.
 
@@ -206,7 +201,9 @@ def admin() -> Permissions:
     """
     return Permissions(
         publish=widest([channel("control").subject(), *admin_reads()]),
-        subscribe=widest([*(row.subject() for row in admin_sees()), ALL_INBOXES]),
+        subscribe=widest(
+            [*(row.subject() for row in CHANNELS if Role.ADMIN in row.subscribe), ALL_INBOXES]
+        ),
     )
 
 

@@ -243,8 +243,7 @@ def _admin_flows(name: RegionId) -> Iterator[_Flow]:
     """What people who drain replicas may do."""
     for call in (subjects.control(name), *permissions.admin_reads()):
         yield _Flow("service", call, STATE_ACCOUNT, ADMIN_ACCOUNT)
-    for row in permissions.admin_sees():
-        subject = row.subject(region=name)
+    for subject in permissions.visible_to(Role.ADMIN, name, name):
         yield _Flow("stream", subject, _source(subject, name, ACCOUNT), ADMIN_ACCOUNT)
 
 

@@ -122,7 +122,8 @@ async def _examine_region(
     async def observe(client: Client, found: RegionFindings) -> None:
         region, listen_s = RegionId(found.region), settings.listen_s
         observed = await observed_state.listen(client, region, clock, listen_s)
-        observed_state.compare(found, topology, observed, clock())
+        orders = await observed_state.last_orders(client, region)
+        observed_state.compare(found, topology, observed, clock(), orders)
         await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
 
     async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:

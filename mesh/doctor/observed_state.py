@@ -18,8 +18,10 @@ from nats.js.api import StreamConfig
 from infra.topology import Topology
 from infra.workers import workers_among
 from mesh.adapters import streams
+from mesh.adapters.operator_orders import OrdersUnavailable, read_orders
 from mesh.doctor.findings import CheckResult, MonotonicClock, RegionFindings, result_if
 from schemas import state, subjects, wire
+from schemas.control import RegionControl, nothing_ordered
 from schemas.ids import RegionId, RouterId
 from schemas.residency import Ground, labels_text
 from schemas.state import Digest, Heartbeat, Lease, ReplicaState
@@ -86,11 +88,23 @@ async def listen(
     return observed
 
 
+async def last_orders(client: Client, region: RegionId) -> RegionControl:
+    """What operators have ordered there; nothing if it can't be read, which another check finds."""
+    try:
+        return (await read_orders(client, region)).orders
+    except OrdersUnavailable:
+        return nothing_ordered(region)
+
+
 def compare(
-    found: RegionFindings, topology: Topology, observed: ObservedMessages, now: float
+    found: RegionFindings,
+    topology: Topology,
+    observed: ObservedMessages,
+    now: float,
+    orders: RegionControl | None = None,
 ) -> None:
-    """Add what was received, compared with mesh.toml."""
-    _replicas(found, topology, observed, now)
+    """Add what was received, compared with mesh.toml and with what operators have ordered."""
+    _replicas(found, topology, observed, now, orders or nothing_ordered(RegionId(found.region)))
     _routers(found, topology, observed)
     for peer in topology.peers(RegionId(found.region)):
         routers = sorted(router for other, router in observed.digests if other == peer)
@@ -104,7 +118,11 @@ def compare(
 
 
 def _replicas(
-    found: RegionFindings, topology: Topology, observed: ObservedMessages, now: float
+    found: RegionFindings,
+    topology: Topology,
+    observed: ObservedMessages,
+    now: float,
+    orders: RegionControl,
 ) -> None:
     known = topology.region(found.region).replicas
     states = [observed.heartbeats[name][0].state for name in known if name in observed.heartbeats]
@@ -117,9 +135,13 @@ def _replicas(
         beat, received_at = observed.heartbeats[replica]
         reason = "" if beat.down_reason is None else f" ({beat.down_reason})"
         detail = f"{beat.state}{reason}, {beat.outstanding} requests in it"
-        if beat.state is not ReplicaState.READY:
-            detail += "; its agent's log says why"
         verdict = result_if(beat.state is ReplicaState.READY, not_ready)
+        if beat.state is ReplicaState.DRAINING and orders.drains(replica):
+            who = f"{orders.by}: {orders.reason}" if orders.reason else orders.by
+            detail += f"; an operator drained it, `mesh undrain {replica}` ends that ({who})"
+            verdict = CheckResult.WARNING
+        elif beat.state is not ReplicaState.READY:
+            detail += "; its agent's log says why"
         age_ms = round((now - received_at) * 1000, 1)
         check = "engine" if beat.state is ReplicaState.DOWN else "heartbeat"
         found.add(check, replica, verdict, detail, age_ms, "ms old")

@@ -39,6 +39,7 @@ async def check_operator(found: RegionFindings, connection: DoctorConnection) ->
         subjects.ingress(region),
         subjects.lease(region),
         subjects.leased(region),
+        subjects.control(region),
     )
     await _check_refused(found, "permissions", "operator", connection, published)
     received = (subjects.work(region, NOBODY), subjects.ingress(region))
@@ -52,7 +53,7 @@ async def check_router(
     """A router publishes in no other's name, and its prompts reach only where they may."""
     region = RegionId(found.region)
     peers = topology.peers(region)
-    published = [subjects.heartbeat(region, NOBODY)]
+    published = [subjects.heartbeat(region, NOBODY), subjects.controlled(region)]
     for peer in peers:
         published += [
             subjects.digest(peer),

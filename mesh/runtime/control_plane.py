@@ -262,7 +262,6 @@ class LeaseClaims:
         metrics: RouterMetrics,
         feed: Callable[[ev.Event], None],
         ownership: Ownership,
-        orders: OperatorOrders,
         beats: AdoptedHeartbeats,
     ) -> None:
         self._config = config
@@ -270,7 +269,7 @@ class LeaseClaims:
         self._metrics = metrics
         self._feed = feed
         self._ownership = ownership
-        self._orders = orders
+        self.orders = OperatorOrders(config.region, self.publish_alive)
         self._beats = beats
         self._log = LimitedLog(log)
         self._awaited: dict[str, int] = {}  # last token of an inbox → number of the claim
@@ -321,7 +320,7 @@ class LeaseClaims:
     def publish_alive(self) -> None:
         """The keepalive, with the regions that this router owns, and operators' orders."""
         owned = self._ownership.owned
-        orders = self._orders
+        orders = self.orders
         keepalive = exchange.Alive(
             self._config.epoch, tuple(owned), tuple(owned.values()), orders.seq, orders.drained
         )

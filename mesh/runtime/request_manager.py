@@ -29,7 +29,7 @@ from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.core.view.bus_status import UNREACHABLE
 from mesh.runtime.config import RouterConfig
-from mesh.runtime.control_plane import LeaseClaims, OperatorOrders, PrefixGossip, ReplyGuard
+from mesh.runtime.control_plane import LeaseClaims, PrefixGossip, ReplyGuard
 from mesh.runtime.regions import Regions
 from mesh.runtime.request_messages import RequestMessages
 from mesh.session.answer import AnswerReceiver
@@ -185,10 +185,7 @@ class RequestManager:
         self.regions = regions.seen
         self.beats = AdoptedHeartbeats(lambda: bus.client, self.messages.receive_heartbeat)
         self.trie = PrefixGossip(config, bus, metrics, self.feed, guard)
-        self.orders = OperatorOrders(config.region, lambda: self.leases.publish_alive())
-        self.leases = LeaseClaims(
-            config, bus, metrics, self.feed, core.ownership, self.orders, self.beats
-        )
+        self.leases = LeaseClaims(config, bus, metrics, self.feed, core.ownership, self.beats)
         self.session.performers.update(self._performers(regions))
         metrics.guests.set_function(lambda: self.session.forwarded)
         metrics.buffered.set_function(self.buffered_bytes)

@@ -189,7 +189,7 @@ class Router:
                 siblings=self.requests.trie.receive_sibling,
                 trie_ask=self.requests.trie.receive_ask,
                 lease=self.requests.leases.receive,
-                control=self.requests.orders.receive,
+                control=self.requests.leases.orders.receive,
                 answer=self.requests.messages.receive_answer,
                 ingress=self.requests.messages.receive_ingress,
                 ping=self._pings.answer,
@@ -346,7 +346,7 @@ class Router:
     async def _stream(self) -> None:
         requests = self.requests
         await self._bus.watch_streams(
-            requests.messages.read_heartbeat, self._stream_found, requests.orders.read
+            requests.messages.read_heartbeat, self._stream_found, requests.leases.orders.read
         )
 
     def _stream_found(self, name: str, differs: list[str]) -> None:

@@ -50,6 +50,7 @@ def test_every_process_has_its_own_file_and_only_its_owner_reads_it(tmp_path, de
         "router",
         "observer",
         "operator",
+        "admin",
         "setup",
         "system",
         "batch",

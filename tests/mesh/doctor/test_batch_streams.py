@@ -54,7 +54,7 @@ async def test_altered_and_missing_ones_are_found_and_repaired(
     status, out, err = await examined_mesh.ran("mesh.cli.main", *repair[1:])
     assert (status, err) == (0, "")
     lines = dict(line.removeprefix("us: stream ").split(" ", 1) for line in out.splitlines())
-    assert lines == dict.fromkeys(("HEARTBEATS", *STREAMS), "is as it should be") | {
+    assert lines == dict.fromkeys(("HEARTBEATS", "CONTROL", *STREAMS), "is as it should be") | {
         "BATCH_TASKS": "made",
         "BATCH_RESULTS": "put right",
     }

@@ -46,6 +46,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
                 ("bus", "server"),
                 ("stream", "HEARTBEATS"),
                 ("stream", "LEASES"),
+                ("stream", "CONTROL"),
                 ("lease", "owner"),
                 ("lease", f"write for {peer}"),
                 ("permissions", f"answers for {peer}"),
@@ -67,7 +68,8 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         tried = found["us", "permissions", "router"]["detail"]
         assert "mesh.eu.gossip.lease" in tried and "mesh.eu.gossip.snapshot.eu" in tried
         assert "mesh.eu.gossip.snapshot.*" in found["us", "permissions", "answers for eu"]["detail"]
-        assert "mesh.us.lease.owner" in found["us", "permissions", "operator"]["detail"]
+        tried = found["us", "permissions", "operator"]["detail"]
+        assert "mesh.us.lease.owner" in tried and "mesh.us.control.write" in tried
         for way in ("round trip", "server link"):
             took_ms = found["us", way, "eu"]["value"]
             assert 0 < took_ms < 10_000 and took_ms == float(f"{took_ms:.3g}"), way
@@ -77,7 +79,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         first, well, counts = out.splitlines()
         assert first == f"Examining us, eu of {tmp_path / 'mesh.toml'}."
         assert well.startswith("passed: ") and well.endswith(" (--verbose lists them)")
-        assert "stream 4" in well and "heartbeat 2" in well
+        assert "stream 6" in well and "heartbeat 2" in well
         assert counts == f"{len(found)} ok"
 
         await mesh.kill_agent("eu-0")
@@ -217,8 +219,11 @@ async def test_it_finds_an_altered_or_missing_stream_and_how_to_repair_it(tmp_pa
         assert options[:3] == ["mesh", "infra", "streams"]
         status, out, err = await ran("mesh.cli.main", *options[1:])
         assert (status, err) == (0, "")
-        said = ["us: stream HEARTBEATS made", "us: stream LEASES put right"]
-        assert out.splitlines() == said
+        assert out.splitlines() == [
+            "us: stream HEARTBEATS made",
+            "us: stream LEASES put right",
+            "us: stream CONTROL is as it should be",
+        ]
         assert await altered_streams(client, "us") == []
         await client.close()
 

@@ -7,6 +7,7 @@ from infra.topology import DEFAULT_FILE, load
 from mesh.doctor.findings import CheckResult, RegionFindings
 from mesh.doctor.observed_state import ObservedMessages, compare, listen
 from schemas import subjects
+from schemas.control import RegionControl
 from schemas.state import Lease, ReplicaState, encode_state
 from tests.mesh.core.build import beat, digest
 from tests.support.flushed import flushed
@@ -55,3 +56,20 @@ def test_an_engine_that_is_down_beside_a_ready_one_has_a_finding_of_its_own():
     assert down == ("engine", CheckResult.WARNING)
     assert starting == ("heartbeat", CheckResult.WARNING)
     assert set(ready) == {("heartbeat", CheckResult.OK)}
+
+
+def test_a_drained_replica_is_a_warning_that_says_who_and_how_to_end_it():
+    topology = load(DEFAULT_FILE)
+    name = topology.region("us").replicas[0]
+    drained = beat(name, state=ReplicaState.DRAINING)
+    observed = ObservedMessages(heartbeats={name: (drained, 1.0)})
+    orders = RegionControl(region="us", drained=(name,), by="ann@host", reason="new fan")
+    for given, verdict, detail in (
+        (orders, CheckResult.WARNING, f"`mesh undrain {name}` ends that (ann@host: new fan)"),
+        (None, CheckResult.BAD, "its agent's log says why"),
+    ):
+        found = RegionFindings("us")
+        compare(found, topology, observed, 1.1, given)
+        [finding] = [one for one in found.findings if one.about == name]
+        assert finding.verdict is verdict
+        assert detail in finding.detail
