@@ -18,8 +18,8 @@ A request that was taken keeps its ranks until it is forgotten: preempted, it go
 that it had. What was drawn counts until a request is taken: if the chosen one doesn't fit the
 engine now, a new throw would let small requests pass large ones again and again.
 
-Who deals requests to several engines gives each a stretch of the depth-first order, and cuts a
-stretch where the trie branches (`cut`), so that few prefixes are computed on two engines.
+Whoever gives requests to several engines gives each a range of the depth-first order, and cuts a
+range where the trie branches (`cut`), so that few prefixes are computed on two engines.
 """
 
 import random

@@ -187,7 +187,7 @@ class Connection:
         await self._send(answer, subject, payload, inbox)
         msg = await in_time(answer, subject)
         if (msg.headers or {}).get("Status") == "503":
-            raise StoreUnavailable(f"nobody answers {subject}: run `mesh infra streams`")
+            raise StoreUnavailable(f"no stream answers {subject}: run `mesh infra streams`")
         return msg
 
     async def ask(self, call: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -256,14 +256,14 @@ class JobFollower:
                     await self._add(task, job.id)
 
     async def _is_there(self, job: str) -> bool:
-        """Whether it has a record. Who watches is not told that one was deleted."""
+        """Whether it has a record. The watch of the bucket does not report deletions."""
         try:
             await self._store.jobs.get(job)
         except JobUnknown:
             self._gone(job)
             return False
         except StoreError:
-            pass  # the task's own request says so
+            pass  # the request for the task fails too, and is logged
         return True
 
     def _gone(self, job: str) -> None:

@@ -79,7 +79,7 @@ class SessionHost(ABC):
 
     @abstractmethod
     def receive_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Of a replica whose heartbeats this host hears."""
+        """Of a replica whose heartbeats this host receives."""
 
     @property
     def origin(self) -> Origin:

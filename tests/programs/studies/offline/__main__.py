@@ -126,9 +126,9 @@ class Tables:
         return table([*head, "aborted per line answered"], rows)
 
     def prefixes(self) -> str:
-        """Subtrees dealt to one replica each, against lines that are sprinkled."""
+        """Subtrees given to one replica each, against lines given regardless of their prefixes."""
         rows = []
-        for name, sees in (("dealt by subtree", True), ("sprinkled", False)):
+        for name, sees in (("by subtree", True), ("regardless of prefixes", False)):
             values = self.values(_per_gpu_hour, ONE, MESH, sees)
             cached = self.values(lambda one: one.cached_share, ONE, MESH, sees)
             rows.append([name, _millions(values), share(spread(cached)[0])])
