@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict, SortedList
 
-REQUESTS_MAX = 100_000  # a job of the Batch API has at most 50,000 lines
+REQUESTS_MAX = 100_000  # far beyond what one engine or one batch runner holds at once
 BLOCKS_MAX = 10_000_000  # of all prompts together, 8 bytes each and a node for each distinct one
 
 

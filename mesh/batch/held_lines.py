@@ -17,7 +17,7 @@ from infra.process import LimitedLog, end_all
 from mesh.batch import output_line
 from mesh.batch.job_tasks import stored
 from mesh.batch.output_line import Result, answered, error_code, unanswered
-from mesh.batch.queues import IN_PROGRESS_S, TakenLine
+from mesh.batch.queues import ACK_WAIT_S, IN_PROGRESS_S, TakenLine
 from mesh.batch.records import LinesGone, StoreError, StoreFull, StoreUnavailable, TooLarge
 from mesh.batch.store import BatchStore
 from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize, prompt_text
@@ -325,4 +325,5 @@ class HeldLines:
         try:
             await self._store.lines.nak(taken)
         except StoreError as error:
-            self._log.warning("nak", "store", "a line goes back in half a minute: %s", error)
+            text = "a line was not put back; other runners get it in %g s: %s"
+            self._log.warning("nak", "store", text, ACK_WAIT_S, error)

@@ -31,6 +31,7 @@ from mesh.batch.held_lines import HeldLines
 from mesh.batch.job_follower import JobFollower
 from mesh.batch.job_tasks import JobTasks
 from mesh.batch.output_line import Tokens
+from mesh.batch.queues import ACK_WAIT_S
 from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
 from mesh.core.model import effects as fx
@@ -297,7 +298,11 @@ class BatchRunner:
         if not await self._idle_within(self._config.settings.drain_s_max):
             self.session.feed(ev.DrainOver())
             if not await self._idle_within(PUT_BACK_S):
-                log.warning("%d lines stay taken for a minute", len(self.lines))
+                log.warning(
+                    "%d lines were not put back; other runners get them in %g s",
+                    len(self.lines),
+                    ACK_WAIT_S,
+                )
 
     async def _idle_within(self, limit_s: float) -> bool:
         try:

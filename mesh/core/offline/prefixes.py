@@ -24,7 +24,7 @@ from schemas.offline_queue import OfflineQueue, Place
 PROBES = 5  # evenly spaced waiting lines: a long range holds one of them
 LOOKED_PAST = 8  # lines that a place can't take, before its range counts as stuck
 BLOCKS_MAX = 65_536  # that PrefixMemory keeps
-PROMPT_BLOCKS_MAX = 512  # of one prompt that are remembered: 32,000 tokens
+PROMPT_BLOCKS_MAX = 512  # of one prompt that are remembered: about 32,000 tokens
 
 Accepts = Callable[[int], bool]
 
