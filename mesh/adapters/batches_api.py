@@ -6,7 +6,6 @@ clients see is the job's record.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Coroutine
 from dataclasses import fields, replace
 from typing import Any
@@ -58,7 +57,9 @@ class BatchesApi:
         residency = self._door.residency(read_options(headers, {}).residency, headers)
         wanted = _batch_request(await small_body(request, BODY_BYTES_MAX))
         await self._check_input(store, wanted.input_file_id, owner)
-        now, output_expires_after = int(time.time()), wanted.output_expires_after
+        with store_errors():
+            now = int(store.unix_s())
+        output_expires_after = wanted.output_expires_after
         job = BatchJob(
             id=new_job_id(),
             endpoint=wanted.endpoint,
@@ -95,7 +96,8 @@ class BatchesApi:
         store = self._door.batch_store()
         job = await self._own(store, request)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN):
-            return batch_of(await store.jobs.update(job.id, _cancelled))
+            now = int(store.unix_s())
+            return batch_of(await store.jobs.update(job.id, lambda job: _cancelled(job, now)))
 
     async def close(self) -> None:
         """Wait until jobs that are being stored are."""
@@ -144,7 +146,7 @@ async def _submit(store: BatchStore, job: BatchJob) -> None:
         raise
 
 
-def _cancelled(job: BatchJob) -> BatchJob | None:
+def _cancelled(job: BatchJob, now: int) -> BatchJob | None:
     """The job that is to be cancelled; None for one that is. Raises RequestRefused."""
     if job.status in _IS_CANCELLED:
         return None
@@ -154,7 +156,7 @@ def _cancelled(job: BatchJob) -> BatchJob | None:
             f"the batch is {job.status} and can't be cancelled",
             headers={H_SHOULD_RETRY: "false"},  # OpenAI's clients repeat a request after a 409
         )
-    return replace(job, status=JobStatus.CANCELLING, cancelling_at=int(time.time()))
+    return replace(job, status=JobStatus.CANCELLING, cancelling_at=now)
 
 
 def _batch_request(body: bytes) -> BatchRequest:

@@ -8,7 +8,6 @@ and DOWNLOADS_MAX are under way in one process, each with less than a mebibyte i
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -124,7 +123,7 @@ class FilesApi:
             try:
                 async with contextlib.aclosing(self._pieces(request, form)) as pieces:
                     info = await store.files.put(
-                        new, pieces, at_end=lambda new: self._described(new, form)
+                        new, pieces, at_end=lambda new: self._described(new, form, store.unix_s())
                     )
             except TooLarge as error:
                 raise self._too_large() from error
@@ -232,12 +231,12 @@ class FilesApi:
                     _check_fields(form)
         form.end()
 
-    def _described(self, new: NewFile, form: UploadForm) -> NewFile:
+    def _described(self, new: NewFile, form: UploadForm, now: float) -> NewFile:
         """What the whole form says of the file. Raises RequestRefused."""
         expires_after = _expires_after(form)
         kept_s = expires_after.seconds if expires_after else self._limits.output_days * DAY_S
         filename = form.filename or FILE
-        return replace(new, filename=filename, expires_at=int(time.time()) + kept_s)
+        return replace(new, filename=filename, expires_at=int(now) + kept_s)
 
     async def _own(self, store: BatchStore, request: web.BaseRequest) -> FileInfo:
         """The file that the path names, if it is the tenant's. Raises RequestRefused."""
@@ -258,9 +257,9 @@ async def find_file(store: BatchStore, file_id: str, owner: str) -> FileInfo | N
     with store_errors():
         try:
             info = await store.files.info(file_id)
+            is_over = info.expires_at is not None and info.expires_at <= store.unix_s()
         except FileUnknown:
             return None
-    is_over = info.expires_at is not None and info.expires_at <= time.time()
     return None if is_over or info.tenant != owner else info
 
 

@@ -30,6 +30,7 @@ REQUEST_S = 10.0  # a server that writes to a slow disk, or a process that was s
 WINDOW_MESSAGES = 256  # under way without acknowledgement
 WINDOW_BYTES = 4 * 1024 * 1024
 HEADER_BYTES_RESERVE = 16 * 1024  # of max_payload, which counts headers too
+CLOCK_REPLY_S_MAX = 2.0  # a slower reply does not correct the clock
 LARGE_PULLS = 2  # under way, each for one message of any size
 READ_SUBJECTS = 256  # in one read, of 1,024 that the server allows
 READ_BYTES = 8 * 1024 * 1024
@@ -90,6 +91,7 @@ class Connection:
         self._inbox = ""
         self._tokens = itertools.count(1)
         self._awaited: dict[str, tuple[asyncio.Future[Any], Callable[[Msg], None]]] = {}
+        self._ahead_s: float | None = None  # nats-server's time of day, less this process's clock
         self.on_lost: set[Callable[[], None]] = set()  # called at each loss of the connection
         self.large_pulls = asyncio.Semaphore(LARGE_PULLS)
         # Held while a whole bucket is read for a list: several at once would take the memory of
@@ -193,11 +195,26 @@ class Connection:
     async def ask(self, call: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A request to JetStream's API. Raises NotThere, StoreFull, StoreUnavailable."""
         payload = b"" if request is None else orjson.dumps(request)
+        asked_at = _clock()
         answer = await self.request(f"$JS.API.{call}", payload)
         reply: dict[str, Any] = orjson.loads(answer.data)
         if error := reply.get("error"):
             raise _refusal(error, call)
+        if "ts" in reply:
+            self._read_clock(reply["ts"], asked_at, _clock())
         return reply
+
+    def _read_clock(self, server_time: str, asked_at: float, answered_at: float) -> None:
+        if self._ahead_s is None or answered_at - asked_at <= CLOCK_REPLY_S_MAX:
+            server_at = datetime.fromisoformat(server_time).timestamp()
+            self._ahead_s = server_at - (asked_at + answered_at) / 2
+
+    def unix_s(self) -> float:
+        """The time of day by nats-server's clock, in seconds since 1970, as replies of `ask` show
+        it (`STREAM.INFO` and `CONSUMER.INFO`). Raises StoreUnavailable before the first one."""
+        if self._ahead_s is None:
+            raise StoreUnavailable("nats-server's time of day is not known yet")
+        return self._ahead_s + _clock()
 
     async def purge(self, stream: str, subject: str) -> None:
         """Remove all messages that match. Raises StoreUnavailable."""
@@ -253,11 +270,6 @@ class Connection:
     async def messages(self, stream: str) -> int:
         """How many it has. Raises StoreUnavailable."""
         return int((await self.ask(f"STREAM.INFO.{stream}"))["state"]["messages"])
-
-    async def server_unix_s(self, stream: str) -> float:
-        """What the server's clock shows, in seconds since 1970. Raises StoreUnavailable."""
-        reply = await self.ask(f"STREAM.INFO.{stream}")
-        return datetime.fromisoformat(reply["ts"]).timestamp()
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects of messages that match. Raises StoreUnavailable."""
@@ -357,6 +369,10 @@ class Window:
             self.numbers.append(0)
         self._under_way.popleft()
         self._bytes -= size
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @contextlib.contextmanager

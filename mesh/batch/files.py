@@ -300,7 +300,7 @@ class _Upload:
         info = FileInfo(
             id=new.id or new_file_id(),
             bytes=self._bytes,
-            created_at=int(time.time()),
+            created_at=int(self._connection.unix_s()),
             filename=new.filename,
             purpose=new.purpose,
             tenant=new.tenant,

@@ -83,7 +83,7 @@ class JobFollower:
         metrics: JobMetrics,
         clock: Callable[[], float],
     ) -> None:
-        """`clock`: the core's; `tasks.unix_s` shows the time of day."""
+        """`clock`: the core's; `tasks.unix_s` shows the store's time of day."""
         self._store, self._tasks, self._feed = store, tasks, feed
         self._metrics, self._clock = metrics, clock
         self._jobs: dict[str, BatchJob] = {}  # that have not ended
@@ -113,6 +113,7 @@ class JobFollower:
 
     async def run(self) -> None:
         """Follow, count, write and do tasks. Runs until cancelled."""
+        await self._first_reading()
         async with asyncio.TaskGroup() as group:
             for work in (
                 self._watch(),
@@ -250,10 +251,28 @@ class JobFollower:
         """Queue the tasks that jobs wait for and that may have been lost with their sender."""
         while True:
             await asyncio.sleep(REPAIR_S * random.uniform(0.8, 1.2))
+            if not await self._read_clock():
+                continue
             for job in list(self._jobs.values()):
                 task = self._missing_task(job)
                 if task is not None and await self._is_there(job.id):
                     await self._add(task, job.id)
+
+    async def _first_reading(self) -> None:
+        """Wait for the store's clock, by which jobs have their deadlines."""
+        while True:
+            if await self._read_clock():
+                return
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def _read_clock(self) -> bool:
+        """Read the store's clock, from which this machine's may differ; False where it is away."""
+        try:
+            await self._store.read_clock()
+        except StoreError as error:
+            self._log.warning("clock", "store", "the store's clock can't be read: %s", error)
+            return False
+        return True
 
     async def _is_there(self, job: str) -> bool:
         """Whether it has a record. The watch of the bucket does not report deletions."""
@@ -347,8 +366,7 @@ class JobFollower:
         while True:
             await asyncio.sleep(CLEAN_S * random.uniform(0.5, 1.0))
             with self._tolerated("clean"):
-                # A clock of this machine that is ahead must not remove what others still write.
-                now = min(self._tasks.unix_s(), await self._store.server_unix_s())
+                now = self._tasks.unix_s()
                 await self._store.files.delete_expired(now)
                 await self._store.jobs.delete_old(now)
             unknown = [job for job in self._counts if job not in self._jobs]

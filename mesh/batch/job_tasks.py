@@ -56,7 +56,7 @@ COPY_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class JobTasks:
-    """Does tasks with a store. `unix_s`: seconds since 1970.
+    """Does tasks with a store. `unix_s`: seconds since 1970, by the store's clock.
 
     Every method raises StoreError where the store does not work just now: repeat it later.
     """

@@ -11,6 +11,8 @@ when the server is away, did not answer, or has no streams: the call may be repe
 reconnects by itself. `follow` and `watch` wait for the server and go on.
 """
 
+import contextlib
+
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
 from mesh.batch.connection import Connection
@@ -18,6 +20,7 @@ from mesh.batch.files import Files
 from mesh.batch.jobs import Jobs
 from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
+from mesh.batch.records import StoreError
 from schemas import subjects
 from schemas.batch import STREAM_JOBS
 
@@ -46,13 +49,20 @@ class BatchStore:
         """Whether nats-py has given the connection up, which it does where the login is refused."""
         return self._connection.is_closed
 
-    async def server_unix_s(self) -> float:
-        """The time of day by nats-server's clock. Raises StoreUnavailable."""
-        return await self._connection.server_unix_s(STREAM_JOBS)
+    def unix_s(self) -> float:
+        """Seconds since 1970 by nats-server's clock, which is the same for all that share the
+        store. Raises StoreUnavailable before it was read once."""
+        return self._connection.unix_s()
+
+    async def read_clock(self) -> None:
+        """Read nats-server's clock. Raises StoreUnavailable."""
+        await self._connection.messages(STREAM_JOBS)
 
     async def open(self) -> None:
         """Connect. Raises infra.bus.BusUnreachable."""
         await self._connection.open()
+        with contextlib.suppress(StoreError):  # without streams there is nothing to be timed
+            await self.read_clock()
 
     async def close(self) -> None:
         """Put back what is taken and not given out, and disconnect; raises nothing."""

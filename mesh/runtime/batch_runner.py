@@ -182,7 +182,7 @@ class BatchRunner:
             give_back=self._bodies.give_back,
         )
         feed, metrics, store = self.session.feed, self.metrics, self.store
-        self.jobs = JobFollower(store, JobTasks(store, time.time), feed, metrics, clock)
+        self.jobs = JobFollower(store, JobTasks(store, store.unix_s), feed, metrics, clock)
         job_of = self.jobs.in_progress
         self.lines = HeldLines(store, self.session, self.prompts, keys, job_of, metrics, clock)
         self._name = NameClaim(home, name, config.epoch, self._bus)
