@@ -16,6 +16,7 @@ from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.request_body import (
     H_CONTENT_ENCODING,
     UPLOAD_S_MAX,
+    WINDOW_BYTES,
     UploadRate,
     say_continue,
     too_slow,
@@ -78,11 +79,12 @@ def id_in(path: str) -> str:
 
 
 async def arriving(
-    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX
+    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
 ) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises RequestRefused for one that is cut, encoded, or too slow.
 
-    `whole_s`: what all of it may take. What the caller does between two pieces is not counted.
+    `whole_s`: what all of it may take. `window_bytes`: the least in each WINDOW_S. What the caller
+    does between two pieces is not counted.
     """
     if request.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
         message = f"send it without {H_CONTENT_ENCODING}"
@@ -90,7 +92,7 @@ async def arriving(
     if waits_for_continue(request):
         say_continue(request)
     clock = asyncio.get_running_loop().time
-    rate = UploadRate(clock(), whole_s)
+    rate = UploadRate(clock(), whole_s, window_bytes)
     try:
         while True:
             async with asyncio.timeout_at(rate.due_at):
@@ -104,7 +106,7 @@ async def arriving(
     except web.RequestPayloadError as error:
         raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
     except TimeoutError as error:
-        raise too_slow(whole_s) from error
+        raise too_slow(whole_s, window_bytes) from error
 
 
 async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:

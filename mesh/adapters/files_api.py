@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 UPLOADS_MAX = 16
 DOWNLOADS_MAX = 64
 UPLOAD_S_MAX = 3600.0  # 512 MiB at 1.2 Mbit/s
+# The least of an upload in each WINDOW_S (10 s), 64 KiB/s: a client that sends less would keep one
+# of UPLOADS_MAX from others for up to UPLOAD_S_MAX.
+UPLOAD_WINDOW_BYTES = 640 * 1024
 STALL_S = 60.0  # of a download whose client takes nothing
 # That a router waits for the client of one download, which may then ask for the rest: clients that
 # take a little now and then would keep others from DOWNLOADS_MAX for days.
@@ -220,7 +223,9 @@ class FilesApi:
 
     async def _pieces(self, request: web.BaseRequest, form: UploadForm) -> AsyncGenerator[bytes]:
         """The file's bytes as they come. Raises RequestRefused for a form that is of no use."""
-        async with contextlib.aclosing(arriving(request, UPLOAD_S_MAX)) as body:
+        async with contextlib.aclosing(
+            arriving(request, UPLOAD_S_MAX, UPLOAD_WINDOW_BYTES)
+        ) as body:
             async for arrived in body:
                 self._metrics.bytes_received.inc(len(arrived))
                 for at in range(0, len(arrived), PIECE_BYTES):
