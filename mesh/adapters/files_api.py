@@ -126,7 +126,10 @@ class FilesApi:
             try:
                 async with contextlib.aclosing(self._pieces(request, form)) as pieces:
                     info = await store.files.put(
-                        new, pieces, at_end=lambda new: self._described(new, form, store.unix_s())
+                        new,
+                        pieces,
+                        announced_bytes=_announced(request),
+                        at_end=lambda new: self._described(new, form, store.unix_s()),
                     )
             except TooLarge as error:
                 raise self._too_large() from error
@@ -278,6 +281,11 @@ async def _fed(form: UploadForm, piece: bytes) -> bytes:
             await asyncio.sleep(0)
             began_at = clock()
     return b"".join(of_file)
+
+
+def _announced(request: web.BaseRequest) -> int:
+    """The file's size, less what its form has besides; 0 where the client does not say."""
+    return max(0, (request.content_length or 0) - BESIDE_BYTES_MAX)
 
 
 def _wanted(request: web.BaseRequest, info: FileInfo, etag: str) -> ByteRange | None:

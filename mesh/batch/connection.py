@@ -269,7 +269,12 @@ class Connection:
 
     async def messages(self, stream: str) -> int:
         """How many it has. Raises StoreUnavailable."""
-        return int((await self.ask(f"STREAM.INFO.{stream}"))["state"]["messages"])
+        return int((await self.state(stream))["messages"])
+
+    async def state(self, stream: str) -> dict[str, Any]:
+        """Its state as the server reports it (`messages`, `bytes`). Raises StoreUnavailable."""
+        state: dict[str, Any] = (await self.ask(f"STREAM.INFO.{stream}"))["state"]
+        return state
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects of messages that match. Raises StoreUnavailable."""

@@ -44,7 +44,7 @@ class Jobs:
     async def create(self, job: BatchJob) -> None:
         """Store a new job. Raises StoreFull (`jobs_max` are open, or the bucket is full), TooLarge,
         StoreUnavailable. Two routers at once may exceed `jobs_max` by a few."""
-        state = (await self._connection.ask(f"STREAM.INFO.{STREAM_JOBS}"))["state"]
+        state = await self._connection.state(STREAM_JOBS)
         if state["bytes"] > self._limits.jobs_mib * MEBIBYTE * USED_SHARE_MAX:
             raise StoreFull(
                 "the bucket of jobs is full (jobs_mib): try again when some were removed"

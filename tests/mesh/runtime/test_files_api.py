@@ -232,7 +232,7 @@ async def test_a_full_store_refuses_and_keeps_what_it_has(api):
     with pytest.raises(openai.InternalServerError) as caught:
         await api.files.create(file=b"2" * (5 * MEBIBYTE), purpose="batch")
     assert (caught.value.status_code, caught.value.code) == (507, "store_full")
-    assert "the region's store is full (files_mib = 16): delete files" in caught.value.message
+    assert "of which 20% is for outputs of jobs): delete files" in caught.value.message
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert (await api.files.content(first.id)).content == b"1" * (FILE_MIB_MAX * MEBIBYTE)
     await api.files.delete(first.id)
