@@ -24,7 +24,7 @@ from mesh.adapters.request_body import (
 )
 from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable
 from mesh.batch.store import BatchStore
-from schemas.http import Fault
+from schemas.http import H_IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_CHARS_MAX, Fault
 from schemas.problems import did_you_mean
 from schemas.residency import Labels
 
@@ -120,6 +120,24 @@ async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:
         if len(body) > bytes_max:
             raise refused
     return bytes(body)
+
+
+def idempotency_key(request: web.BaseRequest) -> str | None:
+    """What makes all requests with it one. Raises RequestRefused for one that is no key."""
+    given = request.headers.getall(H_IDEMPOTENCY_KEY, [])
+    if not given:
+        return None
+    key = given[0]
+    if len(given) > 1 or not key.isprintable() or not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
+        message = f"one {H_IDEMPOTENCY_KEY} of 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters"
+        raise RequestRefused(Fault.INVALID, message, H_IDEMPOTENCY_KEY)
+    return key
+
+
+def key_of_another(what: str) -> RequestRefused:
+    """The error for an idempotency key that was sent with something else before."""
+    message = f"this {H_IDEMPOTENCY_KEY} was sent with another {what}; use a new one"
+    return RequestRefused(Fault.INVALID, message, H_IDEMPOTENCY_KEY)
 
 
 def checked_query(query: MultiMapping[str], known: tuple[str, ...]) -> dict[str, str]:

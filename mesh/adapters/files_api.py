@@ -20,6 +20,8 @@ from mesh.adapters.batch_requests import (
     arriving,
     checked_query,
     id_in,
+    idempotency_key,
+    key_of_another,
     limit_of,
     lower,
     store_errors,
@@ -37,7 +39,17 @@ from mesh.adapters.upload_form import (
     STEP_BYTES,
     UploadForm,
 )
-from mesh.batch.records import FileInfo, FileUnknown, NewFile, Page, StoreError, StoreFull, TooLarge
+from mesh.batch.records import (
+    FileExists,
+    FileInfo,
+    FileUnknown,
+    NewFile,
+    Page,
+    StoreError,
+    StoreFull,
+    TooLarge,
+    repeated_id,
+)
 from mesh.batch.store import BatchStore
 from schemas import http
 from schemas.batch import Purpose
@@ -121,7 +133,9 @@ class FilesApi:
         form = UploadForm(request.headers.get("content-type"))
         if (request.content_length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
             raise self._too_large()
-        new = NewFile(filename=FILE, purpose=Purpose.BATCH, tenant=owner)
+        key = idempotency_key(request)
+        file_id = "" if key is None else repeated_id("file-", owner, key)
+        new = NewFile(filename=FILE, purpose=Purpose.BATCH, tenant=owner, id=file_id)
         with self.uploads.one_more(), store_errors():
             try:
                 async with contextlib.aclosing(self._pieces(request, form)) as pieces:
@@ -133,6 +147,8 @@ class FilesApi:
                     )
             except TooLarge as error:
                 raise self._too_large() from error
+            except FileExists as error:
+                raise key_of_another("file") from error
             except StoreFull as error:
                 raise RequestRefused(
                     Fault.STORE_FULL,

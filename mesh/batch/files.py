@@ -24,8 +24,9 @@ from typing import Any
 import orjson
 
 from infra.batch_table import OUTPUT_SHARE, BatchTable
-from mesh.batch.connection import H_EXPECTED, Connection, Stored, Window
+from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored, Window
 from mesh.batch.records import (
+    FileExists,
     FileInfo,
     FileUnknown,
     NewFile,
@@ -102,16 +103,19 @@ class Files:
         `announced_bytes`: the size of an upload, where it is known before. `at_end` is called when
         all have come, and adds to `new` what is known only then.
         Raises StoreFull, TooLarge (an upload over `file_mib_max`), StoreUnavailable,
-        ChangedMeanwhile (somebody else has put the file of that id), and what `chunks` does.
+        ChangedMeanwhile (somebody else has put the file of that id), FileExists (an upload whose id
+        has other bytes), and what `chunks` does.
         """
         assert not new.id or FILE_ID_PATTERN.fullmatch(new.id), new.id
         connection = self._connection
         is_output = new.purpose is Purpose.BATCH_OUTPUT
+        replaced = await self._find(new.id) if new.id else None
+        if replaced is not None and not is_output:
+            return await self._compared(replaced, chunks)
         files_max = self._limits.files_max
         if not is_output and await connection.messages(STREAM_FILE_RECORDS) >= files_max:
             raise StoreFull(f"there are {files_max} files (files_max); delete some")
         upload = self._upload(is_output=is_output)
-        replaced = await self._find(new.id) if new.id else None
         there = None if replaced is None else replaced.record
         described = await connection.last(STREAM_FILES, _metadata(new.id)) if new.id else None
         try:
@@ -127,12 +131,31 @@ class Files:
             raise StoreFull(
                 f"the region's store is full ({limit}): delete files, or raise it in mesh.toml"
             ) from error
+        except ChangedMeanwhile as error:
+            await self._clean(upload)
+            if is_output:
+                raise
+            raise StoreUnavailable(f"{new.id} was uploaded twice at once") from error
         except BaseException:
             await self._clean(upload)
             raise
         if replaced is not None:
             await connection.purge(STREAM_FILES, _chunks(replaced.nuid))
         return info
+
+    async def _compared(self, known: _Object, chunks: AsyncIterable[bytes]) -> FileInfo:
+        """The file, if these are its bytes; else FileExists."""
+        digest, size = hashlib.sha256(), 0
+        async for part in chunks:
+            size += len(part)
+            if size > self._limits.file_mib_max * MEBIBYTE:
+                raise TooLarge("a file may have file_mib_max")
+            digest.update(part)
+        metadata = await self._connection.last(STREAM_FILES, _metadata(known.info.id))
+        fields = {} if metadata is None else orjson.loads(metadata.data)
+        if size != known.info.bytes or fields.get("digest") != _digest(digest.digest()):
+            raise FileExists(f"{known.info.id} has other bytes")
+        return known.info
 
     def _upload(self, *, is_output: bool) -> "_Upload":
         """An output is as long as its job's answers are."""
@@ -393,9 +416,13 @@ def _object_metadata(info: FileInfo, nuid: str, chunks: int, digest: bytes) -> b
             "size": info.bytes,
             "mtime": "0001-01-01T00:00:00Z",  # readers take the message's time
             "chunks": chunks,
-            "digest": f"SHA-256={base64.urlsafe_b64encode(digest).decode()}",
+            "digest": _digest(digest),
         }
     )
+
+
+def _digest(digest: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(digest).decode()}"
 
 
 def _encode(info: FileInfo, nuid: str, numbers: Sequence[int]) -> bytes:

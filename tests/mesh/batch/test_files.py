@@ -240,7 +240,7 @@ async def test_a_file_of_a_known_id_is_replaced_as_a_whole(store: BatchStore):
     assert output == derived_file_id("batch_1", "output") != derived_file_id("batch_1", "error")
     for size in (3 * CHUNK_BYTES, CHUNK_BYTES, 2 * CHUNK_BYTES):
         data = content(size)
-        await store.files.put(new(id=output), pieces(data))
+        await store.files.put(new(id=output, purpose=Purpose.BATCH_OUTPUT), pieces(data))
         assert await whole(store, output) == data
         assert await left(store) == 1 + size // CHUNK_BYTES
     assert len((await store.files.list(tenant="")).items) == 1

@@ -321,6 +321,24 @@ async def test_an_upload_that_is_too_slow_loses_its_place(batch_mesh, batch_regi
     await until_nothing_is_left(batch_regions)
 
 
+async def test_uploads_with_one_key_make_one_file(api):
+    keyed = {"purpose": "batch", "extra_headers": {"Idempotency-Key": "first"}}
+    made = await api.files.create(file=LINES, **keyed)
+    again = await api.files.create(file=LINES, **keyed)
+    assert (again.id, again.created_at) == (made.id, made.created_at)
+    for other in (LINES[::-1], LINES * 2, b""):
+        with pytest.raises(openai.BadRequestError, match="sent with another file"):
+            await api.files.create(file=other, **keyed)
+    assert (await api.files.content(made.id)).content == LINES
+    assert await ids(api) == [made.id]
+    await api.files.delete(made.id)
+    # At once: one is stored, and a client that repeats what the others are refused finds it.
+    patient = api.with_options(max_retries=5)
+    found = await asyncio.gather(*(patient.files.create(file=LINES, **keyed) for _ in range(4)))
+    assert {one.id for one in found} == {made.id}
+    assert await ids(api) == [made.id]
+
+
 async def test_so_many_lists_at_once_and_no_more(batch_mesh, batch_regions, api):
     """Each reads all that is known of files, or batches, of all tenants."""
     server = batch_regions.pid("us")
