@@ -6,12 +6,14 @@ answers.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Protocol
 
 from aiohttp import web
 from multidict import MultiMapping
 
+from infra.process import LimitedLog
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.request_body import (
     H_CONTENT_ENCODING,
@@ -22,12 +24,23 @@ from mesh.adapters.request_body import (
     too_slow,
     waits_for_continue,
 )
-from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable
+from mesh.batch.records import (
+    FileUnknown,
+    JobUnknown,
+    StoreError,
+    StoreUnavailable,
+    StreamsMissing,
+)
 from mesh.batch.store import BatchStore
 from schemas.http import H_IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_CHARS_MAX, Fault
 from schemas.problems import did_you_mean
 from schemas.residency import Labels
 
+NOT_MADE = (
+    "the region's store of files and batches lacks streams: its operator has to run `mesh infra "
+    "streams`"
+)
+_limited = LimitedLog(logging.getLogger(__name__))
 AWAY = "the region's store of files and batches does not answer; try again"
 
 
@@ -54,7 +67,9 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise RequestRefused(Fault.STORE_AWAY, AWAY) from error
+        _limited.warning("store", type(error).__name__, "files and batches: %s", error)
+        why = NOT_MADE if isinstance(error, StreamsMissing) else AWAY
+        raise RequestRefused(Fault.STORE_AWAY, why) from error
     except StoreError as error:
         raise RequestRefused(Fault.INTERNAL, f"the store: {error}") from error
 

@@ -22,7 +22,14 @@ from nats.aio.msg import Msg
 
 from infra import bus
 from infra.bus import BusAddress, BusClient
-from mesh.batch.records import StoreError, StoreFull, StoreUnavailable, StreamFull, TooLarge
+from mesh.batch.records import (
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StreamFull,
+    StreamsMissing,
+    TooLarge,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +49,8 @@ STORE_FAILED = 10077  # a limit of the stream; the description says which
 _WRONG_LAST = (10071, 10164)
 _NO_ROOM = (10002, 10023, 10028, 10047)  # of the account, or of the whole server
 _TOO_LARGE = (10054, 10097)
-_NOT_FOUND = (10014, 10037, 10059)  # consumer, message, stream
+_NO_STREAM = 10059
+_NOT_FOUND = (10014, 10037)  # consumer, message
 _PER_SUBJECT = "maximum messages per subject exceeded"
 
 
@@ -55,7 +63,7 @@ class ChangedMeanwhile(StoreError):
 
 
 class NotThere(StoreError):
-    """No such message, consumer or stream."""
+    """No such message or consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ class Connection:
         await self._send(answer, subject, payload, inbox)
         msg = await in_time(answer, subject)
         if (msg.headers or {}).get("Status") == "503":
-            raise StoreUnavailable(f"no stream answers {subject}: run `mesh infra streams`")
+            raise StreamsMissing(f"no stream answers {subject}")
         return msg
 
     async def ask(self, call: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -266,10 +274,6 @@ class Connection:
         """How many messages match. Raises StoreUnavailable."""
         first = await self.read(stream, {"seq": 1, "next_by_subj": subject, "batch": 1})
         return len(first.found) + first.left
-
-    async def messages(self, stream: str) -> int:
-        """How many it has. Raises StoreUnavailable."""
-        return int((await self.state(stream))["messages"])
 
     async def state(self, stream: str) -> dict[str, Any]:
         """Its state as the server reports it (`messages`, `bytes`). Raises StoreUnavailable."""
@@ -401,9 +405,7 @@ async def in_time(answer: "asyncio.Future[T]", what: str) -> T:
 
 def _acknowledge(stored: "asyncio.Future[int]", msg: Msg, subject: str) -> None:
     if msg.headers and msg.headers.get("Status") == "503":
-        stored.set_exception(
-            StoreUnavailable(f"no stream takes {subject}: run `mesh infra streams`")
-        )
+        stored.set_exception(StreamsMissing(f"no stream takes {subject}"))
         return
     reply = orjson.loads(msg.data)
     if error := reply.get("error"):
@@ -426,6 +428,8 @@ def _refusal(error: Mapping[str, Any], what: str) -> StoreError:
         return ChangedMeanwhile(text)
     if code in _TOO_LARGE:
         return TooLarge(text)
+    if code == _NO_STREAM:
+        return StreamsMissing(text)
     return NotThere(text) if code in _NOT_FOUND else StoreUnavailable(text)
 
 
@@ -437,8 +441,8 @@ def _end(ended: "asyncio.Future[int]", headers: Mapping[str, str], stream: str) 
     elif status == "404":
         ended.set_result(0)
     else:
-        hint = "run `mesh infra streams`" if status == "503" else headers.get("Description", "")
-        ended.set_exception(StoreUnavailable(f"{stream}: status {status}: {hint}"))
+        why = f"{stream}: status {status}: {headers.get('Description', '')}"
+        ended.set_exception(StreamsMissing(stream) if status == "503" else StoreUnavailable(why))
 
 
 def _stored(headers: Mapping[str, str], data: bytes) -> Stored:

@@ -113,7 +113,7 @@ class Files:
         if replaced is not None and not is_output:
             return await self._compared(replaced, chunks)
         files_max = self._limits.files_max
-        if not is_output and await connection.messages(STREAM_FILE_RECORDS) >= files_max:
+        if not is_output and await self._count() >= files_max:
             raise StoreFull(f"there are {files_max} files (files_max); delete some")
         upload = self._upload(is_output=is_output)
         there = None if replaced is None else replaced.record
@@ -156,6 +156,9 @@ class Files:
         if size != known.info.bytes or fields.get("digest") != _digest(digest.digest()):
             raise FileExists(f"{known.info.id} has other bytes")
         return known.info
+
+    async def _count(self) -> int:
+        return int((await self._connection.state(STREAM_FILE_RECORDS))["messages"])
 
     def _upload(self, *, is_output: bool) -> "_Upload":
         """An output is as long as its job's answers are."""

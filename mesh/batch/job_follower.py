@@ -91,6 +91,7 @@ class JobFollower:
         self._progress: dict[str, _Progress] = {}
         self._left_over: set[str] = set()  # jobs that are over and have results
         self._is_stopping = False
+        self.problem: str | None = None  # why the store can't be used
         self._doing: set[asyncio.Task[None]] = set()
         self._under_way: list[TakenTask] = []
         self._log = LimitedLog(log, clock)
@@ -113,7 +114,7 @@ class JobFollower:
 
     async def run(self) -> None:
         """Follow, count, write and do tasks. Runs until cancelled."""
-        await self._first_reading()
+        await self._until_usable()
         async with asyncio.TaskGroup() as group:
             for work in (
                 self._watch(),
@@ -251,27 +252,32 @@ class JobFollower:
         """Queue the tasks that jobs wait for and that may have been lost with their sender."""
         while True:
             await asyncio.sleep(REPAIR_S * random.uniform(0.8, 1.2))
-            if not await self._read_clock():
+            if not await self._check_store():
                 continue
             for job in list(self._jobs.values()):
                 task = self._missing_task(job)
                 if task is not None and await self._is_there(job.id):
                     await self._add(task, job.id)
 
-    async def _first_reading(self) -> None:
-        """Wait for the store's clock, by which jobs have their deadlines."""
+    async def _until_usable(self) -> None:
+        """Wait for the streams, and for the store's clock, by which jobs have their deadlines."""
         while True:
-            if await self._read_clock():
+            if await self._check_store():
                 return
             await asyncio.sleep(STORE_RETRY_S)
 
-    async def _read_clock(self) -> bool:
-        """Read the store's clock, from which this machine's may differ; False where it is away."""
+    async def _check_store(self) -> bool:
+        """Look for the streams, and read the store's clock, from which this machine's may differ;
+        False where that can't be done."""
         try:
-            await self._store.read_clock()
+            await self._store.check()
         except StoreError as error:
-            self._log.warning("clock", "store", "the store's clock can't be read: %s", error)
+            self.problem = str(error)
+            self._log.warning("check", "store", "batch jobs are not done: %s", error)
             return False
+        if self.problem is not None:
+            log.warning("batch jobs are done again")
+        self.problem = None
         return True
 
     async def _is_there(self, job: str) -> bool:

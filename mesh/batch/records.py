@@ -21,6 +21,13 @@ class StoreUnavailable(StoreError):
     """
 
 
+class StreamsMissing(StoreUnavailable):
+    """The streams were not made, or somebody has deleted some."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: run `mesh infra streams`")
+
+
 class StoreFull(StoreError):
     """Nothing was stored: a limit of `[batch]` in mesh.toml is reached. Nothing else was lost."""
 

@@ -15,14 +15,14 @@ import contextlib
 
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
+from mesh.batch import streams
 from mesh.batch.connection import Connection
 from mesh.batch.files import Files
 from mesh.batch.jobs import Jobs
 from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
-from mesh.batch.records import StoreError
+from mesh.batch.records import StoreError, StreamsMissing
 from schemas import subjects
-from schemas.batch import STREAM_JOBS
 
 
 class BatchStore:
@@ -54,15 +54,23 @@ class BatchStore:
         store. Raises StoreUnavailable before it was read once."""
         return self._connection.unix_s()
 
-    async def read_clock(self) -> None:
-        """Read nats-server's clock. Raises StoreUnavailable."""
-        await self._connection.messages(STREAM_JOBS)
+    async def check(self) -> None:
+        """Look for all streams, and read nats-server's clock on the way. Raises StreamsMissing,
+        which names those that are not there, and StoreUnavailable."""
+        missing = []
+        for stream in streams.kept(self.limits):
+            try:
+                await self._connection.state(str(stream.name))
+            except StreamsMissing:
+                missing.append(str(stream.name))
+        if missing:
+            raise StreamsMissing(f"the region's server lacks {', '.join(missing)}")
 
     async def open(self) -> None:
         """Connect. Raises infra.bus.BusUnreachable."""
         await self._connection.open()
-        with contextlib.suppress(StoreError):  # without streams there is nothing to be timed
-            await self.read_clock()
+        with contextlib.suppress(StoreError):  # callers check it again and again
+            await self.check()
 
     async def close(self) -> None:
         """Put back what is taken and not given out, and disconnect; raises nothing."""

@@ -243,7 +243,7 @@ class BatchRunner:
             return "this batch runner is shutting down"
         if not self._bus.is_connected or not self.store.is_connected:
             return "the bus can't be reached"
-        return None
+        return self.jobs.problem
 
     def status(self) -> str:
         """What it does, in one line for people."""

@@ -143,7 +143,7 @@ async def test_a_wrong_clock_of_the_machine_neither_ends_nor_prolongs_a_job(
     monkeypatch.setattr("mesh.batch.job_follower.REPAIR_S", 0.2)
     monkeypatch.setattr(time, "time", lambda unix_s=time.time: unix_s() + ahead_s)
     store, _ = stores
-    await store.read_clock()
+    await store.check()
     assert store.unix_s() == pytest.approx(time.time() - ahead_s, abs=2.0)
     began_at = int(store.unix_s())
     data = request_line("1")
