@@ -43,10 +43,10 @@ from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastInvalid, read_forecast, write_forecast
 from mesh.core.offline.jobs import REPORTED_TOKENS_MAX
 from mesh.core.offline.settings import OfflineSettings
-from mesh.core.view.bus_status import STOOD_STILL_S
 from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_messages import RequestMessages
+from mesh.runtime.ticks import keep_ticking
 from mesh.session.record import Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
@@ -56,8 +56,6 @@ from schemas.ids import RegionId, RouterId
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
-CATCH_UP_S = 0.2
 DRAIN_POLL_S = 0.02
 PUT_BACK_S = 5.0  # for lines on their way to the store, after the drain limit
 INBOX_SECRET_BYTES = 12
@@ -402,15 +400,7 @@ class BatchRunner:
     # The clock.
 
     async def _ticks(self) -> None:
-        while True:
-            due = self._clock() + TICK_S
-            await asyncio.sleep(TICK_S)
-            late_s = self._clock() - due
-            self.metrics.loop_late.observe(late_s)
-            if late_s > STOOD_STILL_S - TICK_S:
-                # This process stood still: receive what came meanwhile before declaring losses.
-                await asyncio.sleep(CATCH_UP_S)
-            self.session.tick()
+        await keep_ticking(self.session.tick, self.metrics.loop_late.observe)
 
     async def _keep_alive(self) -> None:
         """Agents cancel the work of a runner that is silent, or that has another epoch."""

@@ -14,7 +14,6 @@ from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastState
-from mesh.session.headers import read_forwarded
 from mesh.session.record import OpenRequest, PrefixStore
 from mesh.session.session import STATUS_CLIENT_ERROR, Session
 from mesh.sim.network import BUS_S
@@ -262,26 +261,8 @@ class SimBatchRunner(SessionHost):
         self._work.forwarded(self.site, peer, headers)
         return super().send_ingress(record, peer, inbox, headers)
 
-    def receive_ingress(
-        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: SessionHost
-    ) -> None:
-        """A line of a peer's, to be placed or refused."""
-        if self.core is None:
-            self._network.send(self.site, receiver.site, receiver.no_responders, inbox)
-            return
-        request = read_forwarded(
-            headers,
-            lambda model, path: sent.prompt,
-            key=next(self._keys),
-            home=self.site,
-            label=None,
-            inbox=inbox,
-            now=self._queue.now,
-            wants_receipt=False,
-        )
-        request = replace(request, answer_tokens=sent.node.answer.tokens)
-        record = TwinRequest(request=request, received=headers, sent=sent, receiver=receiver)
-        self._session.admit_forwarded(record)
+    def _received(self, request: Request, sent: SentRequest) -> Request:
+        return replace(request, answer_tokens=sent.node.answer.tokens)
 
 
 def _as_core_knows(stored: StoredJob) -> oev.OfflineJob:
