@@ -1,6 +1,7 @@
 """mesh.toml's `[batch]`: what each region with batch runners keeps of files and jobs, at most."""
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ MEBIBYTES_MAX = 1 << 20
 STATE_MIB = 1024  # of a region's server for heartbeats and leases, where mesh.toml does not say
 STATE_MIB_MIN = 64  # 4,096 replicas' last heartbeats are 8 MiB
 TASKS_MIB = 4  # of BATCH_TASKS: a task has no body, and a job two at most
+OUTPUT_SHARE = 0.2  # of files_mib that uploads leave for outputs of jobs
 RECORDS_OF_A_MIB = 250  # of files: 4 KiB each, of which they have a half
 
 StoreMebibytes = Annotated[int, Field(strict=True, ge=16, le=MEBIBYTES_MAX), WHOLE]
@@ -46,6 +48,11 @@ class BatchTable(Table):
         return 2 * -(-self.files_max // RECORDS_OF_A_MIB)
 
     @property
+    def uploads_mib(self) -> float:
+        """How full uploads may make the store of files: the rest is for outputs of jobs."""
+        return self.files_mib * (1 - OUTPUT_SHARE)
+
+    @property
     def disk_mib(self) -> int:
         """What all of it may take together."""
         written = self.files_mib + self.results_mib + self.lines_mib + self.jobs_mib
@@ -53,9 +60,11 @@ class BatchTable(Table):
 
     @model_validator(mode="after")
     def _room_for_one_file(self) -> Self:
-        if self.file_mib_max > self.files_mib:
+        if self.file_mib_max > self.uploads_mib:
+            needed = ceil(self.file_mib_max / (1 - OUTPUT_SHARE))
             raise ValueError(
-                f"files_mib ({self.files_mib}) must be at least file_mib_max ({self.file_mib_max})"
+                f"files_mib ({self.files_mib}) must be at least {needed} for files of file_mib_max "
+                f"({self.file_mib_max}), as {OUTPUT_SHARE:.0%} of it is for outputs of jobs"
             )
         return self
 

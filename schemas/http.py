@@ -44,6 +44,9 @@ H_ETAG = "etag"
 H_ACCEPT_RANGES = "accept-ranges"
 H_CONTENT_RANGE = "content-range"
 H_SHOULD_RETRY = "x-should-retry"  # OpenAI's clients obey it
+H_RETRY_COUNT = "x-stainless-retry-count"  # of OpenAI's clients: how often this was sent before
+H_IDEMPOTENCY_KEY = "idempotency-key"
+IDEMPOTENCY_KEY_CHARS_MAX = 255
 
 # Of a request, those that the router acts on: more than one line of any is a 400.
 ONCE_ONLY = (

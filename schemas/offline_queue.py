@@ -18,8 +18,8 @@ A request that was taken keeps its ranks until it is forgotten: preempted, it go
 that it had. What was drawn counts until a request is taken: if the chosen one doesn't fit the
 engine now, a new throw would let small requests pass large ones again and again.
 
-Who deals requests to several engines gives each a stretch of the depth-first order, and cuts a
-stretch where the trie branches (`cut`), so that few prefixes are computed on two engines.
+Whoever gives requests to several engines gives each a range of the depth-first order, and cuts a
+range where the trie branches (`cut`), so that few prefixes are computed on two engines.
 """
 
 import random
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from sortedcontainers import SortedDict, SortedList
 
-REQUESTS_MAX = 100_000  # a job of the Batch API has at most 50,000 lines
+REQUESTS_MAX = 100_000  # far beyond what one engine or one batch runner holds at once
 BLOCKS_MAX = 10_000_000  # of all prompts together, 8 bytes each and a node for each distinct one
 
 

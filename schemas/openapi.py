@@ -125,6 +125,11 @@ RANGE_PARAMETERS: list[dict[str, Any]] = [
     {"name": http.H_IF_RANGE, "in": "header", "schema": {"type": "string"},
      "description": "The etag of the part that is there already: another file is sent whole."},
 ]  # fmt: skip
+IDEMPOTENCY_PARAMETER: dict[str, Any] = {
+    "name": http.H_IDEMPOTENCY_KEY, "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": http.IDEMPOTENCY_KEY_CHARS_MAX},
+    "description": "Requests of one tenant with the same key make one file, or one batch.",
+}  # fmt: skip
 DOWNLOAD_HEADERS = {
     http.H_ETAG: {"description": "Names these bytes.", "schema": {"type": "string"}},
     http.H_ACCEPT_RANGES: {"description": "`bytes`.", "schema": {"type": "string"}},
@@ -200,6 +205,8 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
                           "schema": {"type": "string"}})  # fmt: skip
     for name, (about, schema) in QUERIES.get(route.name, {}).items():
         found.append({"name": name, "in": "query", "description": about, "schema": schema})
+    if route.name in ("createFile", "createBatch"):
+        found.append(IDEMPOTENCY_PARAMETER)
     if route.path == http.FILE_CONTENT:
         found += RANGE_PARAMETERS
     if route.path == http.REGIONS:

@@ -56,7 +56,7 @@ class RunnerBus(RouterBus):
         await flush(self.client)
 
     def _peer_subject(self, peer: RegionId, request: Request) -> str:
-        """Of offline work its batch runners', of a line that has become ordinary its routers'."""
+        """Its batch runners' for offline work, its routers' for a line that was raised."""
         labels = request.residency
         if not request.offline:
             return super()._peer_subject(peer, request)

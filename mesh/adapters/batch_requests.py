@@ -6,27 +6,41 @@ answers.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Protocol
 
 from aiohttp import web
 from multidict import MultiMapping
 
+from infra.process import LimitedLog
 from mesh.adapters.read_request import RequestRefused
 from mesh.adapters.request_body import (
     H_CONTENT_ENCODING,
     UPLOAD_S_MAX,
+    WINDOW_BYTES,
     UploadRate,
     say_continue,
     too_slow,
     waits_for_continue,
 )
-from mesh.batch.records import FileUnknown, JobUnknown, StoreError, StoreUnavailable
+from mesh.batch.records import (
+    FileUnknown,
+    JobUnknown,
+    StoreError,
+    StoreUnavailable,
+    StreamsMissing,
+)
 from mesh.batch.store import BatchStore
-from schemas.http import Fault
+from schemas.http import H_IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_CHARS_MAX, Fault
 from schemas.problems import did_you_mean
 from schemas.residency import Labels
 
+NOT_MADE = (
+    "the region's store of files and batches lacks streams: its operator has to run `mesh infra "
+    "streams`"
+)
+_limited = LimitedLog(logging.getLogger(__name__))
 AWAY = "the region's store of files and batches does not answer; try again"
 
 
@@ -53,7 +67,9 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except StoreUnavailable as error:
-        raise RequestRefused(Fault.STORE_AWAY, AWAY) from error
+        _limited.warning("store", type(error).__name__, "files and batches: %s", error)
+        why = NOT_MADE if isinstance(error, StreamsMissing) else AWAY
+        raise RequestRefused(Fault.STORE_AWAY, why) from error
     except StoreError as error:
         raise RequestRefused(Fault.INTERNAL, f"the store: {error}") from error
 
@@ -78,11 +94,12 @@ def id_in(path: str) -> str:
 
 
 async def arriving(
-    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX
+    request: web.BaseRequest, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
 ) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises RequestRefused for one that is cut, encoded, or too slow.
 
-    `whole_s`: what all of it may take. What the caller does between two pieces is not counted.
+    `whole_s`: what all of it may take. `window_bytes`: the least in each WINDOW_S. What the caller
+    does between two pieces is not counted.
     """
     if request.headers.get(H_CONTENT_ENCODING, "identity").lower() != "identity":
         message = f"send it without {H_CONTENT_ENCODING}"
@@ -90,7 +107,7 @@ async def arriving(
     if waits_for_continue(request):
         say_continue(request)
     clock = asyncio.get_running_loop().time
-    rate = UploadRate(clock(), whole_s)
+    rate = UploadRate(clock(), whole_s, window_bytes)
     try:
         while True:
             async with asyncio.timeout_at(rate.due_at):
@@ -104,7 +121,7 @@ async def arriving(
     except web.RequestPayloadError as error:
         raise RequestRefused(Fault.INVALID, "the body is cut or broken") from error
     except TimeoutError as error:
-        raise too_slow(whole_s) from error
+        raise too_slow(whole_s, window_bytes) from error
 
 
 async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:
@@ -118,6 +135,24 @@ async def small_body(request: web.BaseRequest, bytes_max: int) -> bytes:
         if len(body) > bytes_max:
             raise refused
     return bytes(body)
+
+
+def idempotency_key(request: web.BaseRequest) -> str | None:
+    """What makes all requests with it one. Raises RequestRefused for one that is no key."""
+    given = request.headers.getall(H_IDEMPOTENCY_KEY, [])
+    if not given:
+        return None
+    key = given[0]
+    if len(given) > 1 or not key.isprintable() or not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
+        message = f"one {H_IDEMPOTENCY_KEY} of 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters"
+        raise RequestRefused(Fault.INVALID, message, H_IDEMPOTENCY_KEY)
+    return key
+
+
+def key_of_another(what: str) -> RequestRefused:
+    """The error for an idempotency key that was sent with something else before."""
+    message = f"this {H_IDEMPOTENCY_KEY} was sent with another {what}; use a new one"
+    return RequestRefused(Fault.INVALID, message, H_IDEMPOTENCY_KEY)
 
 
 def checked_query(query: MultiMapping[str], known: tuple[str, ...]) -> dict[str, str]:

@@ -6,7 +6,7 @@ clients see is the job's record.
 
 import asyncio
 import contextlib
-import time
+import logging
 from collections.abc import Coroutine
 from dataclasses import fields, replace
 from typing import Any
@@ -19,6 +19,8 @@ from mesh.adapters.batch_requests import (
     BatchDoor,
     checked_query,
     id_in,
+    idempotency_key,
+    key_of_another,
     limit_of,
     lower,
     small_body,
@@ -27,15 +29,29 @@ from mesh.adapters.batch_requests import (
 )
 from mesh.adapters.files_api import find_file
 from mesh.adapters.read_request import RequestRefused, read_options
-from mesh.batch.records import Page, StoreError, StoreFull, new_job_id
+from mesh.batch.records import (
+    JobExists,
+    JobUnknown,
+    Page,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    new_job_id,
+    repeated_id,
+)
 from mesh.batch.store import BatchStore
 from schemas.batch import BatchJob, JobStatus, Purpose, Task, window_s
 from schemas.batch_http import BATCHES_LISTED, BATCHES_MAX, Batch, BatchRequest, batch_of
-from schemas.http import H_SHOULD_RETRY, Fault
+from schemas.http import H_RETRY_COUNT, H_SHOULD_RETRY, Fault
 from schemas.problems import did_you_mean, problem_of
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 128 * 1024  # metadata of the longest, each character escaped
 INPUT_FILE = "input_file_id"
+# For so long OpenAI's clients repeat a request, which has no key of its own. Two batches that are
+# alike in everything become one only if the second one's request had to be repeated.
+REPEATED_S, REPEATED_JOBS = 1800, 100
 _REQUEST: TypeAdapter[BatchRequest] = TypeAdapter(BatchRequest)
 _FIELDS = tuple(field.name for field in fields(BatchRequest))
 _CAN_BE_CANCELLED = frozenset({JobStatus.VALIDATING, JobStatus.IN_PROGRESS})
@@ -47,20 +63,23 @@ class BatchesApi:
 
     def __init__(self, door: BatchDoor) -> None:
         self._door = door
-        self._submitting: set[asyncio.Task[None]] = set()
+        self._submitting: set[asyncio.Task[BatchJob]] = set()
 
     async def create(self, request: web.BaseRequest) -> Batch:
-        """Store a job and the task to check its input file."""
+        """Store a job and the task to check its input file; once for all repetitions of a request,
+        which have its idempotency key, or a count of OpenAI's clients."""
         self._door.refuse_new()
         checked_query(request.query, ())
         store, headers = self._door.batch_store(), lower(request)
-        owner = self._door.owner(headers)
+        owner, key = self._door.owner(headers), idempotency_key(request)
         residency = self._door.residency(read_options(headers, {}).residency, headers)
         wanted = _batch_request(await small_body(request, BODY_BYTES_MAX))
         await self._check_input(store, wanted.input_file_id, owner)
-        now, output_expires_after = int(time.time()), wanted.output_expires_after
+        with store_errors():
+            now = int(store.unix_s())
+        output_expires_after = wanted.output_expires_after
         job = BatchJob(
-            id=new_job_id(),
+            id=new_job_id() if key is None else repeated_id("batch_", owner, key),
             endpoint=wanted.endpoint,
             input_file_id=wanted.input_file_id,
             completion_window=wanted.completion_window,
@@ -73,8 +92,12 @@ class BatchesApi:
             output_expires_s=output_expires_after.seconds if output_expires_after else None,
         )
         with store_errors():
-            await self._to_its_end(_submit(store, job))
-        return batch_of(job)
+            before = None
+            if key is not None:
+                before = await _same_id(store, job)
+            elif headers.get(H_RETRY_COUNT, "0") != "0":
+                before = await _repeated(store, job)
+            return batch_of(before or await self._to_its_end(_submit(store, job)))
 
     async def retrieve(self, request: web.BaseRequest) -> Batch:
         """One job as it is now."""
@@ -95,19 +118,20 @@ class BatchesApi:
         store = self._door.batch_store()
         job = await self._own(store, request)
         with store_errors(), unknown_as(Fault.BATCH_UNKNOWN):
-            return batch_of(await store.jobs.update(job.id, _cancelled))
+            now = int(store.unix_s())
+            return batch_of(await store.jobs.update(job.id, lambda job: _cancelled(job, now)))
 
     async def close(self) -> None:
         """Wait until jobs that are being stored are."""
         if self._submitting:
             await asyncio.wait(self._submitting)
 
-    async def _to_its_end(self, submitting: Coroutine[Any, Any, None]) -> None:
+    async def _to_its_end(self, submitting: Coroutine[Any, Any, BatchJob]) -> BatchJob:
         """Do all of it, also where the client hangs up: no job may be without its task."""
         task = asyncio.create_task(submitting)
         self._submitting.add(task)
         task.add_done_callback(self._submitting.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def _check_input(self, store: BatchStore, file_id: str, owner: str) -> None:
         info = await find_file(store, file_id, owner)
@@ -128,23 +152,68 @@ class BatchesApi:
         return job
 
 
-async def _submit(store: BatchStore, job: BatchJob) -> None:
-    """Store the job and its first task, or neither. Raises RequestRefused, StoreUnavailable."""
+async def _submit(store: BatchStore, job: BatchJob) -> BatchJob:
+    """Store the job and its first task; the job as it is stored. Raises RequestRefused,
+    StoreUnavailable."""
     try:
-        await store.jobs.create(job)
+        job = await _stored(store, job)
     except StoreFull as error:
         raise RequestRefused(Fault.BATCHES_FULL, str(error)) from error
     try:
         await store.tasks.add(Task.CHECK, job.id)
-    except StoreError as error:
+    except StoreFull as error:
         with contextlib.suppress(StoreError):
             await store.jobs.delete(job.id)
-        if isinstance(error, StoreFull):
-            raise RequestRefused(Fault.BATCHES_FULL, str(error)) from error
-        raise
+        raise RequestRefused(Fault.BATCHES_FULL, str(error)) from error
+    except StoreUnavailable as error:  # the job is stored: batch runners add a task that is missing
+        log.warning("%s is checked later: %s", job.id, error)
+    return job
 
 
-def _cancelled(job: BatchJob) -> BatchJob | None:
+async def _stored(store: BatchStore, job: BatchJob) -> BatchJob:
+    """Store the job. Where it is unknown whether it was stored, the same is done once more: the
+    second time finds the first one's job."""
+    for tries_left in (1, 0):
+        try:
+            await store.jobs.create(job)
+        except JobExists:
+            return await _same_id(store, job) or job
+        except StoreUnavailable:
+            if not tries_left or not store.is_connected:
+                raise
+        else:
+            break
+    return job
+
+
+async def _same_id(store: BatchStore, job: BatchJob) -> BatchJob | None:
+    """The stored job of this id. Raises RequestRefused if another request made it."""
+    try:
+        known = await store.jobs.get(job.id)
+    except JobUnknown:
+        return None
+    if _request_of(known) != _request_of(job):
+        raise key_of_another("batch")
+    return known
+
+
+async def _repeated(store: BatchStore, job: BatchJob) -> BatchJob | None:
+    """The job that an earlier try of the same request has stored, if one did."""
+    page = await store.jobs.list(tenant=job.tenant, limit=REPEATED_JOBS)
+    for known in page.items:
+        is_recent = job.created_at - known.created_at <= REPEATED_S
+        if is_recent and _request_of(known) == _request_of(job):
+            return known
+    return None
+
+
+def _request_of(job: BatchJob) -> tuple[object, ...]:
+    """What the client asked for."""
+    asked = (job.endpoint, job.input_file_id, job.completion_window, job.output_expires_s)
+    return (*asked, job.metadata, job.residency)
+
+
+def _cancelled(job: BatchJob, now: int) -> BatchJob | None:
     """The job that is to be cancelled; None for one that is. Raises RequestRefused."""
     if job.status in _IS_CANCELLED:
         return None
@@ -154,7 +223,7 @@ def _cancelled(job: BatchJob) -> BatchJob | None:
             f"the batch is {job.status} and can't be cancelled",
             headers={H_SHOULD_RETRY: "false"},  # OpenAI's clients repeat a request after a 409
         )
-    return replace(job, status=JobStatus.CANCELLING, cancelling_at=int(time.time()))
+    return replace(job, status=JobStatus.CANCELLING, cancelling_at=now)
 
 
 def _batch_request(body: bytes) -> BatchRequest:

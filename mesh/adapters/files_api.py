@@ -8,7 +8,6 @@ and DOWNLOADS_MAX are under way in one process, each with less than a mebibyte i
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,8 @@ from mesh.adapters.batch_requests import (
     arriving,
     checked_query,
     id_in,
+    idempotency_key,
+    key_of_another,
     limit_of,
     lower,
     store_errors,
@@ -38,7 +39,17 @@ from mesh.adapters.upload_form import (
     STEP_BYTES,
     UploadForm,
 )
-from mesh.batch.records import FileInfo, FileUnknown, NewFile, Page, StoreError, StoreFull, TooLarge
+from mesh.batch.records import (
+    FileExists,
+    FileInfo,
+    FileUnknown,
+    NewFile,
+    Page,
+    StoreError,
+    StoreFull,
+    TooLarge,
+    repeated_id,
+)
 from mesh.batch.store import BatchStore
 from schemas import http
 from schemas.batch import Purpose
@@ -51,6 +62,9 @@ log = logging.getLogger(__name__)
 UPLOADS_MAX = 16
 DOWNLOADS_MAX = 64
 UPLOAD_S_MAX = 3600.0  # 512 MiB at 1.2 Mbit/s
+# The least of an upload in each WINDOW_S (10 s), 64 KiB/s: a client that sends less would keep one
+# of UPLOADS_MAX from others for up to UPLOAD_S_MAX.
+UPLOAD_WINDOW_BYTES = 640 * 1024
 STALL_S = 60.0  # of a download whose client takes nothing
 # That a router waits for the client of one download, which may then ask for the rest: clients that
 # take a little now and then would keep others from DOWNLOADS_MAX for days.
@@ -119,15 +133,22 @@ class FilesApi:
         form = UploadForm(request.headers.get("content-type"))
         if (request.content_length or 0) > self._limits.file_mib_max * MEBIBYTE + BESIDE_BYTES_MAX:
             raise self._too_large()
-        new = NewFile(filename=FILE, purpose=Purpose.BATCH, tenant=owner)
+        key = idempotency_key(request)
+        file_id = "" if key is None else repeated_id("file-", owner, key)
+        new = NewFile(filename=FILE, purpose=Purpose.BATCH, tenant=owner, id=file_id)
         with self.uploads.one_more(), store_errors():
             try:
                 async with contextlib.aclosing(self._pieces(request, form)) as pieces:
                     info = await store.files.put(
-                        new, pieces, at_end=lambda new: self._described(new, form)
+                        new,
+                        pieces,
+                        announced_bytes=_announced(request),
+                        at_end=lambda new: self._described(new, form, store.unix_s()),
                     )
             except TooLarge as error:
                 raise self._too_large() from error
+            except FileExists as error:
+                raise key_of_another("file") from error
             except StoreFull as error:
                 raise RequestRefused(
                     Fault.STORE_FULL,
@@ -221,7 +242,9 @@ class FilesApi:
 
     async def _pieces(self, request: web.BaseRequest, form: UploadForm) -> AsyncGenerator[bytes]:
         """The file's bytes as they come. Raises RequestRefused for a form that is of no use."""
-        async with contextlib.aclosing(arriving(request, UPLOAD_S_MAX)) as body:
+        async with contextlib.aclosing(
+            arriving(request, UPLOAD_S_MAX, UPLOAD_WINDOW_BYTES)
+        ) as body:
             async for arrived in body:
                 self._metrics.bytes_received.inc(len(arrived))
                 for at in range(0, len(arrived), PIECE_BYTES):
@@ -232,12 +255,12 @@ class FilesApi:
                     _check_fields(form)
         form.end()
 
-    def _described(self, new: NewFile, form: UploadForm) -> NewFile:
+    def _described(self, new: NewFile, form: UploadForm, now: float) -> NewFile:
         """What the whole form says of the file. Raises RequestRefused."""
         expires_after = _expires_after(form)
         kept_s = expires_after.seconds if expires_after else self._limits.output_days * DAY_S
         filename = form.filename or FILE
-        return replace(new, filename=filename, expires_at=int(time.time()) + kept_s)
+        return replace(new, filename=filename, expires_at=int(now) + kept_s)
 
     async def _own(self, store: BatchStore, request: web.BaseRequest) -> FileInfo:
         """The file that the path names, if it is the tenant's. Raises RequestRefused."""
@@ -258,9 +281,9 @@ async def find_file(store: BatchStore, file_id: str, owner: str) -> FileInfo | N
     with store_errors():
         try:
             info = await store.files.info(file_id)
+            is_over = info.expires_at is not None and info.expires_at <= store.unix_s()
         except FileUnknown:
             return None
-    is_over = info.expires_at is not None and info.expires_at <= time.time()
     return None if is_over or info.tenant != owner else info
 
 
@@ -274,6 +297,11 @@ async def _fed(form: UploadForm, piece: bytes) -> bytes:
             await asyncio.sleep(0)
             began_at = clock()
     return b"".join(of_file)
+
+
+def _announced(request: web.BaseRequest) -> int:
+    """The file's size, less what its form has besides; 0 where the client does not say."""
+    return max(0, (request.content_length or 0) - BESIDE_BYTES_MAX)
 
 
 def _wanted(request: web.BaseRequest, info: FileInfo, etag: str) -> ByteRange | None:

@@ -45,10 +45,13 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 class UploadRate:
     """The least rate of an upload. Times are seconds of the caller's clock."""
 
-    __slots__ = ("_bytes", "_ends_at", "due_at")
+    __slots__ = ("_bytes", "_ends_at", "_window_bytes", "due_at")
 
-    def __init__(self, now: float, whole_s: float = UPLOAD_S_MAX) -> None:
-        """`whole_s`: for all of it."""
+    def __init__(
+        self, now: float, whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES
+    ) -> None:
+        """`whole_s`: for all of it. `window_bytes`: the least in each WINDOW_S."""
+        self._window_bytes = window_bytes
         self._ends_at = now + whole_s
         self.due_at = now + WINDOW_S  # then it is too slow
         self._bytes = 0
@@ -56,7 +59,7 @@ class UploadRate:
     def arrived(self, count: int, now: float) -> None:
         """Bytes came."""
         self._bytes += count
-        if self._bytes >= WINDOW_BYTES:
+        if self._bytes >= self._window_bytes:
             self._bytes = 0
             self.due_at = min(now + WINDOW_S, self._ends_at)
 
@@ -354,10 +357,10 @@ def too_large() -> RequestRefused:
     )
 
 
-def too_slow(whole_s: float = UPLOAD_S_MAX) -> RequestRefused:
-    """The error for a body that does not arrive. `whole_s`: what all of it may take."""
+def too_slow(whole_s: float = UPLOAD_S_MAX, window_bytes: int = WINDOW_BYTES) -> RequestRefused:
+    """The error for a body that does not arrive; the limits are those of its `UploadRate`."""
     message = (
-        f"the body arrives too slowly: {WINDOW_BYTES} bytes are wanted in each {WINDOW_S:g} s, "
+        f"the body arrives too slowly: {window_bytes} bytes are wanted in each {WINDOW_S:g} s, "
         f"and all of it within {whole_s:g} s"
     )
     return RequestRefused(Fault.REQUEST_TIMEOUT, message)

@@ -10,8 +10,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mesh.adapters.metrics import LATENESSES
+from mesh.batch.held_lines import LineMetrics
 from mesh.batch.job_follower import JobMetrics
-from mesh.batch.line_desk import LineMetrics
 from mesh.batch.output_line import Result
 from mesh.batch.records import StoreError, StoreFull
 from mesh.core.model import events as ev
@@ -91,7 +91,7 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
         )
         self.hand_outs = counter(
             "mesh_batch_hand_outs",
-            "Lines given to a replica or region, to which region and as what: offline, ordinary.",
+            "Lines given to a replica or region, to which region and as what: offline, online.",
             ["to", "kind"],
         )
         self.refusals = counter("mesh_batch_refusals", "Lines not taken, by reason.", ["reason"])
@@ -104,7 +104,9 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
             "Tokens of lines, as engines counted: prompt, cached (part of prompt), answer.",
             ["kind"],
         )
-        self.guests = counter("mesh_ingress", "Lines of peers, by result.", ["origin", "result"])
+        self.peer_lines = counter(
+            "mesh_ingress", "Lines of peers, by result.", ["origin", "result"]
+        )
         self.frames_lost = counter(
             "mesh_frames_missing", "Times that frames of an answer were lost and requested again."
         )
@@ -138,7 +140,7 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
 
     def handed_out(self, region: RegionId, *, offline: bool) -> None:
         """A line goes to a replica of this region or to a peer."""
-        self.hand_outs.labels(region, "offline" if offline else "ordinary").inc()
+        self.hand_outs.labels(region, "offline" if offline else "online").inc()
 
     # Attempts.
 
@@ -162,7 +164,7 @@ class RunnerMetrics(Observer, JobMetrics, LineMetrics):
     def forwarded(self, record: OpenRequest, refusal: str | None = None) -> None:
         origin = record.request.origin
         known = origin if origin in self._regions else OTHER
-        self.guests.labels(known, "placed" if refusal is None else "refused").inc()
+        self.peer_lines.labels(known, "placed" if refusal is None else "refused").inc()
         if refusal is not None:
             self.ingress_refusals.labels(refusal).inc()
 

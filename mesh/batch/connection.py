@@ -22,7 +22,14 @@ from nats.aio.msg import Msg
 
 from infra import bus
 from infra.bus import BusAddress, BusClient
-from mesh.batch.records import StoreError, StoreFull, StoreUnavailable, StreamFull, TooLarge
+from mesh.batch.records import (
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StreamFull,
+    StreamsMissing,
+    TooLarge,
+)
 
 T = TypeVar("T")
 
@@ -30,6 +37,7 @@ REQUEST_S = 10.0  # a server that writes to a slow disk, or a process that was s
 WINDOW_MESSAGES = 256  # under way without acknowledgement
 WINDOW_BYTES = 4 * 1024 * 1024
 HEADER_BYTES_RESERVE = 16 * 1024  # of max_payload, which counts headers too
+CLOCK_REPLY_S_MAX = 2.0  # a slower reply does not correct the clock
 LARGE_PULLS = 2  # under way, each for one message of any size
 READ_SUBJECTS = 256  # in one read, of 1,024 that the server allows
 READ_BYTES = 8 * 1024 * 1024
@@ -41,7 +49,8 @@ STORE_FAILED = 10077  # a limit of the stream; the description says which
 _WRONG_LAST = (10071, 10164)
 _NO_ROOM = (10002, 10023, 10028, 10047)  # of the account, or of the whole server
 _TOO_LARGE = (10054, 10097)
-_NOT_FOUND = (10014, 10037, 10059)  # consumer, message, stream
+_NO_STREAM = 10059
+_NOT_FOUND = (10014, 10037)  # consumer, message
 _PER_SUBJECT = "maximum messages per subject exceeded"
 
 
@@ -54,7 +63,7 @@ class ChangedMeanwhile(StoreError):
 
 
 class NotThere(StoreError):
-    """No such message, consumer or stream."""
+    """No such message or consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,7 @@ class Connection:
         self._inbox = ""
         self._tokens = itertools.count(1)
         self._awaited: dict[str, tuple[asyncio.Future[Any], Callable[[Msg], None]]] = {}
+        self._ahead_s: float | None = None  # nats-server's time of day, less this process's clock
         self.on_lost: set[Callable[[], None]] = set()  # called at each loss of the connection
         self.large_pulls = asyncio.Semaphore(LARGE_PULLS)
         # Held while a whole bucket is read for a list: several at once would take the memory of
@@ -187,17 +197,32 @@ class Connection:
         await self._send(answer, subject, payload, inbox)
         msg = await in_time(answer, subject)
         if (msg.headers or {}).get("Status") == "503":
-            raise StoreUnavailable(f"nobody answers {subject}: run `mesh infra streams`")
+            raise StreamsMissing(f"no stream answers {subject}")
         return msg
 
     async def ask(self, call: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A request to JetStream's API. Raises NotThere, StoreFull, StoreUnavailable."""
         payload = b"" if request is None else orjson.dumps(request)
+        asked_at = _clock()
         answer = await self.request(f"$JS.API.{call}", payload)
         reply: dict[str, Any] = orjson.loads(answer.data)
         if error := reply.get("error"):
             raise _refusal(error, call)
+        if "ts" in reply:
+            self._read_clock(reply["ts"], asked_at, _clock())
         return reply
+
+    def _read_clock(self, server_time: str, asked_at: float, answered_at: float) -> None:
+        if self._ahead_s is None or answered_at - asked_at <= CLOCK_REPLY_S_MAX:
+            server_at = datetime.fromisoformat(server_time).timestamp()
+            self._ahead_s = server_at - (asked_at + answered_at) / 2
+
+    def unix_s(self) -> float:
+        """The time of day by nats-server's clock, in seconds since 1970, as replies of `ask` show
+        it (`STREAM.INFO` and `CONSUMER.INFO`). Raises StoreUnavailable before the first one."""
+        if self._ahead_s is None:
+            raise StoreUnavailable("nats-server's time of day is not known yet")
+        return self._ahead_s + _clock()
 
     async def purge(self, stream: str, subject: str) -> None:
         """Remove all messages that match. Raises StoreUnavailable."""
@@ -250,14 +275,10 @@ class Connection:
         first = await self.read(stream, {"seq": 1, "next_by_subj": subject, "batch": 1})
         return len(first.found) + first.left
 
-    async def messages(self, stream: str) -> int:
-        """How many it has. Raises StoreUnavailable."""
-        return int((await self.ask(f"STREAM.INFO.{stream}"))["state"]["messages"])
-
-    async def server_unix_s(self, stream: str) -> float:
-        """What the server's clock shows, in seconds since 1970. Raises StoreUnavailable."""
-        reply = await self.ask(f"STREAM.INFO.{stream}")
-        return datetime.fromisoformat(reply["ts"]).timestamp()
+    async def state(self, stream: str) -> dict[str, Any]:
+        """Its state as the server reports it (`messages`, `bytes`). Raises StoreUnavailable."""
+        state: dict[str, Any] = (await self.ask(f"STREAM.INFO.{stream}"))["state"]
+        return state
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """The subjects of messages that match. Raises StoreUnavailable."""
@@ -359,6 +380,10 @@ class Window:
         self._bytes -= size
 
 
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
 @contextlib.contextmanager
 def unavailable(what: str) -> Iterator[None]:
     """Raise StoreUnavailable for whatever nats-py raises."""
@@ -380,9 +405,7 @@ async def in_time(answer: "asyncio.Future[T]", what: str) -> T:
 
 def _acknowledge(stored: "asyncio.Future[int]", msg: Msg, subject: str) -> None:
     if msg.headers and msg.headers.get("Status") == "503":
-        stored.set_exception(
-            StoreUnavailable(f"no stream takes {subject}: run `mesh infra streams`")
-        )
+        stored.set_exception(StreamsMissing(f"no stream takes {subject}"))
         return
     reply = orjson.loads(msg.data)
     if error := reply.get("error"):
@@ -405,6 +428,8 @@ def _refusal(error: Mapping[str, Any], what: str) -> StoreError:
         return ChangedMeanwhile(text)
     if code in _TOO_LARGE:
         return TooLarge(text)
+    if code == _NO_STREAM:
+        return StreamsMissing(text)
     return NotThere(text) if code in _NOT_FOUND else StoreUnavailable(text)
 
 
@@ -416,8 +441,8 @@ def _end(ended: "asyncio.Future[int]", headers: Mapping[str, str], stream: str) 
     elif status == "404":
         ended.set_result(0)
     else:
-        hint = "run `mesh infra streams`" if status == "503" else headers.get("Description", "")
-        ended.set_exception(StoreUnavailable(f"{stream}: status {status}: {hint}"))
+        why = f"{stream}: status {status}: {headers.get('Description', '')}"
+        ended.set_exception(StreamsMissing(stream) if status == "503" else StoreUnavailable(why))
 
 
 def _stored(headers: Mapping[str, str], data: bytes) -> Stored:

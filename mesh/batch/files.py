@@ -23,9 +23,10 @@ from typing import Any
 
 import orjson
 
-from infra.batch_table import BatchTable
-from mesh.batch.connection import H_EXPECTED, Connection, Stored, Window
+from infra.batch_table import OUTPUT_SHARE, BatchTable
+from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored, Window
 from mesh.batch.records import (
+    FileExists,
     FileInfo,
     FileUnknown,
     NewFile,
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 MEBIBYTE = 1024 * 1024
 CHUNK_BYTES = 128 * 1024  # NATS' default
+ROOM_CHECK_BYTES = 4 * 1024 * 1024  # of an upload between two checks of the store's room
 CHUNKS_AT_ONCE = 4  # written or read without waiting
 MARKS_MAX = 128  # chunks whose number is in the record
 # A part of an upload comes every few seconds, or its client is cut off. What is older and has no
@@ -93,42 +95,79 @@ class Files:
         new: NewFile,
         chunks: AsyncIterable[bytes],
         *,
+        announced_bytes: int = 0,
         at_end: Callable[[NewFile], NewFile] = lambda new: new,
     ) -> FileInfo:
         """Store a file as its bytes come; what breaks off leaves nothing behind.
 
-        `at_end` is called when all have come, and adds to `new` what is known only then.
+        `announced_bytes`: the size of an upload, where it is known before. `at_end` is called when
+        all have come, and adds to `new` what is known only then.
         Raises StoreFull, TooLarge (an upload over `file_mib_max`), StoreUnavailable,
-        ChangedMeanwhile (somebody else has put the file of that id), and what `chunks` does.
+        ChangedMeanwhile (somebody else has put the file of that id), FileExists (an upload whose id
+        has other bytes), and what `chunks` does.
         """
         assert not new.id or FILE_ID_PATTERN.fullmatch(new.id), new.id
         connection = self._connection
-        files_max = self._limits.files_max
-        if not new.id and await connection.messages(STREAM_FILE_RECORDS) >= files_max:
-            raise StoreFull(f"there are {files_max} files (files_max); delete some")
-        nuid = connection.client._nuid.next().decode()
-        is_output = new.purpose is Purpose.BATCH_OUTPUT  # as long as its job's answers are
-        mib_max = self._limits.files_mib if is_output else self._limits.file_mib_max
-        upload = _Upload(connection, nuid, mib_max * MEBIBYTE)
+        is_output = new.purpose is Purpose.BATCH_OUTPUT
         replaced = await self._find(new.id) if new.id else None
+        if replaced is not None and not is_output:
+            return await self._compared(replaced, chunks)
+        files_max = self._limits.files_max
+        if not is_output and await self._count() >= files_max:
+            raise StoreFull(f"there are {files_max} files (files_max); delete some")
+        upload = self._upload(is_output=is_output)
         there = None if replaced is None else replaced.record
         described = await connection.last(STREAM_FILES, _metadata(new.id)) if new.id else None
         try:
+            await upload.check_room(announced_bytes)
             async for part in chunks:
                 await upload.add(part)
             info = await upload.finish(at_end(new), _number(described), _number(there))
         except StreamFull as error:
             await self._clean(upload)
             limit = f"files_mib = {self._limits.files_mib}"
+            if not is_output:
+                limit += f", of which {OUTPUT_SHARE:.0%} is for outputs of jobs"
             raise StoreFull(
                 f"the region's store is full ({limit}): delete files, or raise it in mesh.toml"
             ) from error
+        except ChangedMeanwhile as error:
+            await self._clean(upload)
+            if is_output:
+                raise
+            raise StoreUnavailable(f"{new.id} was uploaded twice at once") from error
         except BaseException:
             await self._clean(upload)
             raise
         if replaced is not None:
             await connection.purge(STREAM_FILES, _chunks(replaced.nuid))
         return info
+
+    async def _compared(self, known: _Object, chunks: AsyncIterable[bytes]) -> FileInfo:
+        """The file, if these are its bytes; else FileExists."""
+        digest, size = hashlib.sha256(), 0
+        async for part in chunks:
+            size += len(part)
+            if size > self._limits.file_mib_max * MEBIBYTE:
+                raise TooLarge("a file may have file_mib_max")
+            digest.update(part)
+        metadata = await self._connection.last(STREAM_FILES, _metadata(known.info.id))
+        fields = {} if metadata is None else orjson.loads(metadata.data)
+        if size != known.info.bytes or fields.get("digest") != _digest(digest.digest()):
+            raise FileExists(f"{known.info.id} has other bytes")
+        return known.info
+
+    async def _count(self) -> int:
+        return int((await self._connection.state(STREAM_FILE_RECORDS))["messages"])
+
+    def _upload(self, *, is_output: bool) -> "_Upload":
+        """An output is as long as its job's answers are."""
+        limits = self._limits
+        nuid = self._connection.client._nuid.next().decode()
+        mib_max = limits.files_mib if is_output else limits.file_mib_max
+        full_mib = limits.files_mib if is_output else limits.uploads_mib
+        full_bytes = int(full_mib * MEBIBYTE)
+        return _Upload(self._connection, nuid, mib_max * MEBIBYTE, full_bytes)
 
     async def info(self, file_id: str) -> FileInfo:
         """Raises FileUnknown, StoreUnavailable."""
@@ -269,8 +308,11 @@ class Files:
 class _Upload:
     """One file on its way into the store."""
 
-    def __init__(self, connection: Connection, nuid: str, bytes_max: int) -> None:
+    def __init__(self, connection: Connection, nuid: str, bytes_max: int, full_bytes: int) -> None:
+        """`full_bytes`: of all files together, beyond which this one is refused."""
         self._connection, self._nuid, self._bytes_max = connection, nuid, bytes_max
+        self._full_bytes = full_bytes
+        self._checked_bytes = 0
         self._window = Window(connection, messages=CHUNKS_AT_ONCE)
         self._digest = hashlib.sha256()
         self._rest = bytearray()
@@ -283,10 +325,21 @@ class _Upload:
         self._bytes += len(part)
         if self._bytes > self._bytes_max:
             raise TooLarge(f"a file may have {self._bytes_max} bytes (file_mib_max)")
+        if self._bytes - self._checked_bytes >= ROOM_CHECK_BYTES:
+            await self.check_room()
         self._rest += part
         while len(self._rest) >= CHUNK_BYTES:
             await self._send(bytes(self._rest[:CHUNK_BYTES]))
             del self._rest[:CHUNK_BYTES]
+
+    async def check_room(self, more_bytes: int = 0) -> None:
+        """Raise StreamFull if so many more bytes would be too many for the store. An upload is
+        checked again and again, as several at once fill it together; each may then exceed the
+        limit by ROOM_CHECK_BYTES."""
+        self._checked_bytes = self._bytes
+        used_bytes = int((await self._connection.state(STREAM_FILES))["bytes"])
+        if used_bytes + more_bytes > self._full_bytes:
+            raise StreamFull(f"{used_bytes} of {self._full_bytes} bytes are used")
 
     async def finish(self, new: NewFile, described: int = 0, recorded: int = 0) -> FileInfo:
         """Write the record, by which the file is there. Raises as `add` does, and ChangedMeanwhile.
@@ -300,7 +353,7 @@ class _Upload:
         info = FileInfo(
             id=new.id or new_file_id(),
             bytes=self._bytes,
-            created_at=int(time.time()),
+            created_at=int(self._connection.unix_s()),
             filename=new.filename,
             purpose=new.purpose,
             tenant=new.tenant,
@@ -366,9 +419,13 @@ def _object_metadata(info: FileInfo, nuid: str, chunks: int, digest: bytes) -> b
             "size": info.bytes,
             "mtime": "0001-01-01T00:00:00Z",  # readers take the message's time
             "chunks": chunks,
-            "digest": f"SHA-256={base64.urlsafe_b64encode(digest).decode()}",
+            "digest": _digest(digest),
         }
     )
+
+
+def _digest(digest: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(digest).decode()}"
 
 
 def _encode(info: FileInfo, nuid: str, numbers: Sequence[int]) -> bytes:

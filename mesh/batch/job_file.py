@@ -1,6 +1,6 @@
 """The input file of a job: its lines, what is wrong with them, and the order they are done in.
 
-Lines whose answers could not be told apart by their custom_id (no JSON object, no custom_id, one
+Lines whose answers could not be distinguished by their custom_id (no JSON object, no custom_id, one
 that another line has) fail the whole job, as does a file that is empty, is no UTF-8 or has too many
 lines. Any other mistake is the error of its line alone, and the other lines are computed.
 

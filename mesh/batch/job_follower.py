@@ -83,7 +83,7 @@ class JobFollower:
         metrics: JobMetrics,
         clock: Callable[[], float],
     ) -> None:
-        """`clock`: the core's; `tasks.unix_s` shows the time of day."""
+        """`clock`: the core's; `tasks.unix_s` shows the store's time of day."""
         self._store, self._tasks, self._feed = store, tasks, feed
         self._metrics, self._clock = metrics, clock
         self._jobs: dict[str, BatchJob] = {}  # that have not ended
@@ -91,6 +91,7 @@ class JobFollower:
         self._progress: dict[str, _Progress] = {}
         self._left_over: set[str] = set()  # jobs that are over and have results
         self._is_stopping = False
+        self.problem: str | None = None  # why the store can't be used
         self._doing: set[asyncio.Task[None]] = set()
         self._under_way: list[TakenTask] = []
         self._log = LimitedLog(log, clock)
@@ -113,6 +114,7 @@ class JobFollower:
 
     async def run(self) -> None:
         """Follow, count, write and do tasks. Runs until cancelled."""
+        await self._until_usable()
         async with asyncio.TaskGroup() as group:
             for work in (
                 self._watch(),
@@ -250,20 +252,43 @@ class JobFollower:
         """Queue the tasks that jobs wait for and that may have been lost with their sender."""
         while True:
             await asyncio.sleep(REPAIR_S * random.uniform(0.8, 1.2))
+            if not await self._check_store():
+                continue
             for job in list(self._jobs.values()):
                 task = self._missing_task(job)
                 if task is not None and await self._is_there(job.id):
                     await self._add(task, job.id)
 
+    async def _until_usable(self) -> None:
+        """Wait for the streams, and for the store's clock, by which jobs have their deadlines."""
+        while True:
+            if await self._check_store():
+                return
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def _check_store(self) -> bool:
+        """Look for the streams, and read the store's clock, from which this machine's may differ;
+        False where that can't be done."""
+        try:
+            await self._store.check()
+        except StoreError as error:
+            self.problem = str(error)
+            self._log.warning("check", "store", "batch jobs are not done: %s", error)
+            return False
+        if self.problem is not None:
+            log.warning("batch jobs are done again")
+        self.problem = None
+        return True
+
     async def _is_there(self, job: str) -> bool:
-        """Whether it has a record. Who watches is not told that one was deleted."""
+        """Whether it has a record. The watch of the bucket does not report deletions."""
         try:
             await self._store.jobs.get(job)
         except JobUnknown:
             self._gone(job)
             return False
         except StoreError:
-            pass  # the task's own request says so
+            pass  # the request for the task fails too, and is logged
         return True
 
     def _gone(self, job: str) -> None:
@@ -347,8 +372,7 @@ class JobFollower:
         while True:
             await asyncio.sleep(CLEAN_S * random.uniform(0.5, 1.0))
             with self._tolerated("clean"):
-                # A clock of this machine that is ahead must not remove what others still write.
-                now = min(self._tasks.unix_s(), await self._store.server_unix_s())
+                now = self._tasks.unix_s()
                 await self._store.files.delete_expired(now)
                 await self._store.jobs.delete_old(now)
             unknown = [job for job in self._counts if job not in self._jobs]

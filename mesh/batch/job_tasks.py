@@ -1,7 +1,7 @@
 """The two tasks of a whole job: check its input file and queue its lines, and write its outputs.
 
 Both can be repeated: a runner that dies in the middle leaves the task, and the next begins anew.
-Until the job is in progress nobody takes its lines, so they may be queued again; a line has one
+Until the job is in progress no runner takes its lines, so they may be queued again; a line has one
 result, whoever writes it; an output file is stored under a name made from the job's, as a whole;
 and lines and results are removed only after the record names the files. A runner that stood still
 while another one did its task replaces nothing.
@@ -56,7 +56,7 @@ COPY_BYTES = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class JobTasks:
-    """Does tasks with a store. `unix_s`: seconds since 1970.
+    """Does tasks with a store. `unix_s`: seconds since 1970, by the store's clock.
 
     Every method raises StoreError where the store does not work just now: repeat it later.
     """

@@ -12,7 +12,7 @@ from infra.batch_table import BatchTable
 from infra.process import LimitedLog
 from mesh.batch.connection import H_EXPECTED, ChangedMeanwhile, Connection, Stored
 from mesh.batch.pulling import follow
-from mesh.batch.records import JobUnknown, Page, StoreFull, StoreUnavailable, TooLarge
+from mesh.batch.records import JobExists, JobUnknown, Page, StoreFull, StoreUnavailable, TooLarge
 from schemas.batch import (
     BUCKET_JOBS,
     ENDED,
@@ -42,9 +42,9 @@ class Jobs:
         self._limits = limits
 
     async def create(self, job: BatchJob) -> None:
-        """Store a new job. Raises StoreFull (`jobs_max` are open, or the bucket is full), TooLarge,
-        StoreUnavailable. Two routers at once may exceed `jobs_max` by a few."""
-        state = (await self._connection.ask(f"STREAM.INFO.{STREAM_JOBS}"))["state"]
+        """Store a new job. Raises JobExists, StoreFull (`jobs_max` are open, or the bucket is
+        full), TooLarge, StoreUnavailable. Two routers at once may exceed `jobs_max` by a few."""
+        state = await self._connection.state(STREAM_JOBS)
         if state["bytes"] > self._limits.jobs_mib * MEBIBYTE * USED_SHARE_MAX:
             raise StoreFull(
                 "the bucket of jobs is full (jobs_mib): try again when some were removed"
@@ -52,7 +52,10 @@ class Jobs:
         jobs_max = self._limits.jobs_max
         if state["messages"] >= jobs_max and len(await self.unfinished()) >= jobs_max:
             raise StoreFull(f"{jobs_max} jobs have not ended (jobs_max); try again later")
-        await self._write(job, 0)
+        try:
+            await self._write(job, 0)
+        except ChangedMeanwhile as error:
+            raise JobExists(f"there is a job {job.id}") from error
 
     async def get(self, job_id: str) -> BatchJob:
         """Raises JobUnknown, StoreUnavailable."""

@@ -195,11 +195,15 @@ async def follow(
 ) -> AsyncIterator[Stored]:
     """All messages of a stream that match, from the first, and then each as it comes; none twice.
 
-    Goes on by itself, after FOLLOW_RETRY_S, when the bus or the server was away; ends never.
+    Goes on by itself, after FOLLOW_RETRY_S, when the bus or the server was away; ends never. A
+    stream that was deleted and made anew is followed from its first message.
     """
-    seen = 0
+    seen, made_at = 0, ""
     while True:
         try:
+            before, made_at = made_at, (await connection.ask(f"STREAM.INFO.{stream}"))["created"]
+            if before != made_at:
+                seen = 0
             async with _follower(connection, stream, subject, seen, headers_only) as puller:
                 delivered = 0
                 while True:
@@ -245,10 +249,7 @@ async def _follower(
 async def make_consumer(connection: Connection, stream: str, config: Mapping[str, Any]) -> None:
     """Create the consumer, or leave one that is the same. Raises StoreUnavailable."""
     call = f"CONSUMER.CREATE.{stream}.{config['name']}.{config['filter_subject']}"
-    try:
-        await connection.ask(call, {"stream_name": stream, "config": config})
-    except NotThere as error:
-        raise StoreUnavailable(f"{error}: run `mesh infra streams`") from error
+    await connection.ask(call, {"stream_name": stream, "config": config})
 
 
 def nak(delay_s: float) -> bytes:

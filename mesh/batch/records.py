@@ -21,6 +21,13 @@ class StoreUnavailable(StoreError):
     """
 
 
+class StreamsMissing(StoreUnavailable):
+    """The streams were not made, or somebody has deleted some."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: run `mesh infra streams`")
+
+
 class StoreFull(StoreError):
     """Nothing was stored: a limit of `[batch]` in mesh.toml is reached. Nothing else was lost."""
 
@@ -41,6 +48,14 @@ class JobUnknown(StoreError):
     """No such job."""
 
 
+class JobExists(StoreError):
+    """There is a job of this id."""
+
+
+class FileExists(StoreError):
+    """There is another file of this id."""
+
+
 class LinesGone(StoreError):
     """The job's lines were removed, or were never made ready to be taken."""
 
@@ -55,7 +70,8 @@ class NewFile:
     expires_at: int | None = None
     """Seconds since 1970; None for a file that is kept until it is deleted."""
     id: str = ""
-    """Empty: a new one. A file that has this id already is replaced, at once and as a whole."""
+    """Empty: a new one. An output that has this id already is replaced, at once and as a whole; an
+    upload is compared with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +147,14 @@ def new_file_id() -> str:
 
 def new_job_id() -> str:
     return f"batch_{secrets.token_hex(16)}"
+
+
+def repeated_id(prefix: str, tenant: str, key: str) -> str:
+    """The id of what a tenant creates under its idempotency key: the same for each repetition."""
+    made_from = f"{len(tenant)} {tenant} {key}".encode()
+    return (
+        prefix + hashlib.blake2b(made_from, digest_size=16, person=b"idempotency-key").hexdigest()
+    )
 
 
 def derived_file_id(job: str, kind: str) -> str:

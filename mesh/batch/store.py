@@ -11,15 +11,18 @@ when the server is away, did not answer, or has no streams: the call may be repe
 reconnects by itself. `follow` and `watch` wait for the server and go on.
 """
 
+import contextlib
+
 from infra.batch_table import BatchTable
 from infra.bus import BusAddress
+from mesh.batch import streams
 from mesh.batch.connection import Connection
 from mesh.batch.files import Files
 from mesh.batch.jobs import Jobs
 from mesh.batch.kept_forecast import KeptForecast
 from mesh.batch.queues import Lines, Results, Tasks
+from mesh.batch.records import StoreError, StreamsMissing
 from schemas import subjects
-from schemas.batch import STREAM_JOBS
 
 
 class BatchStore:
@@ -46,13 +49,28 @@ class BatchStore:
         """Whether nats-py has given the connection up, which it does where the login is refused."""
         return self._connection.is_closed
 
-    async def server_unix_s(self) -> float:
-        """The time of day by nats-server's clock. Raises StoreUnavailable."""
-        return await self._connection.server_unix_s(STREAM_JOBS)
+    def unix_s(self) -> float:
+        """Seconds since 1970 by nats-server's clock, which is the same for all that share the
+        store. Raises StoreUnavailable before it was read once."""
+        return self._connection.unix_s()
+
+    async def check(self) -> None:
+        """Look for all streams, and read nats-server's clock on the way. Raises StreamsMissing,
+        which names those that are not there, and StoreUnavailable."""
+        missing = []
+        for stream in streams.kept(self.limits):
+            try:
+                await self._connection.state(str(stream.name))
+            except StreamsMissing:
+                missing.append(str(stream.name))
+        if missing:
+            raise StreamsMissing(f"the region's server lacks {', '.join(missing)}")
 
     async def open(self) -> None:
         """Connect. Raises infra.bus.BusUnreachable."""
         await self._connection.open()
+        with contextlib.suppress(StoreError):  # callers check it again and again
+            await self.check()
 
     async def close(self) -> None:
         """Put back what is taken and not given out, and disconnect; raises nothing."""

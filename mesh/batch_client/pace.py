@@ -12,7 +12,7 @@ from mesh.batch_client.job_answers import JobAnswer
 
 PACE_S = 300.0  # a pace is that of the last five minutes: long answers come in waves
 LOOKS_MAX = 64
-STILL_S = 60.0  # a runner takes over the lines of a dead one after as long
+STILL_S = 60.0  # longer than until another runner takes over the lines of a dead one (30 s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Follow a job to its end: look again and again, through losses of the connection.
+"""Follow a job to its end: poll it, through losses of the connection.
 
 The first look has the endpoint's ordinary patience, so that a wrong address is an error at once;
 later ones are repeated for as long as the caller waits, because a job goes on without its watcher.

@@ -13,11 +13,12 @@ import uvloop
 
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
-from infra.credentials_file import credentials_option, read_environment
+from infra.credentials_file import credentials_option
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
 from infra.topology import RegionTable, TopologyError, load
-from mesh.cli.choices import config_option, log_level_option
+from mesh.cli.choices import NATS_OPTIONS, batch_login, config_option, log_level_option
+from mesh.cli.modelled import with_options
 from mesh.cli.unusable import Unusable
 from mesh.core.offline.settings import OfflineSettings
 from mesh.runtime.batch_runner import BatchRunner, RunnerConfig, run
@@ -43,9 +44,7 @@ DRAIN_S = 20.0
     "--name", default="batch-0", show_default=True, help="One of the region's batch_runners."
 )
 @config_option("mesh.toml; the packaged three-region one if absent.")
-@click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]")
-@click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
-@click.option("--nats-password", envvar="NATS_PASSWORD", help="Best in env NATS_PASSWORD.")
+@with_options(NATS_OPTIONS)
 @click.option(
     "--prefix-key",
     envvar="MESH_PREFIX_KEY",
@@ -129,15 +128,7 @@ def _store_address(own: RegionTable, credentials: Path | None, nats_url: str | N
     url = nats_url or f"nats://{own.nats}"
     if credentials is None:
         return BusAddress(url)
-    try:
-        login = read_environment(credentials)
-        return BusAddress(url, login["NATS_USER"], login["NATS_PASSWORD"])
-    except (OSError, ValueError) as error:
-        raise Unusable(f"--batch-credentials: {credentials}: {error}") from error
-    except KeyError as error:
-        missing = error.args[0]
-        text = f"--batch-credentials: {credentials}: no {missing}; give batch.env"
-        raise Unusable(text) from error
+    return batch_login(url, credentials)
 
 
 def _page(text: str) -> Address:

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import click
 
+from infra.bus import BusAddress
+from infra.credentials_file import read_environment
 from infra.topology import DEFAULT_FILE
 from infra.workers import WORKERS_MAX
 from mesh.cli.modelled import Decorator, checked_option
+from mesh.cli.unusable import Unusable
 from mesh.core.policies import POLICIES, find_maker
 from schemas.settings import RoutingTable
 
@@ -31,6 +34,25 @@ ROUTING_OPTIONS = (
     checked_option(RoutingTable, "pushing"),
     checked_option(RoutingTable, "hold_order"),
 )
+
+NATS_OPTIONS = (
+    click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]"),
+    click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]"),
+    click.option("--nats-password", envvar="NATS_PASSWORD", help="Best in env NATS_PASSWORD."),
+)
+
+
+def batch_login(url: str, credentials: Path) -> BusAddress:
+    """The store of files and batch jobs, with the login in `--batch-credentials`. Raises
+    Unusable."""
+    try:
+        login = read_environment(credentials)
+        return BusAddress(url, login["NATS_USER"], login["NATS_PASSWORD"])
+    except (OSError, ValueError) as error:
+        raise Unusable(f"--batch-credentials: {credentials}: {error}") from error
+    except KeyError as error:
+        text = f"--batch-credentials: {credentials}: no {error.args[0]}; give batch.env"
+        raise Unusable(text) from error
 
 
 def config_option(help: str) -> Decorator:

@@ -18,14 +18,20 @@ from pydantic import ValidationError
 from infra import tracing
 from infra.address import Address, parse_address
 from infra.bus import BusAddress, BusUnreachable
-from infra.credentials_file import credentials_option, read_environment
+from infra.credentials_file import credentials_option
 from infra.process import collect_seldom, end_all, raise_limit
 from infra.service_manager import ServiceManager, StatusReporter
 from infra.topology import DEFAULT_FILE, RegionTable, Topology, TopologyError, load
 from infra.workers import crowd_problems, page_problems, worker_names, worker_page
 from mesh.adapters.http_server import connections_max
 from mesh.adapters.recorder import BYTES_MAX, RecordingRefused, RecordTo
-from mesh.cli.choices import ROUTING_OPTIONS, log_level_option, workers_option
+from mesh.cli.choices import (
+    NATS_OPTIONS,
+    ROUTING_OPTIONS,
+    batch_login,
+    log_level_option,
+    workers_option,
+)
 from mesh.cli.modelled import checked_option, with_options
 from mesh.core.model.settings import RouterSettings
 from mesh.runtime.config import BatchAccess, RouterConfig, region_entries, router_settings
@@ -73,9 +79,7 @@ NO_PREFIX_KEY = (
     help="HOST:PORT of one more endpoint for /metrics, /health, /ready and /v1/regions; worker n's "
     "is on port + n. Needed with several workers.",
 )
-@click.option("--nats-url", envvar="NATS_URL", help="The region's nats-server.  [env NATS_URL]")
-@click.option("--nats-user", envvar="NATS_USER", help="[env NATS_USER]")
-@click.option("--nats-password", envvar="NATS_PASSWORD", help="Best in env NATS_PASSWORD.")
+@with_options(NATS_OPTIONS)
 @click.option(
     "--prefix-key",
     envvar="MESH_PREFIX_KEY",
@@ -326,14 +330,7 @@ def _batch_access(
     if credentials is None:
         log.warning("without --batch-credentials, /v1/files and /v1/batches are not served")
         return None
-    try:
-        login = read_environment(credentials)
-        user, password = login["NATS_USER"], login["NATS_PASSWORD"]
-    except (OSError, ValueError) as error:
-        _refuse(f"--batch-credentials: {credentials}: {error}")
-    except KeyError as error:
-        _refuse(f"--batch-credentials: {credentials}: no {error.args[0]}; give batch.env")
-    address = BusAddress(nats_url or f"nats://{own.nats}", user, password)
+    address = batch_login(nats_url or f"nats://{own.nats}", credentials)
     return BatchAccess(address, topology.batch)
 
 

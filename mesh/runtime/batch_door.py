@@ -14,6 +14,7 @@ from mesh.adapters.batch_api import BatchApi
 from mesh.adapters.batch_requests import AWAY, BatchDoor
 from mesh.adapters.metrics import BatchMetrics
 from mesh.adapters.read_request import RequestRefused
+from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
 from mesh.runtime.config import BatchAccess, RouterConfig
 from mesh.runtime.request_manager import RequestManager
@@ -43,11 +44,21 @@ class BatchStoreDoor(BatchDoor):
         self._log = LimitedLog(log)
 
     async def keep_open(self) -> None:
-        """Have a connection, always."""
+        """Have a connection, always, and log what is wrong with the store."""
         while True:
             if self._store is None or self._store.is_closed:
                 await self._open()
+            if self._store is not None and self._store.is_connected:
+                await self._check(self._store)
             await asyncio.sleep(AGAIN_S)
+
+    async def _check(self, store: BatchStore) -> None:
+        """Look for the streams, which somebody may have deleted, or made by now; and read the
+        store's clock."""
+        try:
+            await store.check()
+        except StoreError as error:
+            self._log.warning("batch", "store", "files and batches are refused: %s", error)
 
     async def close(self) -> None:
         await self.api.close()

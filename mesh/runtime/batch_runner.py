@@ -27,10 +27,11 @@ from mesh.adapters.kept_prefixes import KeptPrefixes
 from mesh.adapters.process_page import ProcessPage
 from mesh.adapters.read_request import BodyBudget
 from mesh.adapters.runner_metrics import RunnerMetrics
+from mesh.batch.held_lines import HeldLines
 from mesh.batch.job_follower import JobFollower
 from mesh.batch.job_tasks import JobTasks
-from mesh.batch.line_desk import LineDesk
 from mesh.batch.output_line import Tokens
+from mesh.batch.queues import ACK_WAIT_S
 from mesh.batch.records import StoreError
 from mesh.batch.store import BatchStore
 from mesh.core.model import effects as fx
@@ -40,12 +41,12 @@ from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastInvalid, read_forecast, write_forecast
-from mesh.core.offline.line_size import REPORTED_TOKENS_MAX
+from mesh.core.offline.jobs import REPORTED_TOKENS_MAX
 from mesh.core.offline.settings import OfflineSettings
-from mesh.core.view.bus_status import STOOD_STILL_S
 from mesh.runtime.control_plane import ReplyGuard, read_lease
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_messages import RequestMessages
+from mesh.runtime.ticks import keep_ticking
 from mesh.session.record import Observer, OpenRequest
 from mesh.session.session import Session
 from schemas import exchange, state, subjects, wire
@@ -55,8 +56,6 @@ from schemas.ids import RegionId, RouterId
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
-CATCH_UP_S = 0.2
 DRAIN_POLL_S = 0.02
 PUT_BACK_S = 5.0  # for lines on their way to the store, after the drain limit
 INBOX_SECRET_BYTES = 12
@@ -88,7 +87,7 @@ class _Served(Observer):
     def served(self, record: OpenRequest, end: exchange.End) -> None:
         runner = self._runner
         runner.metrics.served(record, end)
-        held = runner.desk.line_of(record)
+        held = runner.lines.line_of(record)
         if held is None or end.prompt_tokens < 0:
             return
         runner.prompts.learn(held.line.model, held.size, end.prompt_tokens)
@@ -181,9 +180,9 @@ class BatchRunner:
             give_back=self._bodies.give_back,
         )
         feed, metrics, store = self.session.feed, self.metrics, self.store
-        self.jobs = JobFollower(store, JobTasks(store, time.time), feed, metrics, clock)
+        self.jobs = JobFollower(store, JobTasks(store, store.unix_s), feed, metrics, clock)
         job_of = self.jobs.in_progress
-        self.desk = LineDesk(store, self.session, self.prompts, keys, job_of, metrics, clock)
+        self.lines = HeldLines(store, self.session, self.prompts, keys, job_of, metrics, clock)
         self._name = NameClaim(home, name, config.epoch, self._bus)
         self._messages = self._receiver()
         self._page = ProcessPage(metrics.registry, self.not_ready_because)
@@ -225,11 +224,11 @@ class BatchRunner:
 
     def lines_held(self) -> int:
         """Lines that this runner has."""
-        return len(self.desk)
+        return len(self.lines)
 
     def lines_tried(self) -> int:
         """Those of them that a replica has, or is about to get."""
-        return self.desk.tried
+        return self.lines.tried
 
     @property
     def page_port(self) -> int:
@@ -242,14 +241,14 @@ class BatchRunner:
             return "this batch runner is shutting down"
         if not self._bus.is_connected or not self.store.is_connected:
             return "the bus can't be reached"
-        return None
+        return self.jobs.problem
 
     def status(self) -> str:
         """What it does, in one line for people."""
         problem = self.not_ready_because()
         return (
             f"{'' if problem is None else problem + '; '}{len(list(self.jobs))} jobs, "
-            f"{len(self.desk)} lines here, {self.desk.tried} of them at replicas"
+            f"{len(self.lines)} lines here, {self.lines.tried} of them at replicas"
         )
 
     # From start to end.
@@ -278,7 +277,7 @@ class BatchRunner:
             self._ticks(),
             self._keep_alive(),
             self._bus.watch_streams(self._messages.read_heartbeat, lambda name, differs: None),
-            self.desk.keep(),
+            self.lines.keep(),
             self.jobs.run(),
         ):
             self._tasks.append(asyncio.create_task(work))
@@ -297,7 +296,11 @@ class BatchRunner:
         if not await self._idle_within(self._config.settings.drain_s_max):
             self.session.feed(ev.DrainOver())
             if not await self._idle_within(PUT_BACK_S):
-                log.warning("%d lines stay taken for a minute", len(self.desk))
+                log.warning(
+                    "%d lines were not put back; other runners get them in %g s",
+                    len(self.lines),
+                    ACK_WAIT_S,
+                )
 
     async def _idle_within(self, limit_s: float) -> bool:
         try:
@@ -309,12 +312,12 @@ class BatchRunner:
         return True
 
     def _is_idle(self) -> bool:
-        return self.core.is_idle and self.desk.is_idle
+        return self.core.is_idle and self.lines.is_idle
 
     async def close(self) -> None:
         await self._page.close()
         await self.jobs.stop()
-        await self.desk.close()
+        await self.lines.close()
         await end_all([*self._tasks, *self._saving])
         await self.store.close()
         await self._bus.close()
@@ -339,7 +342,7 @@ class BatchRunner:
             forward(effect)
 
         return {
-            **self.desk.performers,
+            **self.lines.performers,
             **self.jobs.performers,
             fx.Dispatch: dispatched,
             fx.Forward: forwarded,
@@ -348,7 +351,7 @@ class BatchRunner:
         }
 
     def _handed_out(self, key: int, region: RegionId) -> None:
-        self.metrics.handed_out(region, offline=self.desk.is_offline(key))
+        self.metrics.handed_out(region, offline=self.lines.is_offline(key))
 
     def _save_forecast(self, effect: ofx.SaveForecast) -> None:
         task = asyncio.create_task(self._save(write_forecast(effect.state)))
@@ -397,15 +400,7 @@ class BatchRunner:
     # The clock.
 
     async def _ticks(self) -> None:
-        while True:
-            due = self._clock() + TICK_S
-            await asyncio.sleep(TICK_S)
-            late_s = self._clock() - due
-            self.metrics.loop_late.observe(late_s)
-            if late_s > STOOD_STILL_S - TICK_S:
-                # This process stood still: receive what came meanwhile before declaring losses.
-                await asyncio.sleep(CATCH_UP_S)
-            self.session.tick()
+        await keep_ticking(self.session.tick, self.metrics.loop_late.observe)
 
     async def _keep_alive(self) -> None:
         """Agents cancel the work of a runner that is silent, or that has another epoch."""

@@ -29,7 +29,7 @@ from mesh.adapters.read_request import BodyBudget, salt_of
 from mesh.adapters.spans import IngressSpan
 from mesh.core.model import events as ev
 from mesh.core.model.prompt import Prompt, PromptInvalid, PromptText, prompt_text
-from mesh.core.offline.line_size import answer_tokens_max
+from mesh.core.offline.events import answer_tokens_max
 from mesh.runtime.control_plane import ReplyGuard
 from mesh.session.headers import (
     IngressInvalid,

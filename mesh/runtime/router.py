@@ -24,12 +24,12 @@ from mesh.adapters.recorder import Recorder
 from mesh.core.model import events as ev
 from mesh.core.recording import RecordingHeader
 from mesh.core.router import RouterCore
-from mesh.core.view.bus_status import STOOD_STILL_S
 from mesh.runtime.batch_door import BatchStoreDoor
 from mesh.runtime.config import RouterConfig
 from mesh.runtime.control_plane import Pings, ReplyGuard
 from mesh.runtime.name_claim import NameClaim, NameTaken
 from mesh.runtime.request_manager import RequestManager
+from mesh.runtime.ticks import keep_ticking
 from schemas import http
 from schemas.exchange import ALIVE_S
 from schemas.replies import PING_PREFIX
@@ -37,8 +37,6 @@ from schemas.state import ReplicaState
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
-CATCH_UP_S = 0.2
 DRAIN_POLL_S = 0.02
 ERRORS_SENT_S = 0.5  # for errors to reach clients whose answers are cut off
 CUT_S = 0.25  # for the HTTP server to end a handler, and again for its connection
@@ -361,15 +359,7 @@ class Router:
     # The clock.
 
     async def _ticks(self) -> None:
-        while True:
-            due = self._clock() + TICK_S
-            await asyncio.sleep(TICK_S)
-            late_s = self._clock() - due
-            self._metrics.loop_late.observe(late_s)
-            if late_s > STOOD_STILL_S - TICK_S:
-                # This process stood still: receive what came meanwhile before declaring losses.
-                await asyncio.sleep(CATCH_UP_S)
-            self.requests.session.tick()
+        await keep_ticking(self.requests.session.tick, self._metrics.loop_late.observe)
 
     async def _keep_alive(self) -> None:
         while True:

@@ -12,7 +12,6 @@ from typing import Any
 
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
-from mesh.core.offline.events import OfflineEvent
 from mesh.session.answer import AnswerReceiver, Held
 from mesh.session.bus_receiver import BusReceiver
 from mesh.session.headers import ingress_headers, passed_on_headers, work_headers
@@ -64,7 +63,7 @@ class Session:
         self._forwarded: dict[int, OpenRequest] = {}  # peers', until they are placed or refused
         self._streams: dict[str, OpenRequest] = {}  # by the inbox of the attempt under way
         self._inboxes = subjects.inbox(region, router, parcelled(""))  # what they begin with
-        self._events: deque[OfflineEvent] = deque()
+        self._events: deque[object] = deque()
         self._is_feeding = False
         self.answers = BusReceiver(
             region,
@@ -110,7 +109,7 @@ class Session:
         answers = (record.answer for record in self._records.values())
         return sum(answer.buffered_bytes for answer in answers if answer is not None)
 
-    def feed(self, event: OfflineEvent) -> None:
+    def feed(self, event: object) -> None:
         """Let the core decide about one event, and perform its effects."""
         if self._is_feeding:
             self._events.append(event)

@@ -13,7 +13,6 @@ from mesh.core.model.prompt import BLOCK_BYTES
 from mesh.core.model.request import Request
 from mesh.core.router import RouterCore
 from mesh.replay.tally import RequestOutcome
-from mesh.session.headers import read_forwarded
 from mesh.session.record import OpenRequest
 from mesh.session.session import STATUS_OK, Session
 from mesh.sim.network import BUS_S
@@ -181,26 +180,6 @@ class SimRouter(SessionHost):
         self._http(sent, self._world.clients.answered, sent, end)
 
     # Messages of the bus.
-
-    def receive_ingress(
-        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: SessionHost
-    ) -> None:
-        """A peer's request, to be placed, held or refused."""
-        if self.core is None:
-            self._network.send(self.site, receiver.site, receiver.no_responders, inbox)
-            return
-        request = read_forwarded(
-            headers,
-            lambda model, path: sent.prompt,
-            key=next(self._keys),
-            home=self.site,
-            label=None,
-            inbox=inbox,
-            now=self._queue.now,
-            wants_receipt=False,
-        )
-        record = TwinRequest(request=request, received=headers, sent=sent, receiver=receiver)
-        self._session.admit_forwarded(record)
 
     def receive_digest(self, digest: Digest) -> None:
         self.feed(ev.DigestSeen(digest))

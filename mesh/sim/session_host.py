@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mesh.core.gossip.remote_prefixes import Origin
 from mesh.core.model.request import Request
 from mesh.session.answer import EVENT_STREAM, WORKING, Held, Message
+from mesh.session.headers import read_forwarded
 from mesh.session.record import OpenRequest, PrefixStore
 from mesh.session.session import Session
 from mesh.sim.workload import SentRequest
@@ -72,14 +73,8 @@ class SessionHost(ABC):
         """One of the peer region's hosts that take such requests, as a queue group would choose."""
 
     @abstractmethod
-    def receive_ingress(
-        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: "SessionHost"
-    ) -> None:
-        """A request of a peer's host."""
-
-    @abstractmethod
     def receive_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Of a replica whose heartbeats this host hears."""
+        """Of a replica whose heartbeats this host receives."""
 
     @property
     def origin(self) -> Origin:
@@ -107,6 +102,31 @@ class SessionHost(ABC):
             self._session.tick()
 
     # Messages of the bus.
+
+    def receive_ingress(
+        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: "SessionHost"
+    ) -> None:
+        """A peer's request, to be placed, held or refused."""
+        if not self.is_up:
+            self._network.send(self.site, receiver.site, receiver.no_responders, inbox)
+            return
+        request = read_forwarded(
+            headers,
+            lambda model, path: sent.prompt,
+            key=next(self._keys),
+            home=self.site,
+            label=None,
+            inbox=inbox,
+            now=self._queue.now,
+            wants_receipt=False,
+        )
+        request = self._received(request, sent)
+        record = TwinRequest(request=request, received=headers, sent=sent, receiver=receiver)
+        self._session.admit_forwarded(record)
+
+    def _received(self, request: Request, sent: SentRequest) -> Request:
+        """A peer's request as this host reads it."""
+        return request
 
     def no_responders(self, inbox: str) -> None:
         """The bus itself: nothing subscribes to the subject to which a request was published."""

@@ -223,7 +223,8 @@ MISTAKES = {
     "a store smaller than one file": (
         "[mesh]",
         "[batch]\nfiles_mib = 100\n[mesh]",
-        "batch: files_mib (100) must be at least file_mib_max (512)",
+        "batch: files_mib (100) must be at least 640 for files of file_mib_max (512), as 20% of it "
+        "is for outputs of jobs",
     ),
     "a store too small for anything": (
         "[mesh]",

@@ -49,15 +49,14 @@ async def submit(
     new = NewFile(filename="in.jsonl", purpose=Purpose.BATCH)
     info = await store.files.put(new, once(data))
     now = int(time.time())
+    times = {"created_at": now, "expires_at": now + window_s}
     job = BatchJob(
         id=new_job_id(),
         endpoint=CHAT,
         input_file_id=info.id,
         completion_window="1h",
         status=JobStatus.VALIDATING,
-        created_at=now,
-        expires_at=now + window_s,
-        **fields,
+        **{**times, **fields},
     )
     await store.jobs.create(job)
     if check:

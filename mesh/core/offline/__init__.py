@@ -23,7 +23,7 @@ region's replicas, `LeaseHeard` of this region's lease, `BusLost` and `BusReturn
 5. A peer's request (`RequestArrived` with `answer_inbox`) has `offline` and `answer_tokens` set. It
    ends here with `Dispatch` or `RefusePeer`; `TellLost` may follow.
 6. `AttemptFailed.preempted` is set where the agent's END says PREEMPTED.
-7. `OfflineStateSeen` for whatever the runner hears of `offline_state`, its own region's included.
+7. `OfflineStateSeen` for each message on `offline_state`, of its own region too.
 8. `SaveForecast` keeps a forecast; at the start, `ForecastRestored` brings it back. A file that
    can't be read is no reason not to start.
 9. `Drain` when the process is asked to end: what waits is released at once, what runs may end.
@@ -32,19 +32,18 @@ region's replicas, `LeaseHeard` of this region's lease, `BusLost` and `BusReturn
 The modules:
 
     events, effects, settings
-    lines         the states of a line, with one writer; the window's bounds
-    queues        whose turn it is: deadlines, fairness
-    stretches     which of a job's lines a place gets, by prefix
-    jobs          the jobs in progress, and what to fetch
-    rooms         what the region's replicas would take now
-    regions       the peers: how far they are believed, prices, residency
-    dealing       lines to replicas, to peers, and as ordinary work
-    attempts      an attempt's course and its ends
-    guests        peers' lines
-    forecast      load by time of day
-    capacity      speeds, measured and expected
-    pace          when a job will end, and when its lines rise to ordinary work
-    report        what is published every second
-    backoff, prefix_memory, unserved, line_size
+    lines           the states of a line, with one writer; the window's bounds
+    queues          whose turn it is: deadlines, fairness
+    prefixes        which of a job's lines a place gets, by prefix; which replica has which prefix
+    jobs            the jobs in progress, what to fetch, models that no replica serves
+    room            tokens that the region's replicas would take now; pauses after refusals
+    regions         the peers: how far they are believed, prices, residency
+    line_placement  lines to replicas, to peers, and with online priority
+    attempts        an attempt's course and its ends
+    peer_lines      lines that peers send here
+    forecast        load by time of day
+    capacity        speeds, measured and expected
+    pace            when a job will end, and when its lines are raised to online priority
+    report          what is published every second
     core
 """

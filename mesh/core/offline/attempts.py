@@ -1,8 +1,9 @@
 """Attempts of lines: begun, and over by an answer, a refusal, a failure, a loss, or silence.
 
 A line that an attempt leaves unanswered waits again at its old place. Failures are counted, and
-after `failures_max` of them the line's result is an error; refusals and preemptions are not, but
-the place that refused rests. What was under way when the bus was away is not blamed on the line.
+after `failures_max` of them the line's result is an error. Refusals and preemptions are not
+counted, but the place that refused gets nothing for a while. An attempt that was under way when
+the connection to the bus was lost is not counted as the line's failure.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.request import Request, Served
-from mesh.core.offline.backoff import Backoff
 from mesh.core.offline.effects import (
     CloseLine,
     OfflineEffect,
@@ -24,8 +24,9 @@ from mesh.core.offline.forecast import Forecast
 from mesh.core.offline.jobs import Jobs, served_tokens
 from mesh.core.offline.lines import Attempt, LineRecord, LineState, Window
 from mesh.core.offline.pace import Pace
-from mesh.core.offline.prefix_memory import PrefixMemory
+from mesh.core.offline.prefixes import PrefixMemory
 from mesh.core.offline.regions import Regions
+from mesh.core.offline.room import Backoff
 from mesh.core.offline.settings import OfflineSettings
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import SILENCE_S_MAX, Priority, Refusal
@@ -34,8 +35,8 @@ from schemas.ids import RegionId, ReplicaId
 
 PEER_REPLY_S_MAX = 5.0  # for a peer to place or refuse a line
 STATUS_TRY_AGAIN = 429
-# Of a replica that refused or failed. Another runner of the region may have taken its room.
-REST_S, REST_S_MAX = 0.1, 5.0
+# Of a replica that refused or failed: another runner of the region may have taken its room.
+BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
 @dataclass(slots=True)
@@ -44,15 +45,15 @@ class OfflineCounts:
 
     given: int = 0  # attempts at replicas of this region
     forwarded: int = 0  # attempts through peers
-    risen: int = 0  # of both, as ordinary work
+    raised: int = 0  # of both, with online priority
     answered: int = 0
     refused: int = 0
     preempted: int = 0
     failed: int = 0
     errors: int = 0  # lines whose result is an error of ours
     released: int = 0
-    guests: int = 0  # peers' lines placed here
-    guests_refused: int = 0
+    peer_lines: int = 0  # peers' lines placed here
+    peer_lines_refused: int = 0
     tokens: int = 0  # prompts and answers of lines answered
 
 
@@ -74,7 +75,7 @@ class Attempts:
         effects: list[OfflineEffect],
     ) -> None:
         self.counts = OfflineCounts()
-        self.backoff = Backoff(REST_S, REST_S_MAX)  # of this region's replicas
+        self.backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)  # of this region's replicas
         self.term: int | None = None  # of the lease by which this region owns its replicas
         self._region = region
         self._settings = settings
@@ -98,15 +99,15 @@ class Attempts:
     # Begun.
 
     def give(
-        self, record: LineRecord, replica: ReplicaId, now: float, risen: Priority | None = None
+        self, record: LineRecord, replica: ReplicaId, now: float, raised: Priority | None = None
     ) -> None:
-        """Hand the line to a replica of this region; `risen`: as ordinary work of that priority."""
+        """Give the line to a replica of this region; `raised`: with this online priority."""
         line = record.line
         held = self._memory.held_blocks(replica, line.prompt.hashes)
         prefill_tokens = line.prompt.uncached_tokens(held)
         handoff = self._replicas.hand_off(replica, line.tokens, prefill_tokens, now)
         self._memory.given(replica, line.prompt.hashes)
-        attempt = Attempt(now, replica, None, handoff, held, risen is None, risen or Priority.LOW)
+        attempt = Attempt(now, replica, None, handoff, held, raised is None, raised or Priority.LOW)
         self._begin(record, attempt, now)
         self.counts.given += 1
         self._last_frame_at[line.key] = now
@@ -124,11 +125,11 @@ class Attempts:
         )
 
     def forward(
-        self, record: LineRecord, peer: RegionId, now: float, risen: Priority | None = None
+        self, record: LineRecord, peer: RegionId, now: float, raised: Priority | None = None
     ) -> None:
         """Ask a peer to place the line."""
         self._regions.sent(peer, record.line.tokens, now)
-        attempt = Attempt(now, None, peer, None, 0, risen is None, risen or Priority.LOW)
+        attempt = Attempt(now, None, peer, None, 0, raised is None, raised or Priority.LOW)
         self._begin(record, attempt, now)
         self.counts.forwarded += 1
         self._asked_at[record.line.key] = now
@@ -137,7 +138,7 @@ class Attempts:
     def _begin(self, record: LineRecord, attempt: Attempt, now: float) -> None:
         self._window.attempt(record, attempt)
         self._began_at[record.line.key] = now
-        self.counts.risen += not attempt.offline
+        self.counts.raised += not attempt.offline
         self._effects.append(OpenLine(self._request(record, attempt, now)))
 
     def _request(self, record: LineRecord, attempt: Attempt, now: float) -> Request:
@@ -164,7 +165,7 @@ class Attempts:
     def progressed(self, event: ev.AttemptProgressed, now: float) -> None:
         record = self._window.current(event.key, event.attempt)
         if record is not None and record.attempt is not None:
-            self._heard(event.key, now)
+            self._frame_came(event.key, now)
             if record.attempt.replica is not None:  # it has taken the line
                 self.backoff.answered(record.attempt.replica)
 
@@ -172,9 +173,9 @@ class Attempts:
         record = self._window.current(event.key, event.attempt)
         if record is not None and record.attempt is not None and record.attempt.peer is not None:
             self._window.placed_by_peer(record, event.replica)
-            self._heard(event.key, now)
+            self._frame_came(event.key, now)
 
-    def _heard(self, key: int, now: float) -> None:
+    def _frame_came(self, key: int, now: float) -> None:
         self._asked_at.pop(key, None)
         self._last_frame_at.pop(key, None)
         self._last_frame_at[key] = now
@@ -208,7 +209,7 @@ class Attempts:
             if line.model in self._pace.saturated:
                 speeds.home.add(tokens)
         elif line.model in self._window.waiting_lines:
-            (speeds.peers if attempt.offline else speeds.ordinary).add(tokens)
+            (speeds.peers if attempt.offline else speeds.raised).add(tokens)
         return tokens
 
     def refused(self, event: ev.AttemptRefused, now: float) -> None:
@@ -221,7 +222,7 @@ class Attempts:
             return
         self.counts.refused += 1
         if attempt.peer is not None:
-            self._regions.disappointed(attempt.peer, now)
+            self._regions.penalize(attempt.peer, now)
             self._window.avoid(record, now)  # it may be too long for any single replica there
         elif attempt.replica is not None:
             self._replicas.refused(attempt.replica, now)
@@ -237,11 +238,11 @@ class Attempts:
             if record.attempt.replica is not None:
                 self._replicas.refused(record.attempt.replica, now)  # until its next heartbeat
             else:
-                self._blame_place(record.attempt, now)
+                self._penalize_place(record.attempt, now)
             self._put_back(record, computed=True)
         elif event.status == STATUS_TRY_AGAIN:
             self.counts.refused += 1
-            self._blame_place(record.attempt, now)
+            self._penalize_place(record.attempt, now)
             self._put_back(record)
         else:
             self._fail(record, event.detail, event.status, now)
@@ -263,7 +264,7 @@ class Attempts:
         self.counts.failed += 1
         self._window.failed(record, status, now, avoid=not same_again)
         if not same_again:
-            self._blame_place(record.attempt, now)
+            self._penalize_place(record.attempt, now)
         if record.is_worth_another(self._settings.failures_max):
             self._put_back(record)
         elif status is not None:
@@ -271,17 +272,17 @@ class Attempts:
         else:
             self.settle_error(record, Fault.ENGINE_FAILED.value.code, detail)
 
-    def _blame_place(self, attempt: Attempt, now: float) -> None:
+    def _penalize_place(self, attempt: Attempt, now: float) -> None:
         if attempt.peer is not None:
-            self._regions.disappointed(attempt.peer, now)
+            self._regions.penalize(attempt.peer, now)
         elif attempt.replica is not None:
             self.backoff.penalize(attempt.replica, now)
 
     # Time and losses.
 
     def expire(self, now: float) -> None:
-        """Give up attempts of which nothing has been heard for too long, and those that have not
-        ended by their deadline: a peer may say for ever that it works."""
+        """Give up attempts of which no frame has come for too long, and those past their deadline:
+        a peer's claims that it works are not believed for ever."""
         bus = self._replicas.bus
         for since, most_s in (
             (self._asked_at, PEER_REPLY_S_MAX),
@@ -289,8 +290,8 @@ class Attempts:
             (self._began_at, self._settings.attempt_s_max + SILENCE_S_MAX),
         ):
             while since:
-                key, heard_at = next(iter(since.items()))
-                if bus.silent_s(heard_at, now) <= most_s:
+                key, since_at = next(iter(since.items()))
+                if bus.silent_s(since_at, now) <= most_s:
                     break
                 self._silent(key, now)
 
@@ -301,7 +302,7 @@ class Attempts:
         if record.attempt.began_at < self._replicas.bus.returned_at:
             self._put_back(record)
         elif record.attempt.peer is not None and key in self._asked_at:
-            self._regions.disappointed(record.attempt.peer, now)
+            self._regions.penalize(record.attempt.peer, now)
             self._put_back(record)
         else:
             self._fail(record, "its answer has not come in time", None, now)

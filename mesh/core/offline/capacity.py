@@ -1,8 +1,8 @@
 """How fast offline work is done: measured, and expected in the hours to come.
 
-Speed is measured while lines wait and no replica has room for more: else it says nothing about what
-could have been computed. The hour under way goes on as measured. For later hours home counts by its
-forecast, and peers by the slack that they promise: `is_trusting` says whether promises count.
+Speed is measured while lines wait and no replica has room for more: at other times more could have
+been computed than was. The hour under way goes on as measured. For later hours home counts by its
+forecast, and peers by the slack that they claim: `is_trusting` says whether claims count.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Speeds:
 
     home: Throughput
     peers: Throughput
-    ordinary: Throughput  # of lines that had risen
+    raised: Throughput  # of lines that were raised to online priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.model.settings import RouterSettings
 from mesh.core.offline.attempts import Attempts, OfflineCounts
-from mesh.core.offline.dealing import Dealing
 from mesh.core.offline.effects import JobPaced, OfflineEffect, ReleaseLine, SaveForecast
 from mesh.core.offline.events import (
     ForecastRestored,
@@ -22,17 +21,17 @@ from mesh.core.offline.events import (
     OfflineStateSeen,
 )
 from mesh.core.offline.forecast import Forecast
-from mesh.core.offline.guests import Guests
-from mesh.core.offline.jobs import JobRecord, Jobs
+from mesh.core.offline.jobs import JobRecord, Jobs, UnservedModels
+from mesh.core.offline.line_placement import LinePlacement
 from mesh.core.offline.lines import Window
 from mesh.core.offline.pace import Pace, margin
-from mesh.core.offline.prefix_memory import PrefixMemory
+from mesh.core.offline.peer_lines import PeerLines
+from mesh.core.offline.prefixes import PrefixMemory
 from mesh.core.offline.queues import Queues
 from mesh.core.offline.regions import Regions
 from mesh.core.offline.report import OfflineReport
-from mesh.core.offline.rooms import Rooms
+from mesh.core.offline.room import OfflineRoom
 from mesh.core.offline.settings import OfflineSettings
-from mesh.core.offline.unserved import UnservedModels
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.http import Fault
@@ -43,8 +42,8 @@ FETCH_S = 0.25  # between two looks at what to fetch
 SECOND_S = 1.0
 SAVE_S = 300.0  # between two copies of the forecast
 WAIT_MARGINS = 2.0  # before its deadline a job that waits for lower prices should be done
-TOLD_S = 1.0  # between two estimates of a job's end
-TOLD_SHARE = 0.01  # of the time left: a smaller change is not told
+REPORT_S = 1.0  # between two reports of a job's estimated end
+CHANGE_SHARE = 0.01  # of the time left: a smaller change is not reported
 EXPIRED = "batch_expired", "The completion window was over before the line was answered."
 DRAINED = "the runner ends"
 
@@ -82,24 +81,24 @@ class OfflineCore:
         self._drain_until: float | None = None
         self._fetched_at = self._second_at = -inf
         self._saved_at: float | None = None
-        self._construct_hands(router_settings.heartbeat_late_s)
+        self._construct_placement(router_settings.heartbeat_late_s)
         self._report = OfflineReport(
             region=region,
             runner=runner,
             epoch=epoch,
             settings=settings,
             replicas=self.replicas,
-            rooms=self._rooms,
+            room=self._room,
             window=self.window,
             jobs=self.jobs,
             pace=self._pace,
             forecast=self.forecast,
-            guests=self._guests,
+            peer_lines=self._peer_lines,
         )
         self._handlers = self._event_handlers()
 
-    def _construct_hands(self, late_s: float) -> None:
-        """What hands lines out; `late_s`: a replica whose last heartbeat is older gets none."""
+    def _construct_placement(self, late_s: float) -> None:
+        """What places lines; `late_s`: a replica whose last heartbeat is older gets none."""
         settings, memory = self._settings, PrefixMemory()
         self._attempts = Attempts(
             region=self.region,
@@ -113,24 +112,24 @@ class OfflineCore:
             memory=memory,
             effects=self._effects,
         )
-        self._rooms = Rooms(
+        self._room = OfflineRoom(
             self.region, self.replicas, self._attempts.backoff, self._residency, late_s
         )
-        self._guests = Guests(
+        self._peer_lines = PeerLines(
             takes_peers=settings.takes_peers,
             replicas=self.replicas,
-            rooms=self._rooms,
+            room=self._room,
             residency=self._residency,
             memory=PrefixMemory(),
             attempts=self._attempts,
             effects=self._effects,
         )
-        self._dealing = Dealing(
+        self._placement = LinePlacement(
             price=settings.price,
             window=self.window,
             queues=self._queues,
             replicas=self.replicas,
-            rooms=self._rooms,
+            room=self._room,
             regions=self.regions,
             pace=self._pace,
             forecast=self.forecast,
@@ -146,9 +145,9 @@ class OfflineCore:
             LineStored: lambda event, _: self.window.stored(event.key),
             OfflineStateSeen: lambda event, now: self.regions.see(event.state, now),
             ForecastRestored: lambda event, now: self.forecast.restore(event.state, now),
-            ev.RequestArrived: self._on_guest,
+            ev.RequestArrived: self._on_peer_line,
             ev.HeartbeatSeen: self._on_heartbeat,
-            ev.LeaseHeard: lambda event, now: self._rooms.leased(event.lease, now),
+            ev.LeaseHeard: lambda event, now: self._room.see_lease(event.lease, now),
             ev.PlacedByPeer: attempts.placed_by_peer,
             ev.AttemptProgressed: attempts.progressed,
             ev.AttemptRefused: attempts.refused,
@@ -222,10 +221,10 @@ class OfflineCore:
             self._attempts.settle_error(record, Fault.RESIDENCY.value.code, forbidden)
         return True
 
-    def _on_guest(self, event: ev.RequestArrived, now: float) -> None:
+    def _on_peer_line(self, event: ev.RequestArrived, now: float) -> None:
         inbox = event.request.answer_inbox
         if inbox is not None:
-            self._guests.arrived(event.request, inbox, now, draining=self.draining)
+            self._peer_lines.arrived(event.request, inbox, now, draining=self.draining)
 
     # Replicas.
 
@@ -240,12 +239,12 @@ class OfflineCore:
             self._lost(beat.replica, change.orphans, why, now)
         replica = self.replicas.get(beat.replica)
         if replica is not None and replica.seen_at == now and not self.draining:
-            self._attempts.term = self._rooms.term(now)
-            self._dealing.to_replica(replica, now)
+            self._attempts.term = self._room.term(now)
+            self._placement.to_replica(replica, now)
 
     def _lost(self, name: ReplicaId, orphans: tuple[str, ...], why: str, now: float) -> None:
         """The agent is gone; one that returns under its name is another."""
-        self._dealing.gone(name)
+        self._placement.gone(name)
         self._effects.extend(fx.TellLost(inbox, name) for inbox in orphans)
         self._attempts.replica_lost(name, why, now)
 
@@ -264,8 +263,8 @@ class OfflineCore:
             if self._drain_until is not None and now >= self._drain_until:
                 self._attempts.end(self.window)
             return
-        self._attempts.term = self._rooms.term(now)
-        self._dealing.tick(now)
+        self._attempts.term = self._room.term(now)
+        self._placement.tick(now)
         if now - self._fetched_at >= FETCH_S:
             self._fetched_at = now
             self._effects.extend(self.jobs.fetches(now))
@@ -273,20 +272,20 @@ class OfflineCore:
     def _each_second(self, now: float) -> None:
         self.regions.expire(now)
         for name in self.replicas.forgotten(now):
-            self._dealing.gone(name)
+            self._placement.gone(name)
         for job in self.jobs.overdue(now):
             self._attempts.end(self.window.of_job(job.job.id), EXPIRED)
         self._end_unserved(now)
         self._effects.append(self._report.publish(now, accepting=not self.draining))
         for job in self.jobs:
-            self._tell(job, now)
+            self._report_estimate(job, now)
         if self._saved_at is None:
             self._saved_at = now
         if now - self._saved_at >= SAVE_S:
             self._save(now)
 
     def _end_unserved(self, now: float) -> None:
-        """Lines of models that nobody has served for long get an error."""
+        """Lines of models that no replica has served for long get an error."""
         if self.replicas.bus.lost_at is not None:
             self._unserved.restart(now)
             return
@@ -299,17 +298,17 @@ class OfflineCore:
                 assert record is not None, "a line that waits is in the window"
                 self._attempts.settle_error(record, *error)
 
-    def _tell(self, job: JobRecord, now: float) -> None:
+    def _report_estimate(self, job: JobRecord, now: float) -> None:
         """Report the estimate of its end, if that has changed."""
         estimate = job.end_at, job.is_late
-        if estimate == job.told or now - job.told_at < TOLD_S:
+        if estimate == job.reported or now - job.reported_at < REPORT_S:
             return
-        before, after = job.told[0], job.end_at
-        if before is not None and after is not None and job.told[1] == job.is_late:
-            is_small = abs(after - before) <= TOLD_SHARE * max(0.0, after - now) + SECOND_S
+        before, after = job.reported[0], job.end_at
+        if before is not None and after is not None and job.reported[1] == job.is_late:
+            is_small = abs(after - before) <= CHANGE_SHARE * max(0.0, after - now) + SECOND_S
             if is_small:
                 return
-        job.told, job.told_at = estimate, now
+        job.reported, job.reported_at = estimate, now
         self._effects.append(JobPaced(job.job.id, *estimate))
 
     def _save(self, now: float) -> None:

@@ -28,7 +28,7 @@ class OpenLine:
     """An attempt begins: open a request with this and the line's body. Dispatch or Forward follows.
 
     `request.key` is the line's. `request.offline` says whether it goes as offline work
-    (`Mesh-Offline`, a peer's `offline` subject) or as ordinary work (a peer's `ingress`).
+    (`Mesh-Offline`, a peer's `offline` subject) or as an online request (a peer's `ingress`).
     """
 
     request: Request
@@ -77,7 +77,7 @@ class ReleaseLine:
 class JobPaced:
     """When the job will end, on the runner's clock; None: unknown. Sent when it has changed.
 
-    `late`: after its deadline, even as ordinary work.
+    `late`: after its deadline, even with online priority.
     """
 
     job: str

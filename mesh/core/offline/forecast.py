@@ -120,7 +120,7 @@ class _ModelForecast:
         self.idle_s += idle * passed_s
         self.observed_s += passed_s
         self.idle_now = idle
-        if not has_backlog:  # what was computed says nothing about what could have been
+        if not has_backlog:  # more could have been computed than was
             self.sample_s = self.sample_idle_s = 0.0
             self.sample_tokens = 0
             return

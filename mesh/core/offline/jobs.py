@@ -4,7 +4,7 @@ The window's room is divided: each job may have an equal part of the share for f
 rest goes to the jobs with the earliest deadlines.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -13,7 +13,6 @@ from sortedcontainers import SortedKeyList
 from mesh.core.model.request import Served
 from mesh.core.offline.effects import FetchLines
 from mesh.core.offline.events import Line, OfflineJob
-from mesh.core.offline.line_size import REPORTED_TOKENS_MAX
 from mesh.core.offline.lines import Window
 from mesh.core.offline.queues import Wanted
 from schemas.batch import LINE_BYTES_MAX
@@ -28,6 +27,8 @@ FETCH_S_MAX = 30.0  # for an answer
 EMPTY_S, EMPTY_S_MAX = 1.0, 30.0  # between fetches that found nothing; each pause is longer
 MODELS_MAX = 64  # that one job's lines are counted for
 TOKENS_WEIGHT_MIN = 0.02  # of a new line in the mean of its job
+REPORTED_TOKENS_MAX = 2**22  # of one prompt or answer; what is reported beyond is not believed
+UNSERVED_MODELS_MAX = 4096  # that are remembered
 
 
 @dataclass(slots=True)
@@ -45,13 +46,13 @@ class JobRecord:
     empty: int = 0  # fetches in a row that found nothing
     is_over: bool = False  # its deadline has passed
     # As `pace.py` judges:
-    rises_to: Priority | None = None  # lines go as ordinary work too, with that priority
-    rise_tokens_per_s: float = 0.0
-    rise_tokens: float = 0.0  # that may go so now
+    raised_to: Priority | None = None  # lines go as online requests too, of that priority
+    raise_tokens_per_s: float = 0.0
+    raise_tokens: float = 0.0  # that may go so now
     end_at: float | None = None
     is_late: bool = False
-    told_at: float = -inf
-    told: tuple[float | None, bool] = (None, False)
+    reported_at: float = -inf
+    reported: tuple[float | None, bool] = (None, False)
 
     @property
     def left(self) -> int:
@@ -212,3 +213,45 @@ class Jobs:
         self._window.reserve(record.fetch, job, lines, body_bytes)
         self._fetch_until[record.fetch] = job, now + FETCH_S_MAX
         return FetchLines(job, lines, body_bytes, record.fetch)
+
+
+class UnservedModels:
+    """Models of waiting lines that no replica serves, and since when.
+
+    After a while such lines get an error instead of waiting on.
+    """
+
+    LINES_MAX = 256  # of one model that are ended each second
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since: dict[ModelId, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def __contains__(self, model: object) -> bool:
+        """Whether lines wait for it that no replica serves."""
+        return model in self._since
+
+    def restart(self, now: float) -> None:
+        """No heartbeat could arrive until now."""
+        self._since = dict.fromkeys(self._since, now)
+
+    def overdue(
+        self, waiting: Iterable[ModelId], served: Collection[ModelId], now: float
+    ) -> list[ModelId]:
+        """Those of the models with waiting lines that no replica has served for too long."""
+        for model in [one for one in self._since if one in served]:
+            del self._since[model]
+        found = []
+        for model in waiting:
+            if model not in self._since:
+                if model in served:
+                    continue
+                if len(self._since) >= UNSERVED_MODELS_MAX:
+                    del self._since[next(iter(self._since))]
+                self._since[model] = now
+            if now - self._since[model] >= self._patience_s:
+                found.append(model)
+        return found

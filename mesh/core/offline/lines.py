@@ -17,7 +17,7 @@ from schemas.exchange import Priority
 from schemas.ids import ModelId, RegionId, ReplicaId
 
 # A place that failed a line doesn't get it again for so long, and each time for longer: an engine
-# that is away for minutes must not use up the attempts of all lines.
+# that is away for minutes must not use up the attempts of every line.
 AVOIDED_S, AVOIDED_MORE = 15.0, 4.0
 STATUS_NOT_IMPLEMENTED = 501
 SERVER_ERRORS = range(500, 600)

@@ -1,8 +1,8 @@
-"""Whose line is next: the job with the earliest deadline, and now and then each of the others.
+"""Whose line is next: the job with the earliest deadline, and by turns each of the others.
 
 A job has a queue for each model that its lines name. A share of the hand-outs (`fair_share`) goes
 to the job that has been given the fewest tokens, so that a stream of urgent jobs can't keep the
-others from all work. Inside a job the order is by prefix (`stretches.py`).
+others from all work. Inside a job the order is by prefix (`prefixes.py`).
 """
 
 import random
@@ -14,7 +14,7 @@ from math import inf
 from sortedcontainers import SortedSet
 
 from mesh.core.offline.events import Line
-from mesh.core.offline.stretches import Stretches
+from mesh.core.offline.prefixes import PrefixRanges
 from schemas.ids import ModelId
 from schemas.offline_queue import OfflineQueue
 from schemas.residency import Label
@@ -35,12 +35,12 @@ class JobQueue:
     deadline: float
     needed_by: float  # for a choice between now and later
     order: OfflineQueue
-    stretches: Stretches = field(init=False)
+    ranges: PrefixRanges = field(init=False)
     given_tokens: int = 0
     lines: int = 0  # that wait or are attempted
 
     def __post_init__(self) -> None:
-        self.stretches = Stretches(self.order)
+        self.ranges = PrefixRanges(self.order)
 
 
 class _Kind:
@@ -131,7 +131,7 @@ class Queues:
     def put_back(self, queue: JobQueue, line: Line, place: str) -> None:
         """The attempt at that place is over."""
         queue.order.put_back(line.key)
-        queue.stretches.came_back(place, line.key)
+        queue.ranges.came_back(place, line.key)
         self._waits(queue)
 
     def forget(self, queue: JobQueue, line: Line) -> None:
@@ -144,9 +144,9 @@ class Queues:
         self.close_if_empty(queue)
 
     def leave(self, owner: str) -> None:
-        """A replica or region is gone: its stretches fall to others."""
+        """A replica or region is gone: its ranges go to others."""
         for queue in self._queues.values():
-            queue.stretches.leave(owner)
+            queue.ranges.leave(owner)
 
     def choose(
         self,
@@ -166,7 +166,7 @@ class Queues:
             return None
         is_fair_turn = self._fair_turns >= 1.0
         for queue in _in_turn(kinds, by_given=is_fair_turn):
-            if may_go(queue) and (key := queue.stretches.next_for(owner, accepts)) is not None:
+            if may_go(queue) and (key := queue.ranges.next_for(owner, accepts)) is not None:
                 self._fair_turns += self._fair_share - is_fair_turn
                 return key
         return None

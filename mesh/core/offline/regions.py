@@ -1,16 +1,16 @@
 """Where a job's lines go, and when: home first, then the peer with the most slack left.
 
-Peers say every second what they would take (`OfflineState`). A region's own runner knows its
+Peers publish every second what they would take (`OfflineState`). A region's own runner knows its
 replicas, so home is used while it has room and its price is not higher. Else a line goes to the
 cheapest peer with room, and among equally cheap ones to the one that expects the most slack until
-the job's deadline: the one where night has begun. If regions name prices, a job waits for cheaper
+the job's deadline: a region where it is night. If regions name prices, a job waits for cheaper
 ones while their slack until its deadline suffices for it, and home's own would still suffice if
-they disappointed: a peer that promises too much costs money, and no job its deadline.
+they do not deliver: a peer that promises too much costs money, and no job its deadline.
 
 What a peer claims is bounded twice. Whatever its room, only so many tokens are under way there as
 it has shown to answer: the amount doubles while lines are answered and halves with each refusal.
-And after a refusal it rests, longer each time in a row. So a region that claims what it hasn't gets
-lines that bounce, and few of them.
+And after a refusal it gets nothing for a while, longer each time in a row. So a region that claims
+room that it lacks gets few lines, and refuses them.
 
 Residency is a hard filter: a region gets a line only if the map (`Ground`) lets it carry one of the
 wanted labels and its state names that label, and, if home is confined, if the map lets home send
@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from mesh.core.offline.backoff import Backoff
 from mesh.core.offline.forecast import HOUR_S
 from mesh.core.offline.queues import Wanted
+from mesh.core.offline.room import Backoff
 from schemas.ids import ModelId, RegionId, RouterId
 from schemas.residency import Ground, Label
 from schemas.state import OfflineCapacity, OfflineState
@@ -35,7 +35,7 @@ SILENT_S_MAX = 5.0  # five states missing: the peer gets nothing
 SEEN_AFTER_S = 2.0  # a state's period and a round trip: what was sent since may not be in it
 UNDER_WAY_TOKENS = 65_536  # at a peer that has answered nothing yet: a few documents
 UNDER_WAY_TOKENS_MAX = 2**26
-REST_S, REST_S_MAX = 0.5, 60.0
+BACKOFF_S, BACKOFF_S_MAX = 0.5, 60.0
 HOURS_MAX = 72  # of a claimed slack that are read
 SLACK_MORE = 1.25  # than a job's work, before it waits for it
 
@@ -78,7 +78,7 @@ class Regions:
         self._ground = ground
         self._labels = dict(ground.carried)
         self.peers: dict[RegionId, PeerRegion] = {}
-        self.backoff = Backoff(REST_S, REST_S_MAX)
+        self.backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
 
     def see(self, state: OfflineState, now: float) -> None:
         """Take in a state; an older one of the same runner is ignored."""
@@ -128,9 +128,9 @@ class Regions:
         peer.allowed_tokens = min(UNDER_WAY_TOKENS_MAX, peer.allowed_tokens + tokens)
         self.backoff.answered(region)
 
-    def disappointed(self, region: RegionId, now: float) -> None:
+    def penalize(self, region: RegionId, now: float) -> None:
         """It refused a line, or failed it."""
-        if not self.backoff.rests(region, now):
+        if not self.backoff.is_waiting(region, now):
             peer = self.peers[region]
             peer.allowed_tokens = max(UNDER_WAY_TOKENS // 16, peer.allowed_tokens // 2)
         self.backoff.penalize(region, now)
@@ -151,7 +151,7 @@ class Regions:
     def takes(self, region: RegionId, model: ModelId, now: float) -> bool:
         """Whether that peer serves the model and takes peers' lines at this moment."""
         peer = self.peers[region]
-        return not self.backoff.rests(region, now) and any(peer.capacities(model))
+        return not self.backoff.is_waiting(region, now) and any(peer.capacities(model))
 
     def room_tokens(self, region: RegionId, model: ModelId, now: float) -> int:
         """Tokens that it may be sent now, as offline work."""
@@ -169,7 +169,7 @@ class Regions:
         return peer.allowed_tokens - peer.under_way_tokens
 
     def slack_tokens(self, region: RegionId, model: ModelId, seconds: float) -> float:
-        """What it expects to have for others in that time; 0.0 where it doesn't say."""
+        """Tokens that it expects to have for others in that time; 0.0 where it publishes none."""
         capacities = list(self.peers[region].capacities(model))
         found = [_slack(one.slack_tokens, seconds) - one.waiting_tokens for one in capacities]
         return max(0.0, *found) if found else 0.0
@@ -187,7 +187,7 @@ class Regions:
                 hours[hour] += tokens
         return hours
 
-    def dearest(
+    def highest_price(
         self,
         home: Home,
         model: ModelId,
@@ -205,7 +205,7 @@ class Regions:
             return inf
         offers = [(home.price, home.slack_tokens)]
         for region, peer in self.peers.items():
-            is_trusted = not self.backoff.rests(region, now)
+            is_trusted = not self.backoff.is_waiting(region, now)
             if peer.states and is_trusted and self.may_go(region, wanted):
                 price = home.price if peer.price is None else peer.price
                 offers.append((price, self.slack_tokens(region, model, left_s)))

@@ -1,14 +1,14 @@
-"""What a runner says of its region every second, and measures on the way: rooms and load."""
+"""What a runner publishes of its region every second, and measures for it: room and load."""
 
 from collections.abc import Iterator
 
 from mesh.core.offline.effects import PublishOffline
 from mesh.core.offline.forecast import Forecast, idle_share
-from mesh.core.offline.guests import Guests
 from mesh.core.offline.jobs import Jobs
 from mesh.core.offline.lines import Window
 from mesh.core.offline.pace import Pace
-from mesh.core.offline.rooms import Rooms
+from mesh.core.offline.peer_lines import PeerLines
+from mesh.core.offline.room import OfflineRoom
 from mesh.core.offline.settings import OfflineSettings
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, RouterId
@@ -28,35 +28,35 @@ class OfflineReport:
         epoch: int,
         settings: OfflineSettings,
         replicas: ReplicaTable,
-        rooms: Rooms,
+        room: OfflineRoom,
         window: Window,
         jobs: Jobs,
         pace: Pace,
         forecast: Forecast,
-        guests: Guests,
+        peer_lines: PeerLines,
     ) -> None:
         self._region, self._runner, self._epoch = region, runner, epoch
         self._settings = settings
         self._replicas = replicas
-        self._rooms = rooms
+        self._room = room
         self._window = window
         self._jobs = jobs
         self._pace = pace
         self._forecast = forecast
-        self._guests = guests
+        self._peer_lines = peer_lines
         self._labels = tuple(sorted(settings.ground.carried_by(region)))
         self._seq = 0
 
     def publish(self, now: float, *, accepting: bool) -> PublishOffline:
-        """Observe the load of the second that has passed, and say what there is room for."""
-        guests = self._guests
+        """Observe the load of the second that has passed, and publish what there is room for."""
+        peer_lines = self._peer_lines
         self._pace.saturated = frozenset(self._saturated(now))
-        backlog = self._pace.saturated.union(guests.lacked_room)
+        backlog = self._pace.saturated.union(peer_lines.lacked_room)
         self._forecast.observe(self._idle(), backlog, now)
-        for model, tokens in guests.placed_tokens.items():
+        for model, tokens in peer_lines.placed_tokens.items():
             self._forecast.computed(model, tokens)
-        guests.placed_tokens.clear()
-        guests.lacked_room.clear()
+        peer_lines.placed_tokens.clear()
+        peer_lines.lacked_room.clear()
         self._seq += 1
         left = sum(record.left for record in self._jobs)
         state = OfflineState(
@@ -79,7 +79,7 @@ class OfflineReport:
 
     def _capacity(self, model: ModelId, now: float) -> OfflineCapacity:
         return OfflineCapacity(
-            room_tokens=self._rooms.total(model, now),
+            room_tokens=self._room.total(model, now),
             tokens_per_s=self._pace.speeds(model).home.per_s(),
             waiting_tokens=self._waiting_tokens(model),
             slack_tokens=tuple(self._forecast.slack_tokens(model, now)),
@@ -95,7 +95,7 @@ class OfflineReport:
         """Models of which lines wait while no replica has room for one of mean size."""
         for model, lines in self._window.waiting_lines.items():
             mean_tokens = self._window.waiting_tokens[model] / lines
-            if self._rooms.largest(model, None, now) < mean_tokens:
+            if self._room.largest(model, None, now) < mean_tokens:
                 yield model
 
     def _idle(self) -> dict[ModelId, float]:

@@ -20,7 +20,7 @@ class OfflineSettings:
     # Share of the window, and of hand-outs, that goes to jobs in turn and not by deadline.
     fair_share: UnitRatio = 0.25
     failures_max: IntAbove0 = 5  # failed attempts of a line before its result is an error
-    unserved_s_max: Above0 = 120.0  # a model that nobody serves for so long is not found
+    unserved_s_max: Above0 = 120.0  # a model without a replica for so long is not found
     attempt_s_max: Above0 = 3600.0  # deadline of one attempt
     drain_s_max: AtLeast0 = 20.0  # for what runs, when the runner is to end
     # Of a GPU hour here, in the unit that all regions share; None: no price is given.

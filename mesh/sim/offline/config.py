@@ -1,4 +1,4 @@
-"""Offline work of one twin: its jobs, where lines may go, what agents know of their engines."""
+"""Offline work of one twin: its jobs, where lines may go, agents' profiles."""
 
 from dataclasses import dataclass, field
 
@@ -17,8 +17,8 @@ class OfflineConfig:
 
     `scope`: whether lines may go to other regions. `budget_s`: the longest iteration that agents
     accept for offline work; None: by their engines. `burst_s`: by how much iterations may exceed
-    it, all together, where shorter ones have made up for that. Without `by_prefix` lines are dealt
-    in the order of their file, whatever beginning they share.
+    it, all together, where shorter ones have made up for that. Without `by_prefix` lines go
+    out in the order of their file, whatever beginning they share.
     """
 
     jobs: tuple[SimJob, ...]

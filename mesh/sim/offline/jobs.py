@@ -9,7 +9,7 @@ half of that as standard deviation), of which the first `shared` tokens are one 
 beginnings. The file's order is random; a runner orders it.
 
 `FILE` is a file of OpenAI's Batch API. Four bytes of its prompts are a token, and each answer is as
-long as `max_tokens` lets it be: nobody knows shorter. What a batch runner answers with an error for
+long as `max_tokens` lets it be. What a batch runner answers with an error for
 one line is an error for the whole file here.
 """
 

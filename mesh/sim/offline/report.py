@@ -1,4 +1,4 @@
-"""What a report says about offline work.
+"""Offline work in a report.
 
 `tokens` are those of answered lines, prompts and answers; `cached` of the prompts' were in an
 engine's cache. `tokens_per_gpu_hour` counts prompts and answers over all replicas, busy or not,

@@ -14,7 +14,6 @@ from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
 from mesh.core.offline.core import OfflineCore
 from mesh.core.offline.forecast import ForecastState
-from mesh.session.headers import read_forwarded
 from mesh.session.record import OpenRequest, PrefixStore
 from mesh.session.session import STATUS_CLIENT_ERROR, Session
 from mesh.sim.network import BUS_S
@@ -68,7 +67,7 @@ class SimBatchRunner(SessionHost):
         self._work = work
         self._store = work.stores[site]
         self._lines: dict[int, FetchedLine] = {}  # by key
-        self._told: dict[str, int] = {}  # answered lines of each job, as the core knows them
+        self._reported: dict[str, int] = {}  # answered lines of each job, as the core knows them
         self._forecast: ForecastState | None = None
         super().__init__(world, site, name)
 
@@ -102,7 +101,7 @@ class SimBatchRunner(SessionHost):
         return self.core.handle(event, now)
 
     def _peer(self, region: RegionId, request: Request) -> SessionHost:
-        """Offline work goes to the peer's runners, a line that has become ordinary to routers."""
+        """Offline work goes to the peer's runners, a line that was raised to its routers."""
         if request.offline:
             return self._work.pick_runner(region)
         return self._world.pick_router(region)
@@ -110,7 +109,7 @@ class SimBatchRunner(SessionHost):
     def open(self, core: OfflineCore, epoch: int) -> None:
         """Serve with this core; what an earlier one fetched comes again after ACK_WAIT_S."""
         self.core, self.epoch = core, epoch
-        self._told.clear()
+        self._reported.clear()
         if self._forecast is not None:
             self.feed(oev.ForecastRestored(self._forecast))
 
@@ -141,10 +140,10 @@ class SimBatchRunner(SessionHost):
         for stored in tuple(self._store.jobs.values()):
             name = stored.job.name
             if stored.is_over:
-                if self._told.pop(name, None) is not None:
+                if self._reported.pop(name, None) is not None:
                     self.feed(oev.JobEnded(name))
-            elif self._told.get(name) != len(stored.results):
-                self._told[name] = len(stored.results)
+            elif self._reported.get(name) != len(stored.results):
+                self._reported[name] = len(stored.results)
                 self.feed(oev.JobSeen(_as_core_knows(stored)))
 
     def receive_state(self, state: OfflineState) -> None:
@@ -262,26 +261,8 @@ class SimBatchRunner(SessionHost):
         self._work.forwarded(self.site, peer, headers)
         return super().send_ingress(record, peer, inbox, headers)
 
-    def receive_ingress(
-        self, inbox: str, headers: dict[str, str], sent: SentRequest, receiver: SessionHost
-    ) -> None:
-        """A line of a peer's, to be placed or refused."""
-        if self.core is None:
-            self._network.send(self.site, receiver.site, receiver.no_responders, inbox)
-            return
-        request = read_forwarded(
-            headers,
-            lambda model, path: sent.prompt,
-            key=next(self._keys),
-            home=self.site,
-            label=None,
-            inbox=inbox,
-            now=self._queue.now,
-            wants_receipt=False,
-        )
-        request = replace(request, answer_tokens=sent.node.answer.tokens)
-        record = TwinRequest(request=request, received=headers, sent=sent, receiver=receiver)
-        self._session.admit_forwarded(record)
+    def _received(self, request: Request, sent: SentRequest) -> Request:
+        return replace(request, answer_tokens=sent.node.answer.tokens)
 
 
 def _as_core_knows(stored: StoredJob) -> oev.OfflineJob:

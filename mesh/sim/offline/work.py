@@ -113,9 +113,9 @@ class OfflineWork:
         site = self._world.config.shape.router_of(job.region)
         stored = self.stores[site].submit(job, self._queue.now)
         self._queue.at(stored.deadline, self._expire, site, stored)
-        self._tell(site)
+        self._show_jobs(site)
 
-    def _tell(self, site: RegionId) -> None:
+    def _show_jobs(self, site: RegionId) -> None:
         for runner in self.runners[site]:
             self._queue.after(BUS_S, runner.see_jobs)
 
@@ -132,12 +132,12 @@ class OfflineWork:
             self._over(site)
 
     def _over(self, site: RegionId) -> None:
-        self._tell(site)
+        self._show_jobs(site)
         if self.is_done and self._world.clients.is_done:
             self._world.all_answered()
 
     def paced(self, effect: ofx.JobPaced) -> None:
-        """A runner says when a job will end."""
+        """A runner's estimate of a job's end."""
         if effect.late:
             self.late_jobs.add(effect.job)
 

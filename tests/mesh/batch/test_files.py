@@ -208,6 +208,24 @@ async def test_a_full_store_refuses_a_file_and_keeps_those_it_has(full: BatchSto
     assert await whole(full, again.id) == data
 
 
+async def test_uploads_leave_room_for_outputs(full: BatchStore):
+    """Announced or not, several at once or one after another; nothing of them stays."""
+    limit_bytes = int(full.limits.uploads_mib * MEBIBYTE)
+    with pytest.raises(StoreFull, match="20% is for outputs of jobs"):
+        await full.files.put(new(), pieces(b""), announced_bytes=limit_bytes + 1)
+    data = content(5 * MEBIBYTE)
+    puts = [full.files.put(new(), pieces(data, MEBIBYTE)) for _ in range(4)]
+    found = await asyncio.gather(*puts, return_exceptions=True)
+    assert any(isinstance(one, StoreFull) for one in found)
+    used_bytes = (await full._connection.state(STREAM_FILES))["bytes"]
+    assert used_bytes <= limit_bytes
+    output = derived_file_id("batch_1", "output")
+    room = content(int(full.limits.files_mib * MEBIBYTE) - used_bytes - MEBIBYTE)
+    assert len(room) > 2 * MEBIBYTE
+    await full.files.put(new(id=output, purpose=Purpose.BATCH_OUTPUT), pieces(room, MEBIBYTE))
+    assert await whole(full, output) == room
+
+
 async def test_so_many_files_and_no_more_but_outputs_of_jobs(full: BatchStore):
     for _ in range(full.limits.files_max):
         await full.files.put(new(), pieces(b"x"))
@@ -222,7 +240,7 @@ async def test_a_file_of_a_known_id_is_replaced_as_a_whole(store: BatchStore):
     assert output == derived_file_id("batch_1", "output") != derived_file_id("batch_1", "error")
     for size in (3 * CHUNK_BYTES, CHUNK_BYTES, 2 * CHUNK_BYTES):
         data = content(size)
-        await store.files.put(new(id=output), pieces(data))
+        await store.files.put(new(id=output, purpose=Purpose.BATCH_OUTPUT), pieces(data))
         assert await whole(store, output) == data
         assert await left(store) == 1 + size // CHUNK_BYTES
     assert len((await store.files.list(tenant="")).items) == 1
@@ -245,7 +263,7 @@ async def test_what_a_killed_upload_left_is_removed_when_it_is_old(
 ):
     kept = await store.files.put(new(), pieces(b"kept"))
     async with opened(us) as killed:
-        upload = files._Upload(killed._connection, "ABCDEFGHIJKLMNOPQRSTUV", MEBIBYTE)
+        upload = files._Upload(killed._connection, "ABCDEFGHIJKLMNOPQRSTUV", MEBIBYTE, MEBIBYTE)
         await upload.add(content(3 * CHUNK_BYTES))
         await upload._window.settle()
         if has_metadata:

@@ -50,7 +50,7 @@ class EndlessTasks(JobTasks):
 @contextlib.asynccontextmanager
 async def following(store: BatchStore, tasks: JobTasks | None = None) -> AsyncIterator[JobFollower]:
     clock = asyncio.get_running_loop().time
-    tasks = tasks or JobTasks(store, time.time)
+    tasks = tasks or JobTasks(store, store.unix_s)
     follower = JobFollower(store, tasks, lambda event: None, JobMetrics(), clock)
     running = asyncio.create_task(follower.run())
     try:
@@ -135,6 +135,33 @@ async def test_jobs_that_are_over_are_left(stores, monkeypatch) -> None:
         await until(lambda: not store.lines.joined())
 
 
+@pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+async def test_a_wrong_clock_of_the_machine_neither_ends_nor_prolongs_a_job(
+    stores, monkeypatch, ahead_s
+) -> None:
+    """Jobs expire by the store's clock."""
+    monkeypatch.setattr("mesh.batch.job_follower.REPAIR_S", 0.2)
+    monkeypatch.setattr(time, "time", lambda unix_s=time.time: unix_s() + ahead_s)
+    store, _ = stores
+    await store.check()
+    assert store.unix_s() == pytest.approx(time.time() - ahead_s, abs=2.0)
+    began_at = int(store.unix_s())
+    data = request_line("1")
+    job = await submit(store, data, created_at=began_at, expires_at=began_at + 600)
+    over = await submit(store, data, created_at=began_at - 600, expires_at=began_at - 1)
+    async with following(store):
+        async with asyncio.timeout(WAIT_S):
+            while (await store.jobs.get(job.id)).status is JobStatus.VALIDATING:
+                await asyncio.sleep(0.05)
+            while not (await store.jobs.get(over.id)).is_over:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)  # some looks for jobs to finish
+    assert (await store.jobs.get(job.id)).status is JobStatus.IN_PROGRESS
+    found = await store.jobs.get(over.id)
+    assert found.status is JobStatus.EXPIRED
+    assert found.expired_at == pytest.approx(store.unix_s(), abs=WAIT_S)
+
+
 async def test_a_runner_whose_clock_is_ahead_removes_no_upload(stores, monkeypatch) -> None:
     monkeypatch.setattr("mesh.batch.job_follower.CLEAN_S", 0.1)
     store, other = stores
@@ -150,7 +177,8 @@ async def test_a_runner_whose_clock_is_ahead_removes_no_upload(stores, monkeypat
     uploading = asyncio.create_task(other.files.put(NEW, upload()))
     await half.wait()
     over = await other.files.put(replace(NEW, expires_at=1), once(b"x"))
-    async with following(store, JobTasks(store, lambda: time.time() + 86_400)):
+    monkeypatch.setattr(time, "time", lambda unix_s=time.time: unix_s() + 86_400)
+    async with following(store):
         with contextlib.suppress(FileUnknown):
             while await other.files.info(over.id):
                 await asyncio.sleep(0.01)

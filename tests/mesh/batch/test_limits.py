@@ -26,7 +26,7 @@ async def test_smaller_limits_refuse_what_is_new_and_drop_nothing(
     for number in range(1, 21):
         await store.results.put(a_result(job, number, bytes(MEBIBYTE)))
     await store.lines.add(a_line(job, number, bytes(MEBIBYTE)) for number in range(1, 21))
-    smaller = BatchTable(files_mib=16, results_mib=16, lines_mib=16, file_mib_max=16)
+    smaller = BatchTable(files_mib=16, results_mib=16, lines_mib=16, file_mib_max=12)
     setup = us.address("us", "batch-setup")
     done = await streams.set_up_batch(setup, smaller)
     assert done[STREAM_FILES] == done[STREAM_RESULTS] == streams.PUT_RIGHT

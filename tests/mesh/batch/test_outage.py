@@ -11,9 +11,9 @@ import pytest
 
 from mesh.batch import connection, queues
 from mesh.batch.files import CHUNK_BYTES
-from mesh.batch.records import FileUnknown, NewFile, StoreUnavailable, new_job_id
+from mesh.batch.records import FileUnknown, NewFile, StoreUnavailable, StreamsMissing, new_job_id
 from mesh.batch.store import BatchStore
-from schemas.batch import STREAM_FILES, Purpose, Task
+from schemas.batch import STREAM_FILES, STREAM_JOBS, Purpose, Task
 from tests.mesh.batch.test_queues import a_line, a_result
 from tests.support.batch_regions import opened, pieces, some_job
 from tests.support.nats_regions import NatsRegions
@@ -202,6 +202,31 @@ async def test_lines_of_two_runners_across_restarts_are_answered_once(
     assert max(stored.values()) == 1
     # One whose answer was lost is stored and was not counted: it is there once all the same.
     assert total - sum(stored.values()) < 100
+
+
+async def test_streams_made_anew_are_found_and_followed(us: NatsRegions, store: BatchStore):
+    """`follow` had seen messages of higher numbers than the new stream has."""
+    for _ in range(5):
+        await store.jobs.create(some_job())
+    watching = store.jobs.watch()
+    seen = {(await anext(watching)).id for _ in range(5)}
+    setup = await us.connect("us", "batch-setup")
+    try:
+        await setup.jetstream().delete_stream(STREAM_JOBS)
+        with pytest.raises(StreamsMissing, match=f"lacks {STREAM_JOBS}: run `mesh infra streams`"):
+            await store.check()
+        with pytest.raises(StreamsMissing):
+            await store.jobs.create(some_job())
+    finally:
+        await setup.close()
+        await us.set_up("us")
+    await store.check()
+    new = some_job()
+    await store.jobs.create(new)
+    async with asyncio.timeout(30):
+        found = await anext(watching)
+    assert found.id == new.id and found.id not in seen
+    await watching.aclose()
 
 
 async def test_a_store_whose_streams_are_missing_says_what_to_do(us: NatsRegions):

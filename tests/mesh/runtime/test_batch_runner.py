@@ -127,7 +127,7 @@ async def test_a_runner_that_is_killed_loses_no_line(
 ) -> None:
     # How long lines stay with a runner that is gone, in the consumer that a check makes.
     monkeypatch.setattr("mesh.batch.queues.ACK_WAIT_S", 2.0)
-    monkeypatch.setattr("mesh.batch.line_desk.IN_PROGRESS_S", 0.5)
+    monkeypatch.setattr("mesh.batch.held_lines.IN_PROGRESS_S", 0.5)
     gate = asyncio.Event()
     engine.behaviour = first(60, gate)
     job = await submit(mesh.store, file_of(195, 5), check=False)
@@ -280,7 +280,7 @@ async def test_an_answer_that_can_not_be_stored_is_an_error(mesh, engine, monkey
 
 async def test_a_full_store_keeps_results_waiting(mesh, engine, monkeypatch) -> None:
     """What can't be stored yet is not lost and not computed again."""
-    monkeypatch.setattr("mesh.batch.line_desk.STORE_RETRY_S", 0.05)
+    monkeypatch.setattr("mesh.batch.held_lines.STORE_RETRY_S", 0.05)
     runner = await mesh.runner()
     put, left = runner.store.results.put, [20]
 

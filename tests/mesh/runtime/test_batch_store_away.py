@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from infra.bus import BusAddress
+from schemas.batch import STREAM_FILES, STREAM_JOBS
 from tests.support.batch_regions import batch_toml
 from tests.support.nats_regions import NatsRegions, running_regions
 from tests.support.raw_http import connections
@@ -59,6 +60,33 @@ async def test_a_router_serves_chats_while_the_store_is_away(regions):
         assert (await api.files.content(made.id)).content == LINES
         await mesh.agent("us", "us-0", engine)
         await mesh.until_ready("us", 1)
+
+
+async def test_a_router_says_that_streams_are_missing_until_they_are_made(
+    regions, monkeypatch, caplog
+):
+    monkeypatch.setattr("mesh.runtime.batch_door.AGAIN_S", 0.1)
+    remedy = "mesh infra streams"
+    async with (
+        small_mesh(regions) as mesh,
+        openai.AsyncOpenAI(base_url="http://x/v1", api_key="none", max_retries=0) as api,
+    ):
+        await mesh.router("us", **PATIENT)
+        api.base_url = mesh.urls["us"] + "/v1"
+        door = mesh.routers["us"]._batch
+        await mesh.until(lambda: door._store is not None, "the store")
+        setup = await regions.connect("us", "batch-setup")
+        for stream in (STREAM_FILES, STREAM_JOBS):
+            await setup.jetstream().delete_stream(stream)
+        await setup.close()
+        await mesh.until(lambda: f"lacks {STREAM_FILES}, {STREAM_JOBS}" in caplog.text, "the log")
+        assert remedy in caplog.text
+        for call in (api.files.create(file=LINES, purpose="batch"), api.batches.list()):
+            with pytest.raises(openai.InternalServerError, match=remedy) as caught:
+                await call
+            assert (caught.value.status_code, caught.value.code) == (503, "store_unavailable")
+        await regions.set_up("us")
+        assert (await api.files.create(file=LINES, purpose="batch")).bytes == len(LINES)
 
 
 async def test_a_router_starts_and_is_ready_without_the_store(regions, monkeypatch):

@@ -184,6 +184,39 @@ async def test_a_body_that_is_no_batch_is_refused(batch_mesh, store, body):
     assert error["type"] == "invalid_request_error"
 
 
+async def test_requests_with_one_key_make_one_batch(api, store):
+    file_id = await uploaded(api)
+    keyed = {"extra_headers": {"Idempotency-Key": "first"}, "input_file_id": file_id}
+    made = await created(api, **keyed)
+    again = await asyncio.gather(*(created(api, **keyed) for _ in range(3)))
+    assert {one.id for one in again} == {made.id}
+    with pytest.raises(openai.BadRequestError, match="sent with another batch") as caught:
+        await created(api, **keyed, metadata={"project": "two"})
+    assert caught.value.param == "idempotency-key"
+    other = await created(api, **(keyed | {"extra_headers": {"Idempotency-Key": "second"}}))
+    assert other.id != made.id
+    assert len(await store.jobs.unfinished()) == 2
+    for key in ("x" * 256, "a\tb"):
+        with pytest.raises(openai.BadRequestError, match="1 to 255 characters"):
+            await created(api, **(keyed | {"extra_headers": {"Idempotency-Key": key}}))
+
+
+async def test_at_once_requests_with_one_key_make_one_batch(api, store):
+    keyed = {"extra_headers": {"Idempotency-Key": "at once"}, "input_file_id": await uploaded(api)}
+    made = await asyncio.gather(*(created(api, **keyed) for _ in range(8)))
+    assert len({one.id for one in made}) == len(await store.jobs.unfinished()) == 1
+
+
+async def test_a_request_that_openais_client_repeats_makes_one_batch(api, store):
+    """As after an answer that was lost; a first request makes another one."""
+    file_id = await uploaded(api)
+    made = await created(api, input_file_id=file_id)
+    repeated = {"extra_headers": {"x-stainless-retry-count": "1"}, "input_file_id": file_id}
+    assert (await created(api, **repeated)).id == made.id
+    assert (await created(api, **repeated, metadata={"a": "b"})).id != made.id
+    assert (await created(api, input_file_id=file_id)).id != made.id
+
+
 @pytest.mark.parametrize(("window", "seconds"), [("1m", 60), ("24h", 86_400), ("30d", 2_592_000)])
 async def test_windows_and_metadata_of_every_size_are_taken(api, store, window, seconds):
     made = await created(api, completion_window=window, metadata=LONGEST)

@@ -13,6 +13,7 @@ import yarl
 
 from mesh.adapters.batch_api import LISTS_MAX
 from mesh.adapters.files_api import UPLOADS_MAX
+from mesh.adapters.request_body import WINDOW_BYTES
 from tests.support.batch_regions import LIMITS, opened
 from tests.support.raw_http import connections
 from tests.support.small_mesh import WAIT_S, client
@@ -231,7 +232,7 @@ async def test_a_full_store_refuses_and_keeps_what_it_has(api):
     with pytest.raises(openai.InternalServerError) as caught:
         await api.files.create(file=b"2" * (5 * MEBIBYTE), purpose="batch")
     assert (caught.value.status_code, caught.value.code) == (507, "store_full")
-    assert "the region's store is full (files_mib = 16): delete files" in caught.value.message
+    assert "of which 20% is for outputs of jobs): delete files" in caught.value.message
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert (await api.files.content(first.id)).content == b"1" * (FILE_MIB_MAX * MEBIBYTE)
     await api.files.delete(first.id)
@@ -296,6 +297,46 @@ async def test_so_many_uploads_at_once_and_no_more(batch_mesh, batch_regions, ap
     assert (await api.files.create(file=LINES, purpose="batch")).bytes == len(LINES)
     labels = {"route": "createFile", "code": "too_many_transfers"}
     assert batch_mesh.sample("us", "mesh_batch_requests_total", **labels) == 1
+
+
+async def test_an_upload_that_is_too_slow_loses_its_place(batch_mesh, batch_regions, monkeypatch):
+    """Its client keeps sending, and fast enough for a request's body, but not for a file."""
+    monkeypatch.setattr("mesh.adapters.request_body.WINDOW_S", 2.0)
+    sent_each = b"x" * (2 * WINDOW_BYTES)
+    async with connections(batch_mesh.urls["us"], 1) as [(reader, writer)]:
+        writer.write(head(next(KEYS), "content-length: 9000000") + BEGINNING)
+
+        async def drip():
+            while True:
+                writer.write(sent_each)
+                await asyncio.sleep(1.0)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(30):
+            answered = await answer_to(reader)
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+        assert answered.split()[1] == b"408"
+    await batch_mesh.until(lambda: batch_mesh.sample("us", "mesh_uploads_open") == 0, "its end")
+    await until_nothing_is_left(batch_regions)
+
+
+async def test_uploads_with_one_key_make_one_file(api):
+    keyed = {"purpose": "batch", "extra_headers": {"Idempotency-Key": "first"}}
+    made = await api.files.create(file=LINES, **keyed)
+    again = await api.files.create(file=LINES, **keyed)
+    assert (again.id, again.created_at) == (made.id, made.created_at)
+    for other in (LINES[::-1], LINES * 2, b""):
+        with pytest.raises(openai.BadRequestError, match="sent with another file"):
+            await api.files.create(file=other, **keyed)
+    assert (await api.files.content(made.id)).content == LINES
+    assert await ids(api) == [made.id]
+    await api.files.delete(made.id)
+    # At once: one is stored, and a client that repeats what the others are refused finds it.
+    patient = api.with_options(max_retries=5)
+    found = await asyncio.gather(*(patient.files.create(file=LINES, **keyed) for _ in range(4)))
+    assert {one.id for one in found} == {made.id}
+    assert await ids(api) == [made.id]
 
 
 async def test_so_many_lists_at_once_and_no_more(batch_mesh, batch_regions, api):

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from openai.types import Batch
 
 from tests.programs.batch_jobs.job import Answers, JobClient, input_file
+from tests.programs.live.compare_policies import replay
 from tests.programs.options import mooncake_trace
-from tests.support.mesh_up import RTT_MS, MeshUp, mesh_up, write_config
+from tests.support.mesh_up import RTT_MS, mesh_up, write_config
 from tests.support.result_page import result_page
 
 HOME = "us"
@@ -79,12 +79,12 @@ async def _play(
         )
         async with mesh_up(directory, config=config, time_scale=pace) as mesh:
             if not lines:
-                return await _replay(mesh, trace, limit, pace, directory), None
+                return await replay(mesh, trace, limit, pace, directory), None
             client = JobClient(mesh.endpoint(HOME))
             began = time.monotonic()
             job = await client.submit(input_file(mesh.model, lines))
             await client.until(job.id, _has_begun, JOB_WITHIN_S)
-            played = await _replay(mesh, trace, limit, pace, directory)
+            played = await replay(mesh, trace, limit, pace, directory)
             during = await client.get(job.id)
             assert during.request_counts is not None
             played["answered_during"] = during.request_counts.completed
@@ -93,22 +93,6 @@ async def _play(
 
 def _has_begun(job: Batch) -> bool:
     return job.request_counts is not None and job.request_counts.completed > 0
-
-
-async def _replay(
-    mesh: MeshUp, trace: Path, limit: int, pace: float, directory: Path
-) -> dict[str, Any]:
-    out = directory / "result.json"
-    urls = [f"--url={region}={mesh.endpoint(region)}" for region in ("us", "eu", "ap")]
-    replay = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh.cli.main", "replay", *urls),
-        *("--trace", str(trace), "--format", "mooncake", "--limit", str(limit)),
-        *("--speed", str(pace), "--out", str(out)),
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert await replay.wait() == 0, "the replay failed; its words are above"
-    played: dict[str, Any] = orjson.loads(out.read_bytes())
-    return played
 
 
 def _print(

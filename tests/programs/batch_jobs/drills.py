@@ -98,7 +98,7 @@ class Drills:
         return found
 
     async def _full_store(self) -> list[str]:
-        """Fill the store of files; the job's output waits for room, and nothing is lost."""
+        """Fill the store with uploads; the job's output has room left, and nothing is lost."""
         fillers: list[str] = []
         problems: list[str] = []
 

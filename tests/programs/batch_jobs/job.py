@@ -60,7 +60,7 @@ class Answers:
         if repeated:
             found.append(f"{len(repeated)} lines came twice, like {min(repeated)}")
         if unknown:
-            found.append(f"{len(unknown)} lines are nobody's, like {min(unknown)}")
+            found.append(f"{len(unknown)} lines were not in the input, like {min(unknown)}")
         if self.errors:
             found.append(f"errors: {dict(self.errors)}")
         return found
@@ -128,7 +128,7 @@ class JobClient:
         return await self._patiently(read)
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Connections that break and 5xx are what a killed process looks like from outside.
+        """A killed process shows to clients as a broken connection or a 5xx.
 
         A job that was created and whose answer was lost is created twice then: drills begin their
         faults after that.

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.programs.options import known_policies, mooncake_trace
-from tests.support.mesh_up import RTT_MS, mesh_up, write_config
+from tests.support.mesh_up import RTT_MS, MeshUp, mesh_up, write_config
 from tests.support.result_page import result_page
 
 # name, unit, how to read it from a result
@@ -80,17 +80,24 @@ async def play(trace: Path, policy: str, limit: int, replicas: int, pace: float)
         config = write_config(directory, replicas=replicas, rtt_ms=RTT_MS)
         arguments = ("--policy", policy)
         async with mesh_up(directory, *arguments, config=config, time_scale=pace) as mesh:
-            out = directory / "result.json"
-            urls = [f"--url={region}={mesh.endpoint(region)}" for region in ("us", "eu", "ap")]
-            replay = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "mesh.cli.main", "replay", *urls),
-                *("--trace", str(trace), "--format", "mooncake", "--limit", str(limit)),
-                *("--speed", str(pace), "--out", str(out)),
-                stdout=asyncio.subprocess.DEVNULL,
-            )
-            assert await replay.wait() == 0, "the replay failed; its words are above"
-            result: dict[str, Any] = orjson.loads(out.read_bytes())
-    return result
+            return await replay(mesh, trace, limit, pace, directory)
+
+
+async def replay(
+    mesh: MeshUp, trace: Path, limit: int, pace: float, directory: Path
+) -> dict[str, Any]:
+    """Play the trace against the mesh's three regions; the figures of `mesh replay`."""
+    out = directory / "result.json"
+    urls = [f"--url={region}={mesh.endpoint(region)}" for region in ("us", "eu", "ap")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh.cli.main", "replay", *urls),
+        *("--trace", str(trace), "--format", "mooncake", "--limit", str(limit)),
+        *("--speed", str(pace), "--out", str(out)),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await process.wait() == 0, "the replay failed; its output is above"
+    played: dict[str, Any] = orjson.loads(out.read_bytes())
+    return played
 
 
 def _print(results: Results) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from mesh.core.model import events as ev
-from mesh.core.offline import backoff, prefix_memory, regions, unserved
 from mesh.core.offline import events as oev
-from mesh.core.offline.backoff import Backoff
-from mesh.core.offline.jobs import EMPTY_S_MAX, FETCH_LINES_MAX, JOBS_MAX
-from mesh.core.offline.line_size import ANSWER_TOKENS_DEFAULT, ANSWER_TOKENS_MAX, answer_tokens_max
-from mesh.core.offline.prefix_memory import PrefixMemory
+from mesh.core.offline import jobs, prefixes, regions, room
+from mesh.core.offline.events import ANSWER_TOKENS_DEFAULT, ANSWER_TOKENS_MAX, answer_tokens_max
+from mesh.core.offline.jobs import EMPTY_S_MAX, FETCH_LINES_MAX, JOBS_MAX, UnservedModels
+from mesh.core.offline.prefixes import PrefixMemory
+from mesh.core.offline.room import Backoff
 from mesh.core.offline.settings import OfflineSettings
-from mesh.core.offline.unserved import UnservedModels
 from schemas.batch import LINE_BYTES_MAX
 from schemas.ids import ModelId, ReplicaId, RouterId
 from tests.mesh.core.offline.world import World, job, offline_state
@@ -218,18 +217,18 @@ def test_peers_and_their_runners_are_bounded():
 
 def test_tables_forget_the_oldest():
     rests = Backoff(1.0, 8.0)
-    for number in range(backoff.PLACES_MAX + 3):
+    for number in range(room.PLACES_MAX + 3):
         rests.penalize(f"p{number}", 0.0)
-    assert len(rests) == backoff.PLACES_MAX
+    assert len(rests) == room.PLACES_MAX
     memory = PrefixMemory()
     for number in range(200):
         hashes = range(number * 512, (number + 1) * 512)
         memory.given(ReplicaId("us-0"), hashes)
-    assert len(memory) == prefix_memory.BLOCKS_MAX
+    assert len(memory) == prefixes.BLOCKS_MAX
     models = UnservedModels(1.0)
-    for number in range(unserved.MODELS_MAX + 3):
+    for number in range(jobs.UNSERVED_MODELS_MAX + 3):
         models.overdue([ModelId(f"m{number}")], (), 0.0)
-    assert len(models) == unserved.MODELS_MAX
+    assert len(models) == jobs.UNSERVED_MODELS_MAX
 
 
 @pytest.mark.parametrize(

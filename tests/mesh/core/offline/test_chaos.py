@@ -10,7 +10,7 @@ from schemas.exchange import Refusal
 from schemas.ids import ModelId, RegionId, ReplicaId
 from schemas.state import ReplicaState
 from tests.mesh.core.build import AP, EU, MODEL, beat
-from tests.mesh.core.offline.world import EUROPE, World, guest, offline_state
+from tests.mesh.core.offline.world import EUROPE, World, offline_state, peer_line
 
 OTHER = ModelId("other")
 STEPS = 500
@@ -29,7 +29,7 @@ class Chaos:
             utility_ratio=choose([0.0, 0.5, 1.0]),
             price=choose([None, 1.0]),
         )
-        self.seq = self.guests = 0
+        self.seq = self.peer_lines = 0
         for number in range(self.dice.randint(1, 5)):
             self.world.replica(
                 f"r{number}",
@@ -39,8 +39,9 @@ class Chaos:
         self.acts = [
             (30, self.tick), (20, self.world.beats), (10, self.fetch), (12, self.answer),
             (5, self.refuse), (5, self.fail), (5, self.preempt), (6, self.world.stored),
-            (6, self.peer), (4, self.place), (4, self.guest), (2, self.submit), (3, self.report),
-            (1, self.lose), (1, self.end_job), (1, self.silence), (1, self.bus), (2, self.late),
+            (6, self.peer), (4, self.place), (4, self.peer_line), (2, self.submit),
+            (3, self.report), (1, self.lose), (1, self.end_job), (1, self.silence),
+            (1, self.bus), (2, self.late),
         ]  # fmt: skip
 
     def step(self) -> None:
@@ -109,11 +110,11 @@ class Chaos:
         )
         self.world.feed(oev.OfflineStateSeen(state))
 
-    def guest(self) -> None:
-        self.guests += 1
-        self.world.guests[-self.guests] = []
+    def peer_line(self) -> None:
+        self.peer_lines += 1
+        self.world.peer_lines[-self.peer_lines] = []
         residency = self.dice.choice([(), (EUROPE,)])
-        self.world.feed(ev.RequestArrived(guest(-self.guests, residency=residency)))
+        self.world.feed(ev.RequestArrived(peer_line(-self.peer_lines, residency=residency)))
 
     def submit(self) -> None:
         if len(self.world.jobs) < 6:
@@ -170,7 +171,7 @@ class Chaos:
         assert sum(window.attempted_tokens.values()) == running
         bodies = sum(line.body_bytes for line in world.out.values())
         assert window.body_bytes >= bodies and (world.storing or window.body_bytes == bodies)
-        assert all(len(outcomes) == 1 for outcomes in world.guests.values())
+        assert all(len(outcomes) == 1 for outcomes in world.peer_lines.values())
 
 
 @pytest.mark.parametrize("seed", range(40))

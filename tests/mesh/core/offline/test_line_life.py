@@ -200,7 +200,7 @@ def test_a_process_that_was_suspended_gives_nothing_up():
     assert key in world.open and not world.cancelled
 
 
-def test_what_was_under_way_when_the_bus_was_away_is_not_blamed():
+def test_what_was_under_way_when_the_bus_was_away_is_not_counted_as_failed():
     world, key = one_line(failures_max=1)
     world.feed(ev.BusLost())
     world.tick(25.0)
@@ -389,7 +389,7 @@ def test_a_line_waits_for_a_place_that_carries_its_label():
     assert world.attempted(EU) == [1]
 
 
-def test_a_peer_that_says_nothing_is_given_up_and_not_blamed_on_the_line():
+def test_a_peer_that_says_nothing_is_given_up_and_not_counted_against_the_line():
     world = World(failures_max=1)
     world.submit(lines=1)
     world.feed(oev.OfflineStateSeen(offline_state(EU)))

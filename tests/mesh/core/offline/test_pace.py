@@ -1,4 +1,4 @@
-"""When a job will end: speeds, capacities, estimates, and when its lines rise."""
+"""When a job will end: speeds, capacities, estimates, and when its lines are raised."""
 
 import pytest
 
@@ -149,8 +149,8 @@ def test_no_end_is_told_while_no_replica_serves_what_is_left():
     assert world.paced["j"].end_at is not None
 
 
-def run_risen(world: Mesh, seconds: float) -> dict[Priority | None, int]:
-    """Tokens handed out as ordinary work by priority, as offline work by None; all are answered."""
+def run_raised(world: Mesh, seconds: float) -> dict[Priority | None, int]:
+    """Tokens handed out as online work by priority, as offline work by None; all are answered."""
     tokens: dict[Priority | None, int] = {}
     until = world.now + seconds
     while world.now < until:
@@ -173,7 +173,7 @@ def test_as_many_tokens_rise_as_are_missing():
     forecast(world, 1.0, tokens_per_s=10.0)
     world.replica("us-0", room_max=0, fields={"kv_used_ratio": 0.0})
     world.submit(lines=800, window_s=4400.0)  # 80,000 tokens; 40,000 fit in what is left of 4,000 s
-    tokens = run_risen(world, 400.0)
+    tokens = run_raised(world, 400.0)
     # Nothing is computed as offline work; what is measured replaces the forecast's first hour.
     share = tokens[Priority.LOW] / 80_000
     assert 0.05 <= share <= 0.2, tokens
@@ -191,7 +191,7 @@ def test_promises_of_a_peer_count_until_half_the_window_is_gone(
     world.peer(EU, room=0, slack=IDLE)
     world.replica("us-0", room_max=0)
     world.submit(lines=200, began_at=began_at, deadline=80_000.0)
-    assert set(run_risen(world, 100.0)) == kinds
+    assert set(run_raised(world, 100.0)) == kinds
 
 
 def test_a_job_behind_others_counts_their_work():

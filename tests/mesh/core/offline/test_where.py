@@ -8,7 +8,7 @@ from mesh.core.model import events as ev
 from mesh.core.model.request import Served
 from mesh.core.offline import events as oev
 from mesh.core.offline.forecast import DAY, HOUR_S, ForecastState, ModelHistory
-from mesh.core.offline.regions import REST_S_MAX, SILENT_S_MAX, UNDER_WAY_TOKENS
+from mesh.core.offline.regions import BACKOFF_S_MAX, SILENT_S_MAX, UNDER_WAY_TOKENS
 from schemas.exchange import Priority, Refusal
 from schemas.ids import RegionId
 from schemas.residency import ground
@@ -215,7 +215,7 @@ def test_a_liar_gets_a_few_lines_that_bounce_and_rests_longer_each_time():
         world.feed(oev.JobSeen(world.jobs["j"]))
     bursts = sorted(set(bounced))
     assert len(bursts) < 15, "each rest is twice as long as the one before"
-    assert bursts[-1] - bursts[-2] > REST_S_MAX / 2
+    assert bursts[-1] - bursts[-2] > BACKOFF_S_MAX / 2
     assert max(Counter(bounced).values()) <= UNDER_WAY_TOKENS / 100 + 1
     assert Counter(bounced)[bursts[-1]] <= 100
     assert honest > 300, "the others' lines went elsewhere meanwhile"
@@ -273,7 +273,7 @@ def test_a_line_that_a_peer_refuses_goes_to_the_next_one():
     assert world.where() == {AP: 1}
 
 
-def test_near_its_deadline_a_job_becomes_ordinary_work():
+def test_near_its_deadline_a_job_becomes_online_work():
     """No room anywhere: half the window waits, then low, then normal priority; reported late."""
     world = Mesh()
     world.peer(EU, room=0)
@@ -295,7 +295,7 @@ def test_near_its_deadline_a_job_becomes_ordinary_work():
     assert world.paced["j"].late
 
 
-def test_a_job_in_time_is_never_ordinary_work():
+def test_a_job_in_time_is_never_online_work():
     world = Mesh()
     world.replica("us-0", room_max=500)
     world.submit(lines=200, window_s=1000.0)
@@ -311,7 +311,7 @@ def test_a_job_in_time_is_never_ordinary_work():
     assert not world.paced["j"].late
 
 
-def test_ordinary_work_goes_to_a_peers_routers_where_home_serves_nothing():
+def test_online_work_goes_to_a_peers_routers_where_home_serves_nothing():
     world = Mesh()
     world.peer(EU, room=0)
     world.submit(lines=5, window_s=100.0)

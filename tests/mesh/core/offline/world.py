@@ -51,11 +51,11 @@ def offline_state(region: str, seq: int = 1, **fields: Any) -> OfflineState:
     return OfflineState(**(known | fields))
 
 
-def guest(key: int, *, tokens: int = 100, deadline: float = 1e6, **fields: Any) -> Request:
+def peer_line(key: int, *, tokens: int = 100, deadline: float = 1e6, **fields: Any) -> Request:
     """A peer's line."""
     known: dict[str, Any] = {
         "key": key,
-        "request_id": RequestId(f"guest-{key}"),
+        "request_id": RequestId(f"peer_line-{key}"),
         "model": MODEL,
         "prompt": Prompt(tokens, ()),
         "arrived_at": 0.0,
@@ -138,9 +138,9 @@ class World:
         self.fetches: list[ofx.FetchLines] = []
         self.fetched_at: dict[int, float] = {}
         self.open: dict[int, OpenAttempt] = {}
-        self.guests: dict[int, list[fx.Dispatch | fx.RefusePeer]] = {}
+        self.peer_lines: dict[int, list[fx.Dispatch | fx.RefusePeer]] = {}
         self.attempts: dict[int, int] = {}
-        self.told_lost: list[fx.TellLost] = []
+        self.lost_reports: list[fx.TellLost] = []
         self.paced: dict[str, ofx.JobPaced] = {}
         self.published: list[OfflineState] = []
         self.saved: list[ofx.SaveForecast] = []
@@ -158,8 +158,8 @@ class World:
             fx.Dispatch: self.on_dispatch,
             fx.Forward: self.on_forward,
             fx.CancelAttempt: self.on_cancel,
-            fx.RefusePeer: lambda effect: self.guests[effect.key].append(effect),
-            fx.TellLost: self.told_lost.append,
+            fx.RefusePeer: lambda effect: self.peer_lines[effect.key].append(effect),
+            fx.TellLost: self.lost_reports.append,
         }
 
     def feed(self, event: oev.OfflineEvent) -> list[ofx.OfflineEffect]:
@@ -299,7 +299,7 @@ class World:
     def on_dispatch(self, effect: fx.Dispatch) -> None:
         one = self.replicas[effect.replica]
         if effect.answer_inbox is not None:
-            self.guests[effect.key].append(effect)
+            self.peer_lines[effect.key].append(effect)
             assert one.given_since + 110 <= one.room_told, "no more than its heartbeat named"
             one.given_since += 110
             one.last_handoff = effect.handoff

@@ -126,9 +126,9 @@ class Tables:
         return table([*head, "aborted per line answered"], rows)
 
     def prefixes(self) -> str:
-        """Subtrees dealt to one replica each, against lines that are sprinkled."""
+        """Subtrees given to one replica each, against lines given regardless of their prefixes."""
         rows = []
-        for name, sees in (("dealt by subtree", True), ("sprinkled", False)):
+        for name, sees in (("by subtree", True), ("regardless of prefixes", False)):
             values = self.values(_per_gpu_hour, ONE, MESH, sees)
             cached = self.values(lambda one: one.cached_share, ONE, MESH, sees)
             rows.append([name, _millions(values), share(spread(cached)[0])])
@@ -165,6 +165,8 @@ class Tables:
             "without hurry. *Office hours*: jobs come by each region's own clock, "
             f"{OFFICE_LINES_PER_S:g} lines a second and GPU on average, to be answered within "
             f"{OFFICE_WINDOW_H:g} hours.\n\n"
+            "The budget of an iteration and the numbers of lines were chosen on seed 0, which is "
+            "one of those below.\n\n"
             f"Agents accept iterations of {1e3 * play.budget_s:.0f} ms. Without offline work TTFT "
             f"is {1e3 * p50:.0f} ms (p50) and {1e3 * p99:.0f} ms (p99). Medians of "
             f"{counted(len(self._seeds), 'seed')}, least and most in brackets."

@@ -52,7 +52,7 @@ OFFICE_WINDOW_H = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """One run. `by_prefix`: lines that share a beginning are dealt together."""
+    """One run. `by_prefix`: lines that share a beginning go to one replica."""
 
     origin: str
     scope: str

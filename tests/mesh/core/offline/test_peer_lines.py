@@ -10,13 +10,13 @@ from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId
 from schemas.state import ReplicaState
 from tests.mesh.core.build import beat
-from tests.mesh.core.offline.world import EUROPE, World, guest
+from tests.mesh.core.offline.world import EUROPE, World, peer_line
 
 
 def arrives(world: World, request: Request) -> fx.Dispatch | fx.RefusePeer:
-    world.guests[request.key] = []
+    world.peer_lines[request.key] = []
     world.feed(ev.RequestArrived(request))
-    (outcome,) = world.guests[request.key]
+    (outcome,) = world.peer_lines[request.key]
     return outcome
 
 
@@ -41,7 +41,7 @@ def test_a_peers_line_is_placed_or_refused(
     world = World(**settings)
     world.replica("us-0", room_max=1000, fields=beats)
     world.beats()
-    found = arrives(world, guest(-1, **fields))
+    found = arrives(world, peer_line(-1, **fields))
     if isinstance(found, fx.Dispatch):
         assert (found.replica, found.answer_inbox, found.attempt) == (outcome, "inbox--1", 1)
     else:
@@ -53,14 +53,14 @@ def test_no_more_are_taken_than_there_is_room_for():
     world.replica("us-0", room_max=500)
     world.replica("us-1", room_max=300)
     world.beats()
-    found = [arrives(world, guest(-number)) for number in range(1, 10)]
+    found = [arrives(world, peer_line(-number)) for number in range(1, 10)]
     placed = [one.replica for one in found if isinstance(one, fx.Dispatch)]
     assert sorted(placed) == ["us-0"] * 4 + ["us-1"] * 2
     assert placed[0] == "us-0", "the most room"
     assert len({one.handoff for one in found if isinstance(one, fx.Dispatch)}) == 6
     world.tick()
     world.beats()
-    assert isinstance(arrives(world, guest(-20)), fx.Dispatch)
+    assert isinstance(arrives(world, peer_line(-20)), fx.Dispatch)
 
 
 def test_prompts_with_one_beginning_go_to_one_replica():
@@ -72,7 +72,7 @@ def test_prompts_with_one_beginning_go_to_one_replica():
     for number in range(1, 17):
         family = number % 4
         prompt = Prompt(100, (family, 100 + family, 10_000 + number))
-        found = arrives(world, guest(-number, prompt=prompt))
+        found = arrives(world, peer_line(-number, prompt=prompt))
         assert isinstance(found, fx.Dispatch)
         placed.setdefault(family, set()).add(found.replica)
         assert found.prefill_tokens == (100 if number <= 4 else 1)
@@ -85,11 +85,11 @@ def test_nothing_is_taken_while_draining_and_without_heartbeats():
     world.replica("us-0")
     world.beats()
     world.tick(1.0)
-    found = arrives(world, guest(-1))
+    found = arrives(world, peer_line(-1))
     assert isinstance(found, fx.RefusePeer) and found.reason == Refusal.NO_OFFLINE_ROOM
     world.beats()
     world.feed(ev.Drain())
-    found = arrives(world, guest(-2))
+    found = arrives(world, peer_line(-2))
     assert isinstance(found, fx.RefusePeer) and found.reason == Refusal.DRAINING
 
 
@@ -97,12 +97,12 @@ def test_the_asking_runner_learns_that_its_replica_is_lost():
     world = World()
     world.replica("us-0", room_max=1000)
     world.beats()
-    arrives(world, guest(-2, deadline=0.05))
-    arrives(world, guest(-1))
+    arrives(world, peer_line(-2, deadline=0.05))
+    arrives(world, peer_line(-1))
     world.tick()
     world.tick()
     world.feed(ev.HeartbeatSeen(beat("us-0", 99, epoch=1, state=ReplicaState.GONE)))
-    assert world.told_lost == [fx.TellLost("inbox--1", ReplicaId("us-0"))]
+    assert world.lost_reports == [fx.TellLost("inbox--1", ReplicaId("us-0"))]
 
 
 def test_own_lines_go_first():
@@ -110,7 +110,7 @@ def test_own_lines_go_first():
     world.replica("us-0", room_max=500)
     world.submit(lines=20)
     world.run(1.0)
-    found = arrives(world, guest(-1))
+    found = arrives(world, peer_line(-1))
     assert isinstance(found, fx.RefusePeer) and found.reason == Refusal.NO_OFFLINE_ROOM
 
 
@@ -118,7 +118,7 @@ def test_the_peer_is_told_of_a_lost_replica_that_has_no_online_work():
     world = World()
     replica = world.replica("us-0")
     world.beats()
-    placed = arrives(world, guest(-1))
+    placed = arrives(world, peer_line(-1))
     assert isinstance(placed, fx.Dispatch)
     replica.fields = {"offline_running": 1}
     world.beats()
@@ -127,14 +127,14 @@ def test_the_peer_is_told_of_a_lost_replica_that_has_no_online_work():
     assert [one.answer_inbox for one in effects if isinstance(one, fx.TellLost)] == ["inbox--1"]
 
 
-def test_a_guest_that_comes_again_is_taken_to_be_computed_whole():
+def test_a_peer_line_that_comes_again_is_taken_to_be_computed_whole():
     """Else a peer that sends and cancels would have long prompts computed as if they were short."""
     world = World()
     world.replica("us-0")
     world.beats()
     prompt = Prompt(640, tuple(range(10)))
     for key in (-1, -2):
-        placed = arrives(world, guest(key, prompt=prompt))
+        placed = arrives(world, peer_line(key, prompt=prompt))
         assert isinstance(placed, fx.Dispatch)
         assert placed.prefill_tokens == 640
         world.beats()

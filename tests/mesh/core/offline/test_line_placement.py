@@ -8,7 +8,7 @@ import pytest
 from mesh.core.model import effects as fx
 from mesh.core.model import events as ev
 from mesh.core.offline import events as oev
-from mesh.core.offline.stretches import LOOKED_PAST, Stretches
+from mesh.core.offline.prefixes import LOOKED_PAST, PrefixRanges
 from schemas.ids import ReplicaId
 from schemas.offline_queue import OfflineQueue
 from schemas.state import Lease, ReplicaState
@@ -22,7 +22,7 @@ def family(number: int, size: int) -> tuple[int, ...]:
     return (head * 1000, head * 1000 + 1, 10**6 + number)
 
 
-def dealt(world: World, seconds: float) -> dict[tuple[str, int], str]:
+def placed(world: World, seconds: float) -> dict[tuple[str, int], str]:
     """Which replica answered which line."""
     places: dict[tuple[str, int], str] = {}
     until = world.now + seconds
@@ -43,12 +43,12 @@ def dealt(world: World, seconds: float) -> dict[tuple[str, int], str]:
 
 @pytest.mark.parametrize(("families", "size", "replicas"), [(40, 10, 4), (12, 30, 3), (3, 100, 8)])
 def test_a_family_of_prompts_goes_to_one_replica(families: int, size: int, replicas: int):
-    """Each replica cuts a family at most about twice: where its stretch begins and ends."""
+    """Each replica cuts a family at most about twice: where its range begins and ends."""
     world = World(utility_ratio=1.0)
     for number in range(replicas):
         world.replica(f"us-{number}", room_max=300)
     world.submit(lines=families * size, shape=lambda number: family(number - 1, size))
-    places = dealt(world, 300.0)
+    places = placed(world, 300.0)
     assert len(places) == families * size
     holders: dict[int, set[str]] = {}
     for (_, number), place in places.items():
@@ -211,22 +211,22 @@ def test_a_place_gets_the_oldest_line_now_and_then():
         for key, prompt in enumerate([(9,), (5, 1), (5, 2), (9, 3)]):
             queue.add(key, prompt)
         queue.take(0)
-        return Stretches(queue).next_for("a", lambda key: True) or 0
+        return PrefixRanges(queue).next_for("a", lambda key: True) or 0
 
     assert first_of(1.0) == 3, "beside the first one"
     assert first_of(0.0) == 1
 
 
-def test_stretches_are_cut_where_few_blocks_are_shared():
+def test_ranges_are_cut_where_few_blocks_are_shared():
     queue = OfflineQueue(Random(3), utility_ratio=1.0)
     prompts = [(1, 2, 3), (1, 2, 4), (1, 2, 5), (1, 2, 6), (7, 1), (7, 2), (7, 3), (7, 4)]
     for key, prompt in enumerate(prompts):
         chained = [hash(prompt[: end + 1]) for end in range(len(prompt))]
         queue.add(key, chained)
-    stretches = Stretches(queue)
+    ranges = PrefixRanges(queue)
 
     def takes(owner: str) -> int | None:
-        key = stretches.next_for(owner, lambda key: True)
+        key = ranges.next_for(owner, lambda key: True)
         if key is not None:
             queue.take(key)
         return key
@@ -235,8 +235,8 @@ def test_stretches_are_cut_where_few_blocks_are_shared():
     assert takes("c") == 3, "the second half of what a has left"
     queue.put_back(1)
     queue.put_back(0)
-    stretches.came_back("a", 1)
-    stretches.came_back("a", 0)
+    ranges.came_back("a", 1)
+    ranges.came_back("a", 0)
     assert [takes("a"), takes("a"), takes("a")] == [0, 1, 2]
-    stretches.leave("b")
+    ranges.leave("b")
     assert [takes("c"), takes("a")] == [7, None]

@@ -1,32 +1,32 @@
 """Peers' lines: placed at once on a replica with room for offline work, or refused.
 
-None is kept waiting here: it waits in its own region, which may find another place for it. It goes
-to the replica that was given the longest part of its prompt's beginning, if that has room, else to
-the one with the most room.
+None waits here: a refused line waits in its own region, which may find another place for it. A line
+goes to the replica that was given the longest part of its prompt's beginning, if that has room,
+else to the one with the most room.
 """
 
 from mesh.core.model import effects as fx
 from mesh.core.model.request import Request
 from mesh.core.offline.attempts import Attempts
 from mesh.core.offline.effects import OfflineEffect
-from mesh.core.offline.line_size import ANSWER_TOKENS_DEFAULT
-from mesh.core.offline.prefix_memory import PrefixMemory
-from mesh.core.offline.rooms import Rooms
+from mesh.core.offline.events import ANSWER_TOKENS_DEFAULT
+from mesh.core.offline.prefixes import PrefixMemory
+from mesh.core.offline.room import OfflineRoom
 from mesh.core.placement.residency import Residency
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.exchange import Refusal
 from schemas.ids import ModelId, ReplicaId
 
 
-class Guests:
-    """Peers' lines."""
+class PeerLines:
+    """Places or refuses lines that peers' runners send."""
 
     def __init__(
         self,
         *,
         takes_peers: bool,
         replicas: ReplicaTable,
-        rooms: Rooms,
+        room: OfflineRoom,
         residency: Residency,
         memory: PrefixMemory,
         attempts: Attempts,
@@ -34,7 +34,7 @@ class Guests:
     ) -> None:
         self._takes_peers = takes_peers
         self._replicas = replicas
-        self._rooms = rooms
+        self._room = room
         self._residency = residency
         self._memory = memory
         self._attempts = attempts
@@ -48,10 +48,10 @@ class Guests:
         tokens = request.prompt.tokens + (request.answer_tokens or ANSWER_TOKENS_DEFAULT)
         place = Refusal.DRAINING if draining else self._place(request, tokens, now)
         if isinstance(place, Refusal):
-            self._attempts.counts.guests_refused += 1
+            self._attempts.counts.peer_lines_refused += 1
             self._effects.append(fx.RefusePeer(request.key, inbox, place))
             return
-        self._attempts.counts.guests += 1
+        self._attempts.counts.peer_lines += 1
         held = self._memory.held_blocks(place, request.prompt.hashes)
         if held == len(request.prompt.hashes):
             held = 0  # the same prompt again: only its own region knows whether it was computed
@@ -69,7 +69,7 @@ class Guests:
                 handoff,
                 inbox,
                 prefill_tokens,
-                term=self._rooms.term(now),
+                term=self._room.term(now),
             )
         )
 
@@ -81,15 +81,15 @@ class Guests:
         if not self._replicas.serving(request.model):
             return Refusal.NO_REPLICA
         wanted = self._residency.wanted(request)
-        rooms = {
+        room_of = {
             replica.heartbeat.replica: room
-            for replica, room in self._rooms.serving(request.model, wanted, now)
+            for replica, room in self._room.serving(request.model, wanted, now)
             if room >= tokens
         }
-        if not rooms:
+        if not room_of:
             self.lacked_room[request.model] = None
             return Refusal.NO_OFFLINE_ROOM
         for holder in self._memory.holders(request.prompt.hashes):
-            if holder in rooms:
+            if holder in room_of:
                 return holder
-        return max(rooms, key=lambda name: (rooms[name], name))
+        return max(room_of, key=lambda name: (room_of[name], name))

@@ -17,13 +17,13 @@ from infra.process import LimitedLog, end_all
 from mesh.batch import output_line
 from mesh.batch.job_tasks import stored
 from mesh.batch.output_line import Result, answered, error_code, unanswered
-from mesh.batch.queues import IN_PROGRESS_S, TakenLine
+from mesh.batch.queues import ACK_WAIT_S, IN_PROGRESS_S, TakenLine
 from mesh.batch.records import LinesGone, StoreError, StoreFull, StoreUnavailable, TooLarge
 from mesh.batch.store import BatchStore
 from mesh.core.model.prompt import PromptInvalid, PromptReader, TextSize, prompt_text
 from mesh.core.offline import effects as ofx
 from mesh.core.offline import events as oev
-from mesh.core.offline.line_size import answer_tokens_max
+from mesh.core.offline.events import answer_tokens_max
 from mesh.session.record import OpenRequest
 from mesh.session.session import Session
 from schemas.batch import BatchJob
@@ -61,7 +61,7 @@ class HeldLine:
 
 
 class LineMetrics:
-    """What the desk counts; this one counts nothing."""
+    """Counters of `HeldLines`; this one counts nothing."""
 
     def stored(self, result: Result, code: str) -> None:
         """A line's result is stored; `code`: of its error, if it has no answer."""
@@ -73,7 +73,7 @@ class LineMetrics:
         """The store did not take a result; it is tried again."""
 
 
-class LineDesk:
+class HeldLines:
     """One runner's. `performers` go to the session; `keep` runs until cancelled; then `close`."""
 
     def __init__(
@@ -297,7 +297,7 @@ class LineDesk:
     async def _store_result(self, taken: TakenLine, result: Result) -> None:
         """Store it and acknowledge its line, however long the store takes."""
         line, wait_s = taken.line, STORE_RETRY_S
-        while self._job_of(line.job) is not None:  # else nobody reads it any more
+        while self._job_of(line.job) is not None:  # else the result is not used any more
             try:
                 await self._store.results.put(stored(line.job, line.number, line.custom_id, result))
                 await self._store.lines.ack(taken)
@@ -325,4 +325,5 @@ class LineDesk:
         try:
             await self._store.lines.nak(taken)
         except StoreError as error:
-            self._log.warning("nak", "store", "a line goes back in half a minute: %s", error)
+            text = "a line was not put back; other runners get it in %g s: %s"
+            self._log.warning("nak", "store", text, ACK_WAIT_S, error)
