@@ -131,17 +131,20 @@ async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) 
         "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
         "run this again"
     )
-    return await _set_up_all(address, kept(region, has_peers=has_peers), advice)
+    wanted = kept(region, has_peers=has_peers)
+    return await _set_up_all(address, subjects.INBOX_ROOT, wanted, advice)
 
 
 async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str, str]:
     """The same for the streams of its batch jobs. `address`: as the user batch-setup."""
     advice = (
         "if [batch] of mesh.toml was changed, run `mesh infra nats`, reload nats-server, and run "
-        "this again; to remove the stream (`nats stream rm {}`, as the user batch-setup) loses "
-        "what it holds"
+        "this again; to remove the stream (`nats --inbox-prefix "
+        f"{subjects.INBOX_BATCH_SETUP} stream rm {{}}`, as the user batch-setup) loses what it "
+        "holds"
     )
-    return await _set_up_all(address, batch_streams.kept(limits), advice)
+    wanted = batch_streams.kept(limits)
+    return await _set_up_all(address, subjects.INBOX_BATCH_SETUP, wanted, advice)
 
 
 async def set_up_region(
@@ -163,9 +166,9 @@ async def set_up_region(
 
 
 async def _set_up_all(
-    address: bus.BusAddress, wanted: Iterable[StreamConfig], advice: str
+    address: bus.BusAddress, inbox: str, wanted: Iterable[StreamConfig], advice: str
 ) -> dict[str, str]:
-    client = await bus.connect(address, name="mesh setup", inbox_prefix=subjects.INBOX_ROOT)
+    client = await bus.connect(address, name="mesh setup", inbox_prefix=inbox)
     try:
         return {str(config.name): await _set_up(client, config, advice) for config in wanted}
     finally:
