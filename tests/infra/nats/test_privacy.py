@@ -113,7 +113,9 @@ async def test_replies_to_one_user_are_received_by_no_other(mesh: NatsRegions):
     """Users of one account have inboxes apart, the others accounts apart."""
     users = {
         **dict.fromkeys(("observer", "operator", "system", "setup"), "_INBOX"),
-        **{"router": "_INBOX.us.r1", "batch": "_INBOX", "batch-observer": "_INBOX"},
+        "router": "_INBOX.us.r1",
+        "batch": "_INBOX",
+        "batch-observer": "_INBOX",
         "batch-setup": subjects.INBOX_BATCH_SETUP,
     }
     received: list[tuple[str, str]] = []
