@@ -46,6 +46,7 @@ _FILLED_IN: Mapping[str, object] = {
     "compression": "none",
 }
 _SERVERS_OWN = "_nats."  # keys of metadata
+_TEXT = "description"  # for people: streams of the version before have none, and are no worse
 
 
 class StreamsUnusable(Exception):
@@ -56,6 +57,7 @@ def heartbeats(region: RegionId) -> StreamConfig:
     """The last heartbeat of every replica. Publishers wait for no acknowledgement."""
     return StreamConfig(
         name=subjects.STREAM_HEARTBEATS,
+        description=f"The last heartbeat of every replica of {region}",
         subjects=[subjects.heartbeat(region, subjects.ANY)],
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
@@ -70,6 +72,7 @@ def lease(region: RegionId) -> StreamConfig:
     """The last write of the region's lease; accepted writes are republished with their number."""
     return StreamConfig(
         name=subjects.STREAM_LEASES,
+        description=f"The lease of {region}: which region's routers own its replicas",
         subjects=[subjects.lease(region)],
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
@@ -92,7 +95,7 @@ def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:
     should = {**_FILLED_IN, **asked}
     return [
         f"{name} is {json.dumps(found.get(name))}"
-        for name in sorted({*should, *found})
+        for name in sorted({*should, *found} - {_TEXT})
         if _plain(name, found.get(name)) != _plain(name, should.get(name))
     ]
 
@@ -106,8 +109,8 @@ def _plain(name: str, value: object) -> object:
     return None if value in (None, False, 0, -1, "") or value == {} or value == [] else value
 
 
-async def altered(client: Client, wanted: StreamConfig) -> list[str]:
-    """What differs in a stream on the server, or that there is none.
+async def altered(client: Client, wanted: StreamConfig, *, also_text: bool = False) -> list[str]:
+    """What differs in a stream on the server, or that there is none. `also_text`: its description.
 
     Raises nats.errors.Error if JetStream does not answer.
     """
@@ -117,7 +120,9 @@ async def altered(client: Client, wanted: StreamConfig) -> list[str]:
         error = reply.get("error")
         if error is not None:
             return [str(error.get("description"))]
-        return differences(wanted, reply["config"])
+        config = reply["config"]
+        other = also_text and config.get(_TEXT) != wanted.description
+        return [*differences(wanted, config), *[f"{_TEXT} is {config.get(_TEXT)!r}"] * other]
     except (ValueError, KeyError, AttributeError):
         return [f"its settings can't be read: {answer.data[:200]!r}"]
 
@@ -180,7 +185,7 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
     done = AS_IT_SHOULD_BE
     try:
         try:
-            if await altered(client, config):
+            if await altered(client, config, also_text=True):
                 await stream.add_stream(config)
                 done = MADE
         except nats.js.errors.BadRequestError as error:
@@ -188,7 +193,7 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
                 raise
             await stream.update_stream(config)
             done = PUT_RIGHT
-        left = await altered(client, config)
+        left = await altered(client, config, also_text=True)
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
         left = [str(error) or type(error).__name__]
     if left:

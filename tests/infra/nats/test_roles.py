@@ -204,6 +204,12 @@ async def test_setup_puts_an_altered_stream_right_and_routers_can_see_that(us: N
         assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
         assert await streams.altered(router.client, heartbeats) == []
         assert (await us.set_up("us"))["HEARTBEATS"] == "as it should be"
+        # One of the version before serves as well, until it is set up again.
+        await stream.update_stream(replace(heartbeats, description=None))
+        assert await streams.altered(router.client, heartbeats) == []
+        assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
+        info = await setup.client.jsm().stream_info("HEARTBEATS")
+        assert info.config.description == "The last heartbeat of every replica of us"
         await stream.delete_stream("HEARTBEATS")
         assert await streams.altered(router.client, heartbeats) == ["stream not found"]
         assert (await us.set_up("us"))["HEARTBEATS"] == "made"
