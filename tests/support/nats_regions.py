@@ -15,6 +15,7 @@ from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
+from schemas import subjects
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
 
@@ -116,14 +117,15 @@ class NatsRegions:
         region: str,
         user: str,
         *,
-        inbox_prefix: str = "_INBOX",
+        inbox_prefix: str | None = None,
         on_error: Callable[[Exception], None] | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Client:
+        own = subjects.INBOX_BATCH_SETUP if user == "batch-setup" else subjects.INBOX_ROOT
         return await bus.connect(
             self.address(region, user),
             name=user,
-            inbox_prefix=inbox_prefix,
+            inbox_prefix=inbox_prefix or own,
             on_error=on_error,
             on_lost=on_lost,
         )
