@@ -40,6 +40,7 @@ from mesh.doctor.findings import (
     result_if,
 )
 from mesh.doctor.manual_commands import ManualCommands, with_causes
+from mesh.doctor.permission_checks import check_watcher
 from schemas import subjects
 from schemas.catalog import Role
 from schemas.ids import RegionId
@@ -120,31 +121,23 @@ async def _examine_region(
     if unreachable is not None:
         return unreachable
 
-    async def observe(client: Client, found: RegionFindings) -> None:
-        region, listen_s = RegionId(found.region), settings.listen_s
-        observed = await observed_state.listen(client, region, clock, listen_s)
-        observed_state.compare(found, topology, observed, clock())
-        await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
-
     async def as_observer(found: RegionFindings, connection: DoctorConnection) -> None:
         client, name = connection.client, RegionId(found.region)
         configs = streams.kept(name, has_peers=bool(topology.peers(name)))
         await _check_bus(found, client, clock)
         checks = [
             lambda part: observed_state.check_streams(part, configs, client),
-            lambda part: observe(client, part),
+            lambda part: _observe(part, topology, client, settings),
         ]
         if logins.observer is not None:
-            watcher = permission_checks.check_watcher
-            checks.append(lambda part: watcher(part, connection, Role.OBSERVER))
+            checks.append(lambda part: check_watcher(part, connection, Role.OBSERVER))
         await found.run_concurrently(*checks)
 
     async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:
         client, listen_s = connection.client, settings.listen_s
-        watcher = permission_checks.check_watcher
         await found.run_concurrently(
             lambda part: observed_state.check_prefixes(part, topology, client, listen_s),
-            lambda part: watcher(part, connection, Role.OPERATOR),
+            lambda part: check_watcher(part, connection, Role.OPERATOR),
         )
 
     async def as_router(found: RegionFindings, connection: DoctorConnection) -> None:
@@ -178,6 +171,15 @@ async def _examine_region(
         partial(_as_user, "system", logins.system, TOOL_INBOX, as_system, settings),
     )
     return None
+
+
+async def _observe(
+    found: RegionFindings, topology: Topology, client: Client, settings: ExaminationSettings
+) -> None:
+    region, clock, listen_s = RegionId(found.region), settings.clock, settings.listen_s
+    observed = await observed_state.listen(client, region, clock, listen_s)
+    observed_state.compare(found, topology, observed, clock())
+    await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
 
 
 async def _as_user(

@@ -99,6 +99,10 @@ class NatsRegions:
         assert pid is not None
         return pid
 
+    def log(self, region: str) -> str:
+        """What the region's server has written."""
+        return self._logs[region].read_text()
+
     def forbade(self, region: str, user: str, subject: str) -> bool:
         """Whether the region's server has written that this user may not say this."""
         said = ("Publish Violation", user, f'Subject "{subject}"')

@@ -72,6 +72,11 @@ async def logged_in(us: NatsRegions, user: str, prefix: str = "_INBOX") -> Async
         await session.client.close()
 
 
+async def test_the_server_does_not_warn_of_plain_passwords(us: NatsRegions):
+    assert "plaintext" not in us.log("us").lower()
+    assert "Server is ready" in us.log("us")
+
+
 async def test_no_client_logs_in_without_a_password(us: NatsRegions, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     url = us.address("us", "router").url
