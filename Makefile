@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-pythons test-engines test-systemd test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
+.PHONY: up test test-pythons test-engines test-tools test-systemd test-benchmarks drills fault-run bench compare fidelity decide lint format schemas clean help
 .PHONY: study-skywalker study-preble study-gorgo study-mesh study-federation study-chapter study-scale
 .PHONY: study-hygen study-offline study-gossip gossip-live gossip-heals
 .PHONY: study-loss study-proactive control-cost bench-workers bench-replicas bench-agent bench-tracing bench-overload gate-renew
@@ -37,6 +37,10 @@ test-pythons: ## `make test` with every supported Python that this machine has, 
 test-engines: $(STAMP) ## the mesh over real vLLM, llama.cpp, Dynamo's mocker (minutes; installs 7 GB once)
 	$(BIN)/python -m tests.engines.install
 	$(BIN)/pytest -m "engines or not engines" tests/engines
+
+test-tools: $(STAMP) ## the `nats` command on a running mesh, as documents tell (a minute; builds it once with Go)
+	$(BIN)/python -m tests.tools.natscli
+	$(BIN)/pytest -rP -m tools tests/tools
 
 test-systemd: $(STAMP) ## the units on a systemd booted in a container of Debian 12 (minutes; root)
 	$(BIN)/pytest -rP -m booted tests/booted

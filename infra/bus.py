@@ -8,18 +8,16 @@ worthless later (a heartbeat) checks `is_connected` first.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from infra.process import LimitedLog, end_all
-from schemas.replies import is_service_reply
 
 log = logging.getLogger(__name__)
 
@@ -245,40 +243,6 @@ class BusClient(Client):
     async def close(self) -> None:
         self._transport = _LeavingTransport(self._transport, is_connected=self.is_connected)
         await super().close()
-
-
-class AnsweringServices:
-    """A client for NATS micro services that answers only to reply subjects of services.
-
-    The library's service answers to whatever reply subject a request names.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._limited = LimitedLog(log)
-        self._nuid = client._nuid
-        self.flush = client.flush
-
-    async def subscribe(self, subject: str, cb: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """Subscribe, and pass on requests that may be answered."""
-
-        async def guarded(msg: Msg) -> None:
-            if is_service_reply(msg.reply):
-                await cb(msg)
-            else:
-                self._limited.warning(
-                    "service",
-                    "reply subject",
-                    "dropped a request on %s: its reply subject %.200r is not allowed",
-                    *(msg.subject, msg.reply),
-                )
-
-        return await self._client.subscribe(subject, cb=guarded)
-
-
-def answering_services(client: Client) -> Client:
-    """The client to give to a service of the library."""
-    return cast(Client, AnsweringServices(client))
 
 
 @dataclass(slots=True)

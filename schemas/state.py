@@ -9,7 +9,7 @@ readers ignore fields they don't know. The texts under the fields are the descri
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, overload
 
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -307,6 +307,21 @@ _LEASE: TypeAdapter[Lease] = TypeAdapter(Lease)
 _OFFLINE: TypeAdapter[OfflineState] = TypeAdapter(OfflineState)
 
 T = TypeVar("T")
+
+
+SIGNIFICANT_DIGITS = 4
+SMALLEST = 1e-9  # a nanosecond; of a rate, one event in thirty years
+
+
+@overload
+def rounded(value: float) -> float: ...
+@overload
+def rounded(value: None) -> None: ...
+def rounded(value: float | None) -> float | None:
+    """A measured value as a message has it: to SIGNIFICANT_DIGITS, and 0 below SMALLEST."""
+    if value is None:
+        return None
+    return 0.0 if abs(value) < SMALLEST else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def encode_state(message: Heartbeat | Digest | Lease | OfflineState) -> bytes:

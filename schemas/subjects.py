@@ -14,6 +14,7 @@ from schemas.residency import Label
 
 ROOT = "mesh"
 INBOX_ROOT = "_INBOX"
+INBOX_BATCH_SETUP = "_INBOX_batch-setup"  # of a user who shares an account with routers
 SERVICE_REPLY_ROOT = "_R_"  # of a server's own reply subjects, for requests from another account
 ANY = "*"
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)
 PORTS = {"8101": "us", "8102": "eu", "8103": "ap"}
 DEADLINE_S = 120.0
 # Not run, by the beginning of the first line, and why.
-NATS = "needs the `nats` command"
+NATS = "needs the `nats` command: tests/tools"
 SYSTEM = "needs root and a booted systemd: tests/booted"
 NOT_RUN = {
     "make up ": "`mesh up` runs below; what `make` does: tests/test_makefile.py",

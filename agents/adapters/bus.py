@@ -18,7 +18,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import StatusCode
-from nats.micro.service import Service, ServiceConfig
 
 from agents.adapters.outbox import BusConnection, Outbox
 from agents.core.events import (
@@ -30,8 +29,9 @@ from agents.core.events import (
     WorkArrived,
 )
 from agents.core.name_claim import CLAIM_S, NameClaim, NameDecision
-from infra.bus import FLUSH_TIMEOUT_S, BusUnreachable, answering_services, closed_for_good, flush
+from infra.bus import FLUSH_TIMEOUT_S, BusUnreachable, closed_for_good, flush
 from infra.process import LimitedLog
+from infra.services import Endpoint, EndpointFigures, ProcessService
 from schemas import subjects
 from schemas.exchange import H_BODY_INBOX, H_BODY_OFFSET, Alive, Cancel, Credit
 from schemas.ids import ModelId, RegionId, ReplicaId, RouterId
@@ -40,7 +40,6 @@ from schemas.wire import WireError, decode_as
 
 log = logging.getLogger(__name__)
 
-SERVICE_VERSION = "0.1.0"
 WORK_MESSAGES_MAX = 4096
 CONTROL_MESSAGES_MAX = 65536
 BYTES_MAX = 64 * 1024 * 1024
@@ -67,7 +66,7 @@ class AgentBus:
         self._heartbeats = subjects.heartbeat(region, replica)
         self._subscriptions: list[Subscription] = []
         self._metadata: dict[str, str] = {}
-        self._service: Service | None = None
+        self._service: ProcessService | None = None
         self._log = LimitedLog(log)
         self.unanswered = 0  # work that was dropped because of its reply subject
         self.outbox = Outbox(client.publish, connection)
@@ -106,27 +105,34 @@ class AgentBus:
         await self._subscribe(subjects.work(*me), work, queue=queue, messages=most)
         await self.flush(FLUSH_TIMEOUT_S)
 
-    async def register(self, engine: str, models: tuple[ModelId, ...]) -> None:
-        """Show this agent in `nats micro ls|info|stats`; again when its models change.
+    async def register(
+        self,
+        engine: str,
+        version: str | None,
+        models: tuple[ModelId, ...],
+        figures: Callable[[], EndpointFigures],
+    ) -> None:
+        """Show this agent in `nats micro ls|info|stats`; again when what it serves changes.
 
-        The service has no endpoint: work must not pass through callbacks that wait for each other,
-        and the replica's state is its heartbeat.
+        `version`: the engine's, where it shows one.
         """
         # The service answers with this very dict, so changing it is enough later on.
-        self._metadata |= {
-            "region": self._region,
-            "replica": self._replica,
-            "engine": engine,
-            "models": ", ".join(models),
-        }
+        self._metadata.clear()
+        self._metadata |= {"region": self._region, "replica": self._replica, "engine": engine}
+        if version is not None:
+            self._metadata["engine_version"] = version
+        self._metadata["models"] = ", ".join(models)
         if self._service is None:
-            config = ServiceConfig(
-                name=subjects.SERVICE_AGENT,
-                version=SERVICE_VERSION,
-                description="The process beside one inference engine",
-                metadata=self._metadata,
+            work = subjects.work(self._region, self._replica)
+            self._service = ProcessService(
+                self._client,
+                subjects.SERVICE_AGENT,
+                self._replica,
+                "The process beside one inference engine",
+                self._metadata,
+                Endpoint("work", work, subjects.QUEUE_AGENT),
+                figures,
             )
-            self._service = Service(answering_services(self._client), config)
             try:
                 await self._service.start()
             except nats.errors.Error as problem:  # the bus is away; its subscriptions come back

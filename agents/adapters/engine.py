@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import orjson
 
-from agents.adapters.engine_kinds import EngineDialect, MetricsPage
+from agents.adapters.engine_kinds import EngineDialect, MetricsPage, read_object
 from agents.adapters.http_client import HttpBroken, HttpClient, origin
 from agents.config import MODELS_MAX
 from agents.core.events import NOTHING_KNOWN, EngineReading, EngineScraped, ScrapeFailed
@@ -62,7 +62,8 @@ class EngineClient:
         """
         self._kind = kind
         self._given_models = models
-        self._settings_paths = kind.settings_paths if reads_batch_max else ()
+        self._reads_batch_max = reads_batch_max
+        self.version: str | None = None  # of the engine, where its settings show it
         self._settings_due_at = float("-inf")
         self._batch_max: int | None = None
         self._clock = clock
@@ -126,7 +127,7 @@ class EngineClient:
         except (OSError, HttpBroken, UnexpectedAnswer) as problem:
             detail = str(problem) or type(problem).__name__
         self.refresh_models()  # what comes back may be another engine
-        self._settings_due_at, self._batch_max = float("-inf"), None
+        self._settings_due_at, self._batch_max, self.version = float("-inf"), None, None
         return ScrapeFailed(
             began_at=began_at, last_byte_at=self.last_byte_at, timed_out=timed_out, detail=detail
         )
@@ -148,18 +149,25 @@ class EngineClient:
         page = await self._get(self._page, "")
         reading = self._kind.read(MetricsPage(page.decode("utf-8", "replace")))
         if self._clock() >= self._settings_due_at:
-            self._batch_max = await self._batch_size() or self._batch_max
-            self._settings_due_at = self._clock() + SETTINGS_EVERY_S
+            await self._read_settings()
         return reading if self._batch_max is None else replace(reading, batch_max=self._batch_max)
 
-    async def _batch_size(self) -> int | None:
-        """By its settings, in the time of one page; None if they don't show it, for any reason."""
+    async def _read_settings(self) -> None:
+        """Its batch size and version, in the time of one page. What they don't show is kept."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._scrape_timeout_s):
-                for path in self._settings_paths:
+                for path in self._kind.settings_paths:
                     with contextlib.suppress(OSError, HttpBroken, UnexpectedAnswer):
-                        return self._kind.batch_max(await self._get(self.api, path))
-        return None
+                        self._take_settings(await self._get(self.api, path))
+                        break
+        is_known = self.version is not None and not self._reads_batch_max
+        again_s = float("inf") if is_known else SETTINGS_EVERY_S
+        self._settings_due_at = self._clock() + again_s
+
+    def _take_settings(self, page: bytes) -> None:
+        self.version = _text(read_object(page).get(self._kind.version_field)) or self.version
+        if self._reads_batch_max:
+            self._batch_max = self._kind.batch_max(page) or self._batch_max
 
     async def _get(self, client: HttpClient, path: str, *, is_health: bool = False) -> bytes:
         status, page = await _exchange(client, "GET", path, self._scrape_timeout_s)

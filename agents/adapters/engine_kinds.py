@@ -1,5 +1,5 @@
 """The kinds of engine an agent can serve, in one table: how to read each one's metrics page, and
-where it shows its batch size.
+where it shows its batch size and version.
 
 vllm: V1 names and the V0 name of the KV gauge; Dynamo's mocker has them too. It shows its KV
 capacity only as a label of an info gauge, and `max_num_seqs` not at all (give `--batch-max`). With
@@ -125,6 +125,7 @@ class EngineDialect:
     # Where it shows its settings, the first path that exists, and the batch size in them.
     settings_paths: tuple[str, ...] = ()
     batch_max: Callable[[bytes], int | None] = lambda page: None
+    version_field: str = "version"  # of the same page
 
     @property
     def has_metrics(self) -> bool:
@@ -232,7 +233,7 @@ def read_llamacpp(page: MetricsPage) -> EngineReading:
 # An engine that shows its queue needs the cap only against accidents. One that shows nothing is
 # protected by it: 8 is what a small server batches without its latency collapsing.
 KINDS: dict[str, EngineDialect] = {
-    "vllm": EngineDialect(read_vllm, outstanding_max=256),
+    "vllm": EngineDialect(read_vllm, outstanding_max=256, settings_paths=("/version",)),
     "sglang": EngineDialect(
         read_sglang,
         outstanding_max=256,
@@ -244,6 +245,7 @@ KINDS: dict[str, EngineDialect] = {
         outstanding_max=256,
         settings_paths=("/props",),
         batch_max=lambda page: batch_size(read_object(page).get("total_slots")),
+        version_field="build_info",
     ),
     "openai": EngineDialect(None, outstanding_max=8),
 }

@@ -25,7 +25,7 @@ from schemas import subjects
 from schemas.exchange import BodyWanted, Outcome, Refusal, Refused
 from schemas.ids import ModelId
 from schemas.replies import reply_inbox
-from schemas.state import DownReason, Heartbeat, ReplicaState
+from schemas.state import DownReason, Heartbeat, ReplicaState, rounded
 
 # States in which work is refused, and the reason that the router gets.
 _CLOSED = {
@@ -55,6 +55,7 @@ class AgentCore:
         self._work_subject = subjects.work(replica.region, replica.replica)
         self._tables = tables = RequestTables()
         self._requests = tables.online
+        self.totals = tables.totals
         self._routers = RouterLiveness(replica.region)
         self._offline = OfflineWork(replica, tables, self._routers)
         self._acks = HandoffAcks()
@@ -163,14 +164,14 @@ class AgentCore:
             outstanding_max=replica.outstanding_max,
             prefill_queued_tokens=requests.prefill_queued_tokens(line, now),
             batch_max=reading.batch_max,
-            batch_occupancy=occupancy(counts.running, reading.batch_max),
-            kv_used_ratio=reading.kv_used_ratio,
+            batch_occupancy=rounded(occupancy(counts.running, reading.batch_max)),
+            kv_used_ratio=rounded(reading.kv_used_ratio),
             kv_capacity_tokens=reading.kv_capacity_tokens,
-            prefill_s_per_token=line.s_per_token if line else None,
-            prefill_base_s=line.base_s if line else None,
-            decode_tokens_per_s=engine.answers.decode_tokens_per_s,
-            prefix_hit_ratio=engine.prefix_hit_ratio,
-            engine_age_s=None if engine.read_at is None else now - engine.read_at,
+            prefill_s_per_token=rounded(line.s_per_token) if line else None,
+            prefill_base_s=rounded(line.base_s) if line else None,
+            decode_tokens_per_s=rounded(engine.answers.decode_tokens_per_s),
+            prefix_hit_ratio=rounded(engine.prefix_hit_ratio),
+            engine_age_s=None if engine.read_at is None else rounded(now - engine.read_at),
             served_total=self._served_total,
             refused_total=self._refused_total,
             taken=self._acks.snapshot(),
@@ -204,13 +205,12 @@ class AgentCore:
         address = reply_inbox("work", self._work_subject, inbox, home, None)
         if address is None:
             return [effects.DropWork(inbox, len(event.body))]
-        handoff = parse_handoff(event.headers)
         work, problem = None, ""
         try:
             work = parse_work(event.headers, event.body)
         except BadWork as error:
             problem = str(error)
-        if handoff is not None:
+        if (handoff := parse_handoff(event.headers)) is not None:
             self._acks.record(handoff)
         if self._tables.find(inbox) is not None:
             return []  # frames of two responses would mix
@@ -311,8 +311,7 @@ class AgentCore:
             self._engine.learn(event.usage, record.sent_at, began_at, now, alone=alone, warm=warm)
             self._served_total += not warm
         self._offline.ended(event, record.sent_at, now, offline=offline)
-        self._tables.of(record).settle(record, now)
-        self._tables.of(record).remove(record)
+        self._tables.end(record, record.sent_at, event.outcome, now)
         self._routers.leave(record.router)
         return [effects.ScrapeNow()] if event.outcome in _DOUBTFUL else []
 
@@ -334,6 +333,7 @@ class AgentCore:
 
     def _finish(self, record: AgentRequest, outcome: Outcome, why: str) -> list[AgentEffect]:
         self._forget(record)
+        self.totals.add(outcome)
         return [effects.SendEnd(record.inbox, outcome, why)]
 
     def _forget(self, record: AgentRequest) -> None:

@@ -1,8 +1,33 @@
 """All requests of an agent: the online ones and, apart from them, the offline ones."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from agents.core.requests import AgentRequest, RequestTable
+from schemas.exchange import Outcome
+
+_NO_FAILURES = (Outcome.DONE, Outcome.CANCELLED, Outcome.PREEMPTED)
+
+
+@dataclass(slots=True)
+class WorkTotals:
+    """Requests taken and ended since the agent started."""
+
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    engine_s: float = 0.0  # of all of them, from sending to the last byte
+    last_failure: Outcome | None = None
+
+    def add(self, outcome: Outcome, engine_s: float = 0.0) -> None:
+        """One more has ended; `engine_s`: 0 where the engine never had it."""
+        self.ended += 1
+        self.engine_s += engine_s
+        if outcome is Outcome.CANCELLED:
+            self.cancelled += 1
+        elif outcome not in _NO_FAILURES:
+            self.failed += 1
+            self.last_failure = outcome
 
 
 class RequestTables:
@@ -11,6 +36,7 @@ class RequestTables:
     def __init__(self) -> None:
         self.online = RequestTable()
         self.offline = RequestTable()
+        self.totals = WorkTotals()
 
     def __len__(self) -> int:
         return len(self.online.by_inbox) + len(self.offline.by_inbox)
@@ -18,6 +44,13 @@ class RequestTables:
     def of(self, record: AgentRequest) -> RequestTable:
         """The table that the record belongs to."""
         return self.offline if record.work.offline else self.online
+
+    def end(self, record: AgentRequest, sent_at: float, outcome: Outcome, now: float) -> None:
+        """The relay of a request is over."""
+        table = self.of(record)
+        table.settle(record, now)
+        table.remove(record)
+        self.totals.add(outcome, now - sent_at)
 
     def find(self, inbox: str) -> AgentRequest | None:
         """The request that is answered to this inbox."""

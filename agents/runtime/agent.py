@@ -27,6 +27,7 @@ from agents.core.events import (
 )
 from agents.core.offline_work import OfflineTotals
 from infra.process import LimitedLog, end_all
+from infra.services import EndpointFigures
 from schemas import subjects
 from schemas.exchange import Credit, End, Frame, Outcome, Placed
 from schemas.ids import ModelId
@@ -78,7 +79,7 @@ class Agent:
         self._logged_state: ReplicaState | None = None
         self._logged_why = ""
         self._why_due_at = float("-inf")
-        self._registered: tuple[ModelId, ...] | None = None
+        self._registered: tuple[tuple[ModelId, ...], str | None] | None = None
         self._log = LimitedLog(log, clock)
         self._performers: dict[type[Any], Callable[[Any], Awaitable[None]]] = {
             effects.DropWork: self._drop_work,
@@ -120,6 +121,19 @@ class Agent:
     def offline_totals(self) -> OfflineTotals:
         return self._core.offline_totals
 
+    def figures(self) -> EndpointFigures:
+        """Of the subject on which it takes work."""
+        totals, open_now = self._core.totals, self._core.outstanding
+        refused = self._core.heartbeat(self._clock()).refused_total
+        return EndpointFigures(
+            requests=totals.ended + open_now,
+            errors=totals.failed,
+            ended=totals.ended,
+            processing_s=totals.engine_s,
+            last_error=totals.last_failure or "",
+            more={"outstanding": open_now, "cancelled": totals.cancelled, "refused": refused},
+        )
+
     def status(self) -> str:
         """What it does, in one line for people."""
         what = self._logged_why if self._core.state is self._logged_state else ""
@@ -143,10 +157,12 @@ class Agent:
             scrape = await self._engine.scrape()
             await self.feed(scrape)
             self._log_state(scrape)
-            if self._core.models != self._registered and self._core.models:
-                self._registered = self._core.models
-                await self._bus.register(self._config.engine_kind, self._registered)
-                self._compare_profile(self._registered)
+            models, version = shown = self._core.models, self._engine.version
+            if models and shown != self._registered:
+                self._registered = shown
+                kind = self._config.engine_kind
+                await self._bus.register(kind, version, models, self.figures)
+                self._compare_profile(models)
             await self._pause(scrape.began_at)
 
     async def keep_alive(self) -> None:

@@ -92,6 +92,7 @@ class SimServer:
                 web.post("/v1/completions", self._completion),
                 web.get("/v1/models", self._models),
                 web.get("/health", self._health),
+                web.get("/version", self._version),
                 web.get("/metrics", self._metrics),
                 web.get("/sim/faults", self._show_faults),
                 web.post("/sim/faults", self._set_faults),
@@ -185,6 +186,9 @@ class SimServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": "simulated"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         write = PAGES.get(self._config.metrics)

@@ -22,9 +22,10 @@ The first three variables are those that the `nats` command reads too. Same topo
 passwords: same bytes, so a diff of two renderings shows what changed.
 
 Passwords are random, never chosen. Rendering again keeps every password, so that adding a replica
-disturbs no other process; a user who was removed gets a new one when added again. Rejected: bcrypt
-hashes in the servers' files (they guard against guessing short passwords; these have 192 random
-bits, and hashing costs 0.1 s of CPU at each connection of a reconnecting fleet).
+disturbs no other process; a user who was removed gets a new one when added again. A server's file
+has their bcrypt hashes, and in plain only those with which it logs in itself, over links to other
+regions. Rejected: nkeys (nats-py needs libsodium for them, the `nats` command a file of its own,
+and servers' logs and reports name a key instead of a user).
 """
 
 import json

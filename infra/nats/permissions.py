@@ -177,7 +177,7 @@ def watcher(role: Role) -> Permissions:
     """Observers (dashboards, people) read state, services and streams, nothing that clients send;
     operators also read prefix gossip, and events of altered streams.
 
-    They have an account of their own (`region_config`), which imports nothing else.
+    Each has an account of its own (`region_config`), which imports nothing else.
     """
     seen = [row.subject() for row in CHANNELS if role in row.subscribe]
     events = [STREAM_EVENTS] if role is Role.OPERATOR else []
@@ -222,9 +222,13 @@ def batch() -> Permissions:
 
 
 def batch_setup() -> Permissions:
-    """Creates the streams of batch jobs and repairs them; cannot read what is in them."""
+    """Creates the streams of batch jobs and repairs them; cannot read what is in them.
+
+    Its inboxes are not among those of `batch`, to which lines and results are sent.
+    """
     calls = _of_batch_streams((*STREAM_WRITES, STREAM_INFO))
-    return Permissions(publish=widest([*calls, *ACCOUNT_READS]), subscribe=(ALL_INBOXES,))
+    inboxes = f"{subjects.INBOX_BATCH_SETUP}.>"
+    return Permissions(publish=widest([*calls, *ACCOUNT_READS]), subscribe=(inboxes,))
 
 
 def batch_reads() -> tuple[str, ...]:

@@ -7,10 +7,11 @@ goes out, is listed there as stream exports and imports, one for each pattern th
 sends, and nothing can pass from one peer to the next. The accepting side gives the same as
 permissions of the peer's user: a peer that ignores them is cut off.
 
-Three more accounts keep answers of the server apart. JetStream answers to any reply subject that a
+More accounts keep answers of the server apart. JetStream answers to any reply subject that a
 request names, without a check of permissions: a request could make it publish where its sender may
-not. So the streams are in an account of their own, `STATE`, people who watch are in `OBSERVE`, and
-people who drain replicas in `ADMIN`.
+not. So the streams are in an account of their own, `STATE`, and so is each user of people:
+`observer` in `OBSERVE`, `operator` in `OPERATE`, `admin` in `ADMIN`. An account imports what its
+user may receive and request and nothing else, and its user's inboxes are read by nobody else.
 Between these and `MESH` requests are *services*: the server replaces the reply subject, and brings
 the answer back to the account of the request, and nowhere else. Peers write a lease this way too.
 Only the user `setup`, who logs in to `STATE`, can make, alter and remove streams.
@@ -28,12 +29,16 @@ Rejected:
 - gateways: one interest graph over all regions, and no permissions per region.
 """
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+
+import bcrypt
 
 from infra.address import Address
 from infra.nats import permissions
@@ -49,6 +54,7 @@ ACCOUNT = "MESH"
 STATE_ACCOUNT = "STATE"
 OBSERVE_ACCOUNT = "OBSERVE"
 ADMIN_ACCOUNT = "ADMIN"
+OPERATE_ACCOUNT = "OPERATE"
 SYSTEM_ACCOUNT = "SYS"
 BATCH_ACCOUNT = "BATCH"
 BATCH_OBSERVE_ACCOUNT = "BATCH-OBSERVE"
@@ -69,6 +75,16 @@ REGION_USERS = ROUTER, OBSERVER, OPERATOR, ADMIN, SETUP, SYSTEM = (
 )
 # And where it has batch runners: of runners and routers, of who makes the streams, of who watches.
 BATCH_USERS = BATCH, BATCH_SETUP, BATCH_OBSERVER = ("batch", "batch-setup", "batch-observer")
+# log2 of bcrypt's rounds, its least: a millisecond at each login. More would only help against
+# guessing passwords that people choose; these are random (`bundle.PASSWORD_BYTES`).
+BCRYPT_COST = 4
+_BCRYPT_BASE64 = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/",
+    b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789",
+)
+_SALT_BYTES, _SALT_CHARS = 16, 22
+# Of people who look on: each has an account of its own.
+WATCHERS = {OBSERVER: (Role.OBSERVER, OBSERVE_ACCOUNT), OPERATOR: (Role.OPERATOR, OPERATE_ACCOUNT)}
 PREFIX_KEY = "mesh/prefix-key"  # kept beside the passwords: of the hashes that cross regions
 
 LeafAddresses = Mapping[tuple[RegionId, RegionId], Address]
@@ -165,15 +181,15 @@ def _accounts(topology: Topology, name: RegionId, site: Site) -> dict[str, Value
     logins: dict[str, list[Value]] = {
         ACCOUNT: [*_client_users(topology, name, site)],
         STATE_ACCOUNT: [_user(User(name, SETUP), permissions.setup(), site)],
-        OBSERVE_ACCOUNT: [
-            _user(User(name, OBSERVER), permissions.watcher(Role.OBSERVER), site),
-            _user(User(name, OPERATOR), permissions.watcher(Role.OPERATOR), site),
-        ],
         ADMIN_ACCOUNT: [_user(User(name, ADMIN), permissions.admin(), site)],
     }
+    for user, (role, account) in WATCHERS.items():
+        logins[account] = [_user(User(name, user), permissions.watcher(role), site)]
     for peer in topology.peers(name):
         logins[link_account(peer)] = _link_users(topology, name, peer, site)
-    flows = [*_state_flows(name), *_observe_flows(topology, name), *_admin_flows(name)]
+    flows = [*_state_flows(name), *_admin_flows(name)]
+    for role, account in WATCHERS.values():
+        flows += _watched_flows(topology, name, role, account)
     jetstream: dict[str, Value] = {STATE_ACCOUNT: "enabled"}
     if topology.region(name).batch_runners:
         logins |= _batch_logins(name, site)
@@ -223,20 +239,21 @@ def _state_flows(name: RegionId) -> Iterator[_Flow]:
         yield _Flow("service", call, STATE_ACCOUNT, ACCOUNT)
 
 
-def _observe_flows(topology: Topology, name: RegionId) -> Iterator[_Flow]:
-    """What people who watch may receive: operators all that observers do."""
-    for subject in permissions.visible_to(Role.OPERATOR, name, name):
-        yield _Flow("stream", subject, _source(subject, name, ACCOUNT), OBSERVE_ACCOUNT)
+def _watched_flows(topology: Topology, name: RegionId, role: Role, account: str) -> Iterator[_Flow]:
+    """What people who look on with that role may receive, and request."""
+    for subject in permissions.visible_to(role, name, name):
+        yield _Flow("stream", subject, _source(subject, name, ACCOUNT), account)
     for peer in topology.peers(name):
         crossing = permissions.allowed_across(peer, name, topology.ground)
-        for subject in permissions.visible_to(Role.OPERATOR, name, peer):
+        for subject in permissions.visible_to(role, name, peer):
             if subject in crossing:
-                yield _Flow("stream", subject, link_account(peer), OBSERVE_ACCOUNT)
+                yield _Flow("stream", subject, link_account(peer), account)
     for subject in permissions.services():
-        yield _Flow("service", subject, ACCOUNT, OBSERVE_ACCOUNT)
+        yield _Flow("service", subject, ACCOUNT, account)
     for call in permissions.observer_reads():
-        yield _Flow("service", call, STATE_ACCOUNT, OBSERVE_ACCOUNT)
-    yield _Flow("stream", permissions.STREAM_EVENTS, STATE_ACCOUNT, OBSERVE_ACCOUNT)
+        yield _Flow("service", call, STATE_ACCOUNT, account)
+    if role is Role.OPERATOR:
+        yield _Flow("stream", permissions.STREAM_EVENTS, STATE_ACCOUNT, account)
 
 
 def _admin_flows(name: RegionId) -> Iterator[_Flow]:
@@ -305,13 +322,23 @@ def _user(
 ) -> dict[str, Value]:
     return {
         "user": user.name,
-        "password": site.passwords[user.key],
+        "password": password_hash(user, site.passwords[user.key]),
         "allowed_connection_types": [connection],
         "permissions": {
             "publish": {"allow": allowed.publish},
             "subscribe": {"allow": allowed.subscribe},
         },
     }
+
+
+def password_hash(user: User, password: str) -> str:
+    """What the server's file holds in place of the password: who reads the file can't log in.
+
+    The salt is the user's, so that the same password gives the same bytes; it need be no secret.
+    """
+    digest = blake2b(user.key.encode(), digest_size=_SALT_BYTES).digest()
+    salt = base64.b64encode(digest).translate(_BCRYPT_BASE64)[:_SALT_CHARS]
+    return bcrypt.hashpw(password.encode(), b"$2a$%02d$%b" % (BCRYPT_COST, salt)).decode()
 
 
 def _leafnodes(topology: Topology, name: RegionId, site: Site) -> dict[str, Value]:

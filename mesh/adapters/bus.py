@@ -15,19 +15,18 @@ from typing import Any, NamedTuple
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.micro.service import Service, ServiceConfig
 
 from infra.bus import (
     BusAddress,
     BusClient,
     BusUnreachable,
-    answering_services,
     close,
     closed_for_good,
     connect,
     flush,
 )
 from infra.process import end_all
+from infra.services import ProcessService
 from mesh.adapters import streams
 from mesh.adapters.large_bodies import LARGE_BYTES
 from mesh.core.model.request import Request
@@ -44,7 +43,6 @@ SKETCH_BLOCKS_MAX = 2048  # 512 KiB of prompt text; enough to find its prefix
 OUTBOX_MAX = 65_536
 OUTBOX_BYTES_MAX = 256 * 1024 * 1024
 STREAM_RETRY_S = 1.0
-SERVICE_VERSION = "0.1.0"  # semver, as nats requires
 CLOSE_S = 2.0  # for what is still in the outbox
 # Of max_payload, which counts headers too: more than `schemas.headers` lets all of a request's
 # have together.
@@ -105,7 +103,7 @@ class RouterBus:
         self._peers = peers
         self._address = address
         self._client: BusClient | None = None
-        self._service: Service | None = None
+        self._service: ProcessService | None = None
         self._outbox: asyncio.Queue[_Outgoing] = asyncio.Queue(OUTBOX_MAX)
         self._outbox_bytes = 0
         self._sender: asyncio.Task[None] | None = None
@@ -299,14 +297,13 @@ class RouterBus:
 
     async def _register(self) -> None:
         """Show this router in `nats micro ls|info`; it has no endpoint: requests come over HTTP."""
-        metadata = {"region": self.region, "router": self.router}
-        config = ServiceConfig(
-            name=subjects.SERVICE_ROUTER,
-            version=SERVICE_VERSION,
-            description="Serves a region's HTTP and places its requests",
-            metadata=metadata,
+        self._service = ProcessService(
+            self.client,
+            subjects.SERVICE_ROUTER,
+            self.router,
+            "Serves a region's HTTP and places its requests",
+            {"region": self.region, "router": self.router},
         )
-        self._service = Service(answering_services(self.client), config)
         await self._service.start()
 
     async def watch_streams(

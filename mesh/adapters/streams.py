@@ -47,6 +47,7 @@ _FILLED_IN: Mapping[str, object] = {
     "compression": "none",
 }
 _SERVERS_OWN = "_nats."  # keys of metadata
+_TEXT = "description"  # for people: streams of the version before have none, and are no worse
 
 
 class StreamsUnusable(Exception):
@@ -57,6 +58,7 @@ def heartbeats(region: RegionId) -> StreamConfig:
     """The last heartbeat of every replica. Publishers wait for no acknowledgement."""
     return StreamConfig(
         name=subjects.STREAM_HEARTBEATS,
+        description=f"The last heartbeat of every replica of {region}",
         subjects=[subjects.heartbeat(region, subjects.ANY)],
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
@@ -71,6 +73,7 @@ def lease(region: RegionId) -> StreamConfig:
     """The last write of the region's lease; accepted writes are republished with their number."""
     return StreamConfig(
         name=subjects.STREAM_LEASES,
+        description=f"The lease of {region}: which region's routers own its replicas",
         subjects=[subjects.lease(region)],
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
@@ -86,6 +89,7 @@ def control(region: RegionId) -> StreamConfig:
     """What operators ordered, and what they had ordered before; republished with its number."""
     return StreamConfig(
         name=subjects.STREAM_CONTROL,
+        description=f"What operators ordered in {region}: which replicas are drained, who, why",
         subjects=[subjects.control(region)],
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,
@@ -109,7 +113,7 @@ def differences(wanted: StreamConfig, found: Mapping[str, Any]) -> list[str]:
     should = {**_FILLED_IN, **asked}
     return [
         f"{name} is {json.dumps(found.get(name))}"
-        for name in sorted({*should, *found})
+        for name in sorted({*should, *found} - {_TEXT})
         if _plain(name, found.get(name)) != _plain(name, should.get(name))
     ]
 
@@ -123,8 +127,8 @@ def _plain(name: str, value: object) -> object:
     return None if value in (None, False, 0, -1, "") or value == {} or value == [] else value
 
 
-async def altered(client: Client, wanted: StreamConfig) -> list[str]:
-    """What differs in a stream on the server, or that there is none.
+async def altered(client: Client, wanted: StreamConfig, *, also_text: bool = False) -> list[str]:
+    """What differs in a stream on the server, or that there is none. `also_text`: its description.
 
     Raises nats.errors.Error if JetStream does not answer.
     """
@@ -134,7 +138,9 @@ async def altered(client: Client, wanted: StreamConfig) -> list[str]:
         error = reply.get("error")
         if error is not None:
             return [str(error.get("description"))]
-        return differences(wanted, reply["config"])
+        config = reply["config"]
+        other = also_text and config.get(_TEXT) != wanted.description
+        return [*differences(wanted, config), *[f"{_TEXT} is {config.get(_TEXT)!r}"] * other]
     except (ValueError, KeyError, AttributeError):
         return [f"its settings can't be read: {answer.data[:200]!r}"]
 
@@ -148,17 +154,20 @@ async def set_up(address: bus.BusAddress, region: RegionId, *, has_peers: bool) 
         "if this can't be changed, remove the stream as the user setup (`nats stream rm {}`) and "
         "run this again"
     )
-    return await _set_up_all(address, kept(region, has_peers=has_peers), advice)
+    wanted = kept(region, has_peers=has_peers)
+    return await _set_up_all(address, subjects.INBOX_ROOT, wanted, advice)
 
 
 async def set_up_batch(address: bus.BusAddress, limits: BatchTable) -> dict[str, str]:
     """The same for the streams of its batch jobs. `address`: as the user batch-setup."""
     advice = (
         "if [batch] of mesh.toml was changed, run `mesh infra nats`, reload nats-server, and run "
-        "this again; to remove the stream (`nats stream rm {}`, as the user batch-setup) loses "
-        "what it holds"
+        "this again; to remove the stream (`nats --inbox-prefix "
+        f"{subjects.INBOX_BATCH_SETUP} stream rm {{}}`, as the user batch-setup) loses what it "
+        "holds"
     )
-    return await _set_up_all(address, batch_streams.kept(limits), advice)
+    wanted = batch_streams.kept(limits)
+    return await _set_up_all(address, subjects.INBOX_BATCH_SETUP, wanted, advice)
 
 
 async def set_up_region(
@@ -180,9 +189,9 @@ async def set_up_region(
 
 
 async def _set_up_all(
-    address: bus.BusAddress, wanted: Iterable[StreamConfig], advice: str
+    address: bus.BusAddress, inbox: str, wanted: Iterable[StreamConfig], advice: str
 ) -> dict[str, str]:
-    client = await bus.connect(address, name="mesh setup", inbox_prefix=subjects.INBOX_ROOT)
+    client = await bus.connect(address, name="mesh setup", inbox_prefix=inbox)
     try:
         return {str(config.name): await _set_up(client, config, advice) for config in wanted}
     finally:
@@ -194,7 +203,7 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
     done = AS_IT_SHOULD_BE
     try:
         try:
-            if await altered(client, config):
+            if await altered(client, config, also_text=True):
                 await stream.add_stream(config)
                 done = MADE
         except nats.js.errors.BadRequestError as error:
@@ -202,7 +211,7 @@ async def _set_up(client: Client, config: StreamConfig, advice: str) -> str:
                 raise
             await stream.update_stream(config)
             done = PUT_RIGHT
-        left = await altered(client, config)
+        left = await altered(client, config, also_text=True)
     except (nats.js.errors.Error, nats.errors.Error, TimeoutError) as error:
         left = [str(error) or type(error).__name__]
     if left:

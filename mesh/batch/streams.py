@@ -29,27 +29,35 @@ RECORD_BYTES_MAX = 8192  # of a file
 def kept(limits: BatchTable) -> tuple[StreamConfig, ...]:
     """Those of one region, all on disk. A full one refuses what is new and keeps what it has."""
     files, jobs, results = limits.files_mib, limits.jobs_mib, limits.results_mib
-    lines = _one_a_subject(STREAM_LINES, line_subject("*", "*"), limits.lines_mib)
-    tasks = _one_a_subject(STREAM_TASKS, task_subject("*", "*"), TASKS_MIB)
+    lines = _one_a_subject(
+        STREAM_LINES, "Lines without a result", line_subject("*", "*"), limits.lines_mib
+    )
+    tasks = _one_a_subject(
+        STREAM_TASKS, "What batch runners do for whole jobs", task_subject("*", "*"), TASKS_MIB
+    )
     return (
         # As NATS' own tools make an object store and a bucket.
         _stream(
             STREAM_FILES,
+            "Contents of files",
             (f"$O.{BUCKET_FILES}.C.>", f"$O.{BUCKET_FILES}.M.>"),
             files,
             allow_rollup_hdrs=True,
         ),
-        _bucket(STREAM_FILE_RECORDS, BUCKET_FILES, limits.records_mib, RECORD_BYTES_MAX),
-        _bucket(STREAM_JOBS, BUCKET_JOBS, jobs, JOB_BYTES_MAX),
+        _bucket(STREAM_FILE_RECORDS, "Files", BUCKET_FILES, limits.records_mib, RECORD_BYTES_MAX),
+        _bucket(STREAM_JOBS, "Batch jobs", BUCKET_JOBS, jobs, JOB_BYTES_MAX),
         replace(tasks, retention=RetentionPolicy.WORK_QUEUE),
         replace(lines, retention=RetentionPolicy.WORK_QUEUE),
-        _one_a_subject(STREAM_RESULTS, result_subject("*", "*"), results),
+        _one_a_subject(STREAM_RESULTS, "Results of lines", result_subject("*", "*"), results),
     )
 
 
-def _bucket(name: str, bucket: str, mib: int, record_bytes_max: int) -> StreamConfig:
+def _bucket(
+    name: str, description: str, bucket: str, mib: int, record_bytes_max: int
+) -> StreamConfig:
     return _stream(
         name,
+        description,
         (f"$KV.{bucket}.>",),
         mib,
         allow_rollup_hdrs=True,
@@ -59,14 +67,18 @@ def _bucket(name: str, bucket: str, mib: int, record_bytes_max: int) -> StreamCo
     )
 
 
-def _one_a_subject(name: str, subject: str, mib: int) -> StreamConfig:
+def _one_a_subject(name: str, description: str, subject: str, mib: int) -> StreamConfig:
     """A stream that refuses a second message of a subject while it has the first."""
-    return _stream(name, (subject,), mib, max_msgs_per_subject=1, discard_new_per_subject=True)
+    options = {"max_msgs_per_subject": 1, "discard_new_per_subject": True}
+    return _stream(name, description, (subject,), mib, **options)
 
 
-def _stream(name: str, subjects: tuple[str, ...], mib: int, **more: Any) -> StreamConfig:
+def _stream(
+    name: str, description: str, subjects: tuple[str, ...], mib: int, **more: Any
+) -> StreamConfig:
     return StreamConfig(
         name=name,
+        description=description,
         subjects=list(subjects),
         storage=StorageType.FILE,
         retention=RetentionPolicy.LIMITS,

@@ -60,9 +60,9 @@ def command(
 ) -> None:
     """Examine a running mesh: servers, streams, heartbeats, leases, links, permissions, residency.
 
-    Examines every region of which there are credentials, as its operator, router and system user.
-    Forbidden messages are tried, empty ones, and must be refused. Exit code 0: nothing is bad; 1:
-    something is; 2: the examination could not begin.
+    Examines every region of which there are credentials, as its observer, operator, router and
+    system user. Forbidden messages are tried, empty ones, and must be refused. Exit code 0: nothing
+    is bad; 1: something is; 2: the examination could not begin.
     """
     logging.basicConfig(level=logging.CRITICAL)  # the servers' refusals are what we look for
     running = read_running_mesh(credentials)

@@ -17,6 +17,7 @@ from infra.nats.region_config import (
     ADMIN,
     BATCH_OBSERVER,
     BATCH_SETUP,
+    OBSERVER,
     OPERATOR,
     ROUTER,
     SETUP,
@@ -28,7 +29,8 @@ from mesh.adapters.streams import H_EXPECTED
 from schemas.ids import RegionId
 
 NATS_PORT = 4222
-LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER, ADMIN)  # as in `Logins`
+# As in `Logins`.
+LOGINS = (OPERATOR, ROUTER, SYSTEM, SETUP, BATCH_SETUP, BATCH_OBSERVER, OBSERVER, ADMIN)
 GREETING = b"INFO "
 PUBLISH, SUBSCRIPTION = "publish", "subscription"  # as a server's errors name them
 # A sequence number that no stream will reach: one that checks it refuses the write.
@@ -54,12 +56,13 @@ class Logins:
     setup: BusAddress | None = None  # makes streams; not used by the doctor
     batch_setup: BusAddress | None = None  # the same for batch jobs
     batch_observer: BusAddress | None = None
+    observer: BusAddress | None = None
     admin: BusAddress | None = None  # drains replicas; not used by the doctor
 
     @property
     def url(self) -> str:
         own = (self.operator, self.router, self.system, self.setup)
-        users = (*own, self.batch_setup, self.batch_observer, self.admin)
+        users = (*own, self.batch_setup, self.batch_observer, self.observer, self.admin)
         return next(user.url for user in users if user is not None)
 
 

@@ -15,7 +15,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from infra.bus import BusAddress, BusUnreachable
-from infra.nats.region_config import BATCH_OBSERVER, link_account
+from infra.nats.region_config import BATCH_OBSERVER, OBSERVER, link_account
 from infra.process import end_all
 from infra.topology import Topology
 from mesh.adapters import streams
@@ -40,7 +40,9 @@ from mesh.doctor.findings import (
     result_if,
 )
 from mesh.doctor.manual_commands import ManualCommands, with_causes
+from mesh.doctor.permission_checks import check_watcher
 from schemas import subjects
+from schemas.catalog import Role
 from schemas.ids import RegionId
 
 REQUEST_S = 5.0
@@ -119,21 +121,23 @@ async def _examine_region(
     if unreachable is not None:
         return unreachable
 
-    async def observe(client: Client, found: RegionFindings) -> None:
-        region, listen_s = RegionId(found.region), settings.listen_s
-        observed = await observed_state.listen(client, region, clock, listen_s)
-        orders = await observed_state.last_orders(client, region)
-        observed_state.compare(found, topology, observed, clock(), orders)
-        await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
-
-    async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:
+    async def as_observer(found: RegionFindings, connection: DoctorConnection) -> None:
         client, name = connection.client, RegionId(found.region)
         configs = streams.kept(name, has_peers=bool(topology.peers(name)))
         await _check_bus(found, client, clock)
-        await found.run_concurrently(
+        checks = [
             lambda part: observed_state.check_streams(part, configs, client),
-            lambda part: observe(client, part),
-            lambda part: permission_checks.check_operator(part, connection),
+            lambda part: _observe(part, topology, client, settings),
+        ]
+        if logins.observer is not None:
+            checks.append(lambda part: check_watcher(part, connection, Role.OBSERVER))
+        await found.run_concurrently(*checks)
+
+    async def as_operator(found: RegionFindings, connection: DoctorConnection) -> None:
+        client, listen_s = connection.client, settings.listen_s
+        await found.run_concurrently(
+            lambda part: observed_state.check_prefixes(part, topology, client, listen_s),
+            lambda part: check_watcher(part, connection, Role.OPERATOR),
         )
 
     async def as_router(found: RegionFindings, connection: DoctorConnection) -> None:
@@ -157,14 +161,26 @@ async def _examine_region(
 
     router_inbox = subjects.inbox_prefix(found.region, permission_checks.NOBODY)
     batch_checks = (BATCH_OBSERVER, logins.batch_observer, TOOL_INBOX, as_batch_observer, settings)
+    who_looks = logins.observer or logins.operator  # who may do all that an observer does
     has_runners = bool(topology.region(found.region).batch_runners)
     await found.run_concurrently(
         *[partial(_as_user, *batch_checks)] * has_runners,
+        partial(_as_user, OBSERVER, who_looks, TOOL_INBOX, as_observer, settings),
         partial(_as_user, "operator", logins.operator, TOOL_INBOX, as_operator, settings),
         partial(_as_user, "router", logins.router, router_inbox, as_router, settings),
         partial(_as_user, "system", logins.system, TOOL_INBOX, as_system, settings),
     )
     return None
+
+
+async def _observe(
+    found: RegionFindings, topology: Topology, client: Client, settings: ExaminationSettings
+) -> None:
+    region, clock, listen_s = RegionId(found.region), settings.clock, settings.listen_s
+    observed = await observed_state.listen(client, region, clock, listen_s)
+    orders = await observed_state.last_orders(client, region)
+    observed_state.compare(found, topology, observed, clock(), orders)
+    await observed_state.check_owner(found, topology, client, observed.lease, listen_s)
 
 
 async def _as_user(

@@ -1,10 +1,10 @@
-"""What an operator receives of a region: heartbeats, digests, leases, and the streams there.
+"""What people receive of a region: heartbeats, digests, leases, prefixes, and the streams there.
 
 A lease that is not renewed while we listen has expired: its owner renews it four times per lease.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -39,7 +39,6 @@ class ObservedMessages:
 
     heartbeats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)  # when received
     digests: dict[tuple[RegionId, RouterId], Digest] = field(default_factory=dict)
-    prefixes_of: set[RegionId] = field(default_factory=set)  # regions
     lease: Lease | None = None  # of the region itself
     undecodable: int = 0
 
@@ -70,11 +69,6 @@ async def listen(
         if digest is not None and digest.region == subjects.owner(msg.subject):
             observed.digests[digest.region, digest.router] = digest
 
-    async def on_prefixes(msg: Msg) -> None:
-        owner = subjects.owner(msg.subject)
-        if owner is not None and not msg.headers:
-            observed.prefixes_of.add(owner)
-
     async def on_lease(msg: Msg) -> None:
         if (msg.headers or {}).get("Nats-Stream") == subjects.STREAM_LEASES:
             observed.lease = observed.decode(state.decode_lease, msg) or observed.lease
@@ -82,7 +76,6 @@ async def listen(
     await client.subscribe(subjects.leased(region), cb=on_lease)
     await client.subscribe(subjects.heartbeat(region, subjects.ANY), cb=on_heartbeat)
     await client.subscribe(subjects.digest(subjects.ANY), cb=on_digest)
-    await client.subscribe(subjects.trie(subjects.ANY), cb=on_prefixes)
     await client.flush()
     await asyncio.sleep(listen_s)
     return observed
@@ -94,6 +87,28 @@ async def last_orders(client: Client, region: RegionId) -> RegionControl:
         return (await read_orders(client, region)).orders
     except OrdersUnavailable:
         return nothing_ordered(region)
+
+
+async def check_prefixes(
+    found: RegionFindings, topology: Topology, client: Client, listen_s: float
+) -> None:
+    """Whether only those prefixes arrive that may. Of what people receive, operators' alone."""
+    _prefixes(found, topology.ground, await prefixes_of(client, listen_s))
+
+
+async def prefixes_of(client: Client, listen_s: float) -> set[RegionId]:
+    """The regions whose routers' prefixes arrive in that time."""
+    received: set[RegionId] = set()
+
+    async def on_prefixes(msg: Msg) -> None:
+        owner = subjects.owner(msg.subject)
+        if owner is not None and not msg.headers:
+            received.add(owner)
+
+    await client.subscribe(subjects.trie(subjects.ANY), cb=on_prefixes)
+    await client.flush()
+    await asyncio.sleep(listen_s)
+    return received
 
 
 def compare(
@@ -114,7 +129,6 @@ def compare(
         detail = f"{observed.undecodable} messages could not be decoded"
         found.add("bus", "messages", CheckResult.WARNING, detail)
     _labels(found, topology, observed)
-    _prefixes(found, topology.ground, observed)
 
 
 def _replicas(
@@ -185,13 +199,13 @@ def _labels(found: RegionFindings, topology: Topology, observed: ObservedMessage
             found.add("labels", replica, CheckResult.WARNING, detail)
 
 
-def _prefixes(found: RegionFindings, ground: Ground, observed: ObservedMessages) -> None:
+def _prefixes(found: RegionFindings, ground: Ground, received_of: Set[RegionId]) -> None:
     """A confined region's prefixes may reach only regions that carry its labels."""
     home = RegionId(found.region)
     for sender, labels in ground.confined:
         if sender == home:
             continue
-        may_send, received = ground.may_send(sender, home), sender in observed.prefixes_of
+        may_send, received = ground.may_send(sender, home), sender in received_of
         about = f"prefixes of {sender}"
         if not may_send:
             detail = "received here, and must not be" if received else "not received here"

@@ -22,6 +22,7 @@ from mesh.adapters.streams import WRONG_LAST_SEQUENCE
 from mesh.doctor.connectivity import NEVER_THE_LAST, PUBLISH, SUBSCRIPTION, DoctorConnection
 from mesh.doctor.findings import CheckResult, MonotonicClock, RegionFindings, as_ms, result_if
 from schemas import subjects
+from schemas.catalog import CHANNELS, Role
 from schemas.ids import RegionId
 from schemas.residency import labels_text
 
@@ -29,21 +30,15 @@ NOBODY = "doctor"  # a name that no replica and no router has
 PINGS = 5
 
 
-async def check_operator(found: RegionFindings, connection: DoctorConnection) -> None:
-    """An operator sees state, receives no prompt and publishes nothing."""
-    region = RegionId(found.region)
-    published = (
-        subjects.heartbeat(region, NOBODY),
-        subjects.digest(region),
-        subjects.work(region, NOBODY),
-        subjects.ingress(region),
-        subjects.lease(region),
-        subjects.leased(region),
-        subjects.control(region),
-    )
-    await _check_refused(found, "permissions", "operator", connection, published)
-    received = (subjects.work(region, NOBODY), subjects.ingress(region))
-    about = "subscriptions of the operator"
+async def check_watcher(found: RegionFindings, connection: DoctorConnection, role: Role) -> None:
+    """An observer or operator publishes on no channel that is not for it, and receives none."""
+    names = dict.fromkeys(("replica", "router", "stream", "label"), NOBODY)
+    names |= {"region": found.region, "asker": found.region}
+    channels = [row for row in CHANNELS if row.template.startswith(f"{subjects.ROOT}.")]
+    published = [row.subject(**names) for row in channels if role not in row.publish]
+    await _check_refused(found, "permissions", role.value, connection, published)
+    received = [row.subject(**names) for row in channels if role not in row.subscribe]
+    about = f"subscriptions of the {role.value}"
     await _check_refused(found, "permissions", about, connection, received, SUBSCRIPTION)
 
 

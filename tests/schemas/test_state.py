@@ -16,6 +16,7 @@ from schemas.state import (
     decode_heartbeat,
     decode_lease,
     encode_state,
+    rounded,
 )
 from schemas.wire import WireError
 from tests.schemas.strategies import DIGESTS, HEARTBEATS, JSON
@@ -141,6 +142,30 @@ CARDED = Digest(
     models={},
     requests_per_s=0.0,
 )
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        (1.55e-19, 0.0),
+        (-1.55e-19, 0.0),
+        (0.045054478000110976, 0.04505),
+        (2.00049e-05, 2e-05),
+        (123456.7, 123500.0),
+        (0.0, 0.0),
+        (1.0, 1.0),
+        (None, None),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_measured_values_are_rounded(measured, shown):
+    assert rounded(measured) == shown
+
+
+@given(st.floats(1e-9, 1e12))
+def test_rounding_moves_a_value_by_less_than_a_tenth_of_a_percent(measured):
+    assert rounded(measured) == pytest.approx(measured, rel=5.1e-4)
+    assert rounded(rounded(measured)) == rounded(measured)
 
 
 @pytest.mark.parametrize(

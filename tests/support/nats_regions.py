@@ -15,6 +15,7 @@ from infra.nats import bundle, server
 from infra.nats.region_config import Site, settings, to_text, users
 from infra.topology import Topology
 from mesh.adapters import streams
+from schemas import subjects
 from tests.support.ports import free_ports
 from tests.support.server_process import ServerProcess
 
@@ -98,6 +99,10 @@ class NatsRegions:
         assert pid is not None
         return pid
 
+    def log(self, region: str) -> str:
+        """What the region's server has written."""
+        return self._logs[region].read_text()
+
     def forbade(self, region: str, user: str, subject: str) -> bool:
         """Whether the region's server has written that this user may not say this."""
         said = ("Publish Violation", user, f'Subject "{subject}"')
@@ -116,14 +121,15 @@ class NatsRegions:
         region: str,
         user: str,
         *,
-        inbox_prefix: str = "_INBOX",
+        inbox_prefix: str | None = None,
         on_error: Callable[[Exception], None] | None = None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Client:
+        own = subjects.INBOX_BATCH_SETUP if user == "batch-setup" else subjects.INBOX_ROOT
         return await bus.connect(
             self.address(region, user),
             name=user,
-            inbox_prefix=inbox_prefix,
+            inbox_prefix=inbox_prefix or own,
             on_error=on_error,
             on_lost=on_lost,
         )

@@ -11,7 +11,7 @@ from mesh.core.placement.residency import Residency
 from mesh.core.view.replica import Replica
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import CARDS_MAX, Digest, ModelCapacity, ModelCard, ReplicaState
+from schemas.state import CARDS_MAX, Digest, ModelCapacity, ModelCard, ReplicaState, rounded
 
 CHANGE_S_MIN = 0.01  # counting a thousand replicas for each one that turns full costs a core
 # Round trips and cards, which change little, are sent once a second: in every digest, the traffic
@@ -113,14 +113,16 @@ class RegionalDigest:
             replicas_free=self._free(ready, now),
             queue=len(self._held),
             models=self._capacities(counts, now),
-            requests_per_s=self.arrivals.per_s(now),
-            prefill_s_per_token=_known(median, [one.prefill_s_per_token for one in ready_beats]),
-            prefill_base_s=_known(median, [one.prefill_base_s for one in ready_beats]),
-            kv_used_ratio=_known(_mean, [one.kv_used_ratio for one in ready_beats]),
+            requests_per_s=rounded(self.arrivals.per_s(now)),
+            prefill_s_per_token=rounded(
+                _known(median, [beat.prefill_s_per_token for beat in ready_beats])
+            ),
+            prefill_base_s=rounded(_known(median, [beat.prefill_base_s for beat in ready_beats])),
+            kv_used_ratio=rounded(_known(_mean, [beat.kv_used_ratio for beat in ready_beats])),
             residency=self._labels,
             models_by_label=self._by_label(now),
             adopted=dict(adopted),
-            rtt_s=rtt_s,
+            rtt_s={peer: rounded(each_s) for peer, each_s in rtt_s.items()},
             warm_tokens=self.warm_tokens(now),
             cards=cards,
         )
@@ -169,9 +171,9 @@ class RegionalDigest:
             capacities[model] = ModelCapacity(
                 ready=ready,
                 free=free,
-                wait_s=_known(min, [_wait_s(replica, now) for replica in serving]),
+                wait_s=rounded(_known(min, [_wait_s(replica, now) for replica in serving])),
                 kv_free_tokens=None if kv_free_tokens is None else max(0, int(kv_free_tokens)),
-                running=_mean([_running(replica) for replica in serving]),
+                running=rounded(_mean([_running(replica) for replica in serving])),
             )
         return capacities
 

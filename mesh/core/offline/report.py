@@ -12,7 +12,7 @@ from mesh.core.offline.room import OfflineRoom
 from mesh.core.offline.settings import OfflineSettings
 from mesh.core.view.replica_table import ReplicaTable
 from schemas.ids import ModelId, RegionId, RouterId
-from schemas.state import OfflineCapacity, OfflineState
+from schemas.state import OfflineCapacity, OfflineState, rounded
 
 MODELS_MAX = 64  # that are published; STATE_BYTES_MAX holds them all
 
@@ -80,7 +80,7 @@ class OfflineReport:
     def _capacity(self, model: ModelId, now: float) -> OfflineCapacity:
         return OfflineCapacity(
             room_tokens=self._room.total(model, now),
-            tokens_per_s=self._pace.speeds(model).home.per_s(),
+            tokens_per_s=rounded(self._pace.speeds(model).home.per_s()),
             waiting_tokens=self._waiting_tokens(model),
             slack_tokens=tuple(self._forecast.slack_tokens(model, now)),
         )

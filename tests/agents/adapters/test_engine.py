@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 
@@ -186,7 +187,8 @@ async def test_a_page_of_metrics_elsewhere_does_not_get_the_key() -> None:
         )
         assert isinstance(await client.scrape(), EngineScraped)
         client.close()
-    assert [request.headers["authorization"] for request in server.scrapes] == [f"Bearer {KEY}"]
+    keys = {request.path: request.headers["authorization"] for request in server.scrapes}
+    assert keys == dict.fromkeys(("/v1/models", "/version"), f"Bearer {KEY}")
     assert ["authorization" in request.headers for request in elsewhere.scrapes] == [False]
 
 
@@ -204,7 +206,7 @@ async def test_models_that_are_given_are_not_read() -> None:
     async with looking(models=("mine", "other")) as (client, server):
         server.models.clear()
         assert (await client.scrape()).models == ("mine", "other")
-        assert [request.path for request in server.scrapes] == ["/metrics"]
+        assert [request.path for request in server.scrapes] == ["/metrics", "/version"]
 
 
 @pytest.mark.parametrize(
@@ -248,14 +250,48 @@ async def test_an_engine_without_a_batch_size_is_read_all_the_same(page):
     assert (reading.waiting, reading.batch_max) == (3, None)
 
 
-async def test_sglangs_settings_have_two_paths_and_are_read_only_where_needed() -> None:
-    page = b'{"internal_states": [{"effective_max_running_requests_per_dp": 32}]}'
+@pytest.mark.parametrize(
+    ("kind", "path", "page"),
+    [
+        ("vllm", "/version", b'{"version":"0.32.0"}'),
+        ("sglang", "/get_server_info", b'{"version":"0.32.0"}'),
+        ("llamacpp", "/props", b'{"build_info":"0.32.0"}'),
+    ],
+)
+async def test_an_engines_version(kind, path, page) -> None:
+    async with looking(kind) as (client, server):
+        assert isinstance(await client.scrape(), EngineScraped)
+        assert client.version is None
+        wrong_pages = (b'{"version":7,"build_info":[]}', b"{", page[:-2] + b"x" * 999 + b'"}')
+        for wrong in wrong_pages:
+            server.pages[path] = wrong
+            client._settings_due_at = float("-inf")
+            assert isinstance(await client.scrape(), EngineScraped)
+            assert client.version is None
+        server.pages[path] = page
+        client._settings_due_at = float("-inf")
+        assert isinstance(await client.scrape(), EngineScraped)
+        assert client.version == "0.32.0"
+        server.scrape_response = lambda: plain(503, b"another one starts")
+        assert isinstance(await client.scrape(), ScrapeFailed)
+        assert client.version is None
+
+
+async def test_sglangs_settings_have_two_paths_and_are_read_on_only_where_needed() -> None:
+    """It stops its scheduler to answer."""
+    times = itertools.count(1000.0, 20.0)  # each scrape reads the clock more than once
+    page = b'{"version":"1","internal_states":[{"effective_max_running_requests_per_dp":32}]}'
     for asks, expected in ((True, 32), (False, None)):
-        async with looking("sglang", reads_batch_max=asks) as (client, server):
+        async with looking("sglang", reads_batch_max=asks, clock=lambda: next(times)) as (
+            client,
+            server,
+        ):
             server.pages["/server_info"] = page
-            assert (await client.scrape()).reading.batch_max == expected
+            for _ in range(3):
+                assert (await client.scrape()).reading.batch_max == expected
             asked = [request.path for request in server.scrapes]
-            assert ("/get_server_info" in asked, "/server_info" in asked) == (asks, asks)
+            assert asked.count("/get_server_info") == asked.count("/server_info")
+            assert asked.count("/server_info") == (3 if asks else 1)
 
 
 async def test_settings_that_never_come_delay_one_scrape() -> None:

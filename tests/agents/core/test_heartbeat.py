@@ -1,5 +1,6 @@
 """What is in a heartbeat: null where a number is unknown; and when the next one is due."""
 
+import orjson
 import pytest
 
 from agents.core import effects, events
@@ -38,6 +39,27 @@ def test_of_an_engine_well_known() -> None:
     assert (made.batch_max, made.batch_occupancy) == (8, 0.75)
     assert (made.kv_used_ratio, made.kv_capacity_tokens, made.engine_age_s) == (0.5, 1000, 0.5)
     assert (made.decode_tokens_per_s, made.prefix_hit_ratio) == (5.0, 0.5)
+
+
+def test_its_numbers_are_short() -> None:
+    """People read them at a terminal."""
+    bench = Bench(batch_max=7)
+    bench.read()
+    for number in range(1, 40):
+        bench.now += 1 / 3
+        bench.work(number, **{"Mesh-Prefill-Tokens": str(number * 97)})
+        bench.now += number / 700
+        bench.feed(events.RelayBegan(inbox(number)))
+        bench.now += 1 / 7
+        bench.end(number, usage=TokenUsage(number * 97, 3, 11), streamed=True)
+        reading = EngineReading(waiting=0, running=number % 7, kv_used_ratio=number / 41)
+        bench.read(reading)
+    bench.now += 1 / 9
+    floats = [
+        value for value in orjson.loads(encode_state(bench.beat)).values() if type(value) is float
+    ]
+    assert len(floats) >= 6
+    assert all(value == float(f"{value:.4g}") for value in floats), floats
 
 
 def test_the_heartbeat_has_the_labels_that_hold_here() -> None:

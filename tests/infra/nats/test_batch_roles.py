@@ -21,7 +21,7 @@ from schemas.batch import (
     STREAM_RESULTS,
     STREAM_TASKS,
 )
-from schemas.subjects import STREAM_HEARTBEATS, STREAM_LEASES
+from schemas.subjects import INBOX_BATCH_SETUP, STREAM_HEARTBEATS, STREAM_LEASES
 from tests.infra.nats.test_roles import logged_in
 from tests.support.batch_regions import batch_toml
 from tests.support.link_speech import overlaps
@@ -65,7 +65,11 @@ async def test_its_streams_are_made_with_its_limits_and_repaired(mesh: NatsRegio
     configs = {str(one.name): one for one in batch_streams.kept(mesh.topology.batch)}
     assert set(configs) == set(ALL)
     assert {(await mesh.set_up("us"))[name] for name in ALL} == {streams.AS_IT_SHOULD_BE}
-    async with logged_in(mesh, "batch-setup") as setup, logged_in(mesh, "batch-observer") as seen:
+    inbox = INBOX_BATCH_SETUP
+    async with (
+        logged_in(mesh, "batch-setup", inbox) as setup,
+        logged_in(mesh, "batch-observer") as seen,
+    ):
         lines = configs[STREAM_LINES]
         tapped = RePublish(src=">", dest="tapped.>")
         context = setup.client.jetstream()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
+import bcrypt
 import pytest
 
 from infra import topology
@@ -93,7 +95,27 @@ def test_credentials_are_the_variables_that_processes_read(tmp_path, demo: Topol
         "NATS_USER": "agent-us-0",
         "MESH_REGION": "us",
     }
-    assert password in files["us"].config.read_text()
+    assert len(password) >= 32
+
+
+def test_a_servers_file_has_hashes_of_passwords_and_of_links_it_dials_the_passwords(
+    tmp_path, demo: Topology
+):
+    """Who reads the file can log in as nobody, but as the server itself in other regions."""
+    files = bundle.write(demo, tmp_path)
+    kept = json.loads((tmp_path / bundle.PASSWORDS).read_text())["passwords"]
+    for region, written in files.items():
+        text = written.config.read_text()
+        ours = [link for link in demo.links if link.solicitor == region]
+        dialled = {f"{link.acceptor}/link-{region}" for link in ours}
+        assert {key for key, password in kept.items() if password in text} == dialled
+        hashes = dict(re.findall(r'"user": "([^"]+)",\s+"password": "([^"]+)"', text))
+        own = {key.split("/")[1] for key in kept if key.startswith(f"{region}/")}
+        assert hashes.keys() == own
+        for user, found in hashes.items():
+            assert bcrypt.checkpw(kept[f"{region}/{user}"].encode(), found.encode()), user
+    salts = [line[:29] for line in re.findall(r"\$2a\$04\$[^\"]+", text)]
+    assert len(set(salts)) == len(salts)
 
 
 def test_all_routers_and_only_they_share_a_key_for_prefixes(tmp_path, demo: Topology):

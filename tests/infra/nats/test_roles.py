@@ -72,6 +72,11 @@ async def logged_in(us: NatsRegions, user: str, prefix: str = "_INBOX") -> Async
         await session.client.close()
 
 
+async def test_the_server_does_not_warn_of_plain_passwords(us: NatsRegions):
+    assert "plaintext" not in us.log("us").lower()
+    assert "Server is ready" in us.log("us")
+
+
 async def test_no_client_logs_in_without_a_password(us: NatsRegions, monkeypatch):
     monkeypatch.setattr(bus, "START_TIMEOUT_S", 1.0)
     url = us.address("us", "router").url
@@ -204,6 +209,12 @@ async def test_setup_puts_an_altered_stream_right_and_routers_can_see_that(us: N
         assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
         assert await streams.altered(router.client, heartbeats) == []
         assert (await us.set_up("us"))["HEARTBEATS"] == "as it should be"
+        # One of the version before serves as well, until it is set up again.
+        await stream.update_stream(replace(heartbeats, description=None))
+        assert await streams.altered(router.client, heartbeats) == []
+        assert (await us.set_up("us"))["HEARTBEATS"] == "put right"
+        info = await setup.client.jsm().stream_info("HEARTBEATS")
+        assert info.config.description == "The last heartbeat of every replica of us"
         await stream.delete_stream("HEARTBEATS")
         assert await streams.altered(router.client, heartbeats) == ["stream not found"]
         assert (await us.set_up("us"))["HEARTBEATS"] == "made"

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nats.js.api import RePublish
 
 from infra.address import parse_address
-from infra.nats.region_config import ACCOUNT, OBSERVE_ACCOUNT
+from infra.nats.region_config import ACCOUNT, OBSERVE_ACCOUNT, OPERATE_ACCOUNT
 from infra.topology import parse
 from mesh.adapters.streams import altered as altered_in
 from mesh.adapters.streams import kept, lease
@@ -56,6 +56,7 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
                 ("server link", peer),
                 ("labels", f"{peer}/r1"),
                 ("round trip", peer),
+                ("permissions", "observer"),
                 ("permissions", "operator"),
                 ("permissions", "router"),
                 ("residency", f"prompts to {peer}"),
@@ -68,8 +69,11 @@ async def test_a_healthy_mesh_and_then_one_that_misses_a_replica(tmp_path):
         tried = found["us", "permissions", "router"]["detail"]
         assert "mesh.eu.gossip.lease" in tried and "mesh.eu.gossip.snapshot.eu" in tried
         assert "mesh.eu.gossip.snapshot.*" in found["us", "permissions", "answers for eu"]["detail"]
-        tried = found["us", "permissions", "operator"]["detail"]
-        assert "mesh.us.lease.owner" in tried and "mesh.us.control.write" in tried
+        for user in ("observer", "operator"):
+            tried = found["us", "permissions", f"subscriptions of the {user}"]["detail"]
+            assert "mesh.us.replica.doctor.work" in tried
+            tried = found["us", "permissions", user]["detail"]
+            assert "mesh.us.lease.owner" in tried and "mesh.us.control.write" in tried
         for way in ("round trip", "server link"):
             took_ms = found["us", way, "eu"]["value"]
             assert 0 < took_ms < 10_000 and took_ms == float(f"{took_ms:.3g}"), way
@@ -147,12 +151,14 @@ async def test_it_finds_what_the_bus_accepts_and_must_refuse(tmp_path):
 async def test_it_finds_a_user_with_too_many_permissions(tmp_path):
     def edit(name: str, tree: dict[str, Any]) -> None:
         if name == "us":
-            for account in (ACCOUNT, OBSERVE_ACCOUNT):
+            for account in (ACCOUNT, OBSERVE_ACCOUNT, OPERATE_ACCOUNT):
                 for user in tree["accounts"][account]["users"]:
                     user.pop("permissions")
 
     async with running(tmp_path, edit=edit) as (regions, _):
         expected = {
+            ("us", "permissions", "observer"),
+            ("us", "permissions", "subscriptions of the observer"),
             ("us", "permissions", "operator"),
             ("us", "permissions", "subscriptions of the operator"),
             ("us", "permissions", "router"),

@@ -5,7 +5,7 @@ import asyncio
 from infra.bus import BusAddress, close, connect
 from infra.topology import DEFAULT_FILE, load
 from mesh.doctor.findings import CheckResult, RegionFindings
-from mesh.doctor.observed_state import ObservedMessages, compare, listen
+from mesh.doctor.observed_state import ObservedMessages, compare, listen, prefixes_of
 from schemas import subjects
 from schemas.control import RegionControl
 from schemas.state import Lease, ReplicaState, encode_state
@@ -16,9 +16,10 @@ READ_OUT = {"Nats-Stream": "HEARTBEATS", "Nats-Sequence": "7"}
 LEASE = encode_state(Lease(region="us", owner="ap", router="r9", term=99, lease_s=1.0))
 
 
-async def heard_of_both(client) -> ObservedMessages:
+async def heard_of_both(client) -> tuple[ObservedMessages, set[str]]:
     """Of eu what was read out of a stream, and then of us what its router sent."""
-    listening = asyncio.create_task(listen(client, "us", asyncio.get_running_loop().time, 0.3))
+    now = asyncio.get_running_loop().time
+    listening = asyncio.gather(listen(client, "us", now, 0.3), prefixes_of(client, 0.3))
     await asyncio.sleep(0)
     await flushed(client)  # behind what it subscribes to
     await client.publish(subjects.leased("us"), LEASE, headers=READ_OUT)
@@ -31,10 +32,11 @@ async def heard_of_both(client) -> ObservedMessages:
 async def test_what_a_stream_replays_is_ignored(nats_server):
     client = await connect(BusAddress(nats_server.url), name="t", inbox_prefix="_INBOX.eu.r1")
     async with asyncio.timeout(20):
-        while not (heard := await heard_of_both(client)).prefixes_of:  # somebody stood still: again
-            pass
+        heard, prefixes = await heard_of_both(client)
+        while not (prefixes and heard.digests):  # somebody stood still: again
+            heard, prefixes = await heard_of_both(client)
     await close(client)
-    assert {region for region, _ in heard.digests} == heard.prefixes_of == {"us"}
+    assert {region for region, _ in heard.digests} == prefixes == {"us"}
     assert heard.lease is None
 
 

@@ -103,6 +103,24 @@ def test_arrivals_have_a_rate():
         region.digest.arrivals.count(number / 10)
         region.due(number / 10)
     assert 8.0 < region.due(20.5).requests_per_s < 12.0
+    assert region.due(2000.0).requests_per_s == 0.0  # and not 1.55e-19
+
+
+def test_its_numbers_are_short():
+    """People read them at a terminal."""
+    region = Region()
+    region.replicas.see(beat("a", prefill_s_per_token=1 / 30_000, kv_used_ratio=1 / 3), 0.0)
+    region.replicas.see(beat("b", prefill_s_per_token=1 / 7_000, prefill_base_s=1 / 70), 0.0)
+    region.replicas.see(beat("c", running=1, prefill_queued_tokens=777), 0.0)
+    for number in range(77):
+        region.digest.arrivals.count(number / 13)
+    digest = region.due(6.1, rtt_s=lambda: {EU: 0.0876543210123})
+    capacity = digest.models[MODEL]
+    numbers = [digest.requests_per_s, digest.prefill_s_per_token, digest.prefill_base_s]
+    numbers += [digest.kv_used_ratio, digest.rtt_s[EU], capacity.running, capacity.wait_s]
+    assert digest.rtt_s[EU] == 0.08765
+    assert all(number == float(f"{number:.4g}") for number in numbers if number is not None)
+    assert sum(number is None for number in numbers) <= 1
 
 
 def test_it_has_the_shortest_wait_and_the_mean_of_running_requests():
