@@ -158,7 +158,7 @@ async def test_a_scrape_whose_kept_connection_closes_is_repeated(
     client.close()
     await asyncio.gather(*handlers)
     server.close()
-    assert asked == 2
+    assert asked == 3, "two lists of models, and the request that shows whether it embeds"
 
 
 KEY = "sk-s3cret"

@@ -49,7 +49,7 @@ class Desk:
         return self.admission.offer(OfflineRequest(key, prompt, answer), self.now)
 
     def online(self, key, prompt: int = 100) -> None:
-        self.admission.online_sent(key, prompt, prompt, self.now)
+        self.admission.online_sent(key, prompt, prompt, self.now, generates=True)
 
     def begin(self, key) -> None:
         self.admission.began(key, self.now)
@@ -312,7 +312,7 @@ def test_the_pace_is_learned_within_bounds(speed) -> None:
 def test_in_a_run_that_looks_for_a_budget_the_pace_stays() -> None:
     admission = OfflineAdmission(LINEAR, refreshes=False)
     for number in range(50):
-        admission.online_sent(number, 100, 100, number * 10.0)
+        admission.online_sent(number, 100, 100, number * 10.0, generates=True)
         admission.began(number, number * 10.0 + 1.0)
         admission.ended(number, number * 10.0 + 9.0, 100)
     assert admission.pace == 1.0

@@ -49,14 +49,14 @@ USAGE = TokenUsage(10, 5, 11)
 @pytest.mark.parametrize(("began_at", "learned"), [(2.0, True), (None, False)])
 def test_decode_rates_come_from_streams(began_at, learned) -> None:
     view = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
-    view.learn(USAGE, 1.0, began_at, 4.0, alone=True, warm=False)
+    view.learn(USAGE, 1.0, began_at, 4.0, alone=True, odd=False)
     assert view.answers.decode_tokens_per_s == (5.0 if learned else None)
     assert view.prefix_hit_ratio == 0.5
 
 
 def test_a_warm_up_is_no_example_of_answers() -> None:
     view = EngineLoad(outstanding_max=8, batch_max=None, counts_own=False)
-    view.learn(USAGE, 1.0, 2.0, 4.0, alone=True, warm=True)
+    view.learn(USAGE, 1.0, 2.0, 4.0, alone=True, odd=True)
     assert view.prefix_hit_ratio is None
 
 
