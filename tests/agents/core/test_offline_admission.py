@@ -417,3 +417,30 @@ def test_bounds_hold_and_every_request_ends_once(seed) -> None:
     assert sorted([*chance.ended, *chance.at_engine]) == sorted(chance.offered)
     assert len(chance.offered) > 20
     assert admission.admitted_total > 5
+
+
+def test_a_prompt_alone_never_decodes() -> None:
+    """Beside an online request the next document has room as soon as the last one is computed."""
+    for answer_tokens, admits in ((0, True), (50, False)):
+        desk = Desk()
+        desk.online("user")
+        desk.begin("user")
+        for key in ("first", "second"):  # each takes 28 ms while it is computed
+            document = OfflineRequest(key, 100, answer_tokens, kv_tokens=8000)
+            assert desk.admission.offer(document, desk.now)
+        assert desk.decide() == [Admit("first")]
+        assert desk.decide(0.2) == ([Admit("second")] if admits else [])
+        assert (desk.admission.offline_kv_tokens() < 8000) == admits, "of the second alone"
+        desk.admission.ended("first", desk.now)
+        assert desk.admission.running == admits
+
+
+def test_online_embeddings_are_no_decode_that_others_must_spare() -> None:
+    desk = Desk()
+    desk.admission.online_sent("document", 100, 30_000, desk.now, generates=False)
+    desk.decide(0.5)  # computed by now
+    desk.offer("long", 250)  # too long beside one that decodes
+    assert desk.decide() == [Admit("long")]
+    desk.begin("document")
+    desk.admission.ended("document", desk.now)
+    assert desk.decide(0.1) == []
